@@ -131,7 +131,7 @@ class WorkerDiedError(AsyncKFoldError):
         The worker's process number.
     cause : str
         ``"SIGKILL"``, ``"SIGSEGV"`` or ``"exit code 3"``.
-    outcome : {"died", "hang", "oom", "device_lost"}
+    outcome : {"died", "hang", "oom", "gpu_oom", "device_lost"}
         What ended it, as the attempt records it: its own death, our kill of a worker that made no
         progress, the kernel's for want of memory, or a GPU that answers no more.
     peak_memory : int

@@ -45,7 +45,11 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
         return
     with make(ordinary) as engine:
         usual = torch.get_num_threads()
-        placement = make.undisturbed(wanted, usual, engine)
+        on_gpu = bundle.plan.device == "cuda"
+        placement = make.undisturbed(wanted, usual, engine, on_gpu=on_gpu)
+        if on_gpu and placement.gpu is None:
+            store.event("baseline", "there is no serial baseline: no GPU is there")
+            return
         if placement.threads < min(usual, len(make.machine.unreserved())):
             store.event("baseline", _fewer_threads_text(placement.threads, usual))
         try:
@@ -58,6 +62,9 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
                 interrupt, "the serial baseline was being timed; all jobs have their results"
             ) from interrupt
     if baseline is None:
+        return
+    if not baseline.seconds_by_job:
+        store.event("baseline", "there is no serial baseline: none of its jobs could be timed")
         return
     samples = store.reader.samples()
     baseline = replace(

@@ -224,7 +224,7 @@ class RebuiltModels:
             fold, fit = folds[job.repeat, job.fold], None
             if rows is not None:
                 fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.train)
-            member = _FoldModel(run.model(job), fit, run.results.plan.params.precision)
+            member = _FoldModel(run.model(job), fit, run.results.plan.params.precision_on_cores)
             refuse(self._difference(member, job, fold))
             members.append(member)
         return members

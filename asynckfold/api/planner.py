@@ -29,6 +29,7 @@ from asynckfold.jobs.recipe import sending_problems
 from asynckfold.planning import cost_cache, device_choice, fusion_groups, memory_format
 from asynckfold.planning.feasibility import (
     part_problems,
+    precision_problems,
     process_problems,
     room_problems,
 )
@@ -153,6 +154,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
         [
             *process_problems(bundle.plan, folds, data.held, settings.devices, why_no_gpu),
             *part_problems(bundle.plan, folds),
+            *precision_problems(bundle.plan),
         ]
     )
     session.display.doing("checking the candidates")

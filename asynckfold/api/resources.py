@@ -113,7 +113,7 @@ class Sharing:
         """Return the kinds of device that the jobs may run on."""
         if not machine.gpus().gpus:
             return ("cpu",)
-        if params.on_gpu:
+        if params.on_gpu or params.precision == "fp16":
             return ("cuda",)
         if self.devices == "auto" or (not isinstance(self.devices, str) and "cpu" in self.devices):
             return ("cpu", "cuda") if params.processes == 1 else ("cpu",)

@@ -14,6 +14,7 @@ from torch.utils.data import default_collate
 
 from asynckfold.data.arrays import exact
 from asynckfold.data.dataset import Opened
+from asynckfold.data.device_copies import Prefetcher, sent
 from asynckfold.data.shared_arrays import ArraySpec
 from asynckfold.data.target_encoding import Encoding
 from asynckfold.data.transforms import (
@@ -55,6 +56,10 @@ class _Held:
     @property
     def arrays(self) -> tuple[Tensor, ...]:
         return (self.array,)
+
+    @property
+    def is_moved_by_batch(self) -> bool:
+        return self.device.type == "cuda" and self.array.device != self.device
 
     def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
         if self.array.device == self.device:
@@ -152,6 +157,8 @@ class Batches:
         self.targets = targets
         self._train = train_view
         self._eval = eval_view
+        self.moved: dict[torch.device, Batches] = {}
+        """These batches on the device of the last job, if they are kept there for the next."""
 
     @property
     def n_samples(self) -> int:
@@ -173,7 +180,7 @@ class Batches:
         `seeds` has one seed per row; shapes are (R, B, ...) and (R, B) or (R, B, m).
         """
         draw = JoinedDraw(seeds, epoch, indices.cpu().numpy())
-        inputs, targets = self._gathered(self._train, indices.reshape(-1), draw)
+        inputs, targets = self.gathered(self._train, indices.reshape(-1), draw)
         size = indices.shape
         return inputs.reshape(*size, *inputs.shape[1:]), targets.reshape(*size, *targets.shape[1:])
 
@@ -181,9 +188,16 @@ class Batches:
         """Return inputs and targets of the eval view, the same at each call."""
         return self._gather(self._eval, indices, 0, 0)
 
+    def ordered(
+        self, indices: Indices | Tensor, seed: int = 0, epoch: int = 0, *, training: bool
+    ) -> OrderedBatches:
+        """Return batches of samples in one order, as of an epoch, which lies on the device."""
+        return OrderedBatches(self, self._train if training else self._eval, indices, seed, epoch)
+
     def targets_of(self, indices: Indices | Tensor) -> Tensor:
         """Return the targets that `eval` returns, without reading inputs."""
-        return self.targets.index_select(0, torch.as_tensor(indices).to(self.targets.device))
+        rows, device = torch.as_tensor(indices), self.targets.device
+        return self.targets.index_select(0, rows if rows.device == device else sent(rows, device))
 
     def inputs(self, indices: Indices | Tensor) -> Array:
         """Return inputs of the eval view for scikit-learn, see `exact`."""
@@ -212,6 +226,12 @@ class Batches:
             self.targets, held if change is None else _Changed(self._train, change), held
         )
 
+    def bytes_on(self, device: torch.device) -> int:
+        """Return the bytes that the arrays of both views and the targets take on a device."""
+        arrays = (self.targets, *self._train.arrays, *self._eval.arrays)
+        found = {id(array): array for array in arrays if array.device == device}
+        return sum(array.nbytes for array in found.values())
+
     def to(self, device: torch.device | str, room: int | None = None) -> Batches:
         """Return the same batches on a device.
 
@@ -231,9 +251,10 @@ class Batches:
         self, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int
     ) -> tuple[Tensor, Tensor]:
         rows = torch.as_tensor(indices)
-        return self._gathered(view, rows, Draw(seed, epoch, rows.cpu().numpy()))
+        return self.gathered(view, rows, Draw(seed, epoch, rows.cpu().numpy()))
 
-    def _gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor]:
+    def gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of a view for the samples `rows` of a draw."""
         inner = view.view if isinstance(view, _Changed) else view
         if isinstance(inner, _Read) and inner.encoding is not None:
             batch, targets = inner.pairs(draw, inner.encoding)
@@ -242,6 +263,50 @@ class Batches:
             return batch, targets.to(batch.device)
         rows = rows.to(self.targets.device)
         return view.gather(rows, draw), self.targets.index_select(0, rows)
+
+
+class OrderedBatches:
+    """Batches of samples in one order: sample numbers and draws are sent to the device once."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        view: _ViewBatches,
+        indices: Indices | Tensor,
+        seed: int,
+        epoch: int,
+    ) -> None:
+        self._batches, self._view = batches, view
+        self._here = torch.as_tensor(indices)
+        device = batches.targets.device
+        self._there = sent(self._here, device)
+        self._draw = Draw(seed, epoch, self._here.numpy())
+        self._bits: dict[int, Tensor] = {}
+        self._prefetcher: Prefetcher | None = None
+        if isinstance(view, _Held) and device.type != "cpu":
+            for place in view.view.drawing:
+                bits = self._draw.at(place).bits().view(np.int64)
+                self._bits[place] = sent(torch.from_numpy(bits), device)
+            if view.is_moved_by_batch:
+                self._prefetcher = Prefetcher(view.array, device)
+
+    def batch(
+        self, low: int, high: int, following: tuple[int, int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the samples from `low` to `high` in the order.
+
+        A batch that stays on the host until it is needed is moved while the device computes on the
+        one before, if that named it as `following`.
+        """
+        rows = self._there[low:high]
+        bits = {place: item[low:high] for place, item in self._bits.items()}
+        draw = replace(self._draw, indices=self._draw.indices[low:high], sent=bits)
+        if self._prefetcher is None or not isinstance(self._view, _Held):
+            return self._batches.gathered(self._view, rows, draw)
+        moved = self._prefetcher.take((low, high), self._here[low:high])
+        if following is not None:
+            self._prefetcher.start(following, self._here[slice(*following)])
+        return self._view.view(moved, draw), self._batches.targets.index_select(0, rows)
 
 
 def one_by_one(source: Opened, steps: Sequence[Step], targets: Array) -> Batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from statistics import median_low
 from typing import TYPE_CHECKING, Any
@@ -69,6 +69,8 @@ class Cost:
     pair_seconds: float = 0.0  # of a step of each of two jobs on one GPU; 0: unknown
     # speedup of fused steps over separate ones, from five jobs on; 0: unknown
     fused_gain: float = 0.0
+    # as `pair_seconds`, for more jobs than two, by their number
+    crowd_seconds: Mapping[int, float] = field(default_factory=dict)
 
     def seconds(self, work: Work, threads: int) -> float:
         """Return the seconds of a job."""
@@ -106,7 +108,13 @@ class Cost:
 
     def shared(self, jobs: int) -> Cost:
         """Return the cost of one of `jobs` jobs that share a GPU; unknown sharing costs nothing."""
-        return self.scaled(self.pair_seconds) if jobs > 1 else self
+        return self.scaled(self.sharing.get(jobs, 0.0))
+
+    @property
+    def sharing(self) -> dict[int, float]:
+        """Seconds of a step of each of several jobs on one GPU, by their number, fewest first."""
+        pair = {2: self.pair_seconds} if self.pair_seconds else {}
+        return pair | dict(sorted(self.crowd_seconds.items()))
 
     def fused(self, gain: float) -> Cost:
         """Return the cost of a job fused with others: steps `gain` times faster, evaluation not.
@@ -131,17 +139,19 @@ class Cost:
             )
             flops, memory, gpu = (int(raw[name]) for name in ("flops", "memory", "gpu_memory"))
             pair, gain = (float(raw.get(name, 0.0)) for name in ("pair_seconds", "fused_gain"))
+            crowds = {int(n): float(each) for n, each in raw.get("crowd_seconds", {}).items()}
         except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
             raise ValueError(f"no cost of a model: {error!r}") from error
         known = 1 in steps and steps.keys() == evaluations.keys() and min(steps) >= 1
-        times = [*steps.values(), *evaluations.values()]
+        known = known and min(crowds, default=3) > 2
+        times = [*steps.values(), *evaluations.values(), *crowds.values()]
         sound = all(0 < seconds < math.inf for seconds in times)
         sound = sound and 0 <= pair < math.inf and 0 <= gain < math.inf
         if not known or not sound:
             raise ValueError("no cost of a model: its seconds make no sense")
         if min(flops, memory, gpu) < 0:
             raise ValueError("no cost of a model: negative bytes or operations")
-        return cls(steps, evaluations, flops, memory, gpu, pair, gain)
+        return cls(steps, evaluations, flops, memory, gpu, pair, gain, crowds)
 
 
 def at(seconds: Mapping[int, float], threads: int) -> float:

@@ -103,7 +103,7 @@ RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Note
 class RetryableFailure:
     """Sent in place of a result: a failure that another attempt may avoid."""
 
-    outcome: str  # ``"oom"`` or ``"died"``, see `asynckfold.scheduling.retries`
+    outcome: str  # ``"oom"``, ``"gpu_oom"`` or ``"died"``, see `asynckfold.scheduling.retries`
     result: Result  # the job's result if it is not retried
 
 

@@ -102,6 +102,8 @@ def fused(requests: Sequence[Request], left: Sequence[str]) -> Request:
         seconds=math.fsum(request.seconds for request in requests),
         memory=sum(request.memory for request in requests),
         alone=any(request.alone for request in requests if request.job_id in left),
+        gpu_memory=max(request.gpu_memory for request in requests),
+        jobs_per_gpu=min(request.jobs_per_gpu for request in requests),
         jobs=tuple(left),
         trainer="fused",
     )

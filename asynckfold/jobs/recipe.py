@@ -10,10 +10,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
+import io
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from asynckfold.errors import Problem, nearest
@@ -184,10 +187,27 @@ def _name_problems(names: Sequence[str], what: str) -> list[Problem]:
 
 def pack(value: Any) -> bytes:
     """Pickle by value, including lambdas and definitions of ``__main__``."""
+    with io.BytesIO() as file:
+        dump(value, file)
+        return file.getvalue()
+
+
+def dump(value: Any, file: Any) -> None:
+    """Write what `pack` returns into a file."""
     import cloudpickle
 
-    data: bytes = cloudpickle.dumps(value)
-    return data
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        """Pickles modules of a subclass by name, such as ``torch.backends``."""
+
+        def reducer_override(self, obj: Any) -> Any:
+            # issubclass of the type, since isinstance may run code of a proxy.
+            if issubclass(type(obj), ModuleType) and type(obj) is not ModuleType:
+                name = vars(obj).get("__name__")
+                if sys.modules.get(name) is obj:
+                    return importlib.import_module, (name,)
+            return super().reducer_override(obj)
+
+    Pickler(file).dump(value)
 
 
 def sending_problems(parts: Mapping[str, Any]) -> list[Problem]:

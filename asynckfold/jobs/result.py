@@ -103,6 +103,9 @@ class Result:
     averaged : Averaged or None
         What parameter averaging did, also before a continuation; None for any other trainer, and
         where the job failed.
+    peak_gpu_memory : int
+        Most bytes that the worker held on its GPU for tensors during the job, beside its context;
+        0 for jobs on cores.
     """
 
     job_id: str
@@ -125,6 +128,7 @@ class Result:
     traceback: str = ""
     pretraining: tuple[StageEpoch, ...] = ()
     averaged: Averaged | None = None
+    peak_gpu_memory: int = 0
 
     @property
     def digest(self) -> str:
@@ -201,7 +205,7 @@ class Baseline:
     threads : int
         Threads of the loop: torch's default.
     by_candidate : Mapping of str to float
-        Seconds of each candidate's jobs.
+        Seconds of each candidate's jobs, of candidates whose jobs were all timed.
     accuracy : Mapping of str to float
         Mean score of each candidate in the baseline's own training; empty for an estimate.
     others : float

@@ -59,10 +59,12 @@ class JobTrainer:
         ``{"cpu": 6, "gpu": 2}`` averaging trains on the GPU by the last two of eight processes.
     shared_state : bool
         Share the optimizer's state (momentum, moments) among the processes of a job, too.
-    precision : {"fp32", "bf16"}
-        Data type in which models compute. "bf16" uses `torch.autocast` for training and
-        evaluation: 2 to 3 digits, faster on GPUs and on processors with AMX, many times slower
-        elsewhere. The loss is computed in float32.
+    precision : {"fp32", "tf32", "bf16", "fp16"}
+        Data type in which models compute. "tf32" lets GPUs round the inputs of matrix products and
+        convolutions to 3 digits; it has no effect on cores. "bf16" uses `torch.autocast` for
+        training and evaluation: 2 to 3 digits, faster on GPUs and on processors with AMX, many
+        times slower elsewhere. "fp16" does so in float16, with scaled losses, on GPUs only. The
+        loss is computed in float32.
     """
 
     trainer: Trainer = argument("plain", group="training")
@@ -75,7 +77,7 @@ class JobTrainer:
         has_own_check=True,
     )
     shared_state: bool = argument(False, group="advanced", trainers=("hogwild",))
-    precision: Literal["fp32", "bf16"] = argument("fp32", group="training")
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = argument("fp32", group="training")
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,11 @@ steps_per_round, target_loss, trainer.
                 f"trainer={self.trainer!r}, {self.by_kind}",
                 "Pass trainer='averaging', or one number of processes.",
             )
-        for name, value in (("compile", True), ("memory_format", "channels_last")):
+        for name, value in (
+            ("compile", True),
+            ("memory_format", "channels_last"),
+            ("precision", "fp16"),
+        ):
             if getattr(self, name) == value and self.trainer != "plain":
                 yield Problem(
                     f"{name}={value!r} is for the plain trainer",
@@ -289,6 +295,11 @@ steps_per_round, target_loss, trainer.
                 f"processes=1, {self.by_kind}",
                 "Pass processes=2 or more; the plain trainer trains whole jobs on GPUs.",
             )
+
+    @property
+    def precision_on_cores(self) -> str:
+        """Data type on cores, as in the dry run and in predictions."""
+        return self.precision if self.precision == "bf16" else "fp32"
 
     @property
     def has_partitions(self) -> bool:

@@ -57,6 +57,16 @@ def process_problems(
         )
 
 
+def precision_problems(draft: Plan) -> Iterator[Problem]:
+    """Yield why jobs cannot compute in the data type that was asked for."""
+    if draft.params.precision == "fp16" and draft.device == "cpu":
+        yield Problem(
+            "precision='fp16' needs a GPU",
+            "jobs on cores",
+            "Pass precision='bf16' or 'fp32'; `asynckfold doctor` tells which GPUs are there.",
+        )
+
+
 def part_problems(draft: Plan, folds: Sequence[Fold]) -> Iterator[Problem]:
     """Yield why the training fold cannot be divided into parts of these sizes."""
     size, least = draft.batch_size, min(len(fold.train) for fold in folds)

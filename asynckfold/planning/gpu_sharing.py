@@ -1,4 +1,4 @@
-"""How many jobs of each model share a GPU: one, unless a probe finds two clearly faster.
+"""How many jobs of each model share a GPU: one, unless a probe finds several clearly faster.
 
 This changes no bit, so neither a requested number of threads nor another run has a say in it.
 """
@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from asynckfold.jobs.cost import Cost
-from asynckfold.planning.flop_model import OVERTURN
 from asynckfold.planning.thread_search import Model
 from asynckfold.planning.workload import (
+    GPU_CONTEXT_BYTES,
     PROBE_SHARE,
     SETTING_SECONDS,
     Choice,
@@ -27,6 +27,12 @@ kernels, each of which takes microseconds to launch."""
 
 GPU_START_SECONDS = 5.0
 """Approximate start of two processes on a GPU, which serve the sweep afterwards."""
+
+CROWDS = (2, 4, 8)
+"""Numbers of jobs on one GPU that are tried, while they fit and gain."""
+
+CROWD_GAIN = 1.15
+"""Least gain in steps per second from one of these numbers to the next."""
 
 
 def with_gpu_sharing(
@@ -61,7 +67,7 @@ def measured(
         # A probe is one process on the GPU; it tells nothing about a job with ranks on cores.
         return {}, {}
     steps = sum(work.steps for model in models for work in model.jobs)
-    most = GPU_START_SECONDS + 2 * len(models) * SETTING_SECONDS
+    most = GPU_START_SECONDS + (1 + len(CROWDS)) * len(models) * SETTING_SECONDS
     if most > PROBE_SHARE * steps * GPU_STEP_SECONDS / max(1, workload.gpus):
         return {}, {}
 
@@ -72,9 +78,18 @@ def measured(
         if not alone:
             return None
         cost = workload.gathered(model.name, {1: alone})
-        pair = probe(model.name, 1, 2)
-        timed = len(pair) == 2 and not failure_in(pair)
-        return replace(cost, pair_seconds=max(item.step_seconds for item in pair) if timed else 0.0)
+        for count in CROWDS:
+            crowd = probe(model.name, 1, count)
+            if len(crowd) < count or failure_in(crowd):
+                break
+            each = max(item.step_seconds for item in crowd)
+            if count == 2:
+                cost = replace(cost, pair_seconds=each)
+            else:
+                cost = replace(cost, crowd_seconds={**cost.crowd_seconds, count: each})
+            if jobs_per_gpu(cost)[0] < count:
+                break
+        return cost
 
     return workload.measured(models, probe, place, measure)
 
@@ -82,23 +97,45 @@ def measured(
 def jobs_per_gpu(cost: Cost) -> tuple[int, str]:
     """Return how many jobs of a model share a GPU, and why.
 
-    One is the rule: processes take turns on a GPU, and several were measured slower. Two share it
-    if a probe shows that they take `OVERTURN` times as many steps together.
+    One is the rule: processes take turns on a GPU, and several were measured slower. Twice as many
+    share it if a probe shows that they take `CROWD_GAIN` times as many steps together.
 
     Examples
     --------
     >>> jobs_per_gpu(Cost({1: 0.004}, {1: 0.001}, pair_seconds=0.005))
     (2, '2 jobs on a GPU beat 1: 2.5 ms against 4 ms per step')
-    >>> jobs_per_gpu(Cost({1: 0.004}, {1: 0.001}, pair_seconds=0.007))
-    (1, '1 job on a GPU: 4 ms per step, 3.5 ms with 2, and less than 1.3 times faster is no gain')
+    >>> jobs_per_gpu(Cost({1: 0.004}, {1: 0.001}, pair_seconds=0.0075))
+    (1, '1 job on a GPU: 4 ms per step, 3.75 ms with 2, and less than 1.15 times faster is no gain')
     """
-    if not cost.pair_seconds:
+    if not cost.sharing:
         return 1, "1 job on a GPU: 2 at once could not be timed"
-    alone, shared = cost.step_seconds[1], cost.pair_seconds / 2
-    one, two = f"{1000 * alone:.3g} ms", f"{1000 * shared:.3g} ms"
-    if alone >= OVERTURN * shared:
-        return 2, f"2 jobs on a GPU beat 1: {two} against {one} per step"
-    return 1, (
-        f"1 job on a GPU: {one} per step, {two} with 2, and less than {OVERTURN} times faster is "
-        "no gain"
-    )
+    count, fastest, why = 1, cost.step_seconds[1], ""
+    for more, each in cost.sharing.items():
+        shared = each / more
+        one, two = f"{1000 * fastest:.3g} ms", f"{1000 * shared:.3g} ms"
+        if fastest < CROWD_GAIN * shared:
+            few = f"{count} {'job' if count == 1 else 'jobs'} on a GPU"
+            return count, why or (
+                f"{few}: {one} per step, {two} with {more}, and less than {CROWD_GAIN} times "
+                "faster is no gain"
+            )
+        why = f"{more} jobs on a GPU beat {count}: {two} against {one} per step"
+        count, fastest = more, shared
+    return count, why
+
+
+def memory_share(total: int, jobs: int) -> float:
+    """Return the largest share of a GPU's memory for the tensors of one of `jobs` jobs.
+
+    Their contexts are outside it. So a job that grows runs out of memory itself, instead of the
+    others. Jobs of different models on one GPU are at most as many as the smallest `jobs` of them:
+    together they never exceed it.
+
+    Examples
+    --------
+    >>> memory_share(8 << 30, 1), memory_share(8 << 30, 4)
+    (1.0, 0.1875)
+    """
+    if jobs == 1 or total <= 0:
+        return 1.0
+    return max(0.0, 1 / jobs - GPU_CONTEXT_BYTES / total)

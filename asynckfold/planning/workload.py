@@ -273,7 +273,7 @@ def requests(
             cores,
             cost.memory,
             gpu,
-            gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu and cost.gpu_memory else 0,
+            gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu else 0,
             jobs_per_gpu=per_gpu,
             trainer=params.trainer,
         )

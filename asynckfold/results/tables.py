@@ -76,6 +76,7 @@ def fold_rows(
 ) -> Iterator[Row]:
     """Yield a row per job; pending jobs have no seconds and no place."""
     averaging = any(result.averaged for result in results.values())
+    on_gpu = any(result.peak_gpu_memory for result in results.values())
     serial = baseline.by_job if baseline else {}
     pending = Result(
         "", 0, "pending", fit_seconds=math.nan, score_seconds=math.nan, threads=0, device=""
@@ -90,6 +91,7 @@ def fold_rows(
             "fit_seconds": result.fit_seconds,
             "score_seconds": result.score_seconds,
             "peak_memory": result.peak_memory,
+            **({"peak_gpu_memory": result.peak_gpu_memory} if on_gpu else {}),
             "device": result.device,
             "cores": ",".join(map(str, result.cores)),
             "threads": result.threads,

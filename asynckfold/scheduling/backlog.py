@@ -90,7 +90,7 @@ class Backlog:
     Examples
     --------
     >>> backlog = Backlog([Request("a", 2.0), Request("b", 3.0)])
-    >>> backlog.first(gpus=False).job_id
+    >>> backlog.first(lambda like: not like.gpu).job_id
     'b'
     >>> backlog.remove("b").seconds, len(backlog), "b" in backlog
     (3.0, 1, False)
@@ -212,12 +212,15 @@ class Backlog:
             else:
                 heapq.heapreplace(turn, (following, like, followers))
 
-    def first(self, gpus: bool) -> Request | None:
-        """Return the first request whose device exists; those that must run alone come last."""
+    def first(self, can_start: Callable[[Request], bool]) -> Request | None:
+        """Return the first request that can start; those that must run alone come last.
+
+        `can_start` is asked of one request of each kind, and must not look at its job or seconds.
+        """
         heads = [
             (queue.like.alone, queue.head)
             for queue in self._queues.values()
-            if gpus or not queue.like.gpu
+            if can_start(queue.like)
         ]
         return self._requests[min(heads)[1][-1]] if heads else None
 

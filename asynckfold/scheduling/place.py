@@ -17,7 +17,7 @@
          │                        least crowded GPU          │
          └── a shorter job may pass ◄────────────────────────┘
 
-    nothing running, nothing placed ──► the longest job whose device exists starts anyway
+    nothing running, nothing placed ──► the longest job whose device has room starts anyway
     Load.blocked (too little free memory) ──► nothing starts
 
 A pure function: the sweep calls it at every tick, the simulator in virtual time.
@@ -27,9 +27,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.reservations import Reservations, emptiest, placed
+from asynckfold.scheduling.reservations import Reservations, emptiest, may_hold, placed
 
 
 def place(
@@ -40,7 +40,8 @@ def place(
     Longest expected job first (Graham 1969), ties by job id, so that the order of `pending` does
     not matter. Cores of running jobs are reserved; of the others only idle ones are taken. A job
     that does not fit lets shorter ones pass. At least one job runs: if nothing runs and nothing
-    fits, the longest job whose device exists starts anyway, unless `load.blocked`.
+    fits, the longest job whose device exists starts anyway, unless `load.blocked`, but never on a
+    GPU whose memory others hold.
 
     A job that must run alone starts when nothing runs and no other job can start; nothing starts
     beside it.
@@ -88,10 +89,16 @@ def _backlog(pending: Sequence[Request] | Backlog) -> Backlog:
 
 
 def _force(backlog: Backlog, load: Load) -> list[Placement]:
+    def first(gpus: Sequence[Gpu]) -> Request | None:
+        return backlog.first(lambda like: not like.gpu or any(may_hold(it, like) for it in gpus))
+
     idle = [gpu for gpu in load.gpus if not gpu.busy]
-    request = backlog.first(gpus=bool(idle)) or backlog.first(gpus=bool(load.gpus))
+    request = first(idle) or first(load.gpus)
     if request is None:
         return []
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    gpu = min(idle or load.gpus, key=emptiest) if request.gpu else None
+    gpu = None
+    if request.gpu:
+        roomy = [[gpu for gpu in gpus if may_hold(gpu, request)] for gpus in (idle, load.gpus)]
+        gpu = min(roomy[0] or roomy[1], key=emptiest)
     return [placed(request, order, gpu)]

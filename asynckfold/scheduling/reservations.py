@@ -203,6 +203,19 @@ def usable(gpu: Gpu) -> int:
     return gpu.free + gpu.own
 
 
+EMPTY_SHARE = 0.9
+"""Least usable share of a GPU's memory at which a job starts that needs more than there is."""
+
+
+def may_hold(gpu: Gpu, request: Request) -> bool:
+    """Whether a job may start on a GPU without own jobs: it fits, or nobody else is there.
+
+    >>> [may_hold(Gpu(0, free, 80), Request("a", 1.0, gpu_memory=90)) for free in (50, 79)]
+    [False, True]
+    """
+    return usable(gpu) >= min(request.gpu_memory, EMPTY_SHARE * gpu.total)
+
+
 def placed(request: Request, cores: Sequence[int], gpu: Gpu | None) -> Placement:
     """Return the placement of a request on the first of these cores and on a GPU."""
     return Placement(

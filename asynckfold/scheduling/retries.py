@@ -6,6 +6,7 @@ class   outcome                  consequence
 user    error                    the job fails: the same code would raise again
 infra   died, hang, device_lost  at most two retries from the last good checkpoint, after a pause
 oom     oom                      one retry, alone on the machine
+gpu     gpu_oom                  one retry, alone on a GPU
 io      io                       the sweep stops after running jobs saved themselves; resumable
 ======  =======================  ==================================================================
 
@@ -34,36 +35,47 @@ class RetryClass:
         Retries after the first failure of this class.
     pause_s : float
         Seconds before the first retry.
-    alone : bool
-        Whether the retry runs alone on the machine.
+    alone, alone_on_gpu : bool
+        Whether the retry runs alone on the machine, or on its GPU.
     """
 
     retries: int = 0
     pause_s: float = 0.0
     alone: bool = False
+    alone_on_gpu: bool = False
 
 
 USER = RetryClass()
 INFRA = RetryClass(retries=2, pause_s=PAUSE_SECONDS)
 OOM = RetryClass(retries=1, alone=True)
+GPU_OOM = RetryClass(retries=1, alone_on_gpu=True)
 
-CLASS_OF = {"error": USER, "died": INFRA, "hang": INFRA, "device_lost": INFRA, "oom": OOM}
+CLASS_OF = {
+    "error": USER,
+    "died": INFRA,
+    "hang": INFRA,
+    "device_lost": INFRA,
+    "oom": OOM,
+    "gpu_oom": GPU_OOM,
+}
 """The retry class of each outcome."""
 
 
 @dataclass(frozen=True)
 class Retry:
-    """A retry of a job: after how many seconds, and whether it runs alone on the machine."""
+    """A retry of a job: after how many seconds, and whether it runs alone, and where."""
 
     after_s: float
-    alone: bool
+    alone: bool = False  # on the machine
+    alone_on_gpu: bool = False
 
 
 def decide(history: Sequence[str], outcome: str) -> Retry | None:
     """Decide whether a job is retried after an attempt that ended with `outcome`.
 
     Each class counts its own retries: an out-of-memory failure does not use up the retries of a
-    dead worker. After one out-of-memory failure a job always runs alone.
+    dead worker. After one out-of-memory failure a job always runs alone, on the machine or on its
+    GPU.
 
     `history` are the outcomes of the earlier attempts in this session, in order.
 
@@ -75,18 +87,22 @@ def decide(history: Sequence[str], outcome: str) -> Retry | None:
     Examples
     --------
     >>> decide([], "died")
-    Retry(after_s=0.5, alone=False)
+    Retry(after_s=0.5, alone=False, alone_on_gpu=False)
     >>> decide(["died"], "hang")
-    Retry(after_s=2.0, alone=False)
+    Retry(after_s=2.0, alone=False, alone_on_gpu=False)
     >>> decide(["died", "hang"], "died") is decide([], "error") is None
     True
     >>> decide(["died"], "oom")
-    Retry(after_s=0.0, alone=True)
+    Retry(after_s=0.0, alone=True, alone_on_gpu=False)
     """
     found = CLASS_OF[outcome]
     earlier = [CLASS_OF[past] for past in history]
     alike = earlier.count(found)
     if alike >= found.retries:
         return None
-    alone = found.alone or any(past.alone for past in earlier)
-    return Retry(found.pause_s * PAUSE_FACTOR**alike, alone)
+    every = [found, *earlier]
+    return Retry(
+        found.pause_s * PAUSE_FACTOR**alike,
+        any(item.alone for item in every),
+        any(item.alone_on_gpu for item in every),
+    )

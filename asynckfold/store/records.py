@@ -186,11 +186,13 @@ def cores_of(text: str) -> tuple[int, ...]:
 def epochs_text(result: Result) -> str:
     """Return the epochs of a result as JSON.
 
-    Lists are epochs, objects are epochs of pretraining; an object with ``rounds`` is `Averaged`.
+    Lists are epochs, objects are epochs of pretraining; an object with ``rounds`` is `Averaged`,
+    and one with ``gpu`` holds the peak of the GPU's memory.
     """
     stages = [asdict(item) for item in result.pretraining]
     averaged = [asdict(result.averaged)] if result.averaged else []
-    return json.dumps([*averaged, *stages, *map(astuple, result.epochs)])
+    gpu = [{"gpu": result.peak_gpu_memory}] if result.peak_gpu_memory else []
+    return json.dumps([*gpu, *averaged, *stages, *map(astuple, result.epochs)])
 
 
 def result_row(result: Result) -> tuple[Any, ...]:
@@ -231,7 +233,9 @@ def result_of(row: Sequence[Any]) -> Result:
     fit, score, memory, pid, cores, threads, device, started, ended, error, trace = rest
     items = decoded(list[Any], parsed(epochs), "epochs")
     objects = [item for item in items if isinstance(item, dict)]
+    gpu = [item for item in objects if "gpu" in item]
     averaged = [item for item in objects if "rounds" in item]
+    stages = [item for item in objects if item not in [*gpu, *averaged]]
     return Result(
         job_id,
         attempt,
@@ -251,8 +255,9 @@ def result_of(row: Sequence[Any]) -> Result:
         ended,
         error,
         trace,
-        tuple(decoded(StageEpoch, item, "stage") for item in objects if item not in averaged),
+        tuple(decoded(StageEpoch, item, "stage") for item in stages),
         decoded(Averaged, averaged[0], "averaged") if averaged else None,
+        decoded(dict[str, int], gpu[0], "peak")["gpu"] if gpu else 0,
     )
 
 

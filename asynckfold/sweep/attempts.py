@@ -14,6 +14,7 @@ from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import Noted, RetryableFailure, RunEvent, Started, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import FAILED, Result, job_by_id
+from asynckfold.planning.workload import GPU_CONTEXT_BYTES
 from asynckfold.scheduling.retries import decide
 from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
@@ -161,6 +162,9 @@ class Attempts:
             ended=self._store.now(),
         )
         self._pending.finish(result.job_id)
+        if complete.peak_gpu_memory:
+            expected = complete.peak_gpu_memory + GPU_CONTEXT_BYTES
+            self._pending.learn_gpu_memory(result.job_id, expected)
         if self._store.record(complete):
             self._recorded.append(complete)
 
@@ -180,14 +184,18 @@ class Attempts:
         if retry is not None:
             self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
             self._pending.pause(name, retry, f"its pause after attempt {number} ({outcome})")
-            when = "alone on the machine" if retry.alone else f"in {retry.after_s:g} s"
-            kind = "oom_retry" if outcome == "oom" else outcome
+            when = f"in {retry.after_s:g} s"
+            if retry.alone or retry.alone_on_gpu:
+                when = f"alone on {'the machine' if retry.alone else 'a GPU'}"
+            kind = "oom_retry" if outcome in ("oom", "gpu_oom") else outcome
             self.note(Noted(name, kind, f"{text}; retried {when}"))
             return
         self._store.event(outcome, text, name)
         account = f"{len(history)} attempts: {', '.join(history)}"
         if outcome == "oom":
             account += f"; peak memory {gibibytes(peak)}, the last time alone on the machine"
+        if outcome == "gpu_oom":
+            account += "; the last time alone on a GPU"
         # A worker that died does not report how long it trained.
         together = self._pending.group_size(name)
         seconds = result.fit_seconds or self._seconds_of(name) / together

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines import pool as pools
@@ -13,6 +13,7 @@ from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.placement import Load, Placement
+from asynckfold.scheduling.reservations import emptiest
 from asynckfold.sweep.loop import Inbox
 from asynckfold.system.machine import Machine, resolve_n_jobs, watched
 from asynckfold.system.signals import Interruption
@@ -81,8 +82,12 @@ class Engines:
         """Return a placement on all unreserved cores."""
         return _on(self.machine.unreserved(), trainer, threads)
 
-    def undisturbed(self, trainer: str, threads: int, engine: Engine) -> Placement:
+    def undisturbed(
+        self, trainer: str, threads: int, engine: Engine, *, on_gpu: bool = False
+    ) -> Placement:
         """Return a placement on the unreserved cores that other processes leave idle, at least one.
+
+        With `on_gpu`, also on the emptiest GPU, if there is one.
 
         One thread on a busy core delays all threads of its job: up to 80 times slower was measured.
         """
@@ -92,7 +97,12 @@ class Engines:
             load = engine.load([])
         cores = self.machine.unreserved()
         others = load.others if self.machine.known else ()
-        return _on([core for core in cores if core not in others] or cores[:1], trainer, threads)
+        free = [core for core in cores if core not in others] or cores[:1]
+        found = _on(free, trainer, threads)
+        if not (on_gpu and load.gpus):
+            return found
+        gpu = min(load.gpus, key=lambda gpu: (gpu.busy, *emptiest(gpu)))
+        return replace(found, gpu=gpu.index, gpu_uuid=gpu.uuid)
 
 
 def _on(cores: Sequence[int], trainer: str, threads: int) -> Placement:

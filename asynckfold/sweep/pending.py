@@ -31,6 +31,7 @@ class PendingJobs:
         self._clock = clock
         self._requests = dict(requests)
         self._groups = {name: group for group in plan.groups for name in group}
+        self._models = {job.id: job.model for job in plan.jobs}
         self._left = {job.id: None for job in plan.jobs if job.id not in finished}
         self._backlog = Backlog()
         self._waits = Waits()
@@ -84,9 +85,25 @@ class PendingJobs:
 
     def pause(self, job_id: str, retry: Retry, reason: str) -> None:
         """Keep a job, or its group, out of the backlog until its retry is due."""
-        self._requests[job_id] = replace(self._requests[job_id], alone=retry.alone)
+        request = replace(self._requests[job_id], alone=retry.alone)
+        if retry.alone_on_gpu:
+            request = replace(request, jobs_per_gpu=1)
+        self._requests[job_id] = request
         now = self._clock()
         self._pauses[self._unit(job_id)] = now, now + retry.after_s, reason
+
+    def learn_gpu_memory(self, job_id: str, size: int) -> None:
+        """Expect at least `size` bytes on a GPU from the waiting jobs of a job's model."""
+        model, changed = self._models[job_id], set()
+        for name in self._left:
+            request = self._requests[name]
+            if self._models[name] == model and request.gpu and request.gpu_memory < size:
+                self._requests[name] = replace(request, gpu_memory=size)
+                changed.add(self._unit(name))
+        for unit in sorted(changed):
+            if unit in self._backlog:
+                self._backlog.remove(unit)
+                self._add(unit, *self._waits.start(unit, self._clock()))
 
     def end_pauses(self) -> None:
         """Return the jobs whose retry is due to the backlog."""

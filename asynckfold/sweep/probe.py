@@ -18,7 +18,8 @@ from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.messages import Started
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.plan import Plan
-from asynckfold.scheduling.reservations import emptiest
+from asynckfold.planning.workload import GPU_CONTEXT_BYTES
+from asynckfold.scheduling.reservations import emptiest, usable
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.single_task import TICK_SECONDS, room
 from asynckfold.system.signals import Interruption
@@ -31,7 +32,8 @@ MEETING_SECONDS = 60.0
 class Prober:
     """Times a model on an engine.
 
-    `memory` are the expected bytes of a job by model: no more probes run at once than fit.
+    `memory` are the expected bytes of a job by model, `gpu_memory` those of earlier probes: no more
+    probes run at once than fit.
     """
 
     engine: Engine
@@ -40,6 +42,7 @@ class Prober:
     signals: Interruption
     max_wait: float | None = None
     inbox: Inbox = field(default_factory=queue.SimpleQueue)
+    gpu_memory: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, model: str, threads: int, copies: int, together: int = 1) -> list[Timing]:
         """Probe a model with `threads`, up to `copies` times side by side, on idle cores first.
@@ -54,8 +57,11 @@ class Prober:
             return []
         order = (*load.idle, *(core for core in load.cores if core not in load.idle))
         fitting = load.free_memory // max(1, together * self.memory.get(model, 0))
-        count = max(1, min(copies, len(order) // threads, fitting))
-        gpu = min(load.gpus, key=lambda gpu: (gpu.busy, *emptiest(gpu))) if on_gpu else None
+        count, gpu = max(1, min(copies, len(order) // threads, fitting)), None
+        if on_gpu:
+            gpu = min(load.gpus, key=lambda gpu: (gpu.busy, *emptiest(gpu)))
+            size = self.gpu_memory.get(model, 0) + GPU_CONTEXT_BYTES
+            count = max(1, min(count, usable(gpu) // size))
         placements = [
             Placement(
                 tuple(jobs),
@@ -73,6 +79,7 @@ class Prober:
             self.signals.check()
             self.engine.load(placements)
         timings = [_timing(future) for future in futures]
+        self.gpu_memory[model] = max(item.gpu_memory for item in timings)
         # Probes that did not meet were not side by side.
         return timings if met else timings[:1]
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-import cloudpickle
 import numpy as np
 
 from asynckfold.engines.engine import Answer
@@ -26,6 +25,7 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.recipe import dump
 from asynckfold.sweep.single_task import TICK_SECONDS
 from asynckfold.system import file_descriptors
 from asynckfold.system.machine import Machine
@@ -83,7 +83,7 @@ class WorkerReaders:
         room = self._machine.free_memory({}) // MEMORY_SHARE
         try:
             with os.fdopen(os.dup(packed), "wb") as file:
-                cloudpickle.dump(task, _Limited(file, room))
+                dump(task, _Limited(file, room))
         # Pickling runs the user's own code, which may raise anything.
         except Exception as error:  # noqa: BLE001
             os.close(packed)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import torch
@@ -66,10 +66,12 @@ def outputs_on(
     beat: Callable[[], None],
 ) -> torch.Tensor:
     """Return outputs (n, ...) on samples (n,), batch by batch; call `beat` after each."""
-    outputs = []
-    for low in range(0, len(indices), params.eval_batch_size):
-        rows = torch.from_numpy(indices[low : low + params.eval_batch_size])
-        outputs.append(outputs_of(model, data.eval(rows)[0], params.precision))
+    outputs, size, count = [], params.eval_batch_size, len(indices)
+    ordered = data.ordered(indices, training=False)
+    places = [(low, min(low + size, count)) for low in range(0, count, size)]
+    for (low, high), following in zip_longest(places, places[1:]):
+        inputs, _ = ordered.batch(low, high, following)
+        outputs.append(outputs_of(model, inputs, params.precision))
         beat()
     return torch.cat(outputs)
 

@@ -30,19 +30,21 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 OFFERED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
-"""Optimizers with a fused CPU kernel."""
+"""Optimizers with a fused CPU kernel; all but the last have one for GPUs in torch 2.6."""
 
 
 def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> Any:
     """Return the optimizer that `opt_fn` makes, with ``fused=True`` if the user left it open.
 
     That is: none of ``fused``, ``foreach`` and ``differentiable`` is set, the learning rate is a
-    number, and all parameters are dense floating-point tensors on a CPU.
+    number, and all parameters are dense floating-point tensors on a CPU or a GPU.
     """
     optimizer = opt_fn(model)
     if _is_open(optimizer, model):
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["fused"] = True
+        # As their constructors set it: the kernels scale gradients back without asking the host.
+        optimizer._step_supports_amp_scaling = True
     return optimizer
 
 
@@ -82,7 +84,9 @@ def _is_open(optimizer: Any, model: nn.Module) -> bool:
             and not group["differentiable"]
             and not isinstance(group["lr"], torch.Tensor)
             and all(
-                item.layout is torch.strided and item.is_floating_point() and item.is_cpu
+                item.layout is torch.strided
+                and item.is_floating_point()
+                and (item.is_cpu or (item.is_cuda and type(optimizer) is not optim.Adagrad))
                 for item in group["params"]
             )
             for group in optimizer.param_groups

@@ -1,8 +1,15 @@
-"""Number format of a model's computation: that of its parameters, or bfloat16 by autocast.
+"""Number format of a model's computation.
 
-`torch.autocast` computes matrix products and convolutions in bfloat16, and what would lose accuracy
-in float32. Parameters, gradients and optimizer state keep their format. Outputs are converted back,
-so that every loss is computed in float32, in all trainers.
+=====  ==========================================================================================
+fp32   that of the parameters, with the settings of torch in the caller's process
+tf32   the same; GPUs round the inputs of matrix products and convolutions to TF32
+bf16   matrix products and convolutions in bfloat16, by `torch.autocast`
+fp16   the same in float16: losses are scaled, so that small gradients do not become 0
+=====  ==========================================================================================
+
+Autocast computes in float32 what would lose accuracy. Parameters, gradients and optimizer state
+keep their format. Outputs are converted back, so that every loss is computed in float32, in all
+trainers.
 """
 
 from __future__ import annotations
@@ -11,6 +18,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
+
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def outputs_of(model: Callable[..., Any], inputs: torch.Tensor, precision: str) -> Any:
@@ -22,9 +32,31 @@ def outputs_of(model: Callable[..., Any], inputs: torch.Tensor, precision: str) 
     >>> outputs_of(layer, torch.ones(3, 2), "bf16").dtype
     torch.float32
     """
-    if precision == "fp32":
+    dtype = AUTOCAST.get(precision)
+    if dtype is None:
         return model(inputs)
-    with torch.autocast(inputs.device.type, torch.bfloat16):
+    with torch.autocast(inputs.device.type, dtype):
         outputs = model(inputs)
-    is_short = isinstance(outputs, torch.Tensor) and outputs.dtype is torch.bfloat16
+    is_short = isinstance(outputs, torch.Tensor) and outputs.dtype is dtype
     return outputs.float() if is_short else outputs
+
+
+def scaler_of(
+    precision: str, device: torch.device, optimizer: torch.optim.Optimizer
+) -> GradScaler | None:
+    """Return a scaler of losses for float16; None for other formats."""
+    if precision != "fp16":
+        return None
+    if isinstance(optimizer, torch.optim.SGD):
+        # Its fused kernel leaves the momentum uninitialised if it leaves out the first step.
+        optimizer._step_supports_amp_scaling = False
+    return GradScaler(device.type)
+
+
+def step(optimizer: torch.optim.Optimizer, scaler: GradScaler | None) -> None:
+    """Take a step; with a scaler, leave it out if a gradient overflowed, and adapt the scale."""
+    if scaler is None:
+        optimizer.step()
+    else:
+        scaler.step(optimizer)
+        scaler.update()

@@ -24,7 +24,7 @@ from asynckfold.jobs.messages import RunEvent, Started, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import batches, setup, training_run
+from asynckfold.training import setup, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer
 from asynckfold.training.fusion.group import FusionGroup
@@ -122,16 +122,14 @@ def _fused_steps(group: FusionGroup) -> Iterator[Callable[[], object]]:
 
 def _steps(training: training_run.Training) -> Iterator[Callable[[], object]]:
     """Repeat the steps of the first epoch."""
-    order = torch.from_numpy(batches.epoch_order(training.train, training.task.job.seed, 0))
+    training.order_samples()
     training.model.train()
 
-    def step(low: int, high: int) -> object:
-        return training_run.training_step(
-            training, *training.data.train(order[low:high], training.task.job.seed, 0)
-        )
+    def step(batch: int) -> object:
+        return training_run.training_step(training, *training.samples_of(batch))
 
-    for low, high in cycle(training.bounds):
-        yield lambda low=low, high=high: step(low, high)  # type: ignore[misc]
+    for batch in cycle(range(training.batches)):
+        yield lambda batch=batch: step(batch)  # type: ignore[misc]
 
 
 def _seconds(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -33,7 +33,7 @@ from asynckfold.training.evaluation import right
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import NoLog
 from asynckfold.training.losses import factor_and_count
-from asynckfold.training.precision import outputs_of
+from asynckfold.training.precision import outputs_of, scaler_of, step
 from asynckfold.training.preprocessing import fit_on, fit_transform, transform
 from asynckfold.training.pretraining import has_pretraining, pretrain
 from asynckfold.training.setup import build_lr_schedule
@@ -42,15 +42,18 @@ ESTIMATE_SECONDS = 0.3
 """How long an estimate times a model's batches, in training and in evaluation."""
 
 
+_CPU = torch.device("cpu")
+
 Judged = tuple[torch.Tensor, torch.Tensor]
 """Targets of a batch, and which of them are predicted right."""
 
 
-def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
+def measure(
+    bundle: Bundle, data: Batches, stop: Callable[[], bool], device: torch.device = _CPU
+) -> Baseline | None:
     """Run the loop over all jobs of the plan; None if `stop` asked to leave."""
-    by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     by_job: dict[str, float] = {}
-    scores: dict[str, list[float]] = {name: [] for name in by_candidate}
+    scores: dict[str, list[float]] = {job.candidate: [] for job in bundle.plan.jobs}
     epochs: dict[str, list[tuple[float, float]]] = {}
     class_counts: dict[str, list[tuple[int, int]]] = {}
     classes = len(bundle.plan.classes)
@@ -59,7 +62,7 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         started = time.perf_counter()
         try:
             with isolated(patches=True):
-                trained = _train(bundle, job, data, stop)
+                trained = _train(bundle, job, data, stop, device)
         except (Exception, SystemExit):  # noqa: BLE001
             # It fails in the sweep, too, which records the traceback.
             trained = None
@@ -68,7 +71,6 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         if trained is None:
             continue
         seconds[job.id] = time.perf_counter() - started
-        by_candidate[job.candidate] += seconds[job.id]
         objective = bundle.plan.objective_of(job.model)
         if objective.kind != REGRESSION and objective.scale not in (TRANSFORMED, UNKNOWN):
             by_job[job.id] = trained.accuracy
@@ -77,9 +79,9 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
         epochs[job.id] = trained.epochs
     return Baseline(
         "measured",
-        sum(by_candidate.values()),
+        math.fsum(seconds.values()),
         torch.get_num_threads(),
-        by_candidate,
+        _by_candidate(bundle.plan.jobs, seconds),
         {name: sum(found) / len(found) for name, found in scores.items() if found},
         by_job=by_job,
         epochs=epochs,
@@ -88,7 +90,9 @@ def measure(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline
     )
 
 
-def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baseline | None:
+def estimate(
+    bundle: Bundle, data: Batches, stop: Callable[[], bool], device: torch.device = _CPU
+) -> Baseline | None:
     """Time some batches of each model and extrapolate; None if `stop` asked to leave.
 
     Extrapolates the median: other processes delay some batches, and must not make the baseline look
@@ -96,7 +100,6 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
     """
     by_model: dict[tuple[str, str], tuple[float, float] | None] = {}
     seconds: dict[str, float] = {}
-    by_candidate = dict.fromkeys((job.candidate for job in bundle.plan.jobs), 0.0)
     for job in bundle.plan.jobs:
         if stop():
             return None
@@ -104,7 +107,7 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
         if where not in by_model:
             try:
                 with isolated(patches=True):
-                    by_model[where] = _batch_seconds(bundle, job, data, stop)
+                    by_model[where] = _batch_seconds(bundle, job, data, stop, device)
             except (Exception, SystemExit):  # noqa: BLE001
                 # As above.
                 by_model[where] = None
@@ -117,25 +120,41 @@ def estimate(bundle: Bundle, data: Batches, stop: Callable[[], bool]) -> Baselin
             len(fold.valid) / size
         )
         seconds[job.id] = epoch * bundle.plan.params.epochs
-        by_candidate[job.candidate] += seconds[job.id]
     return Baseline(
         "estimated",
-        sum(by_candidate.values()),
+        math.fsum(seconds.values()),
         torch.get_num_threads(),
-        by_candidate,
+        _by_candidate(bundle.plan.jobs, seconds),
         seconds_by_job=seconds,
     )
+
+
+def _by_candidate(jobs: Sequence[Job], seconds: Mapping[str, float]) -> dict[str, float]:
+    """Return the seconds of each candidate whose jobs were all timed."""
+    found: dict[str, list[float]] = {job.candidate: [] for job in jobs}
+    for job in jobs:
+        found[job.candidate].append(seconds.get(job.id, math.nan))
+    sums = {name: sum(each) for name, each in found.items()}
+    return {name: total for name, total in sums.items() if not math.isnan(total)}
 
 
 class _Loop:
     """An ordinary training of one job, on the kind of device that the sweep uses for it."""
 
-    def __init__(self, bundle: Bundle, job: Job, data: Batches, *, pretrains: bool = False) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        job: Job,
+        data: Batches,
+        device: torch.device,
+        *,
+        pretrains: bool = False,
+    ) -> None:
         plan, recipe = bundle.plan, bundle.recipe
         self.plan, self.params = plan, plan.params
         self.job, self.fold = job, bundle.fold_of(job)
         self.objective = plan.objective_of(job.model)
-        self.device = torch.device(plan.device_of(job.candidate))
+        self.device = device if plan.device_of(job.candidate) == "cuda" else _CPU
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
         if pretrains and has_pretraining(self.model):
@@ -144,6 +163,7 @@ class _Loop:
             with NoLog() as log:
                 pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
         self.optimizer = recipe.opt_fn(self.model)
+        self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
         self.criterion = copy.deepcopy(recipe.criterion)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
@@ -168,15 +188,18 @@ class _Loop:
         def backward() -> torch.Tensor:
             self.optimizer.zero_grad()
             loss: torch.Tensor = self.criterion(self.outputs_of(inputs), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
+            scaled = loss if self.scaler is None else self.scaler.scale(loss)
+            scaled.backward()  # type: ignore[no-untyped-call]
             if self.params.clip_grad_norm is not None:
+                if self.scaler is not None:
+                    self.scaler.unscale_(self.optimizer)
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.params.clip_grad_norm)
             return loss
 
         if isinstance(self.optimizer, torch.optim.LBFGS):
             return float(self.optimizer.step(backward))  # type: ignore[no-untyped-call]
         loss = backward()
-        self.optimizer.step()
+        step(self.optimizer, self.scaler)
         return loss.item()
 
     def outputs_of(self, inputs: torch.Tensor) -> Any:
@@ -240,8 +263,10 @@ class _Trained:
         ]
 
 
-def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) -> _Trained | None:
-    loop = _Loop(bundle, job, data, pretrains=True)
+def _train(
+    bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool], device: torch.device
+) -> _Trained | None:
+    loop = _Loop(bundle, job, data, device, pretrains=True)
     epochs: list[tuple[float, float]] = []
     judged: list[Judged] = []
     began = time.perf_counter()
@@ -266,10 +291,10 @@ def _train(bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]) ->
 
 
 def _batch_seconds(
-    bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool]
+    bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool], device: torch.device
 ) -> tuple[float, float]:
     """Seconds of a batch in training and in evaluation."""
-    loop = _Loop(bundle, job, data)
+    loop = _Loop(bundle, job, data, device)
     loop.model.train()
     train = _per_batch(loop.train_loader, lambda batch: loop.step(*batch), stop)
     loop.model.eval()

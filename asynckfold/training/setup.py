@@ -27,6 +27,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.job_log import JobLog
+from asynckfold.training.precision import scaler_of
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import Pretrained
 from asynckfold.training.stopwatch import Stopwatch
@@ -35,6 +36,10 @@ from asynckfold.training.training_run import Training
 RESIDENT_SHARE = 0.5
 """Largest share of a GPU's free memory for keeping the inputs on it: the rest is for the model, its
 gradients and activations, and for another job. Where the inputs are changes no bit."""
+
+KEPT_SHARE = 0.02
+"""Largest share of a GPU's memory for data that a worker keeps on it between jobs: eight workers
+may do so, and no reservation counts it while they are idle."""
 
 
 def build(
@@ -87,6 +92,7 @@ def build(
         pretrained=pretrained.text,
         pretraining=pretrained.epochs,
         stopwatch=stopwatch,
+        scaler=scaler_of(plan.params.precision, device, optimizer),
     )
 
 
@@ -148,8 +154,16 @@ def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
 
 
 def to_device(data: Batches, device: torch.device) -> Batches:
-    """Return the data on the device, the inputs only if they fit (`RESIDENT_SHARE`)."""
+    """Return the data on the device, the inputs only if they fit (`RESIDENT_SHARE`).
+
+    Small ones stay there for the worker's next job.
+    """
     if device.type != "cuda":
         return data.to(device)
-    free, _ = torch.cuda.mem_get_info(device)
-    return data.to(device, int(RESIDENT_SHARE * free))
+    if device not in data.moved:
+        free, total = torch.cuda.mem_get_info(device)
+        found = data.to(device, int(RESIDENT_SHARE * free))
+        if found.bytes_on(device) > KEPT_SHARE * total:
+            return found
+        data.moved = {device: found}
+    return data.moved[device]

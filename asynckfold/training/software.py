@@ -36,6 +36,9 @@ another kernel, order of summation, or random draw.
 2: gradients of fused convolutions over three channels with AVX-512. 1 was not recorded.
 """
 
+REVISION_ON_GPUS = "3"
+"""The same where GPUs train. 3: fused kernels of optimizers."""
+
 EXTENSIONS = {
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni"),
     *("avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
@@ -73,7 +76,7 @@ def software(
         THREADS: str(threads_per_job),
         KERNELS: "yes" if torch.get_deterministic_debug_mode() == 2 else "no",
         NUMERICS: torch_settings.unusual(torch_settings.current(), gpu=bool(gpus)),
-        ARITHMETIC: REVISION,
+        ARITHMETIC: REVISION_ON_GPUS if gpus else REVISION,
         DENORMALS: "taken for 0" if flushing(1 if in_workers else threads_per_job) else "kept",
     }
     if gpus:

@@ -11,8 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
-from asynckfold.data.batches import Batches
+from asynckfold.data.batches import Batches, OrderedBatches
+from asynckfold.data.device_copies import fetched
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,
@@ -32,7 +34,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import adds_up, mean_loss
-from asynckfold.training.precision import outputs_of
+from asynckfold.training.precision import outputs_of, step
 from asynckfold.training.stopwatch import Stopwatch
 
 EVENT_SECONDS = 0.2
@@ -43,6 +45,18 @@ Report = Callable[[RunEvent], None]
 
 class Diverged(Exception):  # noqa: N818
     """The loss became infinite or NaN, or an output NaN."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Reading:
+    """The loss of a batch on its way to the host, for the log or an event; both from 1."""
+
+    epoch: int
+    batch: int
+    loss: torch.Tensor
+    arrived: Callable[[], bool]
+    logs: bool
+    reports: bool
 
 
 @dataclass(eq=False)
@@ -62,12 +76,16 @@ class Training:
         State of the random generators in a checkpoint, until the epoch continues.
     outputs, score_seconds : ndarray or None, float
         Outputs on `valid` and duration of the last evaluation.
-    order : Tensor
-        The samples in the order of the epoch.
+    order, ordered : Tensor, OrderedBatches
+        The samples in the order of the epoch, and their batches.
     reported_at, logged : float, int
         Time of the last progress event; lines logged about batches of the epoch.
     pretrained, pretraining : str, tuple of StageEpoch
         Summary and metrics of the pretraining; the summary only in the attempt that ran it.
+    scaler : GradScaler or None
+        Scales the loss in float16.
+    readings : list
+        Losses that a GPU still computes, to be told of once they have arrived.
     """
 
     task: Task
@@ -93,11 +111,14 @@ class Training:
     outputs: npt.NDArray[np.float32] | None = None
     score_seconds: float = 0.0
     order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    ordered: OrderedBatches = field(init=False)
     reported_at: float = 0.0
     pretrained: str = ""
     pretraining: tuple[StageEpoch, ...] = ()
     logged: int = 0
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    scaler: GradScaler | None = None
+    readings: list[_Reading] = field(default_factory=list)
 
     @property
     def params(self) -> TrainerParams:
@@ -134,14 +155,16 @@ class Training:
         """Begin or continue an epoch, without touching the generators."""
         if self.batch == 0:
             self.lr = float(self.optimizer.param_groups[0]["lr"])
-        self.order = torch.from_numpy(epoch_order(self.train, self.task.job.seed, self.epoch))
+        seed = self.task.job.seed
+        self.order = torch.from_numpy(epoch_order(self.train, seed, self.epoch))
+        self.ordered = self.data.ordered(self.order, seed, self.epoch, training=True)
         self.reported_at = time.monotonic()
         self.logged = self.batch // self.params.print_frequency
 
     def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and targets of a batch of the epoch."""
-        low, high = self.bounds[batch]
-        return self.data.train(self.order[low:high], self.task.job.seed, self.epoch)
+        following = self.bounds[batch + 1] if batch + 1 < self.batches else None
+        return self.ordered.batch(*self.bounds[batch], following)
 
     def step(self) -> None:
         """Train on the next batch."""
@@ -155,24 +178,46 @@ class Training:
         self.batch += 1
 
     def report_progress(self, report: Report) -> None:
-        """Log every `print_frequency` batches; report progress every `EVENT_SECONDS`."""
-        params, job = self.params, self.task.job
+        """Log every `print_frequency` batches; report progress every `EVENT_SECONDS`.
+
+        A loss that a GPU still computes is told of after a later batch: nothing waits for it.
+        """
         # Several processes may finish several batches at once.
-        before, self.logged = self.logged, self.batch // params.print_frequency
-        if self.logged > before:
-            self.log.write(
-                f"epoch {self.epoch + 1}/{params.epochs} batch {self.batch}/{self.batches} "
-                f"loss {_last_loss(self):.4f}\n"
-            )
+        before, self.logged = self.logged, self.batch // self.params.print_frequency
         now = time.monotonic()
-        if now - self.reported_at >= EVENT_SECONDS:
-            self.reported_at, number, loss = now, self.epoch + 1, _last_loss(self)
-            batch, batches = self.batch, self.batches
-            report(Progress(job.id, self.task.attempt, number, params.epochs, batch, batches, loss))
+        reports = now - self.reported_at >= EVENT_SECONDS
+        if self.logged > before or reports:
+            self.reported_at = now if reports else self.reported_at
+            value, arrived = fetched(self.losses[-1])
+            reading = _Reading(
+                self.epoch + 1, self.batch, value, arrived, self.logged > before, reports
+            )
+            self.readings.append(reading)
+        self._tell_arrived(report)
+
+    def _tell_arrived(self, report: Report) -> None:
+        while self.readings and self.readings[0].arrived():
+            self._tell(self.readings.pop(0), report)
+
+    def _tell(self, reading: _Reading, report: Report) -> None:
+        number, epochs, loss = reading.epoch, self.params.epochs, float(reading.loss)
+        batch, batches = reading.batch, self.batches
+        if adds_up(self.criterion, self.bundle.plan):
+            low, high = self.bounds[batch - 1]
+            loss /= high - low
+        if reading.logs:
+            self.log.write(f"epoch {number}/{epochs} batch {batch}/{batches} loss {loss:.4f}\n")
+        if reading.reports:
+            attempt = self.task.attempt
+            report(Progress(self.task.job.id, attempt, number, epochs, batch, batches, loss))
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate, step the LR schedule, record the epoch."""
-        item = self.score()
+        try:
+            item = self.score()
+        finally:
+            # All of them have arrived, since this waited for the losses of the epoch.
+            self._tell_arrived(report)
         step_lr_schedule(self)
         self.record_epoch(item, started, report)
 
@@ -256,6 +301,8 @@ class Training:
         # Checkpoints of jobs without pretraining keep the format of earlier versions.
         if self.pretraining:
             found["pretraining"] = [vars(item) for item in self.pretraining]
+        if self.scaler is not None:
+            found["scaler"] = self.scaler.state_dict()
         return found
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
@@ -275,6 +322,8 @@ class Training:
         self.score_seconds = tree.get("score_seconds", 0.0)
         self.stopwatch.continue_from(tree.get("seconds", 0.0))
         self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
+        if self.scaler is not None:
+            self.scaler.load_state_dict(tree["scaler"])
 
     def averaged(self) -> Averaged | None:
         """Return what parameter averaging has done so far; None for other trainers."""
@@ -307,7 +356,7 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
         # The only optimizer of torch.optim that evaluates the loss several times a step.
         return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
     loss = backward()
-    training.optimizer.step()
+    step(training.optimizer, training.scaler)
     return loss
 
 
@@ -320,13 +369,17 @@ def add_gradient(
     """
     outputs = outputs_of(training.model, inputs, training.params.precision)
     loss: torch.Tensor = training.criterion(outputs, targets)
-    (loss if weight == 1.0 else loss * weight).backward()  # type: ignore[no-untyped-call]
+    weighted = loss if weight == 1.0 else loss * weight
+    scaled = weighted if training.scaler is None else training.scaler.scale(weighted)
+    scaled.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
 def clip(training: Training) -> None:
     """Clip the norm of the gradient, if the plan says so."""
     if training.params.clip_grad_norm is not None:
+        if training.scaler is not None:
+            training.scaler.unscale_(training.optimizer)
         nn.utils.clip_grad_norm_(training.model.parameters(), training.params.clip_grad_norm)
 
 
@@ -358,15 +411,6 @@ def step_lr_schedule(training: Training) -> None:
         training.lr_schedule.step(evaluate(training, training.inner_valid)[1])
     elif training.params.lr_step == "epoch":
         training.lr_schedule.step()
-
-
-def _last_loss(training: Training) -> float:
-    """Mean over the samples of the last batch."""
-    loss = float(training.losses[-1])
-    if not adds_up(training.criterion, training.bundle.plan):
-        return loss
-    low, high = training.bounds[training.batch - 1]
-    return loss / (high - low)
 
 
 def _mean_loss(training: Training) -> float:

@@ -259,8 +259,8 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["shared_state must be True or False", "'yes'"],
     ),
     "half precision": (
-        {"precision": "fp16"},
-        ["precision must be one of 'fp32', 'bf16'", "'fp16'", "Did you mean"],
+        {"precision": "fp8"},
+        ["precision must be one of 'fp32', 'tf32', 'bf16', 'fp16'", "'fp8'", "Did you mean"],
     ),
     "no time for a batch": (
         {"stall_timeout": 0},

@@ -60,9 +60,9 @@ def test_a_real_refusal_is_want_of_memory(call: Callable[[], object]) -> None:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "oom"),
-        (RuntimeError("CUDA error: out of memory"), "oom"),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "oom"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "gpu_oom"),
+        (RuntimeError("CUDA error: out of memory"), "gpu_oom"),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), "gpu_oom"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: 8 bytes"), "oom"),
         (OSError(12, "Cannot allocate memory"), "oom"),
         (OSError(28, "No space left on device"), "error"),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn, optim
@@ -301,3 +302,21 @@ def test_what_ordinary_sweeps_hold_can_be_sent() -> None:
     assert sending_problems(parts) == []
     made = pickle.loads(pack(Local))
     assert made().layer.out_features == 4
+
+
+def with_tf32() -> nn.Module:
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+    return nn.Linear(1, 1)
+
+
+def test_a_function_that_mentions_the_backends_of_torch_is_sendable() -> None:
+    """They are modules of classes of their own, which cloudpickle takes for objects."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        assert sending_problems({"opt_fn": with_tf32}) == []
+        again = pickle.loads(pack([with_tf32, torch.backends.cudnn]))
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    assert isinstance(again[0](), nn.Linear)
+    assert again[1] is torch.backends.cudnn

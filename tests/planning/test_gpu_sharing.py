@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -27,10 +28,10 @@ from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.cost import Cost, Timing
 from asynckfold.jobs.messages import Noted, Started, Task
-from asynckfold.jobs.placement import Gpu, Load, Placement
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.flop_model import OVERTURN
-from asynckfold.planning.gpu_sharing import jobs_per_gpu
+from asynckfold.planning.gpu_sharing import CROWD_GAIN, CROWDS, jobs_per_gpu, memory_share
 from asynckfold.planning.thread_choice import chosen
 from asynckfold.planning.workload import GPU_CONTEXT_BYTES, Choice, Workload, requests
 from asynckfold.scheduling.place import place
@@ -44,6 +45,7 @@ from tests.planning import test_thread_choice as test_choice
 from tests.results.test_utilization import FOLDS, PLAN, TARGETS
 from tests.sweep.test_paused_jobs import look
 from tests.toy import samples, toy_bundle
+from tests.training.tiny import Tiny, never
 
 GIB = 1 << 30
 
@@ -55,13 +57,56 @@ GIB = 1 << 30
 def test_two_share_a_gpu_only_where_that_pays_by_the_margin(alone: float, pair: float) -> None:
     count, why = jobs_per_gpu(Cost({1: alone}, {1: alone}, pair_seconds=pair))
     # Together they take two steps in `pair` seconds, one after another in twice `alone`.
-    assert count == (2 if 2 * alone >= OVERTURN * pair else 1)
+    assert count == (2 if alone >= CROWD_GAIN * (pair / 2) else 1)
     assert f"{1000 * alone:.3g} ms" in why
     assert f"{500 * pair:.3g} ms" in why
 
 
 def test_what_could_not_be_timed_shares_no_gpu() -> None:
     assert jobs_per_gpu(Cost({1: 1.0}, {1: 1.0}))[0] == 1
+
+
+@given(st.lists(st.floats(1e-4, 1), min_size=4, max_size=4))
+def test_each_doubling_of_the_jobs_on_a_gpu_pays_by_the_margin(steps: list[float]) -> None:
+    """`steps`: seconds per step of all jobs together, with 1, 2, 4 and 8 of them."""
+    each = dict(zip((1, *CROWDS), steps, strict=True))
+    cost = Cost(
+        {1: each[1]},
+        {1: each[1]},
+        pair_seconds=2 * each[2],
+        crowd_seconds={4: 4 * each[4], 8: 8 * each[8]},
+    )
+    assert Cost.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+    count, _ = jobs_per_gpu(cost)
+    tried = [number for number in each if number <= count]
+    shared = {number: seconds / number for number, seconds in cost.sharing.items()} | {1: each[1]}
+    pairs = list(itertools.pairwise(tried))
+    assert all(shared[few] >= CROWD_GAIN * shared[more] for few, more in pairs)
+    if count < 8:
+        assert shared[count] < CROWD_GAIN * shared[2 * count]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9 * GIB), st.sampled_from([1, 2, 4, 8])), min_size=1, max_size=9
+    ),
+    st.integers(1, 80),
+)
+def test_jobs_on_one_gpu_never_have_more_than_its_memory(
+    jobs: list[tuple[int, int]], total: int
+) -> None:
+    asked = [
+        Request(str(number), 1.0, gpu=True, gpu_memory=GPU_CONTEXT_BYTES + size, jobs_per_gpu=most)
+        for number, (size, most) in enumerate(jobs)
+    ]
+    cores = tuple(range(9))
+    gpu = Gpu(0, total * GIB, total * GIB)
+    found = place(asked, [], Load(cores, cores, 1 << 50, (gpu,)))
+    if len(found) > 1:
+        assert sum(item.gpu_memory for item in found) <= gpu.total
+        shares = [memory_share(gpu.total, item.jobs_per_gpu) for item in found]
+        held = len(found) * GPU_CONTEXT_BYTES + sum(share * gpu.total for share in shares)
+        assert held <= gpu.total or all(share == 0 for share in shares)
 
 
 # The choice
@@ -73,6 +118,7 @@ class FakeGpu:
 
     alone: float = 0.010
     pair: float = 0.011
+    more: Mapping[int, float] = field(default_factory=dict)
     bad: str = ""
     crowded: str = ""
     asked: list[tuple[str, int, int]] = field(default_factory=list)
@@ -83,6 +129,8 @@ class FakeGpu:
             return [Timing(failure="Traceback\nBoom: on purpose")]
         if copies == 1:
             return [Timing(self.alone, self.alone / 2, 70, 3 * GIB)]
+        if copies > 2:
+            return [Timing(self.more[copies], 0.1, 70, GIB)] * copies if copies in self.more else []
         if self.crowded:
             return [Timing(self.pair, self.pair, 70, GIB), Timing(failure=self.crowded)]
         return [Timing(self.pair, self.pair, 70, GIB), Timing(self.pair / 2, 0.1, 70, GIB)]
@@ -102,7 +150,7 @@ def choose(
 def test_two_jobs_share_a_gpu_where_the_probe_says_so() -> None:
     gpu, work = FakeGpu(), workload()
     found = choose(work, gpu)
-    assert gpu.asked == [("M", 1, 1), ("M", 1, 2)]
+    assert gpu.asked == [("M", 1, 1), ("M", 1, 2), ("M", 1, 4)]
     assert (found.threads, found.per_gpu) == ({"M": 1}, {"M": 2})
     assert found.why["M"] == (
         "1 thread: the work is done by a GPU; 2 jobs on a GPU beat 1: 5.5 ms against 10 ms per step"
@@ -119,11 +167,22 @@ def test_two_jobs_share_a_gpu_where_the_probe_says_so() -> None:
     assert [item.gpu for item in place(asked, [], small)] == [0]
 
 
+def test_more_jobs_share_a_gpu_while_they_fit_and_gain() -> None:
+    found = choose(workload(), FakeGpu(more={4: 0.016, 8: 0.031}))
+    assert found.per_gpu == {"M": 4}
+    assert found.why["M"].endswith("4 jobs on a GPU beat 2: 4 ms against 5.5 ms per step")
+    assert found.costs["M"].sharing == {2: 0.011, 4: 0.016, 8: 0.031}
+    made = next(iter(requests(found, workload()).values()))
+    assert made.seconds == pytest.approx(1000 * (100 * 0.016 + 0.008))
+    all_of_them = choose(workload(), FakeGpu(more={4: 0.016, 8: 0.020}))
+    assert all_of_them.per_gpu == {"M": 8}
+
+
 def test_one_after_another_where_two_gain_too_little() -> None:
     work = workload()
-    found = choose(work, FakeGpu(pair=0.018))
+    found = choose(work, FakeGpu(pair=0.0184))
     assert found.per_gpu == {"M": 1}
-    assert "1 job on a GPU: 10 ms per step, 9 ms with 2" in found.why["M"]
+    assert "1 job on a GPU: 10 ms per step, 9.2 ms with 2" in found.why["M"]
     made = next(iter(requests(found, work).values()))
     assert made.jobs_per_gpu == 1
     assert made.seconds == pytest.approx(1000 * (100 * 0.010 + 0.005))
@@ -230,7 +289,7 @@ def test_plan_says_how_many_share_a_gpu(root: Path, capsys: pytest.CaptureFixtur
 class FakeEngine:
     """Probes that come to their meeting, or end before, as they are told."""
 
-    gpus: tuple[Gpu, ...] = (Gpu(0, 5, 10), Gpu(1, 8, 10))
+    gpus: tuple[Gpu, ...] = (Gpu(0, 5 * GIB, 10 * GIB), Gpu(1, 8 * GIB, 10 * GIB))
     cores: tuple[int, ...] = (0, 1, 2)
     come: int = 2
     inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
@@ -296,6 +355,13 @@ def test_probes_that_did_not_meet_were_not_side_by_side(monkeypatch: pytest.Monk
     assert len(prober(FakeEngine(come=1))("A", 1, 2)) == 1
     dead = prober(FakeEngine(come=0))("A", 1, 2)
     assert [bool(item.failure) for item in dead] == [True]
+
+
+def test_no_more_probes_share_a_gpu_than_fit() -> None:
+    engine = FakeEngine(gpus=(Gpu(0, 9 * GIB, 80 * GIB),), cores=tuple(range(9)), come=8)
+    found = prober(engine)
+    found.gpu_memory["A"] = 4 * GIB
+    assert len(found("A", 1, 8)) == 2
 
 
 def test_without_a_second_core_or_a_gpu_there_is_no_second_probe() -> None:
@@ -374,17 +440,44 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "init", lambda: calls.append("init"))
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda gpu: (GIB, 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda gpu: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda gpu: 5 * GIB)
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda share, gpu: calls.append(f"{share:g} of {gpu}"),
+    )
     return calls
 
 
 def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> None:
-    with execute._device(1) as found:
+    placement = Placement(("a",), (0,))
+    with execute._device(replace(placement, gpu=1, jobs_per_gpu=4)) as found:
         assert found == torch.device("cuda", 1)
-    with pytest.raises(ZeroDivisionError), execute._device(0):
+        made = execute.with_gpu_memory(Result("a", 1, DONE), found)
+        assert made.peak_gpu_memory == 5 * GIB
+        assert execute.with_gpu_memory(None, found) is None
+    with pytest.raises(ZeroDivisionError), execute._device(replace(placement, gpu=0)):
         raise ZeroDivisionError
-    with execute._device(None) as found:
+    with execute._device(placement) as found:
         assert found == torch.device("cpu")
-    assert fake_cuda == ["init", "use 1", "empty", "leave 1", "init", "use 0", "empty"]
+        assert execute.with_gpu_memory(made, found) is made
+    shared, whole = ["init", "use 1", "0.1875 of 1", "empty", "leave 1"], ["init", "use 0"]
+    assert fake_cuda == [*shared, *whole, "1 of 0", "empty"]
+
+
+@pytest.mark.parametrize("trainer", ["measure", "estimate"])
+def test_the_serial_baseline_runs_on_the_gpu_of_its_placement_and_frees_it(
+    tmp_path: Path, fake_cuda: list[str], monkeypatch: pytest.MonkeyPatch, trainer: str
+) -> None:
+    monkeypatch.setattr(execute.serial_baseline, trainer, lambda bundle, data, stop, device: device)
+    tiny = Tiny(tmp_path)
+    placement = Placement((), (0,), gpu=1, trainer=trainer)
+    told: list[Any] = []
+    found = execute.execute(tiny.bundle, tiny.batches, placement, [], told.append, never)
+    assert found == [torch.device("cuda", 1)]
+    assert fake_cuda == ["init", "use 1", "1 of 1", "empty", "leave 1"]
 
 
 def batches_of(count: int = 60) -> Any:
@@ -424,6 +517,12 @@ def test_half_of_the_free_memory_is_for_inputs(monkeypatch: pytest.MonkeyPatch) 
     seen: list[tuple[Any, int | None]] = []
 
     class Data:
+        def __init__(self) -> None:
+            self.moved: dict[Any, Any] = {}
+
+        def bytes_on(self, device: Any) -> int:
+            return 0
+
         def to(self, device: Any, room: int | None = None) -> Data:
             seen.append((device, room))
             return self

@@ -24,6 +24,7 @@ from asynckfold.training.flops import FlopCounter
 from tests.training.tiny import Tiny, checkpoints
 
 WIDE = Convolution((32, 64, 32, 32), (64, 16, 3, 3))
+NARROW = Convolution((32, 6, 28, 28), (6, 1, 5, 5))
 FOLD = Fold(0, 0, np.array([0]), np.array([1]))
 
 
@@ -56,7 +57,8 @@ def test_the_rule_takes_what_was_faster_and_leaves_what_was_slower(
     ("changes", "convolutions", "told"),
     [
         ({}, [], "no 2-D convolution"),
-        ({"device": "cuda"}, [WIDE], "on CPUs only"),
+        ({"device": "cuda"}, [WIDE], "do not use the matrix units"),
+        ({"device": "cuda", "params": TrainerParams(precision="tf32")}, [NARROW], "fewer than 16"),
         ({"params": TrainerParams(trainer="hogwild")}, [WIDE], "the trainer 'hogwild'"),
         ({"params": TrainerParams(memory_format="contiguous")}, [WIDE], "is 'contiguous'"),
         ({"params": TrainerParams(memory_format="channels_last")}, [], "no 2-D convolution"),
@@ -65,6 +67,12 @@ def test_the_rule_takes_what_was_faster_and_leaves_what_was_slower(
 )
 def test_why_not(changes: dict[str, Any], convolutions: list[Convolution], told: str) -> None:
     assert told in why_not_paying(plan_of(**changes), convolutions)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16", "fp16"])
+def test_gpus_take_short_formats_channels_last(precision: Any) -> None:
+    plan = plan_of(device="cuda", params=TrainerParams(precision=precision))
+    assert why_not_paying(plan, [WIDE]) == ""
 
 
 def test_a_requested_format_is_used() -> None:

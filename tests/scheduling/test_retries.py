@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.scheduling.retries import CLASS_OF, INFRA, OOM, PAUSE_SECONDS, decide
+from asynckfold.scheduling.retries import CLASS_OF, GPU_OOM, INFRA, OOM, PAUSE_SECONDS, decide
 
 OUTCOMES = st.sampled_from(sorted(CLASS_OF))
 
-MOST_ATTEMPTS = 1 + INFRA.retries + OOM.retries
+MOST_ATTEMPTS = 1 + INFRA.retries + OOM.retries + GPU_OOM.retries
 """Of a job in one session, whatever happens to it."""
 
 
@@ -25,7 +25,7 @@ def test_attempts_are_bounded_and_each_class_by_its_own_number(outcomes: list[st
     assert retry is None
     assert len(history) <= MOST_ATTEMPTS
     assert classes.count(classes[-1]) == classes[-1].retries + 1
-    assert all(classes.count(found) <= found.retries + 1 for found in (INFRA, OOM))
+    assert all(classes.count(found) <= found.retries + 1 for found in (INFRA, OOM, GPU_OOM))
 
 
 @given(st.lists(OUTCOMES, max_size=6), OUTCOMES)
@@ -33,6 +33,7 @@ def test_a_job_runs_alone_from_the_first_out_of_memory_on(history: list[str], ou
     retry = decide(history, outcome)
     if retry is not None:
         assert retry.alone == ("oom" in [*history, outcome])
+        assert retry.alone_on_gpu == ("gpu_oom" in [*history, outcome])
 
 
 @given(st.lists(OUTCOMES, max_size=6), OUTCOMES)

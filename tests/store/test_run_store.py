@@ -39,7 +39,7 @@ from asynckfold.jobs.result import (
 )
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore
-from asynckfold.store.records import epochs_text
+from asynckfold.store.records import epochs_text, result_of, result_row
 from asynckfold.system.files import storage_error
 from tests.records import (
     FIRST,
@@ -105,6 +105,17 @@ def test_averaging_statistics_survive_the_store(root: Path, stages: tuple[StageE
         found = store.results()[FIRST]
     assert (found.averaged, found.pretraining) == (averaged, stages)
     assert found.epochs == make_result(FIRST).epochs
+
+
+def test_the_peak_of_a_gpu_survives_the_store_and_changes_no_digest(root: Path) -> None:
+    stages, averaged = (StageEpoch("gpu", 1, {"gpu": 0.5}, 0.25),), Averaged(12, (480,))
+    written = replace(
+        make_result(FIRST), peak_gpu_memory=5 << 30, pretraining=stages, averaged=averaged
+    )
+    found = result_of(result_row(written)[:-1])
+    assert (found.peak_gpu_memory, found.averaged, found.pretraining) == (5 << 30, averaged, stages)
+    assert found.epochs == written.epochs
+    assert found.digest == replace(written, peak_gpu_memory=0).digest
 
 
 def test_a_result_without_averaging_is_stored_in_the_old_form() -> None:

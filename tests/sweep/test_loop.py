@@ -26,12 +26,15 @@ from asynckfold.jobs.messages import (
     RunEvent,
     Task,
 )
-from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.planning.workload import GPU_CONTEXT_BYTES
 from asynckfold.store import RunStore
 from asynckfold.sweep.loop import Sweep
+
+GIB = 1 << 30
 
 Behaviour = Callable[[Task], Any]
 
@@ -61,9 +64,11 @@ class FakeEngine:
         if len(self.waiting) == len(self.cores) or (self.waiting and self.looked):
             self.end(self.waiting.pop(self.order(len(self.waiting))))
         self.looked = not getattr(self, "looked", False)
-        return Load(self.cores, self.cores, 1 << 40, use=(0.5,) * len(self.cores), own=0.5)
+        use = (0.5,) * len(self.cores)
+        return Load(self.cores, self.cores, 1 << 40, self.gpus, use=use, own=0.5)
 
     looked: bool = False
+    gpus: tuple[Gpu, ...] = ()
     now: float = 0.0
 
     def clock(self) -> float:
@@ -152,12 +157,17 @@ def set_full(store: RunStore, full: bool) -> None:
 
 
 def sweep(
-    store: RunStore, behaviour: Behaviour = done, memory: int = 0, **changes: Any
+    store: RunStore,
+    behaviour: Behaviour = done,
+    memory: int = 0,
+    like: Request | None = None,
+    **changes: Any,
 ) -> tuple[Sweep, FakeEngine, Recording]:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = FakeEngine(behaviour, inbox, **changes), Recording()
     names = [job.id for job in store.reader.plan.jobs]
-    requests = {name: Request(name, 1.0, memory=memory) for name in names}
+    like = like or Request("", 1.0, memory=memory)
+    requests = {name: replace(like, job_id=name) for name in names}
     made = Sweep(store, engine, inbox, requests, lambda result: result, watch, engine.clock)
     return made, engine, watch
 
@@ -306,6 +316,34 @@ def test_out_of_memory_is_retried_alone_after_all_others(store: RunStore) -> Non
     assert {task.job.id for task in engine.started[-2:]} == short
     assert [placement.alone for placement in watch.placements] == [False] * 6 + [True] * 2
     assert [event.kind for event in store.reader.events()] == ["oom_retry"] * 2
+
+
+def test_a_gpu_out_of_memory_is_retried_alone_on_a_gpu_and_others_go_on(store: RunStore) -> None:
+    greedy, beside = "A/cosine/fold-0", []
+
+    def full(task: Task) -> Any:
+        if task.job.id == greedy and task.attempt == 1:
+            error = "OutOfMemoryError: CUDA out of memory"
+            return RetryableFailure("gpu_oom", Result(greedy, 1, FAILED, error=error))
+        if task.job.id == greedy:
+            beside.append([other.job.id for _, other in engine.waiting])
+        return replace(done(task), peak_gpu_memory=3 * GIB)
+
+    gpus = (Gpu(0, 20 * GIB, 20 * GIB), Gpu(1, 20 * GIB, 20 * GIB))
+    like = Request("", 1.0, gpu=True, gpu_memory=GIB, jobs_per_gpu=2)
+    made, engine, watch = sweep(store, full, like=like, gpus=gpus, cores=(0, 1, 2, 3))
+    made.run()
+    assert store.reader.counts()["done"] == 6
+    again = [item for item in watch.placements if item.jobs == (greedy,)]
+    assert [(item.alone, item.jobs_per_gpu) for item in again] == [(False, 2), (False, 1)]
+    (event,) = [item for item in store.reader.events() if item.kind == "oom_retry"]
+    assert event.text.endswith("retried alone on a GPU")
+    # What the first job of a model took is expected of the others.
+    expected = 3 * GIB + GPU_CONTEXT_BYTES
+    assert {item.gpu_memory for item in watch.placements} == {GIB, expected}
+    assert again[1].gpu_memory == expected
+    (result,) = [item for item in watch.results if item.job_id == greedy]
+    assert result.peak_gpu_memory == 3 * GIB
 
 
 def test_out_of_memory_alone_is_a_failure_with_its_peak(store: RunStore) -> None:

@@ -236,7 +236,7 @@ ENDINGS = st.lists(st.sampled_from(["stopped", DONE, FAILED, "died", "io"]), max
 ENDS = ("ctrl-c", "ctrl-c twice", "kill -9", "worker's disk", "store's disk")
 FINAL = (DONE, FAILED, DIVERGED, "unpack")
 OUTCOMES = st.sampled_from(
-    [*FINAL, "died", "hang", "device_lost", "oom", "refused", "oom", "died", "stopped"]
+    [*FINAL, "died", "hang", "device_lost", "oom", "refused", "gpu_oom", "died", "stopped"]
 )
 
 

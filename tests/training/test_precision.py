@@ -1,4 +1,4 @@
-"""bfloat16 on request: in every trainer, and in the plan only where it was asked for."""
+"""Precision on request: in every trainer, and in the plan only where it was asked for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from asynckfold.api.execution import slow_notes
 from asynckfold.jobs.messages import Task
@@ -18,6 +19,8 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import CPU as CPU_CLASS
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TRAINERS, TrainerParams
+from asynckfold.planning.feasibility import precision_problems
+from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion import check_equivalence
 from asynckfold.training.multiprocess import train
@@ -25,7 +28,15 @@ from asynckfold.training.precision import outputs_of
 from tests.training.fusion.test_trainer import MODELS, digests, grouped
 from tests.training.fusion.test_zoo import replicas, steps
 from tests.training.fusion.zoo import ZOO
-from tests.training.tiny import Plain, Tiny, never
+from tests.training.tiny import (
+    CLASSES,
+    FEATURES,
+    Plain,
+    Tiny,
+    always,
+    checkpoints,
+    never,
+)
 
 SHORT = TrainerParams(epochs=2, precision="bf16")
 
@@ -51,6 +62,23 @@ def test_slow_bf16_is_reported(tmp_path: Path) -> None:
     assert "no instructions for bfloat16" in note
 
 
+def test_what_cores_cannot_do_is_reported_before_the_sweep(tmp_path: Path) -> None:
+    plan = Tiny(tmp_path).bundle.plan
+
+    def on(device: str, precision: str) -> Plan:
+        return replace(plan, device=device, params=replace(plan.params, precision=precision))
+
+    (problem,) = precision_problems(on("cpu", "fp16"))
+    assert "needs a GPU" in str(problem)
+    assert not [*precision_problems(on("cuda", "fp16")), *precision_problems(on("cpu", "tf32"))]
+    (note,) = slow_notes(on("cpu", "tf32"), {})
+    assert "no effect" in note
+    assert list(slow_notes(on("cuda", "tf32"), {})) == []
+    assert TrainerParams(precision="fp16").precision_on_cores == "fp32"
+    several = TrainerParams(precision="fp16", trainer="averaging", processes=2)
+    assert "is for the plain trainer" in str(next(several.problems()))
+
+
 class Watched(Plain):
     """Notes the type that its layer computes in, with the mode."""
 
@@ -70,7 +98,7 @@ def noted(loss: set[torch.dtype]) -> Any:
     return criterion
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_training_and_evaluation_compute_in_bf16_and_the_loss_in_float32(
     tmp_path: Path, precision: str, trainer: str
@@ -151,3 +179,132 @@ def test_a_model_that_fails_in_bf16_is_reported_before_the_sweep(tmp_path: Path)
     tiny = Tiny(tmp_path, {"float": FloatOnly}, params=SHORT)
     facts = preflight.check(tiny.bundle, tiny.batches)
     assert list(facts.failures) == ["float/constant"]
+
+
+# float16: cores stand in for a GPU
+
+HALF = TrainerParams(epochs=4, precision="fp16", clip_grad_norm=1.0)
+
+
+class Overflowing(nn.Module):
+    """Has a gradient beyond float16 at the initial loss scale, as large models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(FEATURES - 1, CLASSES)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.linear(inputs[:, 1:])
+        return found * 100
+
+
+def slow_sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def rmsprop(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(model.parameters(), lr=0.01)
+
+
+@pytest.mark.parametrize("opt_fn", [slow_sgd, adam, rmsprop])
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_float16_job_stopped_after_every_batch_ends_with_the_same_bits(
+    tmp_path: Path, opt_fn: Any
+) -> None:
+    """With fused kernels and without: the scale is in the checkpoint."""
+    models = {"overflowing": Overflowing}
+    whole = Tiny(tmp_path / "whole", models, opt_fn=opt_fn, params=HALF).train()
+    tiny = Tiny(tmp_path / "stopped", models, opt_fn=opt_fn, params=HALF)
+    stopped, attempts = tiny.train_with_stops()
+    assert attempts > 1
+    assert (whole.status, stopped.digest) == (DONE, whole.digest)
+    assert whole.digest != Tiny(tmp_path / "plain", models, opt_fn=opt_fn).train().digest
+
+
+def test_the_loss_scale_adapts_and_skips_steps(tmp_path: Path) -> None:
+    params = replace(HALF, epochs=8)
+    tiny = Tiny(tmp_path, {"overflowing": Overflowing}, opt_fn=adam, params=params)
+    _, events = tiny.attempt(stop=always)
+    (ref,) = checkpoints(events)
+    tree = checkpoint.load(tmp_path / ref.file, ref.sha256)
+    assert tree["scaler"]["scale"] < GradScaler("cpu").get_scale()
+    steps = {float(entry["step"]) for entry in tree["optimizer"]["state"].values()}
+    assert steps == {0.0}
+    result = tiny.train()
+    losses = [epoch.train_loss for epoch in result.epochs]
+    assert losses[-1] < losses[0]
+
+
+def test_other_checkpoints_hold_no_scale(tmp_path: Path) -> None:
+    _, events = Tiny(tmp_path, params=SHORT).attempt(stop=always)
+    (ref,) = checkpoints(events)
+    assert "scaler" not in checkpoint.load(tmp_path / ref.file, ref.sha256)
+
+
+def test_float16_is_checked_in_float32_and_never_fused(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, {"float": FloatOnly}, params=HALF)
+    facts = preflight.check(replace(tiny.bundle, fuse="auto"), tiny.batches)
+    assert (facts.failures, facts.problems) == ({}, ())
+    assert "float16" in facts.fusible["float"]
+
+
+def lbfgs(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.LBFGS(model.parameters())
+
+
+def test_float16_needs_an_optimizer_with_one_gradient_a_step(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, opt_fn=lbfgs, params=HALF)
+    (problem,) = preflight.check(tiny.bundle, tiny.batches).problems
+    assert "one gradient a step" in problem[0]
+
+
+@pytest.mark.parametrize("trainer", ["measure", "estimate"])
+def test_the_serial_baseline_computes_in_float16_too(tmp_path: Path, trainer: str) -> None:
+    (found,) = Tiny(tmp_path, params=HALF).execute(trainer=trainer)
+    assert found.seconds > 0
+
+
+# TF32
+
+
+class Tf32(Plain):
+    """Has in its buffer what torch says of TF32 while it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        allowed = torch.backends.cuda.matmul.allow_tf32 and torch.backends.cudnn.allow_tf32
+        if not allowed:
+            raise RuntimeError("TF32 is off")
+
+
+def test_jobs_in_tf32_find_it_allowed_and_leave_it_as_it_was(tmp_path: Path) -> None:
+    params = TrainerParams(epochs=1, precision="tf32")
+    tiny = Tiny(tmp_path / "tf32", {"tf32": Tf32}, params=params)
+    (result,) = tiny.execute(tiny.jobs[0])
+    assert result.status == DONE, result.error
+    assert not torch.backends.cuda.matmul.allow_tf32
+    (plain,) = (other := Tiny(tmp_path / "fp32", {"tf32": Tf32})).execute(other.jobs[0])
+    assert "TF32 is off" in plain.error
+
+
+class NewName(Plain):
+    """Sets what it computes in by torch's newer name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends, "fp32_precision"), reason="this torch has no fp32_precision"
+)
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_a_model_may_set_fp32_precision(tmp_path: Path, precision: str) -> None:
+    params = TrainerParams(epochs=1, precision=precision)
+    tiny = Tiny(tmp_path, {"new": NewName, "plain": Plain}, params=params)
+    one, other = tiny.execute(tiny.jobs[0], next(job for job in tiny.jobs if job.model == "plain"))
+    assert (one.status, other.status) == (DONE, DONE), one.error + other.error

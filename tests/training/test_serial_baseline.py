@@ -17,7 +17,9 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 from torch.utils.data import Dataset
 
+from asynckfold import AsyncKFold
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import RunStore
 from asynckfold.training import serial_baseline
 from tests.training.tiny import (
     FEATURES,
@@ -124,7 +126,7 @@ def test_seconds_add_up(tmp_path: Path) -> None:
     assert measured.kind == "measured"
     assert measured.threads == torch.get_num_threads()
     assert set(measured.by_candidate) == {"a/constant", "b/constant"}
-    assert measured.seconds == sum(measured.by_candidate.values())
+    assert measured.seconds == pytest.approx(sum(measured.by_candidate.values()))
     assert 0.5 * passed < measured.seconds <= passed
 
 
@@ -244,7 +246,8 @@ def test_a_model_that_fails_is_left_to_the_sweep(
 ) -> None:
     tiny = Tiny(tmp_path, {"bad": failing(error(3)), "good": Plain})
     found = trainer(tiny.bundle, tiny.batches, never)
-    assert found.by_candidate["bad/constant"] < found.by_candidate["good/constant"]
+    assert set(found.by_candidate) == {"good/constant"}
+    assert found.seconds == pytest.approx(found.by_candidate["good/constant"])
     assert "bad/constant" not in found.accuracy
 
 
@@ -280,3 +283,18 @@ def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, make: Any) -> None
     assert measured is not None
     assert measured.accuracy == {}
     assert all(value > 0.001 for value in measured.by_candidate.values())
+
+
+def test_an_estimate_that_fails_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*given: Any) -> tuple[float, float]:
+        raise ValueError
+
+    monkeypatch.setattr(serial_baseline, "_batch_seconds", fail)
+    results = AsyncKFold(
+        2, samples(), tmp_path / "run", nn.CrossEntropyLoss(), 10, parallelize=False, verbose=0
+    )([Plain], ["constant"], adam, {"epochs": 1})
+    assert results.baseline is None
+    assert results.timing.serial_seconds is None
+    with RunStore.read(tmp_path / "run") as store:
+        (told,) = [event.text for event in store.events() if event.kind == "baseline"]
+    assert told.endswith("none of its jobs could be timed")

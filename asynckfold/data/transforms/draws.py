@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 _WORD = (1 << 64) - 1
 
@@ -47,6 +49,7 @@ class Draw:
     epoch: int
     indices: npt.NDArray[np.int64]  # sample numbers, (B,)
     place: int = 0  # position of the step in its view
+    sent: Mapping[int, Tensor] = field(default_factory=dict)  # bits on the device, by place
 
     def bits(self) -> npt.NDArray[np.uint64]:
         """Return one 64-bit number per sample, shape (B,)."""
@@ -57,7 +60,13 @@ class Draw:
 
     def at(self, place: int) -> Draw:
         """Return the draw of another step for the same samples."""
-        return Draw(self.seed, self.epoch, self.indices, place)
+        return replace(self, place=place)
+
+    def bits_on(self, device: torch.device) -> Tensor:
+        """Return `bits` as int64 on a device; they were sent before, or are now."""
+        if self.place in self.sent:
+            return self.sent[self.place]
+        return torch.from_numpy(self.bits().view(np.int64)).to(device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +92,10 @@ class JoinedDraw:
     def at(self, place: int) -> JoinedDraw:
         """Return the draw of another step for the same samples."""
         return JoinedDraw(self.seeds, self.epoch, self.batches, place)
+
+    def bits_on(self, device: torch.device) -> Tensor:
+        """Return `bits` as int64 on a device."""
+        return torch.from_numpy(self.bits().view(np.int64)).to(device)
 
 
 AnyDraw = Draw | JoinedDraw

@@ -8,7 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from asynckfold.data.transforms.batch_steps import BatchStep, PerSample, Unchanged
+from asynckfold.data.transforms.batch_steps import (
+    BatchStep,
+    PerSample,
+    RandomCrop,
+    RandomFlip,
+    Unchanged,
+)
 from asynckfold.data.transforms.draws import AnyDraw
 from asynckfold.data.transforms.equivalents import batch_step
 from asynckfold.data.transforms.generators import seeded
@@ -25,6 +31,12 @@ class View:
     stored: Kind | None  # None: samples differ in shape, or cannot be stacked
     steps: tuple[BatchStep, ...]  # the rest, for whole batches
     pipeline: tuple[Step, ...]  # all of the user's steps, to read samples one by one
+
+    @property
+    def drawing(self) -> list[int]:
+        """Places of the steps that draw for each sample, on any device."""
+        kinds = (RandomCrop, RandomFlip)
+        return [place for place, step in enumerate(self.steps) if isinstance(step, kinds)]
 
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Apply the batch steps to stored samples (B, ...)."""

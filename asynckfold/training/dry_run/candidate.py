@@ -207,7 +207,7 @@ class CandidateTrial:
     def notes(self) -> Iterator[str]:
         """Yield what preprocessing loses, and what scores depend on besides the samples."""
         yield from filter(None, self.data_notes)
-        precision = self.bundle.plan.params.precision
+        precision = self.bundle.plan.params.precision_on_cores
         found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
         if found:
             yield f"model {self.name}: {found}"
@@ -261,13 +261,15 @@ class CandidateTrial:
             torch.compiler.reset()
 
     def _outputs(self, model: nn.Module, most: int | None = None) -> Any:
-        return outputs_of(model, self.inputs[:most], self.bundle.plan.params.precision)
+        return outputs_of(model, self.inputs[:most], self.bundle.plan.params.precision_on_cores)
 
     def why_not_fusible(self) -> str:
         """Return why jobs of the model are not fused; empty if they are."""
         bundle, recipe = self.bundle, self.bundle.recipe
         if pretraining.has_pretraining(self.model):
             return "it has pretraining, which each job runs separately"
+        if bundle.plan.params.precision == "fp16":
+            return "in float16, each job scales its own losses"
         reason = fusion_groups.why_not_paying(
             bundle.fuse, bundle.plan, bundle.folds, self.name, self.counter.flops
         )
@@ -277,7 +279,7 @@ class CandidateTrial:
         try:
             models = [recipe.models[self.name]() for _ in range(2)]
             opt_fn = partial(with_fused_kernel, recipe.opt_fn)
-            precision, steps = bundle.plan.params.precision, self._steps()
+            precision, steps = bundle.plan.params.precision_on_cores, self._steps()
             found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
             if found.fused is None:
                 return str(found.refusal)
@@ -306,7 +308,7 @@ class CandidateTrial:
         optimizers, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
         criterion = self.bundle.recipe.criterion
         together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
-        backward(fused, together, parts_of(batches), self.bundle.plan.params.precision)
+        backward(fused, together, parts_of(batches), self.bundle.plan.params.precision_on_cores)
         return why_not_on_views(fused, optimizers, plain, [opt_fn(model) for model in plain])
 
     def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:

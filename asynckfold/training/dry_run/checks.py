@@ -198,6 +198,16 @@ def check_log_probabilities(name: str, criterion: Any, outputs: torch.Tensor) ->
 # What the trainer asks for
 
 
+def check_scalable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that evaluates the loss itself where losses are scaled."""
+    if bundle.plan.params.precision == "fp16" and isinstance(optimizer, torch.optim.LBFGS):
+        raise Refused(
+            "precision='fp16' needs an optimizer with one gradient a step",
+            "LBFGS, which computes several",
+            "Use another, such as SGD or Adam, or pass precision='bf16'.",
+        )
+
+
 def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that several processes cannot use."""
     params, kind = bundle.plan.params, type(optimizer).__name__

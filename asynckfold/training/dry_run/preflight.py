@@ -69,6 +69,7 @@ def check(
                         checks.check_storable(f"model {name}", dry.model)
                         checks.check_storable("optimizer", dry.optimizer)
                         checks.check_storable("criterion", recipe.criterion)
+                        checks.check_scalable(bundle, dry.optimizer)
                         checks.check_shareable(bundle, dry.optimizer)
                         checks.check_servable(bundle, dry.model)
                         checks.check_pretraining(bundle, name, dry.model)

@@ -332,7 +332,7 @@ def isolated(*, patches: bool = False) -> Iterator[Traces]:
         found = [
             setting.name
             for setting, value in zip(_SETTINGS, before, strict=True)
-            if setting.value() != value
+            if setting.differs(value)
         ]
         return found + (places.changed() if places else [])
 

@@ -6,6 +6,7 @@ that differ from torch's defaults are recorded with the software.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,10 @@ import torch
 Value = str | bool | int | float | None
 
 UNREADABLE = "torch refuses to tell"
-"""Value of a setting that raises when read, as older names do beside ``fp32_precision``."""
+"""Value of a setting that raises when read, as older names do beside ``fp32_precision``.
+
+It is neither set nor compared: the settings of ``fp32_precision`` then say what torch computes.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,17 +40,25 @@ class Setting:
         except Exception:  # noqa: BLE001 - of torch, and must not end the worker
             return UNREADABLE
 
+    def differs(self, value: Any) -> bool:
+        """Return whether the value is another than it was."""
+        return bool(value != UNREADABLE and self.value() != value)
+
     def put(self, value: Any) -> None:
         """Set it, if it differs and was readable."""
-        if value != UNREADABLE and self.value() != value:
+        if self.differs(value):
             self.write(value)
 
 
 def _flag(owner: Any, label: str, usual: Value, *, gpu: bool = False) -> list[Setting]:
     """An attribute of one of torch's backends, if this version has it."""
     name = label.rpartition(".")[2]
-    if not hasattr(owner, name):
-        return []
+    try:
+        if not hasattr(owner, name):
+            return []
+    except RuntimeError:
+        # torch has it, and refuses to tell.
+        pass
 
     read, write = partial(getattr, owner, name), partial(setattr, owner, name)
     return [Setting(label, read, write, usual, gpu)]
@@ -91,6 +103,28 @@ def _float32_precision() -> list[Setting]:
     if hasattr(torch._C, "_get_fp32_precision_getter"):
         found += [_cell(*cell) for cell in _CELLS]
     return found
+
+
+def allow_tf32() -> None:
+    """Let GPUs round the inputs of matrix products and convolutions to TF32.
+
+    By the older names, after which both kinds can be read; by the newer ones where the caller used
+    these: torch refuses to read older names beside newer ones that say something else.
+    """
+    older = [
+        *_flag(torch.backends.cuda.matmul, "cuda.matmul.allow_tf32", False, gpu=True),
+        *_flag(torch.backends.cudnn, "cudnn.allow_tf32", True, gpu=True),
+    ]
+    # Some versions of torch warn of the older names.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if all(setting.value() != UNREADABLE for setting in older):
+            for setting in older:
+                setting.put(True)
+            return
+    for cell in _CELLS:
+        if cell[0] == "cuda" and cell[1] != "all":
+            _cell(*cell).put("tf32")
 
 
 def _attention() -> list[Setting]:

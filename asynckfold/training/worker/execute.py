@@ -27,6 +27,7 @@ from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import JobEnded, Left, RetryableFailure, RunEvent, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import FAILED, Result
+from asynckfold.planning.gpu_sharing import memory_share
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, probe, serial_baseline
@@ -79,6 +80,8 @@ def execute(
     with isolated() as traces:
         leave_contexts()
         torch_settings.apply(bundle.numerics)
+        if bundle.plan.params.precision == "tf32":
+            torch_settings.allow_tf32()
         found = _execute(bundle, data, placement, tasks, report, stop, heartbeat or Heartbeat())
     if traces.left:
         job = placement.jobs[0] if placement.jobs else None
@@ -106,10 +109,6 @@ def _execute(
         if placement.trainer == "preflight":
             models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
             return [preflight.check(bundle, data, heartbeat, models)]
-        if placement.trainer == "measure":
-            return [serial_baseline.measure(bundle, data, stop)]
-        if placement.trainer == "estimate":
-            return [serial_baseline.estimate(bundle, data, stop)]
         if on_several:
             (task,), cores = tasks, placement.cores
             with hide_gpus(placement.gpu, placement.gpu_uuid) as gpu:
@@ -118,16 +117,22 @@ def _execute(
                     tasks,
                     lambda: [train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)],
                 )
-        with _device(placement.gpu, placement.gpu_uuid) as device:
+        with _device(placement) as device:
+            if placement.trainer == "measure":
+                return [serial_baseline.measure(bundle, data, stop, device)]
+            if placement.trainer == "estimate":
+                return [serial_baseline.estimate(bundle, data, stop, device)]
             if placement.trainer == "probe":
                 jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
                 with isolated(patches=True):
                     return [probe.measure(bundle, jobs, data, device, report, stop, heartbeat)]
             if placement.trainer == "fused":
-                return _train_group(bundle, data, tasks, device, report, stop, heartbeat)
+                found = _train_group(bundle, data, tasks, device, report, stop, heartbeat)
+                return [with_gpu_memory(item, device) for item in found]
 
             def work(task: Task) -> list[Any]:
-                return [loop.train(bundle, task, data, device, report, stop, heartbeat)]
+                found = loop.train(bundle, task, data, device, report, stop, heartbeat)
+                return [with_gpu_memory(found, device)]
 
             return [_attempt(bundle, [task], partial(work, task))[0] for task in tasks]
 
@@ -154,18 +159,31 @@ def in_turn(
 
 
 @contextmanager
-def _device(gpu: int | None, uuid: str = "") -> Iterator[torch.device]:
+def _device(placement: Placement) -> Iterator[torch.device]:
     """Make a GPU the current device: its generator is the one in checkpoints."""
+    gpu = placement.gpu
     if gpu is None:
         yield torch.device("cpu")
         return
-    index = open_gpu(gpu, uuid, narrow=_ignores_interrupts())
+    index = open_gpu(gpu, placement.gpu_uuid, narrow=_ignores_interrupts())
     with torch.cuda.device(index):
+        _, total = torch.cuda.mem_get_info(index)
+        share = memory_share(total, placement.jobs_per_gpu)
+        torch.cuda.set_per_process_memory_fraction(share, index)
+        torch.cuda.reset_peak_memory_stats(index)
         try:
             yield torch.device("cuda", index)
         finally:
             # Other processes cannot use what this one caches.
             torch.cuda.empty_cache()
+
+
+def with_gpu_memory(found: Any, device: torch.device) -> Any:
+    """Return a result with the peak of this process's memory on a GPU; anything else unchanged."""
+    if device.type != "cuda" or not isinstance(found, Result):
+        return found
+    # With the allocator's cache, which other processes cannot use.
+    return replace(found, peak_gpu_memory=torch.cuda.max_memory_reserved(device))
 
 
 def _train_group(

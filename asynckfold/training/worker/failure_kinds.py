@@ -13,14 +13,17 @@ import torch
 _NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate memory",
     "DefaultCPUAllocator: not enough memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+)
+"""Messages of torch's allocator and the kernel."""
+
+_NO_GPU_MEMORY = (
     "CUDA out of memory",
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
-    "Cannot allocate memory",
-    "std::bad_alloc",
 )
-"""Messages of torch's allocators, its libraries, and the kernel."""
 
 _LOST_DEVICE = ("CUDA error:", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
 """After any of these the process cannot use its GPU again (pytorch#17425)."""
@@ -40,7 +43,9 @@ def outcome_of(error: BaseException, text: str) -> str:
     >>> outcome_of(ValueError(), "CUDA out of memory")
     'error'
     """
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+    if isinstance(error, torch.OutOfMemoryError):
+        return "gpu_oom"
+    if isinstance(error, MemoryError):
         return "oom"
     if isinstance(error, OSError):
         return "oom" if error.errno == errno.ENOMEM else "error"
@@ -48,6 +53,7 @@ def outcome_of(error: BaseException, text: str) -> str:
         return "error"
     for outcome, words in (
         ("oom", _NO_MEMORY),
+        ("gpu_oom", _NO_GPU_MEMORY),
         ("device_lost", _LOST_DEVICE),
         ("died", _DEAD_CHILD),
     ):
