@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from asynckfold.jobs.placement import Placement
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.worker import execute
 from tests.system.test_gpus import FakeNvml
@@ -32,10 +33,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def on_stand_in(gpu: int | None, uuid: str = "") -> Iterator[torch.device]:
+def on_stand_in(placement: Placement) -> Iterator[torch.device]:
     """What `execute._device` does, on a core; says so in the log of the job."""
-    if gpu is not None:
-        print(f"GPU {gpu} is {uuid}", flush=True)
+    if placement.gpu is not None:
+        print(f"GPU {placement.gpu} is {placement.gpu_uuid}", flush=True)
     yield torch.device("cpu")
 
 

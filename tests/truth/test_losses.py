@@ -457,7 +457,9 @@ def test_the_serial_baseline_computes_the_same_mean(tmp_path: Path, kind: str) -
     tiny = prepared(
         Tiny(tmp_path, criterion=criterion, opt_fn=frozen, batch_size=7, params=TrainerParams(1))
     )
-    trained = serial_baseline._train(tiny.bundle, tiny.jobs[0], tiny.batches, never)
+    trained = serial_baseline._train(
+        tiny.bundle, tiny.jobs[0], tiny.batches, never, torch.device("cpu")
+    )
     assert trained is not None
     ((_, train_loss),) = trained.epochs
     ((wanted, _),) = by_hand(tiny, summed, counts)
