@@ -130,7 +130,7 @@ def test_a_truncated_file_is_detected(finished: Path, root: Path) -> None:
 def test_a_run_without_its_database_is_not_overwritten(finished: Path, root: Path) -> None:
     shutil.copytree(finished, root)
     (root / "run.db").unlink()
-    with pytest.raises(StoreCorruptError, match=r"run\.db is gone or empty"):
+    with pytest.raises(StoreCorruptError, match=r"run\.db is missing or empty"):
         RunStore.hold(root)
     (root / "splits.npz").unlink()
     RunStore.hold(root).close()

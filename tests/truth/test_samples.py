@@ -266,7 +266,8 @@ def test_one_value_that_changes_in_streamed_data_is_noticed(
         np.save(path, rows)
         dataset: Any = Stored(path, kind == "random dataset")
         if kind == "tuple":
-            dataset = (np.load(path, mmap_mode="r"), np.arange(500) % 2)
+            # Copy on write: a read-only mapping would be held.
+            dataset = (np.load(path, mmap_mode="c"), np.arange(500) % 2)
         if kind == "subset":
             dataset = Subset(dataset, range(499, -1, -1))
         step = (lambda row: row * 2) if kind == "user's step" else None

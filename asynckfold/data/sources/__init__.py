@@ -33,11 +33,11 @@ from asynckfold.data.sources.text_files import HEADER_CHOICES
 from asynckfold.errors import Problem, nearest, refuse
 
 __all__ = [
-    "TableOptions",
     "Inspection",
     "SOURCES",
     "Samples",
     "Source",
+    "TableOptions",
     "balanced_subset",
     "column_words",
     "image_transform",
