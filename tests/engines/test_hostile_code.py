@@ -344,6 +344,7 @@ server_process.start_server = fresh_server
 """The server starts as it does for a user; only the sweep need not import torch before."""
 
 
+@pytest.mark.crashes("the sweep is killed at any moment, also while a job writes")
 @pytest.mark.parametrize("delay", [0.0, 0.5, 1.0, 1.5, 2.0])
 def test_killed_while_workers_start_it_leaves_no_orphan(
     root: Path, delay: float, warm: Nursery
