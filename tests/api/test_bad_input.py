@@ -260,7 +260,7 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "half precision": (
         {"precision": "fp8"},
-        ["precision must be one of 'fp32', 'tf32', 'bf16', 'fp16'", "'fp8'", "Did you mean"],
+        ["precision must be one of 'fp32', 'tf32', 'bf16', 'fp16'", "'fp8'", "Leave precision out"],
     ),
     "no time for a batch": (
         {"stall_timeout": 0},

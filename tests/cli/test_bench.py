@@ -225,6 +225,7 @@ def test_steps_are_timed_plain_and_fused() -> None:
         assert row["turns"] >= 3
 
 
+@pytest.mark.nightly
 def test_steps_are_timed_beside_others_however_threads_wait() -> None:
     before = len(os.sched_getaffinity(0))
     table = crowd.table([loops.Case("VGG", loops.small_vgg, batch_size=2)], 0.0, turns=2)

@@ -149,6 +149,7 @@ def test_what_a_job_leaves_behind_ends_with_the_pool(root: Path, model: type[Tin
 # What cannot be ended
 
 
+@pytest.mark.nightly
 def test_closing_does_not_wait_for_a_worker_that_cannot_be_killed(root: Path) -> None:
     with engine(root, Sleeps, ("unkillable",), epochs=1000) as (made, pool, bundle, _):
         future = submit(made, bundle)
@@ -158,6 +159,7 @@ def test_closing_does_not_wait_for_a_worker_that_cannot_be_killed(root: Path) ->
             future.result(0)
 
 
+@pytest.mark.nightly
 def test_a_server_that_does_not_obey_is_replaced(root: Path) -> None:
     with engine(root, Sleeps, epochs=1000, stall_timeout=0.5) as (made, pool, bundle, _):
         future = submit(made, bundle)

@@ -169,6 +169,7 @@ def test_it_ends_with_5_and_with_room_the_same_command_ends_alike(
         assert int(room[1]) > int(room[2])
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_file_that_may_not_grow_is_such_a_disk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -156,6 +156,7 @@ def test_a_killed_member_costs_its_job_no_more_than_since_the_last_checkpoint(
     assert "continues after epoch" in log
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_a_member_that_stands_still_is_found(root: Path, warm: Nursery) -> None:
     script = start(warm, root, stall_timeout=1.5)

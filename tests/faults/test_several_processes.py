@@ -181,7 +181,7 @@ def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm
         (
             {"devices": "cuda"},
             {},
-            "processes=2, and a GPU. Pass devices='auto', or, for a process on the GPU, train",
+            "processes=2, and a GPU. Pass devices='auto', or, for processes on the GPU, train",
         ),
         (
             {"trainer": "hogwild", "devices": [0]},

@@ -140,6 +140,7 @@ class Engine:
         assert name not in {other.job.id for _, other in self.running.values()}, "runs twice"
         assert past.count("infra") <= 2, "more retries than promised"
         assert past.count("oom") <= 1, "more retries than promised"
+        assert past.count("gpu_oom") <= 1, "more retries than promised"
         assert "user" not in past, "the user's own failure is tried again"
         assert self.now >= self.due.get(name, 0.0), "runs in its pause"
         assert placement.alone == ("oom" in past)
@@ -170,6 +171,9 @@ class Engine:
         elif outcome == "refused":
             past.append("oom")
             future.set_result(Answer([RetryableFailure("oom", failed)], 1, 5))
+        elif outcome == "gpu_oom":
+            past.append("gpu_oom")
+            future.set_result(Answer([RetryableFailure("gpu_oom", failed)], 1, 5))
         elif outcome == "oom":
             past.append("oom")
             future.set_exception(WorkerDiedError(7, "SIGKILL, out of memory", "oom", 5))

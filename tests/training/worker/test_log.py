@@ -128,6 +128,7 @@ def test_a_flood_of_prints_neither_fills_the_disk_nor_stops_the_job(root: Path) 
         assert b"epoch 2 train_loss" in data[-4096:]
 
 
+@pytest.mark.nightly
 def test_a_crash_after_a_flood_leaves_its_stack(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FLOOD, root, "Crashing"], cwd=HOME, capture_output=True, text=True

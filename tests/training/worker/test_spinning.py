@@ -201,6 +201,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.nightly
 def test_with_more_threads_than_cores_libgomp_spins_little() -> None:
     """By seconds of the processor, not of the clock: two threads on one core, 20 times and more."""
     if spinning._libgomp() is None:
