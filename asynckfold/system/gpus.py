@@ -6,7 +6,6 @@ order of the PCI bus; the slices of a GPU follow one another.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -18,14 +17,14 @@ from asynckfold.system.readers import UNREADABLE
 def load_nvml() -> tuple[Any, str]:
     """Return the initialised NVML module, or None and the reason."""
     try:
-        nvml = importlib.import_module("pynvml")
+        import pynvml
     except ImportError:
         return None, "nvidia-ml-py is not installed: pip install nvidia-ml-py"
     try:
-        nvml.nvmlInit()
-    except (nvml.NVMLError, *UNREADABLE) as error:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, *UNREADABLE) as error:
         return None, f"NVML does not start: {error}"
-    return nvml, ""
+    return pynvml, ""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import asynckfold
 
 ROOT = Path(__file__).parents[2]
 
-PACKAGES = {"PIL": "pillow", "sklearn": "scikit-learn"}
+PACKAGES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "sklearn": "scikit-learn"}
 """Import names that differ from the package's."""
 
 

@@ -52,7 +52,6 @@ ALLOWED = {
         "import by name",
     ): "modules that the parent names to preload",
     ("cli/built_in.py", "import by name"): "code that the user names on the command line",
-    ("system/gpus.py", "import by name"): "pynvml, an optional extra",
     ("training/job_log.py", "file opened to write"): "the job's log, which is appended to",
     ("store/lock.py", "file opened to write"): "the lock, which is never renamed",
     ("store/database.py", "file opened to write"): "run.db, made with its mode before SQLite does",
