@@ -253,8 +253,7 @@ class WorkerPool:
     def _finish(self, worker: Worker) -> None:
         """Complete the future of a worker that is gone."""
         self._end(worker)
-        worker.open = False
-        worker.pipe.close()
+        worker.close()
 
     def _end(self, worker: Worker) -> None:
         with self._lock:

@@ -88,6 +88,12 @@ class Worker:
             work, self.work = self.work, None
         return work
 
+    def close(self) -> None:
+        """Close its pipe, once: both threads may find its end at the same time."""
+        with self._lock:
+            self.open = False
+            self.pipe.close()
+
     def send(self, work: Submission, bundle: str, files: Sequence[int]) -> None:
         """Send work, and before it the bundle with its files unless the worker has it."""
         if self.bundle != bundle:
