@@ -47,6 +47,8 @@ class Nursery:
             stdout=subprocess.PIPE,
             text=True,
             cwd=HOME,
+            # The calls of a run must not depend on whether it is the first to import a module.
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         self._traces = itertools.count()
 
