@@ -64,24 +64,37 @@ def program() -> int:
     terminal.open_standard()
     # Called after the exit handlers of what is imported from here on.
     atexit.register(terminal.flush)
-    words, exits_fast = sys.argv[1:], True
-    with listening(*ENDINGS):
-        try:
+    words = sys.argv[1:]
+    try:
+        with listening(*ENDINGS):
             try:
-                parsed = _parsed(words)
-                exits_fast = not imports_user_code(parsed)
-                code = _run_verb(parsed)
-            except InputError as error:
-                code = _refused(error)
-            _ignore_signals()
-        except InterruptedRunError as interrupt:
-            # Before anything began, or after everything was printed.
-            _ignore_signals()
-            terminal.complain(f"{interrupt}\n{continue_with(words)}")
-            code = interrupt.exit_code
-        if exits_fast:
-            _exit_fast(code)
+                return _program(words)
+            except InterruptedRunError as interrupt:
+                return _interrupted(interrupt, words)
+    except InterruptedRunError as interrupt:
+        # While the handlers were being installed.
+        return _interrupted(interrupt, words)
+
+
+def _program(words: Sequence[str]) -> int:
+    exits_fast = True
+    try:
+        parsed = _parsed(words)
+        exits_fast = not imports_user_code(parsed)
+        code = _run_verb(parsed)
+    except InputError as error:
+        code = _refused(error)
+    _ignore_signals()
+    if exits_fast:
+        _exit_fast(code)
     return code
+
+
+def _interrupted(interrupt: InterruptedRunError, words: Sequence[str]) -> int:
+    """Before anything began, or after everything was printed."""
+    _ignore_signals()
+    terminal.complain(f"{interrupt}\n{continue_with(words)}")
+    return interrupt.exit_code
 
 
 def load(words: Sequence[str]) -> None:

@@ -357,6 +357,42 @@ sys.exit(program())
 """A profiler that raises is removed: the second one comes where the first was only noted."""
 
 
+AT_EACH_OF_THE_FIRST_CALLS = """
+import os, signal, sys
+from asynckfold.cli import load, program
+
+load(["status"])
+sys.argv = ["asynckfold", "status", "nowhere"]
+
+def struck(strike):
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            calls += 1
+            if calls == strike:
+                signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(count)
+    sys.exit(program())
+
+for strike in range(1, 201):
+    if not (child := os.fork()):
+        struck(strike)
+    if (code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) != 130:
+        sys.exit(f"{code} after call {strike}")
+"""
+
+
+def test_ctrl_c_while_the_handlers_are_installed(tmp_path: Path, warm: Nursery) -> None:
+    path = tmp_path / "printed"
+    run = warm.start(["-c", AT_EACH_OF_THE_FIRST_CALLS], path)
+    assert run.wait(GUARD) == 0, run.printed()
+    told = run.printed().splitlines()
+    assert told == 200 * ["interrupted by SIGINT", "continue with: asynckfold status nowhere"]
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(300 * ROUNDS)
 def test_ctrl_c_at_any_call_of_the_command(

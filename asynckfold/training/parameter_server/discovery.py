@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from asynckfold.errors import InputError, PeerLostError, Problem, refuse
+from asynckfold.system import terminal
 from asynckfold.training.parameter_server import wire
 
 KEY = "asynckfold/parameter_server"
@@ -95,7 +95,7 @@ def server_address(timeout_s: float) -> str:
     """
     if _served and _served[0] is dist.group.WORLD:
         # A script whose server never returns makes its optimizer below, on every rank.
-        sys.stderr.write("this rank has served until the replicas left; it ends here\n")
+        terminal.complain("this rank has served until the replicas left; it ends here")
         raise SystemExit(0)
     refuse(group_problems("Hogwild without an address"))
     store = _store()
