@@ -15,7 +15,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from asynckfold import AsyncKFold
 from asynckfold.cli.summary import _numbers, result_lines
@@ -28,6 +27,7 @@ from asynckfold.results.speedup import speedup_of
 from asynckfold.store import RunStore
 from tests.results.test_cv_results import all_scores, make_results
 from tests.synthetic import Synthetic, write_run
+from tests.toy import Tiny, adam, samples
 
 NUMBER = re.compile(r"\d(\.\d+)?\s?[x×]( as fast|,|:)")
 JOBS = [f"A/x/fold-{number}" for number in range(4)]
@@ -188,23 +188,14 @@ def test_cpu_use_separates_this_run_from_other_programs() -> None:
 # A run
 
 
-class Even(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(4, 2)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(inputs)
-
-
-class Odd(Even):
+class Odd(Tiny):
     """Diverges, and is not to be trained once more for a time to compare with."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(inputs) * math.nan
 
 
-class Later(Even):
+class Later(Tiny):
     """Fails until what it needs is there: the environment, as its code stays the same."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -213,33 +204,25 @@ class Later(Even):
         return super().forward(inputs)
 
 
-def adam(model: nn.Module) -> Any:
-    return torch.optim.Adam(model.parameters())
-
-
 def run_of(root: Path, *models: type[nn.Module]) -> CVResults:
-    data = TensorDataset(torch.randn(24, 4), torch.arange(24) % 2)
-    kfold = AsyncKFold(
-        2, data, root, nn.CrossEntropyLoss(), 8, parallelize=False, verbose=0, baseline="measure"
-    )
-    return kfold(list(models), ["step"], adam, {"epochs": 1})
+    words: dict[str, Any] = {"parallelize": False, "verbose": 0, "baseline": "measure"}
+    kfold = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, **words)
+    return kfold(models, ["step"], adam, {"epochs": 1})
 
 
 @pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
 def test_the_serial_loop_trains_only_what_the_packed_run_finished(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    first = run_of(root, Even, Odd, Later)
+    first = run_of(root, Tiny, Odd, Later)
     assert first.baseline is not None
-    assert set(first.baseline.seconds_by_job) == {"Even/step/fold-0", "Even/step/fold-1"}
-    torch.manual_seed(0)
+    assert set(first.baseline.seconds_by_job) == {"Tiny/step/fold-0", "Tiny/step/fold-1"}
     monkeypatch.setenv("REPAIRED", "yes")
-    again = run_of(root, Even, Odd, Later)
+    again = run_of(root, Tiny, Odd, Later)
     assert again.counts["done"] == 4
     # What is done only now has no time yet: so the loop runs again, over all that is done.
     assert again.baseline is not None
-    assert {name.split("/")[0] for name in again.baseline.seconds_by_job} == {"Even", "Later"}
+    assert {name.split("/")[0] for name in again.baseline.seconds_by_job} == {"Tiny", "Later"}
     assert again.baseline.seconds == pytest.approx(sum(again.baseline.seconds_by_job.values()))
 
 
