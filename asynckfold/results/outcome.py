@@ -167,10 +167,11 @@ class Outcome:
             Seconds in ``*_seconds``, bytes in ``peak_memory`` and, of jobs on GPUs,
             ``peak_gpu_memory``. Candidates have the seconds of the serial loop, of the kind in
             ``baseline``, and their share of the packed run's wall time (``packed_seconds``), in
-            proportion to the core-seconds of their jobs; ``speedup`` only from an undisturbed,
-            measured baseline. Pretraining epochs precede those of the training; ``stage`` names
-            their phase, and each of their measures is a column. If jobs were trained by averaging,
-            folds have ``rounds`` and ``samples_epochs``, the samples × epochs of each process.
+            proportion to the cores and GPUs that their jobs held; ``speedup`` only from an
+            undisturbed, measured baseline. Pretraining epochs precede those of the training;
+            ``stage`` names their phase, and each of their measures is a column. If jobs were
+            trained by averaging, folds have ``rounds`` and ``samples_epochs``, the samples × epochs
+            of each process.
         """
         import pandas as pd
 
