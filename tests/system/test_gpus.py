@@ -310,7 +310,11 @@ def test_a_gpu_without_permission_hides_no_other_and_keeps_its_number(tmp_path: 
 def test_a_call_that_is_not_permitted_for_one_gpu_hides_no_other(
     tmp_path: Path, call: str, left: list[int]
 ) -> None:
+    refusals: list[int] = []
+
     class Guarded(Watched):
+        seen: ClassVar = {7: (50, 10_000_000)}
+
         def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
             return (0, 0)
 
@@ -321,6 +325,7 @@ def test_a_call_that_is_not_permitted_for_one_gpu_hides_no_other(
 
             def guarded(handle: int, *more: int) -> Any:
                 if handle == 0:
+                    refusals.append(handle)
                     raise FakeNvmlError("Insufficient Permissions")
                 return real(handle, *more)
 
@@ -328,6 +333,7 @@ def test_a_call_that_is_not_permitted_for_one_gpu_hides_no_other(
 
     machine = gpu_machine(tmp_path, Guarded((1, 10, 0), (2, 10, 0)))
     load = machine.load(own={7: ()})
+    assert refusals
     assert [(gpu.index, gpu.uuid) for gpu in load.gpus] == [
         (index, f"GPU-{'ab'[index]}00") for index in left
     ]
