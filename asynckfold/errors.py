@@ -128,7 +128,7 @@ class WorkerDiedError(AsyncKFoldError):
     Parameters
     ----------
     pid : int
-        The worker's process number.
+        The worker's process number; 0 where it is not known.
     cause : str
         ``"SIGKILL"``, ``"SIGSEGV"`` or ``"exit code 3"``.
     outcome : {"died", "hang", "oom", "gpu_oom", "device_lost"}
@@ -143,7 +143,7 @@ class WorkerDiedError(AsyncKFoldError):
         self.cause = cause
         self.outcome = outcome
         self.peak_memory = peak_memory
-        super().__init__(f"worker process {pid} died: {cause}")
+        super().__init__(f"{f'worker process {pid}' if pid else 'a worker process'} died: {cause}")
 
 
 class PeerLostError(AsyncKFoldError):

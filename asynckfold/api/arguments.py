@@ -85,8 +85,8 @@ class Settings(Sharing, JobTrainer):
         row of features; its output becomes float32.
     resume : {"auto", "never", "must"}
         What to do with a folder that holds a run. "auto" continues it. "never" trains from scratch
-        and keeps the earlier run as ``<root_dir>.earlier-1``, ``-2``, …. "must" refuses a folder
-        without a run.
+        and renames the folder to ``<root_dir>.earlier-1``, ``-2``, …; a folder that holds anything
+        else is refused. "must" refuses a folder without a run.
     baseline : {"estimate", "measure", None}
         Serial loop to compare the run with. "estimate" times some batches of it, "measure" runs all
         of it, None leaves it out.

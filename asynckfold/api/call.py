@@ -18,6 +18,7 @@ from asynckfold.jobs.recipe import (
     sending_problems,
 )
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.system.machine import resolve_n_jobs
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ def read_call(
         except InputError as error:
             problems += error.problems
     if settings.engine == "joblib":
-        found, told = joblib_backend.checked()
+        found, told = joblib_backend.checked(resolve_n_jobs(settings.n_jobs, settings.cores()[0]))
         problems += found
         notes = [*notes, *told]
     problems += _process_problems(settings, params)

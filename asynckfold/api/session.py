@@ -19,6 +19,7 @@ from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.planning.workload import Choice
 from asynckfold.results.decision import decided_of
 from asynckfold.store import RunStore
+from asynckfold.store.aside import aside_problems
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep.loop import is_stray
 from asynckfold.system import terminal
@@ -153,6 +154,8 @@ def _resume_problems(store: RunStore, resume: str) -> Iterator[Problem]:
             str(store.root),
             "Check the path, or use resume='auto'.",
         )
+    if resume == "never" and store.reader.has_plan:
+        yield from aside_problems(store.root, store.reader.plan.jobs)
 
 
 def _software_problems(store: RunStore, here: Mapping[str, str]) -> Iterator[Problem]:

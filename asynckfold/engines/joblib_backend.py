@@ -63,26 +63,34 @@ MOST_BREAKS = 3
 _WATCH_SECONDS = 0.05
 
 
-def checked() -> tuple[list[Problem], list[str]]:
-    """Return why the active backend cannot train, and what a run notes about it."""
-    from joblib.parallel import get_active_backend
+def checked(n_jobs: int | None) -> tuple[list[Problem], list[str]]:
+    """Return why the active backend cannot train `n_jobs` at a time, and what a run notes."""
+    from joblib.parallel import LokyBackend, MultiprocessingBackend, get_active_backend
 
     backend = get_active_backend()[0]
+    asked = _processes(n_jobs)
     name = type(backend).__name__
     if name == "MultiprocessingBackend":
         # By name: Ray's backend derives from this class, and does not fork.
         return [
             Problem(
-                "engine='joblib' needs a backend that does not fork this process, where torch has "
-                "threads",
+                "engine='joblib' needs a backend that does not fork this process, which has "
+                "torch's threads",
                 name,
                 "Use joblib.parallel_config(backend='loky'), or engine='process'.",
             )
         ], []
     if getattr(backend, "uses_threads", False):
         return [], [
-            f"the joblib backend {name} has threads only, which share torch's settings: jobs run "
-            "one after another in this process"
+            f"the joblib backend {name} has no processes, and threads share torch's settings: jobs "
+            "run one after another in this process"
+        ]
+    # Those of joblib, and Ray's, start none for a single job; Dask's are there already.
+    starts = isinstance(backend, (LokyBackend, MultiprocessingBackend))
+    if starts and backend.effective_n_jobs(asked) == 1:
+        return [], [
+            f"n_jobs={asked} asks the joblib backend {name} for one process, and joblib then "
+            "starts none: jobs run one after another in this process"
         ]
     return [], [
         f"jobs run in the processes of the joblib backend {name}: hung jobs are not detected, and "
@@ -101,7 +109,7 @@ def joblib_engine(
 ) -> Iterator[Engine]:
     """Yield the engine for the active joblib backend.
 
-    With a backend of threads, or for one job at a time, that is this process, as in joblib.
+    As in joblib, jobs run in this process where the backend has threads only, or ``n_jobs=1``.
 
     Parameters
     ----------
@@ -111,9 +119,8 @@ def joblib_engine(
         Processes to ask the backend for; None for those of ``joblib.parallel_config``, else all.
     """
     import joblib
-    from joblib.parallel import get_active_backend
 
-    with joblib.Parallel(n_jobs=n_jobs or get_active_backend()[1] or -1) as parallel:
+    with joblib.Parallel(n_jobs=_processes(n_jobs)) as parallel:
         if getattr(parallel._backend, "uses_threads", False):
             yield SerialEngine(bundle, data.open(data.fds), read_load, tell, signals)
             return
@@ -122,6 +129,13 @@ def joblib_engine(
             yield engine
         finally:
             engine.close()
+
+
+def _processes(n_jobs: int | None) -> Any:
+    """Return how many processes to ask the backend for, in joblib's words."""
+    from joblib.parallel import get_active_backend
+
+    return n_jobs or get_active_backend()[1] or -1
 
 
 class JoblibEngine:
@@ -267,8 +281,9 @@ class JoblibEngine:
             excused = isinstance(error, BrokenExecutor) and self._breaks <= MOST_BREAKS
         for work in lost:
             if error is None or isinstance(error, BrokenExecutor):
+                why = f": {error}" if error else ""
                 self._give_up(
-                    work, 0, f"no process of the joblib backend took it: {error}", excused
+                    work, 0, f"no process of the joblib backend took the job{why}", excused
                 )
             else:
                 line = f"the joblib backend could not run a job: {type(error).__name__}: {error}"
@@ -331,7 +346,7 @@ class JoblibEngine:
             now = time.monotonic()
             excused = now - self._died_at < SAME_FAULT_SECONDS
             self._died_at = self._died_at if excused else now
-            cause = "its process of the joblib backend ended without an answer"
+            cause = "no answer came from this process of the joblib backend"
             lost = worker.loss(cause, "died")
             if lost.outcome == "oom":
                 work.future.set_exception(lost)

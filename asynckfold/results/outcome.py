@@ -27,29 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Scores, ranking and times of a sweep, complete or not.
-
-    Parameters
-    ----------
-    plan : Plan
-        All jobs of the sweep.
-    folds : tuple of Fold
-        Train and held-out samples of each fold.
-    n_samples : int
-        Samples of the dataset.
-    results : Mapping of str to Result
-        By job id; jobs without a result are pending.
-    seconds : float
-        Wall time of the packed run: data, worker start-up, checks and jobs, over all sessions.
-    baseline : Baseline or None
-        The serial loop to compare with.
-    root_dir : Path
-        The run on disk.
-    error_score : float
-        Score of a failed job.
-    bit_identity : Reproducibility
-        Whether the run is reproducible bit for bit, and if not, why.
-    """
+    """Scores, ranking and times of a sweep, complete or not; for its fields see `CVResults`."""
 
     plan: Plan
     folds: tuple[Fold, ...]
@@ -189,10 +167,11 @@ class Outcome:
             Seconds in ``*_seconds``, bytes in ``peak_memory`` and, of jobs on GPUs,
             ``peak_gpu_memory``. Candidates have the seconds of the serial loop, of the kind in
             ``baseline``, and their share of the packed run's wall time (``packed_seconds``), in
-            proportion to the core-seconds of their jobs; ``speedup`` only from an undisturbed,
-            measured baseline. Pretraining epochs precede those of the training; ``stage`` names
-            their phase, and each of their measures is a column. If jobs were trained by averaging,
-            folds have ``rounds`` and ``samples_epochs``, the samples × epochs of each process.
+            proportion to the cores and GPUs that their jobs held; ``speedup`` only from an
+            undisturbed, measured baseline. Pretraining epochs precede those of the training;
+            ``stage`` names their phase, and each of their measures is a column. If jobs were
+            trained by averaging, folds have ``rounds`` and ``samples_epochs``, the samples × epochs
+            of each process.
         """
         import pandas as pd
 

@@ -7,8 +7,10 @@ measured in full on an otherwise idle machine. An estimate is labelled as one ev
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from statistics import fmean
 
 from asynckfold.jobs.plan import Job, Plan
@@ -52,8 +54,10 @@ class AgainstSerial:
 
     Jobs of several candidates run at once, so no clock shows the packed seconds of one. They are
     its share of the run's wall time, in proportion to the core-seconds of its jobs (seconds of
-    training × cores). The shares of all candidates add up to the wall time, start-up and idle cores
-    included, as their serial seconds add up to those of the serial loop.
+    training × cores). GPUs count as equal parts of the cores that jobs ran on, jobs that run on
+    one at once share it, and a job counts by the larger of its cores and its GPU. The shares of all
+    candidates add up to the wall time, start-up and idle cores included, as their serial seconds
+    add up to those of the serial loop.
     """
 
     baseline: str  # kind of the serial seconds: "measured", "estimated", or "" for none
@@ -72,8 +76,9 @@ def against_serial(
     for job in plan.jobs:
         by_candidate.setdefault(job.candidate, []).append(job)
     whole = speedup_of([job.id for job in plan.jobs], results, packed_seconds, baseline)
+    by_job = _core_seconds(plan, results)
     held = {
-        name: math.fsum(_core_seconds(plan, results[job.id]) for job in jobs if job.id in results)
+        name: math.fsum(by_job.get(job.id, 0.0) for job in jobs)
         for name, jobs in by_candidate.items()
     }
     total = math.fsum(held.values())
@@ -91,10 +96,51 @@ def against_serial(
     return found
 
 
-def _core_seconds(plan: Plan, result: Result) -> float:
+def _core_seconds(plan: Plan, results: Mapping[str, Result]) -> dict[str, float]:
+    """Return what each job held, by its id."""
     # A job that is not pinned holds as many cores as it has threads.
-    cores = len(result.cores) or result.threads * plan.params.processes
-    return (result.fit_seconds + result.score_seconds) * cores
+    cores = {
+        name: len(item.cores) or item.threads * plan.params.processes
+        for name, item in results.items()
+    }
+    shares = _gpu_shares(results)
+    gpus = len({results[name].device for name in shares})
+    seen = len({core for item in results.values() for core in item.cores})
+    most = max(seen, *cores.values()) / gpus if gpus else 0.0
+    return {
+        name: (item.fit_seconds + item.score_seconds)
+        * max(cores[name], most * shares.get(name, 0.0))
+        for name, item in results.items()
+    }
+
+
+def _gpu_shares(results: Mapping[str, Result]) -> dict[str, float]:
+    """Return the share of its GPU that each job on one had, in the mean over its last attempt.
+
+    Workers that use a GPU at the same time share it equally. Jobs of one worker do not share: a
+    fusion group's divide its seconds among themselves.
+    """
+    found = {}
+    by_gpu: dict[str, list[Result]] = {}
+    for item in results.values():
+        if item.device != "cpu":
+            by_gpu.setdefault(item.device, []).append(item)
+    for jobs in by_gpu.values():
+        edges = [(item.started, 1, item.pid or item.job_id) for item in jobs]
+        edges += [(item.ended, -1, item.pid or item.job_id) for item in jobs]
+        passed, until, workers = 0.0, dict[float, float](), Counter[int | str]()
+        last = 0.0
+        for at, change, worker in sorted(edges, key=itemgetter(0, 1)):
+            passed += (at - last) / len(workers) if workers else 0.0
+            until[at], last = passed, at
+            workers[worker] += change
+            if not workers[worker]:
+                del workers[worker]
+        for item in jobs:
+            seconds = item.ended - item.started
+            own = until[item.ended] - until[item.started]
+            found[item.job_id] = own / seconds if seconds > 0 else 1.0
+    return found
 
 
 def _serial_seconds(

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from asynckfold.errors import Problem, StorageError, refuse
+from asynckfold.jobs.plan import Job
+from asynckfold.store.layout import foreign_names
 from asynckfold.system.files import make_folder, storage_error, sync_folder
+
+MOST_NAMED = 5
+"""A message names this many files."""
 
 
 def aside_of(root: Path) -> Path:
@@ -21,6 +27,17 @@ def aside_of(root: Path) -> Path:
     while os.path.lexists(found := root.with_name(f"{root.name}.earlier-{number}")):
         number += 1
     return found
+
+
+def aside_problems(root: Path, jobs: Iterable[Job]) -> Iterator[Problem]:
+    """Yield why the folder of a run must keep its name: it may be that of the user's script."""
+    if names := foreign_names(root, jobs):
+        more = f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED)
+        yield Problem(
+            "resume='never' renames the folder of the run, which must hold nothing else",
+            f"{root} with {', '.join(names[:MOST_NAMED])}{more}",
+            "Use another folder, or move what is not the run's out of it.",
+        )
 
 
 def set_aside(root: Path) -> Path:

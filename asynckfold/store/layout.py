@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from asynckfold.errors import Problem
@@ -19,6 +19,12 @@ REFIT = "refit"
 INITIAL = "initial"
 """Holds the initial weights of models that were passed as instances."""
 CHECKPOINT = re.compile(r"checkpoint-.+\.safetensors")
+
+_OWN = re.compile(
+    rf"(?:{DATABASE}(?:-journal|-wal|-shm)?|{LOCK}|{SPLITS}|oof|{REFIT}|{INITIAL}|report"
+    # What `DistributedTester` and `export` add to the folder of a run.
+    r"|test\.json|confusion_matrix\.npy|train_data_\d+\.csv)(?:\.\d+\.tmp)?"
+)
 
 MOST_PATH = 504 - len(f"/{DATABASE}")
 """Bytes of a run's absolute path: SQLite opens up to 512, and appends ``-journal``."""
@@ -73,6 +79,13 @@ def job_folder(root: Path, job: Job) -> Path:
     """Return the folder of a job's checkpoints and log."""
     repeat = [f"repeat-{job.repeat}"] if job.repeated else []
     return root.joinpath(slug(job.model), slug(job.lr_schedule), *repeat, f"fold-{job.fold}")
+
+
+def foreign_names(root: Path, jobs: Iterable[Job]) -> list[str]:
+    """Return the names in the folder of a run that no run writes."""
+    own = {slug(job.model) for job in jobs}
+    names = sorted(path.name for path in root.iterdir())
+    return [name for name in names if name not in own and not _OWN.fullmatch(name)]
 
 
 def refit_folder(root: Path, model: str, lr_schedule: str) -> Path:

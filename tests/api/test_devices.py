@@ -15,7 +15,7 @@ from asynckfold import AsyncKFold, CVResults
 from asynckfold.errors import InputError
 from asynckfold.store import RunStore
 from tests import fake_gpu
-from tests.system.test_gpus import FakeNvml, FakeNvmlError
+from tests.system.test_gpus import Divided, FakeNvml, FakeNvmlError, Rebooted
 from tests.toy import Tiny, adam, samples
 
 
@@ -139,6 +139,59 @@ def test_a_gpu_that_torch_cannot_use_is_left_out_or_refused(
     for devices in ("cuda", [0], ["cpu", 0]):
         with pytest.raises(InputError, match="the driver is too old"):
             sweep(root / "asked", [Tiny], devices=devices)
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_gpu")
+def test_after_a_reboot_with_another_order_of_the_gpus_a_run_goes_on(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, free = (0, 8 * fake_gpu.GIB, 0), (8 * fake_gpu.GIB, 8 * fake_gpu.GIB, 0)
+
+    def first_log(model: type) -> str:
+        return (root / model.__name__ / "cosine" / "fold-0" / "log.txt").read_text()
+
+    def boot(nvml: FakeNvml) -> None:
+        monkeypatch.setattr("asynckfold.system.machine.load_nvml", lambda: (nvml, ""))
+
+    boot(FakeNvml(full, free))
+    begun = sweep(root, [Wide], devices="cuda")
+    assert set(begun.to_frame("fold")["device"]) == {"cuda:1"}
+    assert "GPU 1 is GPU-b00" in first_log(Wide)
+    boot(Rebooted(free, full))
+    found = sweep(root, [Wide, Again], devices="cuda")
+    rows = found.to_frame("fold")
+    assert list(rows["device"]) == ["cuda:1"] * 3 + ["cuda:0"] * 3
+    assert "GPU 0 is GPU-b00" in first_log(Again)
+    for name, result in begun.results.items():
+        assert found.results[name].digest == result.digest
+        assert found.results[name].started == result.started
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_gpu")
+def test_the_slices_of_a_gpu_train_jobs_at_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = Halved((8 * fake_gpu.GIB, 8 * fake_gpu.GIB, 0))
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", lambda: (nvml, ""))
+    found = sweep(root, [Wide], devices="cuda", n_jobs=2, epochs=50)
+    assert set(found.to_frame("fold")["device"]) == {"cuda:0", "cuda:1"}
+    logs = "".join(path.read_text() for path in root.glob("Wide/*/*/log.txt"))
+    assert "GPU 0 is MIG-10" in logs
+    assert "GPU 1 is MIG-13" in logs
+    whole = sweep(root.with_name("whole"), [Wide], devices="cuda", epochs=50)
+    assert found.fingerprint == whole.fingerprint
+
+
+class Halved(Divided):
+    """One GPU, divided into two slices."""
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+        return (1, 0)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
+        return super().nvmlDeviceGetMemoryInfo(0)
 
 
 class Flickering(FakeNvml):

@@ -32,29 +32,20 @@ from asynckfold.results.report import page
 from asynckfold.results.report.charts import FIGURES
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
+from tests.toy import Tiny, adam, samples
 
 
-class Small(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(4, 3)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(inputs)
-
-
-class Broken(Small):
+class Broken(Tiny):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.training:
             raise RuntimeError("broken")
         return super().forward(inputs)
 
 
-def call(root: Path, model: type[nn.Module] = Small, **settings: Any) -> CVResults:
-    data = torch.randn(30, 4), torch.arange(30) % 3
+def call(root: Path, model: type[nn.Module] = Tiny, **settings: Any) -> CVResults:
     words: dict[str, Any] = {"verbose": 0, "parallelize": False, "baseline": None, **settings}
-    kfold = AsyncKFold(2, data, root, nn.CrossEntropyLoss(), 8, **words)
-    return kfold([model], ["constant"], lambda it: torch.optim.SGD(it.parameters()), {"epochs": 1})
+    kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, **words)
+    return kfold([model], ["constant"], adam, {"epochs": 1})
 
 
 def refuses(*_: Any) -> Path:
@@ -70,7 +61,6 @@ def rows_of(report: Path) -> list[dict[str, str]]:
 
 @pytest.mark.reports
 def test_a_call_leaves_a_report_that_costs_the_run_no_seconds(root: Path) -> None:
-    torch.manual_seed(0)
     results = call(root, baseline="measure")
     assert {path.name for path in (root / "report").iterdir()} > {
         "index.html",
@@ -88,7 +78,7 @@ def test_a_call_leaves_a_report_that_costs_the_run_no_seconds(root: Path) -> Non
     assert told["packed_seconds"] == pytest.approx(results.seconds)
     assert load_results(root).seconds == results.seconds
     assert row["baseline"] == "measured"
-    known = results.baseline.accuracy["Small/constant"]
+    known = results.baseline.accuracy["Tiny/constant"]
     assert float(row["serial_accuracy"]) == told["serial_accuracy"] == pytest.approx(known)
     assert float(row["packed_accuracy"]) == pytest.approx(results.best_score_)
 

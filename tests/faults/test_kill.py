@@ -129,6 +129,74 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     assert not set(tries) & set(kept)  # finished jobs are not trained again
 
 
+MIXED = """
+import os, sys, time
+import pytest
+from asynckfold import AsyncKFold
+from tests import fake_gpu
+from tests.api.test_devices import Wide
+from tests.toy import Tiny, adam, samples
+
+def wait(model):
+    if model.training and "SLOW" in os.environ:
+        time.sleep(0.03)
+
+class Small(Tiny):
+    def forward(self, inputs):
+        wait(self)
+        return super().forward(inputs)
+
+class Large(Wide):
+    def forward(self, inputs):
+        wait(self)
+        return super().forward(inputs)
+
+with pytest.MonkeyPatch.context() as patch:
+    fake_gpu.install(patch)
+    kfold = AsyncKFold(
+        3, samples(), sys.argv[1], fake_gpu.StandIn(), 10, baseline=None, verbose=0, n_jobs=2,
+        report=False, fuse=False, devices=["cpu", 0],
+    )
+    results = kfold([Small, Large], ["cosine"], adam, {"epochs": 20})
+print(results.fingerprint)
+"""
+
+
+@pytest.mark.nightly
+def test_kill_9_of_a_sweep_on_cores_and_a_gpu_loses_nothing(
+    root: Path, warm: Nursery, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    golden = here.script(MIXED, tmp_path_factory.mktemp("golden") / "run")
+    script = warm.start(["-c", MIXED, root], root.with_name("printed"), {**os.environ, "SLOW": "1"})
+    wait_for(root, 2)
+    deadline = time.monotonic() + 60
+    while {item["device"] for item in at_work(root)} != {"cpu", "cuda:0"}:
+        assert time.monotonic() < deadline
+    family = descendants(script.pid)
+    script.kill()
+    script.wait()
+    assert gone(family)
+    with RunStore.read(root) as store:
+        kept, plan = store.results(), store.plan
+    assert 2 <= len(kept) < 6
+    assert here.script(MIXED, root) == golden
+    with RunStore.read(root) as store:
+        found, tries = store.results(), store.attempts()
+        assert store.counts()["done"] == 6
+        assert store.plan == plan
+    assert {name: found[name].started for name in kept} == {
+        name: item.started for name, item in kept.items()
+    }
+    again = {item.job_id for item in tries if item.attempt > 1}
+    assert again
+    assert not again & set(kept)
+    # Both attempts at a job were on the same kind of device.
+    assert {(item.job_id.split("/")[0], item.device) for item in tries} == {
+        ("Small", "cpu"),
+        ("Large", "cuda:0"),
+    }
+
+
 @pytest.mark.nightly
 def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
     root: Path, start: Start, golden: str

@@ -209,6 +209,21 @@ def test_nvml_that_disappears_is_no_gpu_with_a_reason(
     assert str(error) in found.gpus().reason
 
 
+class Watched(FakeNvml):
+    """Tells which process uses how much; `seen` is pid → (share in percent, microseconds)."""
+
+    seen: ClassVar[dict[int, tuple[int, int]]] = {}
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=1) for pid in self.seen]
+
+    def nvmlDeviceGetProcessUtilization(self, handle: int, since: int) -> list[SimpleNamespace]:
+        return [
+            SimpleNamespace(pid=pid, smUtil=share, timeStamp=at)
+            for pid, (share, at) in self.seen.items()
+        ]
+
+
 # Which GPU is which
 
 
@@ -279,6 +294,87 @@ def test_a_gpu_without_permission_hides_no_other_and_keeps_its_number(tmp_path: 
     assert gpu_machine(tmp_path, nvml, ["cpu", 1]).gpus().reason == ""
 
 
+@pytest.mark.parametrize(
+    ("call", "left"),
+    [
+        ("nvmlDeviceGetHandleByIndex", [1]),
+        ("nvmlDeviceGetUUID", [1]),
+        ("nvmlDeviceGetMemoryInfo", [1]),
+        ("nvmlDeviceGetName", [1]),
+        ("nvmlDeviceGetUtilizationRates", [0, 1]),
+        ("nvmlDeviceGetMigMode", [0, 1]),
+        ("nvmlDeviceGetComputeRunningProcesses", [0, 1]),
+        ("nvmlDeviceGetProcessUtilization", [0, 1]),
+    ],
+)
+def test_a_call_that_is_not_permitted_for_one_gpu_hides_no_other(
+    tmp_path: Path, call: str, left: list[int]
+) -> None:
+    refusals: list[int] = []
+
+    class Guarded(Watched):
+        seen: ClassVar = {7: (50, 10_000_000)}
+
+        def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+            return (0, 0)
+
+        def __getattribute__(self, name: str) -> Any:
+            real = object.__getattribute__(self, name)
+            if name != call:
+                return real
+
+            def guarded(handle: int, *more: int) -> Any:
+                if handle == 0:
+                    refusals.append(handle)
+                    raise FakeNvmlError("Insufficient Permissions")
+                return real(handle, *more)
+
+            return guarded
+
+    machine = gpu_machine(tmp_path, Guarded((1, 10, 0), (2, 10, 0)))
+    load = machine.load(own={7: ()})
+    assert refusals
+    assert [(gpu.index, gpu.uuid) for gpu in load.gpus] == [
+        (index, f"GPU-{'ab'[index]}00") for index in left
+    ]
+    refused = "" if 0 in left else "GPU 0 cannot be read: Insufficient Permissions"
+    assert machine.gpus().reason == refused
+    assert place([Request("a", 1.0, gpu=True)], [], load)[0].gpu_uuid == "GPU-b00"
+
+
+class Rebooted(FakeNvml):
+    """GPUs that count the other way round than before."""
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{'ba'[handle]}00"
+
+
+def test_in_another_order_a_job_is_sent_to_the_same_gpu(tmp_path: Path) -> None:
+    asked = [Request("a", 1.0, gpu=True, gpu_memory=5)]
+    small, large = (1, 10, 0), (9, 10, 0)
+    for nvml, index in ((FakeNvml(small, large), 1), (Rebooted(large, small), 0)):
+        (found,) = place(asked, [], gpu_machine(tmp_path, nvml).load())
+        assert (found.gpu, found.gpu_uuid) == (index, "GPU-b00")
+        named = gpu_machine(tmp_path, nvml, CUDA_VISIBLE_DEVICES="GPU-b00")
+        assert [(gpu.index, gpu.free) for gpu in named.load().gpus] == [(0, 9)]
+
+
+def test_each_slice_takes_a_job_of_its_own_and_a_lost_one_hides_no_other(tmp_path: Path) -> None:
+    class Losing(Divided):
+        def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+            if handle == 10:
+                raise FakeNvmlError("GPU is lost")
+            return super().nvmlDeviceGetMemoryInfo(handle)
+
+    gpus = (1, 20, 0), (2, 20, 0), (3, 20, 0)
+    asked = [Request(name, 1.0, gpu=True, gpu_memory=8) for name in "abc"]
+    load = gpu_machine(tmp_path, Divided(*gpus)).load(2)
+    found = {item.gpu: item.gpu_uuid for item in place(asked, [], load)}
+    assert found == {1: "MIG-10", 2: "MIG-13"}
+    load = gpu_machine(tmp_path, Losing(*gpus)).load(2)
+    assert [item.gpu_uuid for item in place(asked, [], load)] == ["MIG-13"]
+
+
 def test_a_gpu_that_is_lost_in_the_middle_comes_back(tmp_path: Path) -> None:
     nvml = FakeNvml((1, 10, 0), (2, 10, 0))
     machine = gpu_machine(tmp_path, nvml)
@@ -290,21 +386,6 @@ def test_a_gpu_that_is_lost_in_the_middle_comes_back(tmp_path: Path) -> None:
 
 
 # GPUs that others use
-
-
-class Watched(FakeNvml):
-    """Tells which process uses how much; `seen` is pid → (share in percent, microseconds)."""
-
-    seen: ClassVar[dict[int, tuple[int, int]]] = {}
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=1) for pid in self.seen]
-
-    def nvmlDeviceGetProcessUtilization(self, handle: int, since: int) -> list[SimpleNamespace]:
-        return [
-            SimpleNamespace(pid=pid, smUtil=share, timeStamp=at)
-            for pid, (share, at) in self.seen.items()
-        ]
 
 
 def watch(tmp_path: Path, nvml: FakeNvml) -> tuple[Machine, FakeMachine]:

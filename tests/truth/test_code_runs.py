@@ -25,6 +25,7 @@ from asynckfold import (
     InputError,
     PlanMismatchError,
     RunStore,
+    export,
     fit,
 )
 from asynckfold.api.arguments import Settings
@@ -236,7 +237,30 @@ def test_never_trains_anew_and_keeps_the_earlier_run(root: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_never_in_a_new_folder_is_an_ordinary_run(root: Path) -> None:
+def test_never_renames_no_folder_with_files_of_others(root: Path) -> None:
+    root.mkdir(mode=0o700)
+    (root / "train.py").write_text("mine")
+    (root / ".git").mkdir()
+    # Nothing is renamed where there is no run yet.
+    first = run(root, resume="never")
+    for number in range(5):
+        (root / f"{number}.csv").touch()
+    with pytest.raises(
+        InputError,
+        match=r"must hold nothing else: received .*/run with .git, 0.csv, 1.csv, 2.csv, 3.csv and "
+        r"2 more\. Use another folder",
+    ):
+        run(root, resume="never", opt_fn=_edited(OPT, RATE=0.2))
+    assert [path.name for path in root.parent.iterdir()] == ["run"]
+    assert (root / "train.py").read_text() == "mine"
+    assert run(root, resume="must").fingerprint == first.fingerprint
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("is_there", [False, True])
+def test_never_in_a_new_folder_is_an_ordinary_run(root: Path, is_there: bool) -> None:
+    if is_there:
+        root.mkdir(mode=0o700)
     assert run(root, resume="never").counts["done"] == 3
     assert [path.name for path in root.parent.iterdir()] == ["run"]
 
@@ -251,10 +275,15 @@ def test_never_leaves_the_run_where_it_is_when_something_is_refused(root: Path) 
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_a_refit_goes_with_its_run(root: Path) -> None:
-    run(root, refit=True)
+def test_all_that_a_run_writes_goes_with_it(root: Path) -> None:
+    first = run(root, models={"net": Tiny, "of its own": nn.Linear(8, 3)}, refit=True)
+    first.report()
+    export(root)
+    (root / "splits.npz.17.tmp").touch()
     second = run(root, opt_fn=_edited(OPT, RATE=0.2), resume="never", refit=True)
-    assert (root.with_name("run.earlier-1") / "refit").is_dir()
+    aside = root.with_name("run.earlier-1")
+    assert {path.name for path in aside.iterdir()} >= {"refit", "initial", "oof", "report"}
+    (aside / "splits.npz.17.tmp").unlink()
     assert second.refitted is not None
     with RunStore.read(second.refitted.root_dir) as store:
         assert "the global RATE" in store.plan.recipe["code"]["opt_fn"]

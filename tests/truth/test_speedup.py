@@ -15,12 +15,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
 
 from asynckfold import AsyncKFold
 from asynckfold.cli.summary import _numbers, result_lines
 from asynckfold.jobs.result import ENDED, Baseline, Result
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.outcome import times_of
 from asynckfold.results.read import read_results
 from asynckfold.results.report import sentences
 from asynckfold.results.report.page import write_report
@@ -28,6 +28,7 @@ from asynckfold.results.speedup import speedup_of
 from asynckfold.store import RunStore
 from tests.results.test_cv_results import all_scores, make_results
 from tests.synthetic import Synthetic, write_run
+from tests.toy import Tiny, adam, samples
 
 NUMBER = re.compile(r"\d(\.\d+)?\s?[x×]( as fast|,|:)")
 JOBS = [f"A/x/fold-{number}" for number in range(4)]
@@ -179,6 +180,98 @@ def test_the_page_and_its_files_agree_with_the_results(root: Path, run: Syntheti
         assert "10 jobs of 20 did not succeed" in page.read_text()
 
 
+def held(
+    job: str,
+    seconds: float,
+    cores: tuple[int, ...],
+    device: str,
+    start: float,
+    end: float,
+    pid: int,
+) -> Result:
+    return Result(
+        *(job, 1, "done"),
+        fit_seconds=seconds,
+        cores=cores,
+        device=device,
+        started=start,
+        ended=end,
+        pid=pid,
+    )
+
+
+def packed_seconds(*jobs: Result) -> dict[str, float]:
+    """By candidate, of a run of 14 s."""
+    found = make_results({}, results={item.job_id: item for item in jobs}, seconds=14.0)
+    return {name: row.packed_seconds for name, row in times_of(found).items()}
+
+
+ON_CORES = held("A/warm/fold-0", 20.0, (1, 2, 3), "cpu", 0.0, 20.0, 9)
+
+
+@pytest.mark.parametrize(
+    "alone",
+    [
+        [held("A/cosine/fold-0", 10.0, (0,), "cuda:0", 0.0, 10.0, 1)],
+        # Two jobs as one, which divide its seconds.
+        [held(f"A/cosine/fold-{fold}", 5.0, (0,), "cuda:0", 0.0, 10.0, 1) for fold in (0, 1)],
+        # Two in turn in one worker.
+        [held(f"A/cosine/fold-{fold}", 5.0, (0,), "cuda:0", 5.0 * fold, 5.0 * fold + 5.0, 1)
+         for fold in (0, 1)],
+    ],
+)  # fmt: skip
+def test_a_candidates_packed_seconds_count_what_its_jobs_had_of_a_gpu(alone: list[Result]) -> None:
+    others = [
+        held("B<b>/cosine/fold-0", 10.0, (0,), "cuda:0", 10.0, 20.0, 2),
+        held("B<b>/warm/fold-0", 10.0, (0,), "cuda:0", 10.0, 20.0, 3),
+    ]
+    # The GPU counts as 4 cores: 10 s of all of it, twice 10 s of one half, 20 s of 3 cores.
+    assert packed_seconds(*alone, *others, ON_CORES) == pytest.approx(
+        {"A/cosine": 4.0, "B<b>/cosine": 2.0, "B<b>/warm": 2.0, "A/warm": 6.0}
+    )
+
+
+def test_a_second_gpu_is_another_part_of_the_machine() -> None:
+    jobs = [
+        held(f"A/cosine/fold-{number}", 10.0, (number,), f"cuda:{number}", 0.0, 10.0, number)
+        for number in (0, 1)
+    ]
+    # Each counts as 2 of 4 cores; a job on cores alone counts those.
+    cores = held("B<b>/warm/fold-0", 10.0, (2, 3), "cpu", 0.0, 10.0, 9)
+    named = packed_seconds(*jobs, cores)
+    assert (named["A/cosine"], named["B<b>/warm"]) == pytest.approx((14 * 2 / 3, 14 / 3))
+    on_cores = [replace(item, device="cpu") for item in jobs]
+    named = packed_seconds(*on_cores, cores)
+    assert (named["A/cosine"], named["B<b>/warm"]) == pytest.approx((7.0, 7.0))
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["cpu", "cuda:0", "cuda:1"]),
+            st.integers(0, 3),
+            st.integers(0, 20),
+            st.integers(0, 9),
+        ),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_packed_seconds_of_all_candidates_add_up_to_the_runs(
+    drawn: list[tuple[str, int, int, int]],
+) -> None:
+    jobs = make_results({}).plan.jobs
+    found = packed_seconds(
+        *(
+            held(job.id, seconds + 1.0, tuple(range(pid)), device, start, start + seconds, pid)
+            for job, (device, pid, start, seconds) in zip(jobs, drawn, strict=False)
+        )
+    )
+    known = [seconds for seconds in found.values() if not math.isnan(seconds)]
+    assert math.fsum(known) == pytest.approx(14.0)
+    assert all(seconds > 0 for seconds in known)
+
+
 def test_cpu_use_separates_this_run_from_other_programs() -> None:
     assert sentences.cpu_use(0.15, 1.96, 2) == "this run 0.15 of 2 cores, other programs 1.81"
     # Own use is measured by process, all use by core: their noise is no negative use of others.
@@ -188,23 +281,14 @@ def test_cpu_use_separates_this_run_from_other_programs() -> None:
 # A run
 
 
-class Even(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(4, 2)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(inputs)
-
-
-class Odd(Even):
+class Odd(Tiny):
     """Diverges, and is not to be trained once more for a time to compare with."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(inputs) * math.nan
 
 
-class Later(Even):
+class Later(Tiny):
     """Fails until what it needs is there: the environment, as its code stays the same."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -213,33 +297,25 @@ class Later(Even):
         return super().forward(inputs)
 
 
-def adam(model: nn.Module) -> Any:
-    return torch.optim.Adam(model.parameters())
-
-
 def run_of(root: Path, *models: type[nn.Module]) -> CVResults:
-    data = TensorDataset(torch.randn(24, 4), torch.arange(24) % 2)
-    kfold = AsyncKFold(
-        2, data, root, nn.CrossEntropyLoss(), 8, parallelize=False, verbose=0, baseline="measure"
-    )
-    return kfold(list(models), ["step"], adam, {"epochs": 1})
+    words: dict[str, Any] = {"parallelize": False, "verbose": 0, "baseline": "measure"}
+    kfold = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, **words)
+    return kfold(models, ["step"], adam, {"epochs": 1})
 
 
 @pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
 def test_the_serial_loop_trains_only_what_the_packed_run_finished(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    first = run_of(root, Even, Odd, Later)
+    first = run_of(root, Tiny, Odd, Later)
     assert first.baseline is not None
-    assert set(first.baseline.seconds_by_job) == {"Even/step/fold-0", "Even/step/fold-1"}
-    torch.manual_seed(0)
+    assert set(first.baseline.seconds_by_job) == {"Tiny/step/fold-0", "Tiny/step/fold-1"}
     monkeypatch.setenv("REPAIRED", "yes")
-    again = run_of(root, Even, Odd, Later)
+    again = run_of(root, Tiny, Odd, Later)
     assert again.counts["done"] == 4
     # What is done only now has no time yet: so the loop runs again, over all that is done.
     assert again.baseline is not None
-    assert {name.split("/")[0] for name in again.baseline.seconds_by_job} == {"Even", "Later"}
+    assert {name.split("/")[0] for name in again.baseline.seconds_by_job} == {"Tiny", "Later"}
     assert again.baseline.seconds == pytest.approx(sum(again.baseline.seconds_by_job.values()))
 
 

@@ -201,19 +201,13 @@ class Server:
     def run(self) -> Served:
         """Serve all other ranks of the torch process group until they have left or ended.
 
-        They find this server through the group: ``Hogwild`` needs no address there.
-
-        Returns
-        -------
-        Served
-            Summary of the run.
+        They find this server through the group: ``Hogwild`` needs no address there. Returns and
+        raises what `serve` does.
 
         Raises
         ------
         InputError
             There is no process group, no other rank, or another rank serves already.
-        PeerLostError
-            No replica joined.
         """
         with self, discovery.published(self.address) as replicas:
             return self.serve(replicas)

@@ -23,8 +23,17 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Averaged, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.batches import EpochParts, epoch_parts, parts_of_epoch
-from tests.training.multiprocess.attempts import attempt, noted, noting, params, train
-from tests.training.tiny import Noisy, Tiny, checkpoints
+from tests.training.multiprocess.attempts import (
+    attempt,
+    each_sample,
+    noted,
+    noting,
+    params,
+    samples_in,
+    train,
+    train_with_stops,
+)
+from tests.training.tiny import Noisy, Tiny
 
 
 def cut(count: int) -> Iterator[tuple[int, int]]:
@@ -174,12 +183,11 @@ def test_parts_overlap_and_every_sample_is_in_one(tmp_path: Path) -> None:
     tiny = parted(tmp_path / "run", partition_size=30, steps_per_round=2)
     tiny.models = {"m": noting(path)}
     _, news = attempt(tiny)
-    lines = noted(path)
-    seen = Counter(number for _, numbers in lines for number in numbers)
+    seen = samples_in(path)
     assert set(seen) == {int(number) for number in tiny.bundle.folds[0].train}
     assert sum(seen.values()) == 2 * 2 * 30
     assert max(seen.values()) <= 4
-    assert len({pid for pid, _ in lines}) == 2
+    assert len({pid for pid, _ in noted(path)}) == 2
     # 6 batches each an epoch; of the first epoch the very first is trained on alone.
     assert "6 rounds in" in told(news)
     assert "samples × epochs of each process: 60, 60" in told(news)
@@ -190,7 +198,7 @@ def test_small_parts_leave_samples_for_other_epochs(tmp_path: Path) -> None:
     tiny = parted(tmp_path / "run", partition_size=10, epochs=1)
     tiny.models = {"m": noting(path)}
     attempt(tiny)
-    seen = Counter(number for _, numbers in noted(path) for number in numbers)
+    seen = samples_in(path)
     assert sorted(seen.values()) == [1] * 20
 
 
@@ -199,8 +207,7 @@ def test_a_round_may_be_some_passes_over_a_part(tmp_path: Path) -> None:
     tiny = parted(tmp_path / "run", epochs_per_round=3)
     tiny.models = {"m": noting(path)}
     result, news = attempt(tiny)
-    seen = Counter(number for _, numbers in noted(path) for number in numbers)
-    assert seen == Counter({int(number): 2 * 3 for number in tiny.bundle.folds[0].train})
+    assert samples_in(path) == each_sample(tiny, 2 * 3)
     assert "2 rounds in" in told(news)
     assert "samples × epochs of each process: 120, 120" in told(news)
     assert result is not None
@@ -223,14 +230,8 @@ def test_a_job_ends_after_the_epoch_that_reaches_the_target(tmp_path: Path) -> N
     assert losses(short) == whole[:2]
     assert told(news).endswith(f"reached a training loss of {target:.4g} after 2 epochs")
     # Stopped after every round, it ends there, too; out of reach, it changes no bit.
-    stopped, refs, result = tiny("stopped", target_loss=target), [], None
-    for number in range(1, 100):
-        result, events = attempt(stopped, number, refs, lambda: True)
-        if result is not None:
-            break
-        refs = checkpoints(events)
-    assert number > 1
-    assert result is not None
+    result, attempts = train_with_stops(tiny("stopped", target_loss=target))
+    assert attempts > 1
     assert result.digest == short.digest
     assert losses(train(tiny("never", target_loss=-1.0))) == whole
 
@@ -253,15 +254,8 @@ def test_again_or_stopped_after_every_round_the_bits_are_the_same(
         given = params("averaging", 3, epochs=2, lr_step="batch", **{"steps_per_round": 16, **how})
         return Tiny(tmp_path / name, {"noisy": Noisy}, schedules, params=given, batch_size=5)
 
-    stopped, refs = tiny("stopped"), []
-    result: Result | None = None
-    for number in range(1, 100):
-        result, news = attempt(stopped, number, refs, lambda: True)
-        if result is not None:
-            break
-        refs = checkpoints(news)
-    assert number > 2
-    assert result is not None
+    result, attempts = train_with_stops(tiny("stopped"))
+    assert attempts > 2
     once, twice = train(tiny("once")), train(tiny("twice"))
     assert result.digest == once.digest == twice.digest
     assert result.averaged == once.averaged == twice.averaged

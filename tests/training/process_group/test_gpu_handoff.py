@@ -13,18 +13,17 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import CheckpointRef, Noted, RunEvent, Task
-from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.messages import CheckpointRef, Noted, Task
+from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import pretraining
-from asynckfold.training.multiprocess import train
+from asynckfold.training.multiprocess import train as several
 from asynckfold.training.multiprocess.base import frozen, thawed
 from asynckfold.training.process_group import gpu_handoff
-from asynckfold.training.process_group.gpu_handoff import GpuToTake, HiddenGpu, hide_gpus, open_gpu
-from tests.leftovers import descendants
-from tests.training.multiprocess.attempts import OPTIMIZERS, noted, noting
+from asynckfold.training.process_group.gpu_handoff import HiddenGpu, hide_gpus, open_gpu
+from tests.training.multiprocess.attempts import OPTIMIZERS, attempt, noted, noting, train
 from tests.training.tiny import (
     CLASSES,
     FEATURES,
@@ -64,30 +63,6 @@ def tiny(root: Path, processes: Any = 3, epochs: int = 3, **given: Any) -> Tiny:
     return Tiny(root, models, schedules, params=params, batch_size=5, **changes)
 
 
-def attempt(
-    made: Tiny,
-    gpu: GpuToTake | None,
-    number: int = 1,
-    refs: list[CheckpointRef] | None = None,
-    stop: Any = never,
-) -> tuple[Result | None, list[RunEvent]]:
-    events: list[RunEvent] = []
-    task = Task(made.jobs[0], number, tuple(refs or ()))
-    before = descendants()
-    try:
-        found = train.train(made.bundle, task, made.batches, (), events.append, stop, gpu=gpu)
-    finally:
-        assert descendants() <= before
-    return found, events
-
-
-def trained(made: Tiny, gpu: GpuToTake | None) -> Result:
-    found, _ = attempt(made, gpu)
-    assert found is not None
-    assert found.status == DONE
-    return found
-
-
 @pytest.mark.nightly(but=["sizes and passes-momentum", "sizes-adam", "two with parts-adam"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
@@ -105,8 +80,8 @@ def test_where_it_computes_changes_no_bit(tmp_path: Path, optimizer: str, how: A
     def made(name: str) -> Tiny:
         return tiny(tmp_path / name, opt_fn=OPTIMIZERS[optimizer], **how)
 
-    on_gpu = trained(made("gpu"), Fake(tmp_path / "taken"))
-    on_cpus = trained(made("cpus"), None)
+    on_gpu = train(made("gpu"), Fake(tmp_path / "taken"))
+    on_cpus = train(made("cpus"))
     assert on_gpu.digest == on_cpus.digest
     assert on_gpu.averaged == on_cpus.averaged
     assert [item.train_loss for item in on_gpu.epochs] == [
@@ -116,7 +91,7 @@ def test_where_it_computes_changes_no_bit(tmp_path: Path, optimizer: str, how: A
 
 def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path) -> None:
     path, models = tmp_path / "noted", {"m": noting(tmp_path / "noted", Plain)}
-    _, events = attempt(tiny(tmp_path / "run", models=models), Fake(tmp_path / "taken"))
+    _, events = attempt(tiny(tmp_path / "run", models=models), gpu=Fake(tmp_path / "taken"))
     (taker,) = map(int, (tmp_path / "taken").read_text().split())
     counts: dict[int, int] = {}
     for pid, numbers in noted(path):
@@ -132,7 +107,7 @@ def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path
 @pytest.mark.nightly
 def test_two_of_three_processes_take_the_gpu(tmp_path: Path) -> None:
     made = tiny(tmp_path / "run", **KINDS, processes={"cpu": 1, "gpu": 2})
-    _, events = attempt(made, Fake(tmp_path / "taken"))
+    _, events = attempt(made, gpu=Fake(tmp_path / "taken"))
     takers = (tmp_path / "taken").read_text().split()
     assert len(set(takers)) == len(takers) == 2
     (remark,) = [item.text for item in events if isinstance(item, Noted)]
@@ -143,7 +118,7 @@ def test_two_of_three_processes_take_the_gpu(tmp_path: Path) -> None:
 def test_it_evaluates_its_share_with_the_model_of_all(tmp_path: Path) -> None:
     path = tmp_path / "noted"
     made = tiny(tmp_path / "run", models={"m": noting(path, Plain, training=False)})
-    trained(made, Fake(tmp_path / "taken"))
+    train(made, Fake(tmp_path / "taken"))
     taker = int((tmp_path / "taken").read_text())
     seen = [number for pid, numbers in noted(path) if pid == taker for number in numbers]
     assert len(seen) == 3 * 8
@@ -169,17 +144,17 @@ def test_stopped_after_every_round_the_bits_are_the_same(
     stopped, refs = made("stopped"), list[CheckpointRef]()
     result: Result | None = None
     for number in range(1, 100):
-        result, events = attempt(stopped, Fake(tmp_path / "taken"), number, refs, always)
+        result, events = attempt(stopped, number, refs, always, Fake(tmp_path / "taken"))
         if result is not None:
             break
         refs = checkpoints(events)
     assert number > 3
     assert result is not None
-    whole = trained(made("whole"), Fake(tmp_path / "taken"))
-    assert result.digest == whole.digest == trained(made("cpus"), None).digest
+    whole = train(made("whole"), Fake(tmp_path / "taken"))
+    assert result.digest == whole.digest == train(made("cpus")).digest
     assert result.averaged == whole.averaged
     # What was saved goes on where there is no GPU, too, with the same bits here.
-    last, _ = attempt(made("stopped"), None, number, refs)
+    last, _ = attempt(made("stopped"), number, refs)
     assert last is not None
     assert last.digest == whole.digest
 
@@ -207,9 +182,9 @@ def test_a_pretrained_dbn_has_a_process_on_the_gpu_too(
         return found
 
     monkeypatch.setattr(pretraining, "pretrain", without_gradients)
-    found = trained(made("gpu"), Fake(tmp_path / "taken"))
+    found = train(made("gpu"), Fake(tmp_path / "taken"))
     assert len(found.pretraining) == 4
-    assert found.digest == trained(made("cpus"), None).digest
+    assert found.digest == train(made("cpus")).digest
 
 
 class Slow(Plain):
@@ -237,7 +212,7 @@ def test_while_the_last_process_has_more_to_do_there_are_signs_of_life(tmp_path:
     made = tiny(tmp_path / "run", 2, 1, models={"slow": Slow}, **parts)
     heartbeat, gpu = Counting(), Fake(tmp_path / "taken")
     task = Task(made.jobs[0], 1, ())
-    train.train(made.bundle, task, made.batches, (), lambda events: None, never, heartbeat, gpu)
+    several.train(made.bundle, task, made.batches, (), lambda events: None, never, heartbeat, gpu)
     # It takes 18 steps, and rank 0 the first batch alone; some more are of the evaluation.
     assert heartbeat.count >= 12
 
@@ -263,9 +238,7 @@ def test_a_criterion_with_a_state_begins_as_those_of_the_others(tmp_path: Path) 
         found.criterion = Centred()
         return found
 
-    assert (
-        trained(made("gpu"), Fake(tmp_path / "taken")).digest == trained(made("cpus"), None).digest
-    )
+    assert train(made("gpu"), Fake(tmp_path / "taken")).digest == train(made("cpus")).digest
 
 
 def test_no_tensor_goes_to_the_gpus_process_as_one() -> None:
@@ -288,7 +261,7 @@ class Busy:
 
 def test_a_gpu_that_cannot_be_taken_ends_the_attempt(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="devices are busy"):
-        attempt(tiny(tmp_path), Busy())
+        attempt(tiny(tmp_path), gpu=Busy())
 
 
 # The GPU

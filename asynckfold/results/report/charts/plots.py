@@ -103,7 +103,7 @@ def speedup(
     ----------
     run : str, Path or CVResults, optional
         The run to draw; or pass both mappings. Packed seconds of a model are its share of the run's
-        wall time, in proportion to the core-seconds of its jobs.
+        wall time, in proportion to the cores and GPUs that its jobs held.
     packed, serial : Mapping of str to float, optional
         Seconds of each model, both measured.
     ideal : float, optional
