@@ -20,12 +20,12 @@ SUBJECTS = {
     "crowd": "a step of several threads beside processes that always compute",
     "formats": "a step of convolutional models in both memory formats",
     "fusion": "a step of several fused jobs against one after another",
-    "nodes": "one model on nodes of several tasks, workers against time",
+    "nodes": "one model on nodes of several tasks, cores against time and speedup",
     "packing": "one sweep in four ways",
     "place": "the time of a decision, by the number of pending jobs",
     "speed": "a DataLoader loop, the best serial loop and asynckfold, unfused and by default, warm "
     "and cold",
-    "trainers": "one model on all cores, by each trainer",
+    "trainers": "one model on all cores, by each trainer; averaging over parts that overlap",
     "use": "CPU use, and a job's overhead",
 }
 """What `asynckfold bench` measures."""
@@ -286,7 +286,11 @@ def _bench(verb: Verb) -> None:
         help="; ".join(f"{name}: {text}" for name, text in SUBJECTS.items()),
     )
     verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
-    verb.add_argument("--save", metavar="FILE.md", help="also write the table as a page")
+    verb.add_argument(
+        "--save",
+        metavar="FILE.md",
+        help="also write the table as a page, and its pictures beside it (PNG, SVG)",
+    )
     verb.add_argument(
         "--data",
         metavar="DIR",

@@ -21,6 +21,7 @@ from asynckfold.cli.bench import (
     images,
     loops,
     packing,
+    partitions,
     peers,
     place,
     speed,
@@ -30,6 +31,7 @@ from asynckfold.cli.bench import (
 from asynckfold.cli.bench.checkpoints import Work
 from asynckfold.cli.bench.table import BenchTable
 from asynckfold.cli.parser import SUBJECTS
+from asynckfold.results.report.charts.scaling import ScalingLine, draw_scaling
 
 
 def test_checkpoints_are_timed_in_real_runs(
@@ -117,6 +119,40 @@ def test_trainers_are_timed_on_the_same_samples(
     assert not list(tmp_path.iterdir())
 
 
+def test_parts_that_overlap_are_trained_until_the_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    compared = [partitions.Division(1, 320), partitions.Division(2, 240)]
+    monkeypatch.setattr(partitions, "divisions", lambda count, most: compared)
+    work = trainers.Work("MLP", loops.digits_mlp, 8, epochs=9, samples=400)
+    rows = partitions.table(work, turns=1, target_loss=1.0).to_json()["rows"]
+    assert [(row["partition size"], row["overlap %"]) for row in rows] == [(320, 0), (240, 50)]
+    for row in rows:
+        assert row["loss"] <= 1.0
+        assert 1 < row["iterations"] < 9
+        seen = row["samples × iterations of a process"]
+        assert seen == row["iterations"] * row["partition size"]
+        assert row["time against one"] == pytest.approx(rows[0]["seconds"] / row["seconds"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_loss_that_was_not_reached_has_no_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = {1: 2.0, 2: None}
+    monkeypatch.setattr(partitions, "cores", lambda: 2)
+    monkeypatch.setattr(
+        partitions,
+        "_trained",
+        lambda work, samples, division, loss: partitions.Outcome(
+            ended[division.processes], 40, 40 * division.size, 0.2, 0.9
+        ),
+    )
+    rows = partitions.table(turns=2).to_json()["rows"]
+    assert [row["seconds"] for row in rows] == [2.0, None, None, None]
+    assert [row["time against one"] for row in rows] == [1.0, None, None, None]
+    assert [row["overlap %"] for row in rows] == [0, 0, 50, 100]
+
+
 def test_the_verb_finds_each_subject(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +161,7 @@ def test_the_verb_finds_each_subject(
 
     known = {"nodes": ["data", "tell"], "packing": ["tell"], "trainers": ["data", "tell"]}
     known["speed"] = ["data", "tell", "with_peers"]
+    monkeypatch.setattr(partitions, "table", given)
     for subject in SUBJECTS:
         module = importlib.import_module(f"asynckfold.cli.bench.{subject}")
         monkeypatch.setattr(module, "table", given)
@@ -135,6 +172,7 @@ def test_the_verb_finds_each_subject(
         quick = sorted([*plain, *module.QUICK])
         assert [item["rows"] for item in told] == [[{"given": plain}], [{"given": quick}]]
         assert all(item["machine"]["cores"] >= 1 for item in told)
+        assert all(len(item.get("more", ())) == (subject == "trainers") for item in told)
 
 
 def test_the_verb_prints_and_saves_its_table(
@@ -151,6 +189,30 @@ def test_the_verb_prints_and_saves_its_table(
     assert "| mlp | 1.23 |" in page.read_text()
     assert main(["bench", "checkpoints", "--quick", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == [{"model": "mlp", "ms": 1.2345}]
+
+
+def test_a_page_has_further_tables_and_pictures_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawing = draw_scaling("MLP", {"more tasks": [ScalingLine("tasks", {1: 2.0, 2: 1.5})]}, 2.0)
+    more = BenchTable("Further", "kind | s", (("small", 3),), ("Another note.",))
+    table = BenchTable("First", "model | ms", (("mlp", 1),), ("A note.",), figures={"mlp": drawing})
+    monkeypatch.setattr(trainers, "table", lambda **_: table)
+    monkeypatch.setattr(partitions, "table", lambda **_: more)
+    page = tmp_path / "page.md"
+    assert main(["bench", "trainers", "--save", str(page)]) == 0
+    printed = capsys.readouterr().out
+    for text in ("A note.", "Further", "small", "Another note.", "picture: ", "page-mlp.svg"):
+        assert text in printed
+    written = page.read_text()
+    places = [written.index(text) for text in ("| mlp | 1 |", "](page-mlp.png)", "- A note.")]
+    assert places == sorted(places)
+    assert written.endswith(
+        "## Further\n\n| kind | s |\n|---|---|\n| small | 3 |\n\n- Another note.\n"
+    )
+    with Image.open(tmp_path / "page-mlp.png") as picture:
+        assert picture.width > 500
+    assert b"<svg" in (tmp_path / "page-mlp.svg").read_bytes()
 
 
 @pytest.mark.timeout(600)  # two cold starts

@@ -192,6 +192,9 @@ def test_the_table_holds_what_was_measured_and_extrapolates_nothing_from_two_cou
         assert row["accuracy"] > 0.15  # chance is 0.1
     assert any("Nothing is extrapolated" in note and "has 2" in note for note in table.notes)
     assert len(told) == len(rows)
+    (drawing,) = table.figures.values()
+    seconds, *_ = drawing.figure.axes
+    assert list(seconds.get_lines()[2].get_ydata()) == [row["seconds"] for row in rows[:2]]
     assert not list(tmp_path.iterdir())
 
 
@@ -216,6 +219,14 @@ def test_rows_beyond_the_cores_are_marked_as_a_model(monkeypatch: pytest.MonkeyP
         assert row["seconds"] == pytest.approx(law(row["nodes"]))
         assert row["speedup"] == pytest.approx(law(1) / law(row["nodes"]))
     assert rows[-1]["accuracy"] is None
+    (drawing,) = table.figures.values()
+    nodes_grow = drawing.figure.axes[2].get_lines()
+    _, curve, measured, modelled, *_ = nodes_grow
+    assert list(measured.get_xdata()) == [1, 2, 3, 4]
+    assert list(modelled.get_xdata()) == [8, 16]
+    assert list(curve.get_ydata()) == pytest.approx([law(n) for n in curve.get_xdata()])
+    # Of two nodes with 1 or 2 tasks each: by cores, and without a model.
+    assert [list(line.get_xdata()) for line in nodes_grow[4:7]] == [[], [2, 4], []]
     # Two nodes with one or two tasks are two counts: no model for these.
     few = [row for row in table.to_json()["rows"] if row["table"] == "tasks of 2 nodes"]
     assert [row["origin"] for row in few] == ["measured"] * 2

@@ -3,6 +3,7 @@
 ::
 
     bench ─► measure(subject) ─► SUBJECT.py: table(**settings) ─► BenchTable ─► terminal, JSON, page
+                                                                  figures ─► PNG, SVG
 
 A speed is the ratio of two things timed in one run, turn by turn, as the median of several turns;
 nothing here asserts a speed.
@@ -39,6 +40,9 @@ _SETTINGS = {
 }
 """Subjects, and the settings of the command line that each takes."""
 
+_MORE = {"trainers": ("partitions",)}
+"""Subjects of several tables, and the modules of the further ones."""
+
 
 def bench(parsed: argparse.Namespace, out: Output) -> int:
     """Measure one subject and print its table."""
@@ -49,16 +53,33 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
     settings = {"data": data, "with_peers": parsed.peers, "tell": out.error}
     table = measure(parsed.subject, quick=parsed.quick, **settings)
     out.data(table.to_json())
-    shown = Table(*table.columns, title=table.title, box=None, pad_edge=False)
-    for row in table.cells():
-        shown.add_row(*row)
-    out.say(shown)
-    for note in table.notes:
-        out.say(note)
+    for part in (table, *table.more):
+        shown = Table(*part.columns, title=part.title, box=None, pad_edge=False)
+        for row in part.cells():
+            shown.add_row(*row)
+        out.say(shown)
+        for note in part.notes:
+            out.say(note)
     if parsed.save:
-        write_whole(Path(parsed.save), table.to_markdown(_command(parsed)).encode())
-        out.say(f"page: {parsed.save}")
+        for path in _save(table, Path(parsed.save), _command(parsed)):
+            out.say(f"{'page' if path.suffix == '.md' else 'picture'}: {path}")
     return 0
+
+
+def _save(table: BenchTable, page: Path, command: str) -> Iterator[Path]:
+    """Write the pictures and the page, and yield what was written."""
+    charts = []
+    if table.figures:
+        from asynckfold.results.report.charts import as_svg, rendered
+
+        for name, drawing in table.figures.items():
+            charts.append(rendered(f"{page.stem}-{name}", drawing))
+            for suffix, data in ((".png", charts[-1].png), (".svg", as_svg(drawing))):
+                path = page.with_name(charts[-1].name + suffix)
+                write_whole(path, data)
+                yield path
+    write_whole(page, table.to_markdown(command, charts).encode())
+    yield page
 
 
 def _command(parsed: argparse.Namespace) -> str:
@@ -93,7 +114,9 @@ def measure(subject: str, *, quick: bool = False, **settings: Any) -> BenchTable
     """
     from asynckfold.cli.bench.table import machine_facts
 
-    module = importlib.import_module(f"{__name__}.{subject}")
     known = {name: settings[name] for name in _SETTINGS[subject] if name in settings}
-    table: BenchTable = module.table(**(module.QUICK if quick else {}), **known)
-    return replace(table, machine=machine_facts())
+    tables: list[BenchTable] = []
+    for name in (subject, *_MORE.get(subject, ())):
+        module = importlib.import_module(f"{__name__}.{name}")
+        tables.append(module.table(**(module.QUICK if quick else {}), **known))
+    return replace(tables[0], more=tuple(tables[1:]), machine=machine_facts())

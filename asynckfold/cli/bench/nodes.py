@@ -3,6 +3,7 @@
 ::
 
     clusters ─ in turns ─► NodeTraining ─► medians by cluster ─► tables ─► a model beyond the cores
+                                                                   └──────────────┴─► pictures
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from asynckfold.cli.bench.images import normalised_images
 from asynckfold.cli.bench.loops import BATCH, cores, fast_adam, threads
 from asynckfold.cli.bench.node_training import EXCHANGE_STEPS, NodeTraining, beginning
 from asynckfold.cli.bench.scaling import (
     FEWEST_COUNTS,
     Cluster,
+    Scaling,
     Series,
     clusters,
     scaling,
@@ -27,6 +31,9 @@ from asynckfold.cli.bench.scaling import (
 from asynckfold.cli.bench.table import BenchTable, in_words, silent
 from asynckfold.cli.bench.trainers import HELD_OUT, Outcome, Work, dbn, median_time, trained_on
 from asynckfold.models import MLP
+from asynckfold.results.report.charts import Drawing
+from asynckfold.results.report.charts.scaling import ScalingLine, draw_scaling
+from asynckfold.system.files import slug
 
 HEADER = (
     "table | model | nodes | tasks a node | seconds | speedup | samples/s | seconds to goal | "
@@ -66,6 +73,7 @@ def table(
     """
     rows: list[tuple[object, ...]] = []
     laws: list[str] = []
+    figures: dict[str, Drawing] = {}
     origin = ""
     tables = series_of(clusters(cores()))
     # Tasks are forked: this process must not start a thread pool.
@@ -73,15 +81,19 @@ def table(
         for work in works:
             samples, origin = normalised_images(work.size, work.samples, data)
             measured = _measured(work, samples, turns)
+            lines: dict[str, list[ScalingLine]] = {}
             for series in tables:
                 law = scaling({series.count(item): measured[item].seconds for item in series.found})
                 points = {item: measured[item] for item in series.found}
                 if law is not None:
                     laws.append(f"{series.name}, {work.name}: {law}")
                     points |= {item: Point(law.seconds(series.count(item))) for item in series.more}
+                lines.setdefault(f"more {series.grows}", []).append(_line(series, points, law))
                 for row in _rows(series, work, trained_on(len(samples[0])), points, measured[ONE]):
                     rows.append(row)
                     tell(in_words(HEADER, row))
+            name = slug(work.name.replace(" ", "-").lower())
+            figures[name] = draw_scaling(work.name, lines, measured[ONE].seconds)
     return BenchTable(
         "One model on nodes of several tasks",
         HEADER,
@@ -102,6 +114,7 @@ def table(
             "Tables share their measurements. –: not reached in most turns, or not modelled.",
             _model_note(laws, max(len(series.found) for series in tables)),
         ),
+        figures=figures,
     )
 
 
@@ -122,6 +135,21 @@ def _measured(work: Work, samples: tuple[Any, Any], turns: int) -> dict[Cluster,
         )
         for cluster, outcomes in found.items()
     }
+
+
+def _line(series: Series, points: Mapping[Cluster, Point], law: Scaling | None) -> ScalingLine:
+    """Return a table as a line of the figure, by cores: one for each task."""
+    seconds: dict[str, dict[int, float]] = {MEASURED: {}, MODELLED: {}}
+    for cluster, point in points.items():
+        seconds[point.origin][cluster.workers] = point.seconds
+    curve = []
+    if law is not None:
+        cores_each = series.found[0].workers // series.count(series.found[0])
+        most = max(map(series.count, points))
+        curve = [(cores_each * n, law.seconds(n)) for n in np.geomspace(1, most, 60).tolist()]
+    return ScalingLine(
+        series.name, seconds[MEASURED], seconds[MODELLED], curve, str(law) if law else ""
+    )
 
 
 def _rows(

@@ -105,7 +105,7 @@ class Scaling:
     rest: float
     error: float
 
-    def seconds(self, count: int) -> float:
+    def seconds(self, count: float) -> float:
         """Return the modelled seconds of `count` workers."""
         return self.computation / count + self.communication * (count - 1) + self.rest
 

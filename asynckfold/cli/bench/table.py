@@ -6,18 +6,27 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asynckfold.results.report.charts import Chart, Drawing
 
 
 @dataclass(frozen=True)
 class BenchTable:
-    """The result of one benchmark; `header` has the columns, with units, separated by " | "."""
+    """The result of one benchmark; `header` has the columns, with units, separated by " | ".
+
+    ``more`` are further tables of the same subject, and ``figures`` are drawings of the rows, by
+    the last part of their file names.
+    """
 
     title: str
     header: str
     rows: tuple[tuple[Any, ...], ...]
     notes: tuple[str, ...] = ()
     machine: Mapping[str, Any] = field(default_factory=dict)
+    more: tuple[BenchTable, ...] = ()
+    figures: Mapping[str, Drawing] = field(default_factory=dict)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -30,15 +39,17 @@ class BenchTable:
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as one object, with a mapping per row."""
+        more = {"more": [table.to_json() for table in self.more]} if self.more else {}
         return {
             "title": self.title,
             "rows": [dict(zip(self.columns, row, strict=True)) for row in self.rows],
             "notes": list(self.notes),
             "machine": dict(self.machine),
+            **more,
         }
 
-    def to_markdown(self, command: str) -> str:
-        """Return the table as a page, with the command that made it.
+    def to_markdown(self, command: str, charts: Sequence[Chart] = ()) -> str:
+        """Return the table as a page, with the command that made it and its pictures.
 
         Examples
         --------
@@ -55,11 +66,20 @@ class BenchTable:
         lines = [f"# {self.title}", "", f"Made by `{command}`.", ""]
         if self.machine:
             lines += [", ".join(f"{key}: {value}" for key, value in self.machine.items()), ""]
-        lines += [_row(self.columns), _row(["---"] * len(self.columns)).replace(" ", "")]
-        lines += [_row(row) for row in self.cells()]
-        if self.notes:
-            lines += ["", *(f"- {note}" for note in self.notes)]
+        lines += self._rows()
+        for chart in charts:
+            lines += ["", f"![{chart.alt}]({chart.name}.png)", "", f"[As SVG]({chart.name}.svg)"]
+        lines += self._notes()
+        for table in self.more:
+            lines += ["", f"## {table.title}", "", *table._rows(), *table._notes()]
         return "\n".join([*lines, ""])
+
+    def _rows(self) -> list[str]:
+        rule = _row(["---"] * len(self.columns)).replace(" ", "")
+        return [_row(self.columns), rule, *map(_row, self.cells())]
+
+    def _notes(self) -> list[str]:
+        return ["", *(f"- {note}" for note in self.notes)] if self.notes else []
 
 
 def _row(cells: Any) -> str:

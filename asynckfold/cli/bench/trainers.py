@@ -16,6 +16,7 @@ from torch import nn
 from asynckfold.cli.bench.images import normalised_images
 from asynckfold.cli.bench.loops import BATCH, adam, cores, scratch_folder, sweep
 from asynckfold.cli.bench.table import BenchTable, in_words, silent
+from asynckfold.jobs.result import Result
 from asynckfold.models import DBN, MLP, LeNet5, Pretraining
 
 HEADER = (
@@ -146,26 +147,15 @@ def table(
 
 
 def _trained(work: Work, samples: tuple[Any, Any], way: Way) -> Outcome:
-    count = len(samples[0])
-    fold = np.arange(trained_on(count)), np.arange(trained_on(count), count)
-    rules = {f"rate {number}": "constant" for number in range(way.jobs)}
-    params = {"epochs": work.epochs, "accumulate": way.accumulate}
-    with scratch_folder() as folder:
-        found = sweep(
-            folder,
-            [fold],
-            samples,
-            {"model": work.model},
-            rules,
-            adam,
-            params,
-            trainer=way.trainer,
-            processes=way.processes,
-            threads_per_job=way.threads,
-            fuse=False,
-            devices="cpu",
-        )
-        results = [found.results[job.id] for job in found.plan.jobs]
+    results = results_of(
+        work,
+        samples,
+        {"epochs": work.epochs, "accumulate": way.accumulate},
+        jobs=way.jobs,
+        trainer=way.trainer,
+        processes=way.processes,
+        threads_per_job=way.threads,
+    )
     times = [list(accumulate(epoch.seconds for epoch in result.epochs)) for result in results]
     reached = [
         end
@@ -173,12 +163,25 @@ def _trained(work: Work, samples: tuple[Any, Any], way: Way) -> Outcome:
         for end, epoch in zip(ends, result.epochs, strict=True)
         if (epoch.accuracy or 0) >= work.target
     ]
-    trained = trained_on(count) * work.epochs
+    trained = trained_on(len(samples[0])) * work.epochs
     return Outcome(
         sum(trained / ends[-1] for ends in times),
         min(reached, default=None),
-        float(found.best_score_),
+        max(result.scores["accuracy"] for result in results),
     )
+
+
+def results_of(
+    work: Work, samples: tuple[Any, Any], params: Mapping[str, Any], jobs: int = 1, **settings: Any
+) -> list[Result]:
+    """Train the model on the first samples, in one job or several alike, and score the rest."""
+    count = len(samples[0])
+    fold = np.arange(trained_on(count)), np.arange(trained_on(count), count)
+    models, rules = {"model": work.model}, {f"rate {number}": "constant" for number in range(jobs)}
+    quiet: dict[str, Any] = {"fuse": False, "devices": "cpu"}
+    with scratch_folder() as folder:
+        found = sweep(folder, [fold], samples, models, rules, adam, params, **quiet, **settings)
+        return [found.results[job.id] for job in found.plan.jobs]
 
 
 def trained_on(count: int) -> int:

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from asynckfold.results.report.charts import plots
 from asynckfold.results.report.charts.figures import FIGURES, draw
-from asynckfold.results.report.charts.style import Chart, Drawing, plotted, rendered
+from asynckfold.results.report.charts.style import Chart, Drawing, as_svg, plotted, rendered
 
-__all__ = ["FIGURES", "Chart", "Drawing", "draw", "plots", "plotted", "rendered"]
+__all__ = ["FIGURES", "Chart", "Drawing", "as_svg", "draw", "plots", "plotted", "rendered"]

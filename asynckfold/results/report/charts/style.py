@@ -45,6 +45,7 @@ _STYLE: Any = {
     "grid.color": GRID,
     "legend.frameon": False,
     "figure.dpi": 150,
+    "svg.hashsalt": "asynckfold",
 }
 
 Given = ParamSpec("Given")
@@ -120,6 +121,14 @@ def rendered(name: str, drawing: Drawing) -> Chart:
     width, height = (round(inches * figure.dpi) for inches in figure.get_size_inches())
     alt = f"{drawing.title}. {drawing.alt}"
     return Chart(name, drawing.title, alt, buffer.getvalue(), width, height)
+
+
+@applied
+def as_svg(drawing: Drawing) -> bytes:
+    """Render a figure as SVG, the same bytes each time."""
+    buffer = io.BytesIO()
+    drawing.figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
