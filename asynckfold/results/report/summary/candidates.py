@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,9 @@ from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.confusion import class_accuracy
 from asynckfold.results.outcome import Outcome, times_of
 from asynckfold.results.report.baseline_curves import serial_class_accuracy
-from asynckfold.results.report.sanitize import clean, shown
+from asynckfold.results.report.sanitize import clean
 from asynckfold.results.speedup import AgainstSerial
-from asynckfold.results.statistics import Lead, train_valid_ratio
+from asynckfold.results.statistics import train_valid_ratio
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,6 @@ def fold_names(plan: Plan) -> tuple[str, ...]:
     return tuple(
         f"repeat {repeat} fold {fold}" if repeated else f"fold {fold}" for repeat, fold in keys
     )
-
-
-def shown_lead(found: Outcome) -> Lead | None:
-    """Return the lead under names that are safe to show."""
-    lead = found.lead
-    names = {job.candidate: shown(job).candidate for job in found.plan.jobs}
-    return lead and replace(lead, best=names[lead.best], runner_up=names[lead.runner_up])
 
 
 def class_names(plan: Plan, confusions: Mapping[str, npt.NDArray[np.int64]]) -> tuple[str, ...]:
