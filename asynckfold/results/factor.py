@@ -62,12 +62,12 @@ def compare_levels(
     undecided : int
         Comparisons of the other factor that `holm` has to count.
     """
-    scored = np.array(~np.isnan(scores)).any(axis=2)
-    known = scored.any(axis=1)
+    scored = np.asarray((~np.isnan(scores)).any(axis=2))
+    known = np.asarray(scored.any(axis=1))
     # Only what all have is averaged: a mean over other levels would compare these as well.
-    common = scored[known].all(axis=0)
+    common = np.asarray(scored[known].all(axis=0))
     if not common.any():
-        common = scored.any(axis=0)
+        common = np.asarray(scored.any(axis=0))
     with np.errstate(invalid="ignore"):
         means = scores[known][:, common].mean(axis=1) if known.any() else np.empty((0, len(folds)))
     present = [name for name, is_known in zip(names, known.tolist(), strict=True) if is_known]

@@ -124,13 +124,8 @@ class Outcome:
         """
         import pandas as pd
 
-        rows, metric = candidates(self.plan, self.results), self.plan.scoring[0]
-        names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
-        largest = largest_difference(metric, scores)
-        pairs = holm(paired_differences(names, scores, self.folds, largest))
-        frame: pd.DataFrame = pd.DataFrame(
-            map(vars, pairs), columns=[item.name for item in fields(Difference)]
-        )
+        columns = [item.name for item in fields(Difference)]
+        frame: pd.DataFrame = pd.DataFrame(map(vars, pairs_of(self)), columns=columns)
         return frame
 
     @property
@@ -246,6 +241,14 @@ def verdict_of(found: Outcome, shown: Callable[[str], str] = str) -> Verdict:
     # Without `error_score`, which is not a sample.
     rows = candidates(found.plan, found.results)
     return make_verdict(rows, found.plan.scoring[0], found.folds, shown)
+
+
+def pairs_of(found: Outcome) -> tuple[Difference, ...]:
+    """Compare all pairs of candidates."""
+    rows, metric = candidates(found.plan, found.results), found.plan.scoring[0]
+    names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
+    largest = largest_difference(metric, scores)
+    return holm(paired_differences(names, scores, found.folds, largest))
 
 
 def _candidate_rows(found: Outcome) -> list[tables.Row]:

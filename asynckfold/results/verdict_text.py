@@ -40,13 +40,17 @@ class VerdictText:
     def of_sweep(
         self, models: Factor, lr_schedules: Factor, rows: Sequence[Candidate], odd: str
     ) -> list[str]:
-        """Return all sentences; `odd` is a best candidate that the factors do not make best."""
+        """Return all sentences; `odd` is the first candidate, if a factor of it is beaten."""
         pairs = models.pairs + lr_schedules.pairs
         found = [*self._of_factor(models), *self._of_factor(lr_schedules, len(models.names))]
         if found and any(row.status in (CANCELLED, "pending") for row in rows):
             found[0] = f"So far, {found[0]}"
         if odd:
-            found.append(f"Yet {odd} has the highest mean of all complete candidates.")
+            found.insert(
+                0,
+                f"{odd} has the highest mean of the complete candidates, although its model or LR "
+                "schedule is beaten on average.",
+            )
         if models.pairs and len(models.over) < len({row.lr_schedule for row in rows}):
             found.append(
                 f"Models are compared with {listed(models.over)} alone, since not all have a score "
