@@ -23,6 +23,11 @@ class Factor:
     unbeaten: tuple[str, ...]
 
     @property
+    def beaten(self) -> tuple[str, ...]:
+        """Those that another beats."""
+        return tuple(name for name in self.names if name not in self.unbeaten)
+
+    @property
     def duels(self) -> list[Difference]:
         """The leader's comparisons, the closest first."""
         found = [pair for pair in self.pairs if self.leader in (pair.first, pair.second)]

@@ -14,7 +14,7 @@ import numpy as np
 
 from asynckfold.jobs.folds import Fold
 from asynckfold.results.candidates import Candidate, rank
-from asynckfold.results.factor import compare_levels
+from asynckfold.results.factor import Factor, compare_levels
 from asynckfold.results.statistics import Difference, largest_difference
 from asynckfold.results.verdict_text import VerdictText
 from asynckfold.system.plain_text import one_line
@@ -67,6 +67,37 @@ def make_verdict(
 
     Scores of `rows` are NaN where a fold has none.
     """
+    scores = np.array([row.scores[metric] for row in rows])
+    in_points = largest_difference(metric, scores) == 1
+    models, lr_schedules = (each.shown_by(shown) for each in _factors(rows, metric, folds))
+    rows = [
+        replace(row, model=shown(row.model), lr_schedule=shown(row.lr_schedule)) for row in rows
+    ]
+    pairs, best = models.pairs + lr_schedules.pairs, models.unbeaten + lr_schedules.unbeaten
+    first = _sole_first(rows, metric)
+    levels = (first.model, first.lr_schedule) if first else ()
+    beaten = [
+        level
+        for level, factor in zip(levels, (models, lr_schedules), strict=False)
+        if level in factor.beaten
+    ]
+    repeats = len({fold.repeat for fold in folds})
+    text = VerdictText(metric, shown(metric), in_points, len(folds), repeats)
+    sentences = text.of_sweep(models, lr_schedules, rows, first.name if first else "", beaten)
+    return Verdict(
+        text.name,
+        models.pairs,
+        lr_schedules.pairs,
+        models.unbeaten,
+        lr_schedules.unbeaten,
+        first.name if first and pairs and best == levels else None,
+        tuple(map(one_line, sentences)),
+    )
+
+
+def _factors(
+    rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]
+) -> tuple[Factor, Factor]:
     models = list(dict.fromkeys(row.model for row in rows))
     lr_schedules = list(dict.fromkeys(row.lr_schedule for row in rows))
     scores = np.full((len(models), len(lr_schedules), len(folds)), np.nan)
@@ -74,33 +105,10 @@ def make_verdict(
         scores[models.index(row.model), lr_schedules.index(row.lr_schedule)] = row.scores[metric]
     largest = largest_difference(metric, scores)
     undecided = math.comb(len(lr_schedules), 2)
-    by_model = compare_levels(models, lr_schedules, scores, folds, largest, undecided)
-    undecided = sum(pair.conclusion == "undecided" for pair in by_model.pairs)
-    kept = by_model.unbeaten
-    scores = scores[[models.index(name) for name in kept]].swapaxes(0, 1)
-    by_lr_schedule = compare_levels(lr_schedules, kept, scores, folds, largest, undecided)
-
-    pairs = by_model.pairs + by_lr_schedule.pairs
-    first = _sole_first(rows, metric)
-    name = f"{shown(first.model)}/{shown(first.lr_schedule)}" if first else ""
-    agrees = first and first.model in kept and first.lr_schedule in by_lr_schedule.unbeaten
-    is_decided = pairs and agrees and len(kept) == len(by_lr_schedule.unbeaten) == 1
-    repeats = len({fold.repeat for fold in folds})
-    text = VerdictText(metric, shown(metric), largest == 1, len(folds), repeats)
-    by_model, by_lr_schedule = by_model.shown_by(shown), by_lr_schedule.shown_by(shown)
-    rows = [
-        replace(row, model=shown(row.model), lr_schedule=shown(row.lr_schedule)) for row in rows
-    ]
-    sentences = text.of_sweep(by_model, by_lr_schedule, rows, "" if agrees else name)
-    return Verdict(
-        text.name,
-        by_model.pairs,
-        by_lr_schedule.pairs,
-        by_model.unbeaten,
-        by_lr_schedule.unbeaten,
-        name if is_decided else None,
-        tuple(map(one_line, sentences)),
-    )
+    first = compare_levels(models, lr_schedules, scores, folds, largest, undecided)
+    kept = scores[[models.index(name) for name in first.unbeaten]].swapaxes(0, 1)
+    undecided = sum(pair.conclusion == "undecided" for pair in first.pairs)
+    return first, compare_levels(lr_schedules, first.unbeaten, kept, folds, largest, undecided)
 
 
 def _sole_first(rows: Sequence[Candidate], metric: str) -> Candidate | None:

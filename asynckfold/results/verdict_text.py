@@ -38,18 +38,23 @@ class VerdictText:
     repeats: int
 
     def of_sweep(
-        self, models: Factor, lr_schedules: Factor, rows: Sequence[Candidate], odd: str
+        self,
+        models: Factor,
+        lr_schedules: Factor,
+        rows: Sequence[Candidate],
+        first: str,
+        beaten: Sequence[str],
     ) -> list[str]:
-        """Return all sentences; `odd` is the first candidate, if a factor of it is beaten."""
+        """Return all sentences; the `first` candidate may have a `beaten` model or LR schedule."""
         pairs = models.pairs + lr_schedules.pairs
         found = [*self._of_factor(models), *self._of_factor(lr_schedules, len(models.names))]
         if found and any(row.status in (CANCELLED, "pending") for row in rows):
             found[0] = f"So far, {found[0]}"
-        if odd:
+        if beaten:
+            are = "is" if len(beaten) == 1 else "are"
             found.insert(
                 0,
-                f"{odd} has the highest mean of the complete candidates, although its model or LR "
-                "schedule is beaten on average.",
+                f"{first} has the highest mean, although {listed(beaten)} {are} beaten on average.",
             )
         if models.pairs and len(models.over) < len({row.lr_schedule for row in rows}):
             found.append(
