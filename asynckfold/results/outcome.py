@@ -230,10 +230,10 @@ class Outcome:
         return frame
 
     def __repr__(self) -> str:
-        return tables.as_text(_summary(self), _text_cells(self))
+        return tables.as_text(_summary(self), _text_cells(self), str(self.verdict))
 
     def _repr_html_(self) -> str:
-        return tables.as_html(_summary(self), _text_cells(self))
+        return tables.as_html(_summary(self), _text_cells(self), str(self.verdict))
 
 
 def verdict_of(found: Outcome, shown: Callable[[str], str] = str) -> Verdict:
