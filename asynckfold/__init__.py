@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from asynckfold.results.cv_results import CVResults
     from asynckfold.results.ensemble import FoldEnsemble
     from asynckfold.results.report.charts import plots
+    from asynckfold.results.statistics import Difference
+    from asynckfold.results.verdict import Verdict
     from asynckfold.store import RunReader, RunStore
     from asynckfold.training.lr_schedules import get_scheduler
     from asynckfold.training.parameter_server import Hogwild, Server
@@ -52,6 +54,7 @@ __all__ = [
     "AsyncKFoldError",
     "Baseline",
     "CVResults",
+    "Difference",
     "DistributedTester",
     "DistributedTrainer",
     "Epoch",
@@ -78,6 +81,7 @@ __all__ = [
     "StorageError",
     "StoreCorruptError",
     "TrainerParams",
+    "Verdict",
     "export",
     "fit",
     "get_scheduler",
@@ -111,6 +115,8 @@ _MODULES = {
     "jobs.plan": ("Job", "Plan"),
     "jobs.result": ("Baseline", "Epoch", "Result"),
     "results.report.charts": ("plots",),
+    "results.statistics": ("Difference",),
+    "results.verdict": ("Verdict",),
     "store": ("RunReader", "RunStore"),
     "jobs.trainer_params": ("TrainerParams",),
     "training.lr_schedules": ("get_scheduler",),

@@ -63,6 +63,7 @@ def _numbers(results: CVResults) -> dict[str, Any]:
         "bit_identity": asdict(results.bit_identity),
         "best": best,
         "best_score": results.best_score_ if best else None,
+        "verdict": str(results.verdict),
         "seconds": results.seconds,
         "serial_seconds": timing.serial_seconds,
         "baseline": timing.kind or None,
@@ -119,31 +120,14 @@ def result_lines(results: CVResults) -> Iterator[str]:
     """Yield the lines below the table."""
     from asynckfold.api.kfold import failure_lines
 
-    counts, best = results.counts, _best(results)
-    if best:
-        yield (
-            f"best: {best['model']} with {best['scheduler']}, "
-            f"{results.plan.scoring[0]} {results.best_score_:.4f}{_verdict(results)}"
-        )
+    counts = results.counts
+    yield from results.verdict.sentences
     if results.baseline is not None:
         yield results.speedup_note
     if counts["done"] < counts["planned"]:
         yield counts_line(counts)
         yield from failure_lines(results)
     yield f"fingerprint {results.fingerprint}, {results.bit_identity}"
-
-
-def _verdict(results: CVResults) -> str:
-    """Return how sure the lead over the runner-up is, as in the report."""
-    lead = results.lead
-    if lead is None:
-        return ""
-    return {
-        "tie": f"; a tie with {lead.runner_up}",
-        "chance": f"; ahead of {lead.runner_up}, perhaps by chance",
-        "untestable": f"; ahead of {lead.runner_up}",
-        "real": f"; ahead of {lead.runner_up}, probably real",
-    }[lead.difference.verdict]
 
 
 def partial_report(root: Path, out: Output) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,14 @@ from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, candidates, rank
 from asynckfold.results.out_of_fold import layers_of, mean_of_layers, out_of_fold
 from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
-from asynckfold.results.statistics import Lead, paired_difference, train_valid_ratio
+from asynckfold.results.statistics import (
+    Difference,
+    holm,
+    largest_difference,
+    paired_differences,
+    train_valid_ratio,
+)
+from asynckfold.results.verdict import Verdict, make_verdict
 from asynckfold.system.plain_text import one_line
 
 if TYPE_CHECKING:
@@ -74,17 +81,30 @@ class Outcome:
         return self.candidates[self.best_index_].mean(self.plan.scoring[0])
 
     @property
-    def lead(self) -> Lead | None:
-        """Lead of the best candidate over the runner-up; None with fewer than two to rank."""
-        metric = self.plan.scoring[0]
-        rows = [row for row in self.candidates if row.ranks_by(metric)]
-        if len(rows) < 2:
-            return None
-        best, second = np.argsort(rank(rows, metric), kind="stable")[:2]
-        difference = paired_difference(
-            rows[best].scores[metric], rows[second].scores[metric], train_valid_ratio(self.folds)
-        )
-        return Lead(rows[best].name, rows[second].name, difference)
+    def verdict(self) -> Verdict:
+        """Which model is better, which LR schedule, by how much, and whether it may be chance.
+
+        ``print(results.verdict)`` prints it in words.
+        """
+        return verdict_of(self)
+
+    def compare(self) -> pd.DataFrame:
+        """Return a pandas table of all pairs of candidates, compared fold by fold.
+
+        Returns
+        -------
+        pandas.DataFrame
+            ``mean`` is the difference of the first metric, the higher mean ``first``; ``ci_low``
+            and ``ci_high`` are its 95 % interval, ``p`` is corrected by Holm's method over all
+            rows, ``won`` counts the folds where the first is better, of ``folds`` that both have.
+            Interval and p are of the corrected resampled t test (Nadeau and Bengio 2003), a
+            heuristic for k-fold; NaN where no test is possible.
+        """
+        import pandas as pd
+
+        columns = [item.name for item in fields(Difference)]
+        frame: pd.DataFrame = pd.DataFrame(map(vars, pairs_of(self)), columns=columns)
+        return frame
 
     @property
     def counts(self) -> dict[str, int]:
@@ -189,10 +209,25 @@ class Outcome:
         return frame
 
     def __repr__(self) -> str:
-        return tables.as_text(_summary(self), _text_cells(self))
+        return tables.as_text(_summary(self), _text_cells(self), str(self.verdict))
 
     def _repr_html_(self) -> str:
-        return tables.as_html(_summary(self), _text_cells(self))
+        return tables.as_html(_summary(self), _text_cells(self), str(self.verdict))
+
+
+def verdict_of(found: Outcome, shown: Callable[[str], str] = str) -> Verdict:
+    """Return the verdict; `shown` makes names safe to show."""
+    # Without `error_score`, which is not a sample.
+    rows = candidates(found.plan, found.results)
+    return make_verdict(rows, found.plan.scoring[0], found.folds, shown)
+
+
+def pairs_of(found: Outcome) -> tuple[Difference, ...]:
+    """Compare all pairs of candidates."""
+    rows, metric = candidates(found.plan, found.results), found.plan.scoring[0]
+    names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
+    largest = largest_difference(metric, scores)
+    return holm(paired_differences(names, scores, found.folds, largest))
 
 
 def _candidate_rows(found: Outcome) -> list[tables.Row]:

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from asynckfold.jobs.folds import Fold
+
+Floats = npt.NDArray[np.float64]
 
 SIGNIFICANT = 0.05
 """Largest p of a clear difference."""
@@ -39,37 +41,33 @@ _BOUNDS = {
 }
 """Bounds of scikit-learn's scores, by the beginning of their names."""
 
-Verdict = Literal["tie", "untestable", "real", "chance"]
+Conclusion = Literal["beats", "undecided", "equal", "untestable"]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired comparison of two candidates over the same folds; see `paired_difference`."""
+    """Two models, LR schedules or candidates, compared over the folds that both have.
 
-    mean: float
-    ci_low: float
+    See `paired_differences`.
+    """
+
+    first: str  # has the higher mean
+    second: str
+    mean: float  # of first - second; 0 if they are tied, NaN without a common fold
+    ci_low: float  # 95 %, of this difference alone; NaN without a test
     ci_high: float
-    t: float
-    p: float
-    folds: int
+    p: float  # over all pairs, see `holm`; NaN without a test
+    won: int  # folds in which the first has the higher score
+    folds: int  # that both have
 
     @property
-    def verdict(self) -> Verdict:
-        """What the difference means, the same in every table, page and file."""
-        if self.mean == 0:
-            return "tie"
+    def conclusion(self) -> Conclusion:
+        """What the difference means, the same in every sentence, table and file."""
+        if self.folds and self.mean == 0 and math.isnan(self.ci_low):
+            return "equal"
         if math.isnan(self.p):
             return "untestable"
-        return "real" if self.p < SIGNIFICANT else "chance"
-
-
-@dataclass(frozen=True)
-class Lead:
-    """Lead of the best candidate over the runner-up."""
-
-    best: str
-    runner_up: str
-    difference: Difference
+        return "beats" if self.p < SIGNIFICANT else "undecided"
 
 
 def tied(one: float, other: float, size: float) -> bool:
@@ -98,6 +96,20 @@ def bounds_of(name: str) -> tuple[float, float]:
     return -math.inf, math.inf
 
 
+def largest_difference(name: str, scores: Floats) -> float:
+    """Return the largest possible difference of two scores: 1 of shares, infinity if unknown.
+
+    A score out of its bounds is not what its name says.
+
+    >>> largest_difference("accuracy", np.array([0.9, np.nan, 0.5]))
+    1.0
+    >>> largest_difference("accuracy", np.array([90.0])), largest_difference("r2", np.array([0.5]))
+    (inf, inf)
+    """
+    low, high = bounds_of(name)
+    return high - low if not ((scores < low) | (scores > high)).any() else math.inf
+
+
 def confidence_interval(
     scores: npt.NDArray[np.float64],
     train_valid_ratio: float,
@@ -123,31 +135,99 @@ def confidence_interval(
     return max(least, mean - half), min(most, mean + half)
 
 
-def paired_difference(
-    first: npt.ArrayLike, second: npt.ArrayLike, train_valid_ratio: float
-) -> Difference:
-    """Compare two candidates over the same folds by the corrected resampled t test.
+def paired_differences(
+    names: Sequence[str],
+    scores: Floats,
+    folds: Sequence[Fold],
+    largest: float = math.inf,
+) -> tuple[Difference, ...]:
+    """Compare all pairs over the folds that both have, by the corrected resampled t test.
 
-    ``t = mean / sqrt((1 / k + n_valid / n_train) * variance)`` with ``k - 1`` degrees of freedom.
+    ``t = mean / sqrt((1 / n + n_valid / n_train) * variance)`` with ``n - 1`` degrees of freedom,
+    where n counts folds × repeats. The test was derived for random divisions (Nadeau and Bengio
+    2003); for k-fold it is a heuristic.
 
-    The mean difference is 0 if the two are `tied`. `t` and `p` are NaN if there are fewer than two
-    differences or all are equal.
+    Differences that are the same on every fold have no variance to test with: p is 1 if they are 0,
+    else NaN, as with fewer than two folds. The p values are not yet corrected by `holm`.
 
-    >>> found = paired_difference([0.9, 0.8, 0.9], [0.8, 0.75, 0.75], 0.5)
-    >>> round(found.mean, 3), round(found.t, 3), round(found.p, 3)
-    (0.1, 2.191, 0.16)
+    Parameters
+    ----------
+    names : sequence of str
+        What is compared.
+    scores : ndarray of shape (n_names, n_folds)
+        NaN without a score.
+    folds : sequence of Fold
+        As the columns of `scores`.
+    largest : float
+        Largest possible difference, which limits the intervals.
+
+    Examples
+    --------
+    >>> fold = Fold(0, 0, np.arange(8), np.arange(8, 12))
+    >>> scores = np.array([[0.8, 0.75, 0.75], [0.9, 0.8, 0.9]])
+    >>> (found,) = paired_differences(["A", "B"], scores, [fold] * 3)
+    >>> found.first, round(found.mean, 3), found.won, round(found.p, 3)
+    ('B', 0.1, 3, 0.16)
     """
     # Importing scipy.stats alone takes more than a second.
-    from scipy.special import stdtr
+    from scipy.special import stdtr, stdtrit
 
-    one, other = np.asarray(first, float), np.asarray(second, float)
-    differences = one - other
-    count, size = len(differences), float(max(np.abs(one).max(), np.abs(other).max()))
-    equal = tied(float(one.mean()), float(other.mean()), size)
-    mean = 0.0 if equal else float(differences.mean())
-    spread = float(differences.std(ddof=1)) if count > 1 else math.nan
-    if not spread > _ROUNDING * size:
-        return Difference(mean, math.nan, math.nan, math.nan, math.nan, count)
-    low, high = confidence_interval(differences, train_valid_ratio)
-    t = mean / (math.sqrt(1 / count + train_valid_ratio) * spread)
-    return Difference(mean, low, high, t, float(2 * stdtr(count - 1, -abs(t))), count)
+    one, other = np.triu_indices(len(names), 1)
+    shared = ~np.isnan(scores[one]) & ~np.isnan(scores[other])
+    count = shared.sum(axis=1)
+    size = np.where(shared, np.maximum(np.abs(scores[one]), np.abs(scores[other])), 0).max(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        by_fold = np.where(shared, scores[one] - scores[other], 0.0)
+        mean = by_fold.sum(axis=1) / count
+        mean[np.abs(mean) <= np.where(np.isinf(size), 0, TIE * size)] = 0
+        # Of infinite scores NaN; so are the spread, t and p then.
+        spread = _spread(by_fold, mean, shared)
+        error = np.sqrt(1 / count + train_valid_ratio(folds)) * spread
+        # One sample more in every fold has no spread either, though a fold may be a sample larger.
+        valid = np.array([len(fold.valid) for fold in folds])
+        in_samples = by_fold * valid
+        samples = _spread(in_samples, in_samples.sum(axis=1) / count, shared)
+        tested = (spread > _ROUNDING * size) & (samples > _ROUNDING * size * valid.max())
+        p = np.where(tested, 2 * stdtr(count - 1.0, -np.abs(mean / error)), np.nan)
+        p[~tested & (mean == 0) & (count > 1)] = 1
+        half = np.where(tested, stdtrit(count - 1.0, 0.975) * error, np.nan)
+    sign = np.where(mean < 0, -1, 1)
+    low, high = (np.clip(sign * mean + side * half, -largest, largest) for side in (-1, 1))
+    won = (sign[:, None] * by_fold > 0).sum(axis=1)
+    pairs = np.where(sign[:, None] > 0, np.stack([one, other], 1), np.stack([other, one], 1))
+    return tuple(
+        Difference(names[first], names[second], *numbers)
+        for (first, second), *numbers in zip(
+            pairs.tolist(),
+            *(column.tolist() for column in (np.abs(mean), low, high, p, won, count)),
+            strict=True,
+        )
+    )
+
+
+def _spread(by_fold: Floats, mean: Floats, shared: npt.NDArray[np.bool_]) -> Floats:
+    """Return the standard deviation of each row over its shared folds, with divisor n - 1."""
+    squares = np.where(shared, (by_fold - mean[:, None]) ** 2, 0.0)
+    return np.asarray(np.sqrt(squares.sum(axis=1) / (shared.sum(axis=1) - 1)))
+
+
+def holm(differences: Sequence[Difference], others: int = 0) -> tuple[Difference, ...]:
+    """Correct the p values for the number of comparisons (Holm 1979).
+
+    The probability that any of them wrongly falls below `SIGNIFICANT` is at most that. `others` are
+    further comparisons of the same kind that are not yet decided.
+
+    >>> pairs = [Difference("A", "B", 0.1, 0, 1, p, 5, 5) for p in (0.03, 0.01)]
+    >>> [item.p for item in holm(pairs)], [item.p for item in holm(pairs, others=1)]
+    ([0.03, 0.02], [0.06, 0.03])
+    """
+    tested = sorted(
+        (place for place, item in enumerate(differences) if not math.isnan(item.p)),
+        key=lambda place: differences[place].p,
+    )
+    found, least = list(differences), 0.0
+    for done, place in enumerate(tested):
+        left = len(tested) - done + others
+        least = max(least, min(1.0, left * differences[place].p))
+        found[place] = replace(differences[place], p=least)
+    return tuple(found)

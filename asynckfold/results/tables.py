@@ -169,22 +169,23 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
     return cells
 
 
-def as_text(title: str, cells: Sequence[Sequence[str]]) -> str:
+def as_text(title: str, cells: Sequence[Sequence[str]], verdict: str) -> str:
     """Return a table for the terminal."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
         for line in cells
     )
-    return "\n".join([f"CVResults: {title}", *lines])
+    return "\n".join([f"CVResults: {title}", *lines, verdict])
 
 
-def as_html(title: str, cells: Sequence[Sequence[str]]) -> str:
+def as_html(title: str, cells: Sequence[Sequence[str]], verdict: str) -> str:
     """Return a table for a notebook."""
     head, *body = [[html.escape(cell) for cell in line] for line in cells]
     rows = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in body]
     return (
-        f"<p><b>CVResults</b>: {html.escape(title)}</p><table><thead><tr>"
+        f"<p><b>{html.escape(verdict)}</b></p><p>CVResults: {html.escape(title)}</p>"
+        f"<table><thead><tr>"
         f"{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table>"
     )

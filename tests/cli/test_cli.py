@@ -383,7 +383,7 @@ def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[s
     assert "2 of 3 folds, incomplete" in out
     assert "5 of 6 jobs finished, 1 failed" in out
     assert "1 × ValueError: 99 is in the held-out fold (net/cosine/fold-" in out
-    assert "best: linear with cosine" in out
+    assert "Incomplete, and not ranked: net/cosine (failed, 2 of 3 folds)." in out
     assert err.count("Traceback") == 1
     assert "in forward" in err
     # A run's folder never names code that is then run.

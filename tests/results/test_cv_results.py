@@ -32,7 +32,12 @@ from asynckfold.jobs.result import (
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.statistics import bounds_of, confidence_interval
+from asynckfold.results.statistics import (
+    bounds_of,
+    confidence_interval,
+    holm,
+    paired_differences,
+)
 
 TARGETS = np.array([0, 1] * 6)
 MODELS, SCHEDULES = ["B<b>", "A"], ["cosine", "warm"]
@@ -322,7 +327,7 @@ def test_repr_shows_counts_speedup_and_ranking() -> None:
     assert lines[1].split() == ["model", "scheduler", "accuracy", "folds", "seconds"]
     row = ["1", "A", "warm", "0.6000", "±", "0.0082", "3", "of", "3", "folds", "6.0"]
     assert lines[2].split() == row
-    assert len(lines) == 6
+    assert lines[6:] == [str(make_results(all_scores()).verdict)]
 
 
 def test_html_repr_escapes_names() -> None:
@@ -407,3 +412,39 @@ def test_only_pretraining_changes_the_digest_of_earlier_versions() -> None:
     other = replace(result, pretraining=(replace(stage, measures={"gap": 0.25}),))
     assert staged.digest == slower.digest
     assert len({result.digest, staged.digest, other.digest}) == 3
+
+
+def test_compare_has_a_row_for_each_pair_of_candidates() -> None:
+    scores = all_scores()
+    scores["A/cosine/fold-1"]["accuracy"] += 0.03
+    del scores["A/warm/fold-2"]
+    found = make_results(scores, error_score=0.0)
+    frame = found.compare()
+    pairs = frame.set_index(["first", "second"])
+    assert len(pairs) == 6
+    row = pairs.loc["A/cosine", "B<b>/warm"]
+    assert row["mean"] == pytest.approx(0.04)
+    assert row["ci_low"] < 0.04 < row["ci_high"]
+    assert (row["won"], row["folds"]) == (3, 3)
+    # The score that stands for a missing fold is not compared.
+    assert pairs.loc["A/warm", "B<b>/cosine"]["folds"] == 2
+    # Three pairs have a spread; the others differ by the same on each fold.
+    raw = paired_differences(
+        [row.name for row in found.candidates],
+        np.array(
+            [row.scores["accuracy"] for row in replace(found, error_score=math.nan).candidates]
+        ),
+        found.folds,
+    )
+    assert frame["p"].isna().sum() == 3
+    assert frame["p"].tolist() == pytest.approx([pair.p for pair in holm(raw)], nan_ok=True)
+
+
+def test_the_verdict_is_about_both_factors() -> None:
+    found = make_results(all_scores()).verdict
+    assert str(found) == (
+        "A is ahead of B<b> by 6.0 points on each of 3 folds; without a spread no test is "
+        "possible. warm is ahead of cosine by 3.0 points on each of 3 folds; without a spread no "
+        "test is possible."
+    )
+    assert found.best is None

@@ -200,7 +200,7 @@ def test_a_sound_run_is_shown_without_control_characters(
     with RunStore.read(copy) as store:
         results = load_results(store)
     assert is_clean(repr(results))
-    assert len(repr(results).splitlines()) == 4
+    assert len(repr(results).splitlines()) == 5
 
 
 # Values

@@ -77,9 +77,9 @@ def test_the_order_of_summation_does_not_change_ranks(size: float) -> None:
         assert found.best_index_ == 0
         assert list(found.to_frame()["rank"]) == [1, 1]
         assert list(found.to_frame()["model"]) == ["m0", "m1"]
-        assert found.lead is not None
-        assert found.lead.difference.verdict == "tie"
-        assert found.lead.best == "m0/constant"
+        (difference,) = found.verdict.models
+        assert (difference.mean, difference.p) == (0, pytest.approx(1))
+        assert found.verdict.best is None
 
 
 def test_differences_beyond_rounding_rank() -> None:
@@ -88,9 +88,8 @@ def test_differences_beyond_rounding_rank() -> None:
     assert ranks([[0.999998] * 2, [0.999999] * 2]) == [2, 1]
     # Small scores differ as shares of themselves.
     assert ranks([[1e-12, 1e-12], [2e-12, 2e-12]]) == [2, 1]
-    found = results_of([[1e-12, 2e-12, 1e-12], [2e-12, 4e-12, 3e-12]]).lead
-    assert found is not None
-    assert found.difference.verdict in ("real", "chance")
+    (found,) = results_of([[1e-12, 2e-12, 1e-12], [2e-12, 4e-12, 3e-12]]).verdict.models
+    assert found.conclusion in ("beats", "undecided")
 
 
 def test_infinite_scores_are_ranked() -> None:
@@ -127,7 +126,9 @@ def test_a_failed_candidate_is_never_best_whatever_its_error_score(error_score: 
     assert found.best_params_["model"] == "m1"
     assert list(found.cv_results_["rank_test_accuracy"]) == [2, 1]
     assert found.best_score_ == pytest.approx(0.55)
-    assert found.lead is None
+    # Nor is what stands for its score compared.
+    assert [pair.folds for pair in found.verdict.models] == [1]
+    assert list(found.compare()["folds"]) == [1]
     frame = found.to_frame()
     assert list(frame["model"]) == ["m1", "m0"]
     assert np.isnan(frame["rank"][1])

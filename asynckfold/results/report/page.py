@@ -27,12 +27,13 @@ from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import Chart, draw
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary, summarize
+from asynckfold.results.verdict_text import p_value
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
 EMBEDDED_BYTES = 1 << 20
 BULKY = ["curves", "confusion", "bars", "use", "events", "loss_over_time", "averaged"]
-BULKY += ["class_accuracy", "serial_class_accuracy"]
+BULKY += ["class_accuracy", "serial_class_accuracy", "verdict"]
 """Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
@@ -83,6 +84,7 @@ def render(summary: Summary, charts: Sequence[Chart]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["p_value"] = p_value
     environment.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
     return environment.get_template("page.html.jinja").render(
         run=summary,

@@ -12,23 +12,12 @@ from statistics import fmean
 from asynckfold.results.candidates import folds_note as _folds_note
 from asynckfold.results.report.summary import Bar, CandidateRow, Summary
 from asynckfold.results.utilization import Packing
+from asynckfold.results.verdict_text import listed
 from asynckfold.system import units
 
 ACCURACY_LOSS = 0.01
 """Loss of accuracy against the serial loop that the page warns of."""
 
-_VERDICTS = {
-    "tie": "Tie",
-    "untestable": "No test possible",
-    "real": "Clear difference",
-    "chance": "No clear difference",
-}
-_PLACES = {
-    "tie": "tie",
-    "untestable": "is ahead",
-    "real": "is best",
-    "chance": "is ahead, perhaps by chance",
-}
 _UNFINISHED = ("failed", "diverged", "cancelled", "pending")
 
 
@@ -123,70 +112,33 @@ def ran_on(bar: Bar) -> str:
     return cores if bar.device == "cpu" else f"GPU {bar.device.partition(':')[2]}, {cores}"
 
 
-def best_names(summary: Summary) -> str:
-    """Return the best complete candidate and those tied with it: ``"A and 2 more"``."""
-    is_tie = summary.lead is not None and summary.lead.difference.verdict == "tie"
-    tied = max(sum(row.rank == 1 for row in summary.ranked), 2) if is_tie else 1
-    first, *rest = (row.name for row in summary.ranked[:tied])
-    return f"{first} and {rest[0] if len(rest) == 1 else f'{len(rest)} more'}" if rest else first
+def highest(summary: Summary) -> str:
+    """Return the complete candidate with the highest mean and those tied with it."""
+    return listed([row.name for row in summary.ranked if row.rank == 1])
 
 
-def winner(summary: Summary) -> str:
-    """Say which candidate is best, as far as the comparison with the runner-up allows."""
-    row = summary.best_row
-    if row is None:
-        article = "an" if summary.metric[:1].lower() in "aeiou" else "a"
-        return f"No candidate has {article} {summary.metric} on every fold, so none is best"
-    score = f"{summary.metric} {mean_std(row, summary.metric)}"
-    if summary.lead is None:
-        return f"{row.name} has {score}"
-    return f"{best_names(summary)} {_PLACES[summary.lead.difference.verdict]}: {score}"
+def headline(summary: Summary) -> str:
+    """Return the first sentence of the verdict, without its full stop."""
+    return summary.verdict.sentences[0].removesuffix(".")
 
 
-def lead(summary: Summary) -> str:
-    """Say by how much the best candidate leads."""
-    if summary.lead is None:
-        return "No second complete candidate to compare with"
-    return f"{signed(summary.lead.difference.mean)} over {summary.lead.runner_up}"
-
-
-def is_real(summary: Summary) -> bool:
-    """Whether the lead is statistically significant."""
-    return summary.lead is not None and summary.lead.difference.verdict == "real"
-
-
-def verdict(summary: Summary) -> str:
-    """Say in a few words whether the best candidate differs from the runner-up."""
-    if summary.lead is None:
+def decision(summary: Summary) -> str:
+    """Say which candidate is best, if the folds decide that."""
+    verdict = summary.verdict
+    if not verdict.models + verdict.lr_schedules:
         return "Nothing to compare"
-    return _VERDICTS[summary.lead.difference.verdict]
+    return f"{verdict.best} is best" if verdict.best else "Undecided"
 
 
-def reason(summary: Summary) -> str:
-    """Give the numbers behind `verdict`."""
-    if summary.lead is None:
-        return "a comparison needs two complete candidates"
-    found = summary.lead.difference
-    if found.folds < 2:
-        return "a test needs at least two folds"
-    if math.isnan(found.p):
-        return f"identical difference on all {found.folds} folds, no test possible"
-    side = "excludes" if is_real(summary) else "contains"
-    return (
-        f"paired over {found.folds} folds: 95 % interval {signed(found.ci_low)} to "
-        f"{signed(found.ci_high)} {side} 0, p = {p_value(found.p)}"
-    )
+def unbeaten(names: Sequence[str], noun: str) -> str:
+    """Return ``"LR schedules that no other beats: cosine and warm"``."""
+    return f"{noun} that no other beats: {listed(names)}"
 
 
 def cpu_use(own: float, used: float, cores: int) -> str:
     """Return the CPU use of this run and of other programs."""
     others = max(0.0, used - own)
     return f"this run {own:.2f} of {plural(cores, 'core')}, other programs {others:.2f}"
-
-
-def p_value(value: float) -> str:
-    """Return a p-value with two digits, or ``"< 0.001"``."""
-    return "< 0.001" if value < 1e-3 else f"{value:.2g}"
 
 
 def speed(summary: Summary) -> str:

@@ -61,7 +61,7 @@ def test_titles_state_what_was_found(complete: Path, charts: tuple[Chart, ...]) 
         summary = summarize(store)
     titles = {chart.name: chart.title for chart in charts}
     assert summary.best is not None
-    assert titles["scores"] == sentences.winner(summary)
+    assert titles["scores"] == sentences.headline(summary)
     assert "Hardest class" in titles["class_accuracy"]
     assert "8 for 3" in titles["confusion"]
     assert "(measured)" in titles["speedup"]

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.summary import AccuracyPair, Summary, summarize
-from asynckfold.results.statistics import Difference, Lead
 from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic
@@ -24,28 +22,26 @@ def summary(complete: Path) -> Summary:
         return summarize(store)
 
 
-def _with_lead(summary: Summary, difference: Difference) -> Summary:
-    return replace(summary, lead=Lead("A/cosine", "B/cosine", difference))
-
-
 @pytest.mark.parametrize(
-    ("difference", "word"),
+    ("best", "pairs", "words"),
     [
-        (Difference(0.02, 0.01, 0.03, 9.0, 0.001, 5), "Clear difference"),
-        (Difference(0.02, -0.01, 0.05, 1.0, 0.3, 5), "No clear difference"),
-        (Difference(0.0, math.nan, math.nan, math.nan, math.nan, 5), "Tie"),
-        (Difference(0.1, math.nan, math.nan, math.nan, math.nan, 1), "No test possible"),
+        ("A/cosine", 1, "A/cosine is best"),
+        (None, 1, "Undecided"),
+        (None, 0, "Nothing to compare"),
     ],
 )
-def test_verdict_follows_the_test(summary: Summary, difference: Difference, word: str) -> None:
-    found = _with_lead(summary, difference)
-    assert sentences.verdict(found) == word
-    assert sentences.is_real(found) == (word == "Clear difference")
-    # The headline says no more than the box beside it.
-    headline = sentences.winner(found)
-    assert ("is best" in headline) == (word == "Clear difference")
-    assert (" tie: " in headline) == (word == "Tie")
-    assert ("perhaps by chance" in headline) == (word == "No clear difference")
+def test_the_decision_says_best_only_of_the_best(
+    summary: Summary, best: str | None, pairs: int, words: str
+) -> None:
+    verdict = replace(
+        summary.verdict, best=best, models=summary.verdict.models[:pairs], lr_schedules=()
+    )
+    assert sentences.decision(replace(summary, verdict=verdict)) == words
+
+
+def test_the_headline_is_the_verdicts_first_sentence(summary: Summary) -> None:
+    assert str(summary.verdict).startswith(f"{sentences.headline(summary)}. ")
+    assert "LeNet5" in sentences.headline(summary)
 
 
 def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
@@ -58,16 +54,17 @@ def test_speed_names_both_times_and_their_kind(summary: Summary) -> None:
 
 
 def test_tied_candidates_are_named_or_counted(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(score=0.9, models=("A", "B", "C"), lr_schedules=("x",)))
-    assert sentences.winner(summary) == "A/x and 2 more tie: accuracy 0.9000 ± 0.0000"
-    assert sentences.verdict(summary) == "Tie"
-    two = replace(summary, candidates=(*summary.candidates[:2],))
-    assert sentences.best_names(two) == "A/x and B/x"
+    summary = summarized(Synthetic(score=0.9, models=tuple("ABCDE"), lr_schedules=("x",)))
+    assert sentences.highest(summary) == "A/x, B/x, C/x and 2 more"
+    assert sentences.decision(summary) == "Undecided"
+    two = replace(summary, candidates=summary.candidates[:2])
+    assert sentences.highest(two) == "A/x and B/x"
 
 
 def test_one_candidate_is_no_winner(summarized: Summarize) -> None:
     summary = summarized(Synthetic(score=0.9, models=("A",), lr_schedules=("x",)))
-    assert sentences.winner(summary) == "A/x has accuracy 0.9000 ± 0.0000"
+    assert sentences.headline(summary) == "A/x is the only candidate: accuracy 0.9 over 5 folds"
+    assert sentences.decision(summary) == "Nothing to compare"
 
 
 def test_a_disturbed_baseline_gives_no_speedup(summarized: Summarize) -> None:

@@ -55,7 +55,7 @@ def test_incomplete_candidates_are_unranked_below_the_complete_ones(summarized: 
 def test_nan_scores_make_no_best_candidate(summarized: Summarize) -> None:
     summary = summarized(Synthetic(score=math.nan))
     assert summary.best is None
-    assert summary.lead is None
+    assert summary.verdict.best is None
     assert [row.rank for row in summary.candidates] == [None] * 4
     json.dumps(summary.to_dict(), allow_nan=False)
 

@@ -19,7 +19,7 @@ def draw_scores(summary: Summary) -> style.Drawing | None:
     rows = [row for row in summary.candidates if math.isfinite(row.mean[summary.metric])]
     if not rows:
         return None
-    title = sentences.winner(summary)
+    title = sentences.headline(summary)
     shown = rows[: style.SHOWN]
     figure = style.new_figure(1.35 + 0.3 * len(shown), title)
     axes = figure.subplots()

@@ -13,11 +13,11 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.confusion import class_accuracy
-from asynckfold.results.outcome import Outcome, times_of
+from asynckfold.results.outcome import Outcome, pairs_of, times_of
 from asynckfold.results.report.baseline_curves import serial_class_accuracy
-from asynckfold.results.report.sanitize import clean, shown
+from asynckfold.results.report.sanitize import clean
 from asynckfold.results.speedup import AgainstSerial
-from asynckfold.results.statistics import Lead, train_valid_ratio
+from asynckfold.results.statistics import Difference, train_valid_ratio
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class CandidateRow:
     packed_accuracy: float
     serial_accuracy: float
     device: str  # "cpu" or "cuda"
+    to_first: Difference | None  # against the first candidate; None of itself
 
     @property
     def complete(self) -> bool:
@@ -77,6 +78,7 @@ def candidate_rows(
         result = found.results.get(job.id)
         if result is not None and result.epochs:
             histories.setdefault(job.candidate, []).append(result.epochs)
+    differences = _to_first(found)
     rows = [
         _row(
             candidate,
@@ -87,6 +89,7 @@ def candidate_rows(
             n_classes,
             serial.get(candidate.name),
             times[candidate.name],
+            differences.get(candidate.name),
         )
         for candidate, position in zip(listed, rank(listed, metric), strict=True)
     ]
@@ -103,6 +106,7 @@ def _row(
     n_classes: int,
     serial: tuple[float, ...] | None,
     times: AgainstSerial,
+    to_first: Difference | None,
 ) -> CandidateRow:
     scores = candidate.scores
     model, lr_schedule = clean(candidate.model), clean(candidate.lr_schedule)
@@ -126,7 +130,18 @@ def _row(
         serial_class_accuracy=serial,
         **{**vars(times), "baseline": clean(times.baseline)},
         device=clean(candidate.device),
+        to_first=to_first
+        and replace(to_first, first=clean(to_first.first), second=clean(to_first.second)),
     )
+
+
+def _to_first(found: Outcome) -> dict[str, Difference]:
+    """Return how the first candidate compares with each of the others, by their name."""
+    if not found.has_best:
+        return {}
+    first = found.candidates[found.best_index_].name
+    pairs = [pair for pair in pairs_of(found) if first in (pair.first, pair.second)]
+    return {pair.first if pair.second == first else pair.second: pair for pair in pairs}
 
 
 def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
@@ -152,13 +167,6 @@ def fold_names(plan: Plan) -> tuple[str, ...]:
     return tuple(
         f"repeat {repeat} fold {fold}" if repeated else f"fold {fold}" for repeat, fold in keys
     )
-
-
-def shown_lead(found: Outcome) -> Lead | None:
-    """Return the lead under names that are safe to show."""
-    lead = found.lead
-    names = {job.candidate: shown(job).candidate for job in found.plan.jobs}
-    return lead and replace(lead, best=names[lead.best], runner_up=names[lead.runner_up])
 
 
 def class_names(plan: Plan, confusions: Mapping[str, npt.NDArray[np.int64]]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import job_by_id
 from asynckfold.results.confusion import count_classes
-from asynckfold.results.outcome import Outcome, times_of
+from asynckfold.results.outcome import Outcome, times_of, verdict_of
 from asynckfold.results.read import read_results, refit_note
 from asynckfold.results.report.baseline_curves import LossOverTime, loss_over_time
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat, plain_data
@@ -18,7 +18,6 @@ from asynckfold.results.report.summary.candidates import (
     candidate_rows,
     class_names,
     fold_names,
-    shown_lead,
 )
 from asynckfold.results.report.summary.facts import RunFacts, command, facts
 from asynckfold.results.report.summary.jobs import (
@@ -34,8 +33,8 @@ from asynckfold.results.report.summary.jobs import (
 )
 from asynckfold.results.report.summary.machine import CpuUse, uses
 from asynckfold.results.report.summary.speedup import TimedSpeedup, timing_of
-from asynckfold.results.statistics import Lead
 from asynckfold.results.utilization import Packing
+from asynckfold.results.verdict import Verdict
 from asynckfold.store import RunReader
 
 
@@ -50,7 +49,7 @@ class Summary:
     candidates: tuple[CandidateRow, ...]  # by rank, unranked ones last
     fold_names: tuple[str, ...]
     best: str | None  # name of the best complete candidate
-    lead: Lead | None  # None with fewer than two ranked candidates
+    verdict: Verdict
     class_names: tuple[str, ...]  # rows and columns of confusion matrices; empty for regression
     packed_seconds: float  # wall time over all sessions
     speedup: TimedSpeedup | None
@@ -111,7 +110,7 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         candidates=rows,
         fold_names=fold_names(plan),
         best=rows[0].name if rows and rows[0].rank == 1 else None,
-        lead=shown_lead(found),
+        verdict=verdict_of(found, clean),
         class_names=class_names(plan, confusions),
         packed_seconds=found.seconds,
         speedup=timing_of(found, rows),

@@ -1,0 +1,179 @@
+"""The sentences of a `Verdict`: one for each comparison, and one for what limits them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from asynckfold.jobs.result import CANCELLED, DONE
+from asynckfold.results.candidates import Candidate
+from asynckfold.results.factor import Factor
+from asynckfold.results.statistics import Difference
+
+SHOWN = 3
+"""Comparisons with a leader that have a sentence of their own, and names in a list."""
+
+
+@dataclass(frozen=True)
+class VerdictText:
+    """Makes sentences about scores of one metric.
+
+    Parameters
+    ----------
+    metric, name : str
+        The score, and its name as it is shown.
+    in_points : bool
+        Whether scores are shares, so that differences are percentage points.
+    folds, repeats : int
+        Planned folds, over all repeats.
+    """
+
+    metric: str
+    name: str
+    in_points: bool
+    folds: int
+    repeats: int
+
+    def of_sweep(
+        self,
+        models: Factor,
+        lr_schedules: Factor,
+        rows: Sequence[Candidate],
+        first: str,
+        beaten: Sequence[str],
+    ) -> list[str]:
+        """Return all sentences; the `first` candidate may have a `beaten` model or LR schedule."""
+        pairs = models.pairs + lr_schedules.pairs
+        found = [*self._of_factor(models), *self._of_factor(lr_schedules, len(models.names))]
+        if found and any(row.status in (CANCELLED, "pending") for row in rows):
+            found[0] = f"So far, {found[0]}"
+        if beaten:
+            are = "is" if len(beaten) == 1 else "are"
+            found.insert(
+                0,
+                f"{first} has the highest mean, although {listed(beaten)} {are} beaten on average.",
+            )
+        if models.pairs and len(models.over) < len({row.lr_schedule for row in rows}):
+            found.append(
+                f"Models are compared with {listed(models.over)} alone, since not all have a score "
+                "with the others."
+            )
+        if self.folds == 2 and any(not math.isnan(pair.ci_low) for pair in pairs):
+            found.append("Two folds make a weak test.")
+        return [*found, *self._of_candidates(rows, is_compared=bool(pairs))]
+
+    def _of_factor(self, factor: Factor, others: int = 0) -> Iterator[str]:
+        """Compare the leader with each of the others, the closest first."""
+        some = 1 < len(factor.over) < others
+        over = f"With {listed(factor.over)}, " if some else ""
+        for pair in factor.duels[:SHOWN]:
+            yield f"{over}{self.of_pair(pair)}."
+        rest = factor.duels[SHOWN:]
+        beaten = [pair for pair in rest if pair.conclusion == "beats"]
+        undecided = [pair for pair in rest if pair.conclusion != "beats"]
+        if beaten:
+            yield f"{over}{factor.leader} beats {_others(beaten, factor.leader)}."
+        if undecided:
+            yield f"{over}{factor.leader} against {_others(undecided, factor.leader)}: undecided."
+
+    def of_pair(self, pair: Difference) -> str:
+        """Say which of two is better, by how much, and how sure that is."""
+        versus = f"{pair.first} against {pair.second}"
+        if not pair.folds:
+            return f"{versus}: not compared, as no fold has a score of both"
+        where = self._where(pair.folds)
+        if pair.conclusion == "equal":
+            where = f"all {where}" if pair.folds == self.folds > 1 else where
+            return f"{pair.first} and {pair.second} have equal scores on {where}"
+        if pair.conclusion == "undecided":
+            return f"{versus}: undecided (p = {p_value(pair.p)})"
+        if not math.isfinite(pair.mean):
+            return f"{versus}: not compared, as a score is infinite"
+        difference, interval = self._amounts(pair)
+        if pair.conclusion == "beats":
+            repeats = f"{self.repeats} repeats; " if self.repeats > 1 else ""
+            return (
+                f"{pair.first} beats {pair.second} by {difference}, on {pair.won} of {where} "
+                f"({repeats}95 % interval {interval})"
+            )
+        ahead = f"{pair.first} is ahead of {pair.second} by {difference} on "
+        if pair.folds == 1:
+            return f"{ahead}{where}; a test needs at least two folds"
+        return f"{ahead}each of {where}; without a spread no test is possible"
+
+    def _of_candidates(self, rows: Sequence[Candidate], *, is_compared: bool) -> Iterator[str]:
+        """Name a candidate without a rival, and those that lack folds."""
+        scored = [row for row in rows if self._folds_of(row)]
+        if len(scored) == 1 and not is_compared:
+            (row,) = scored
+            mean = f"{self.name} {row.mean(self.metric):.4g}"
+            only = "the only candidate" + " with a score" * (len(rows) > 1)
+            yield f"{row.name} is {only}: {mean} over {_count(self._folds_of(row))}."
+        if not any(row.ranks_by(self.metric) for row in rows):
+            article = "an" if self.name[:1].lower() in "aeiou" else "a"
+            yield f"No candidate has {article} {self.name} on every fold, so none is best."
+        missing = [
+            f"{row.name} ({'' if row.status == DONE else f'{row.status}, '}"
+            f"{self._folds_of(row)} of {_count(self.folds)})"
+            for row in rows
+            if self._folds_of(row) < self.folds
+        ]
+        if missing:
+            yield f"Incomplete, and not ranked: {listed(missing)}."
+
+    def _folds_of(self, row: Candidate) -> int:
+        return int((~np.isnan(row.scores[self.metric])).sum())
+
+    def _where(self, folds: int) -> str:
+        if self.folds == 1:
+            return "the only fold"
+        return _count(folds) if folds == self.folds else f"the {_count(folds)} that both have"
+
+    def _amounts(self, pair: Difference) -> tuple[str, str]:
+        """Return a difference with its unit, and its interval."""
+        scale = 100 if self.in_points else 1
+        mean, low, high = (scale * value for value in (pair.mean, pair.ci_low, pair.ci_high))
+        # Two digits of the difference, and one of what keeps it from 0.
+        digits = max(int(self.in_points), 1 - _exponent(mean))
+        digits = max(digits, -_exponent(low)) if low > 0 else digits
+        form = f".{digits}f" if digits < 7 else ".2g"
+        return f"{mean:{form}} {self._unit}", f"{low:{form}} to {high:{form}}"
+
+    @property
+    def _unit(self) -> str:
+        if self.in_points:
+            return "points" if self.name == "accuracy" else f"points in {self.name}"
+        error = self.name.removeprefix("neg_")
+        return f"in {self.name if error == self.name else error.replace('_', ' ')}"
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(value))
+
+
+def _count(folds: int) -> str:
+    return "1 fold" if folds == 1 else f"{folds} folds"
+
+
+def _others(pairs: Sequence[Difference], leader: str) -> str:
+    return listed([pair.first if pair.second == leader else pair.second for pair in pairs])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a list of at most `SHOWN`.
+
+    >>> listed(["A"]), listed(["A", "B"]), listed(["A", "B", "C", "D", "E"])
+    ('A', 'A and B', 'A, B, C and 2 more')
+    """
+    *first, last = names if len(names) <= SHOWN else (*names[:SHOWN], f"{len(names) - SHOWN} more")
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def p_value(value: float) -> str:
+    """Return a p-value with two digits, ``"< 0.001"``, or ``"n/a"``."""
+    if math.isnan(value):
+        return "n/a"
+    return "< 0.001" if value < 1e-3 else f"{value:.2g}"

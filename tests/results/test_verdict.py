@@ -1,0 +1,417 @@
+"""The verdict says which model and which LR schedule is better, and never more than folds show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.jobs.folds import Fold
+from asynckfold.results.candidates import Candidate
+from asynckfold.results.verdict import Verdict, make_verdict
+
+NAN = math.nan
+Scores = Mapping[str, Sequence[float]]
+
+LENET = [0.981, 0.986, 0.983, 0.979, 0.988]
+MLP = [0.957, 0.966, 0.958, 0.958, 0.964]
+"""2.3 points below `LENET`, on each of 5 folds."""
+
+
+def folds_of(count: int, ratio: float = 0.25, repeats: int = 1) -> list[Fold]:
+    train, valid = np.arange(100), np.arange(round(100 * ratio))
+    return [
+        Fold(repeat, index, train, valid)
+        for repeat in range(repeats)
+        for index in range(count // repeats)
+    ]
+
+
+def row_of(
+    name: str, scores: Sequence[float], metric: str = "accuracy", state: str = "failed"
+) -> Candidate:
+    model, lr_schedule = name.split("/")
+    values = np.array(scores, float)
+    done = int((~np.isnan(values)).sum())
+    status = "done" if done == len(values) else state
+    return Candidate(
+        model, lr_schedule, {metric: values}, values, values, done, len(values), status
+    )
+
+
+def verdict_of(
+    scores: Scores, metric: str = "accuracy", state: str = "failed", **given: Any
+) -> Verdict:
+    rows = [row_of(name, values, metric, state) for name, values in scores.items()]
+    return make_verdict(rows, metric, folds_of(len(rows[0].fit_seconds), **given))
+
+
+def plus(scores: Sequence[float], *more: float) -> list[float]:
+    return [score + change for score, change in zip(scores, more * len(scores), strict=False)]
+
+
+# Two factors
+
+
+def test_a_model_wins_and_its_lr_schedules_are_undecided() -> None:
+    found = verdict_of(
+        {
+            "MLP/constant": MLP,
+            "MLP/cosine": plus(MLP, 0.001, -0.001),
+            "LeNet5/constant": LENET,
+            "LeNet5/cosine": plus(LENET, 0.002, -0.002, 0.001, -0.003, 0.0),
+        }
+    )
+    assert str(found) == (
+        "LeNet5 beats MLP by 2.3 points, on 5 of 5 folds (95 % interval 1.8 to 2.7). "
+        "constant against cosine: undecided (p = 0.79)."
+    )
+    assert (found.best_models, found.best_lr_schedules) == (("LeNet5",), ("constant", "cosine"))
+    assert found.best is None
+    (models,), (lr_schedules,) = found.models, found.lr_schedules
+    # The LR schedules are compared with the best model alone.
+    assert lr_schedules.mean == pytest.approx(0.0004)
+    assert models.mean == pytest.approx(np.mean(LENET) - 0.0002 - np.mean(MLP) - 0.0001)
+
+
+def test_both_factors_are_decided() -> None:
+    found = verdict_of(
+        {
+            "LeNet5/constant": LENET,
+            "LeNet5/cosine": plus(LENET, 0.010, 0.011),
+            "MLP/constant": MLP,
+            "MLP/cosine": plus(MLP, 0.009, 0.012),
+        }
+    )
+    assert [sentence.split(",")[0] for sentence in found.sentences] == [
+        "LeNet5 beats MLP by 2.3 points",
+        "cosine beats constant by 1.0 points",
+    ]
+    assert found.best == "LeNet5/cosine"
+
+
+def test_a_lr_schedule_can_win_where_models_do_not_differ() -> None:
+    found = verdict_of(
+        {
+            "A/x": LENET,
+            "A/y": plus(LENET, -0.023, -0.024),
+            "B/x": plus(LENET, 0.001, -0.002),
+            "B/y": plus(LENET, -0.024, -0.023),
+        }
+    )
+    assert found.sentences[0].startswith("A against B: undecided (p = ")
+    assert found.sentences[1].startswith("x beats y by 2.3 points, on 5 of 5 folds")
+    assert (found.best_models, found.best_lr_schedules) == (("A", "B"), ("x",))
+    assert found.best is None
+    assert "best" not in str(found)
+
+
+def test_lr_schedules_are_compared_within_the_models_that_no_other_beats() -> None:
+    found = verdict_of(
+        {
+            "A/x": LENET,
+            "A/y": plus(LENET, 0.010, 0.011),
+            "B/x": plus(LENET, 0.001, -0.001),
+            "B/y": plus(LENET, 0.011, 0.010),
+            "C/x": plus(MLP, -0.3, -0.31),
+            "C/y": plus(MLP, -0.4, -0.41),
+        }
+    )
+    assert found.best_models == ("A", "B")
+    assert "With A and B, y beats x by 1.0 points" in str(found)
+
+
+def test_another_candidate_has_the_highest_mean() -> None:
+    found = verdict_of(
+        {
+            "A/x": LENET,
+            "A/y": LENET,
+            "B/x": plus(LENET, 0.005, 0.006),
+            "B/y": plus(LENET, -0.1, -0.11),
+        }
+    )
+    assert found.best_models == ("A",)
+    assert found.best is None
+    assert found.sentences[0] == "B/x has the highest mean, although B is beaten on average."
+    assert found.sentences[1].startswith("A beats B by ")
+
+
+# One factor, and none
+
+
+def test_one_model() -> None:
+    found = verdict_of({"A/x": LENET, "A/y": MLP})
+    assert str(found) == "x beats y by 2.3 points, on 5 of 5 folds (95 % interval 1.9 to 2.7)."
+    assert (found.best, found.models) == ("A/x", ())
+
+
+def test_one_lr_schedule() -> None:
+    found = verdict_of({"A/x": LENET, "B/x": MLP})
+    assert str(found) == "A beats B by 2.3 points, on 5 of 5 folds (95 % interval 1.9 to 2.7)."
+    assert (found.best, found.lr_schedules) == ("A/x", ())
+
+
+def test_one_candidate_is_not_the_best() -> None:
+    found = verdict_of({"A/x": LENET})
+    assert str(found) == "A/x is the only candidate: accuracy 0.9834 over 5 folds."
+    assert found.best is None
+
+
+def test_many_models() -> None:
+    scores = {"best/x": LENET, "near/x": plus(LENET, -0.001, 0.001)}
+    scores |= {f"m{number}/x": plus(MLP, -number / 10, -number / 10 - 0.001) for number in range(6)}
+    found = verdict_of(scores)
+    assert [sentence.partition(" by")[0] for sentence in found.sentences] == [
+        "best against near: undecided (p = 0.8).",
+        "best beats m0",
+        "best beats m1",
+        "best beats m2, m3, m4 and 1 more.",
+    ]
+    assert len(found.models) == 28
+    assert found.best_models == ("best", "near")
+
+
+def test_a_second_factor_asks_more_of_the_first() -> None:
+    one = verdict_of({"A/x": LENET, "B/x": MLP}).models[0]
+    two = verdict_of({"A/x": LENET, "B/x": MLP, "A/y": LENET, "B/y": MLP})
+    assert two.models[0].p == pytest.approx(2 * one.p)
+    # After the models are decided, the LR schedules have the level for themselves.
+    assert two.lr_schedules[0].conclusion == "equal"
+
+
+# Few folds, equal folds, repeats
+
+
+def test_one_fold() -> None:
+    found = verdict_of({"A/x": [0.9], "B/x": [0.8]})
+    assert str(found) == (
+        "A is ahead of B by 10.0 points on the only fold; a test needs at least two folds."
+    )
+    assert found.best is None
+    assert str(verdict_of({"A/x": [0.9], "B/x": [0.9]})) == (
+        "A and B have equal scores on the only fold."
+    )
+
+
+def test_two_folds() -> None:
+    found = verdict_of({"A/x": [0.9, 0.8], "B/x": [0.8, 0.75]})
+    assert str(found) == "A against B: undecided (p = 0.25). Two folds make a weak test."
+
+
+def test_equal_folds() -> None:
+    found = verdict_of({"A/x": LENET, "B/x": LENET})
+    assert str(found) == "A and B have equal scores on all 5 folds."
+    assert (found.models[0].p, found.best) == (1, None)
+
+
+def test_identical_differences() -> None:
+    found = verdict_of({"A/x": [0.75, 0.5, 0.25], "B/x": [0.5, 0.25, 0.0]})
+    assert str(found) == (
+        "A is ahead of B by 25.0 points on each of 3 folds; without a spread no test is possible."
+    )
+    assert math.isnan(found.models[0].p)
+    assert found.best is None
+
+
+def test_repeats() -> None:
+    more = [-0.01, -0.012, -0.002, -0.018, -0.011]
+    a, b = [0.9] * 50, plus([0.9] * 50, *more)
+    found = verdict_of({"A/x": a, "B/x": b}, repeats=10)
+    assert "on 50 of 50 folds (10 repeats; 95 % interval " in str(found)
+    # The overlap of the training folds does not shrink with more repeats.
+    half = (found.models[0].ci_high - found.models[0].ci_low) / 2
+    assert half > 1.96 * math.sqrt(0.25) * float(np.std(more * 10, ddof=1))
+
+
+# Folds without a score
+
+
+def test_a_failed_fold() -> None:
+    found = verdict_of({"A/x": LENET, "B/x": [*MLP[:3], NAN, NAN]})
+    assert str(found) == (
+        "A beats B by 2.3 points, on 3 of the 3 folds that both have (95 % interval 1.4 to 3.2). "
+        "Incomplete, and not ranked: B/x (failed, 3 of 5 folds)."
+    )
+    assert found.best == "A/x"
+
+
+def test_an_incomplete_candidate_is_never_best() -> None:
+    found = verdict_of({"A/x": MLP, "B/x": [*LENET[:3], NAN, NAN]})
+    assert "B beats A by 2.3 points, on 3 of the 3 folds" in str(found)
+    assert found.best is None
+    assert found.sentences[0] == "A/x has the highest mean, although A is beaten on average."
+
+
+def test_a_model_counts_where_it_has_all_lr_schedules() -> None:
+    bad = [0.1] * 5
+    found = verdict_of({"A/x": LENET, "A/y": bad, "B/x": MLP, "B/y": [*bad[:3], NAN, NAN]})
+    assert [(pair.folds, pair.won) for pair in found.models] == [(3, 3)]
+    # A mean of B over x alone would win by far.
+    assert found.models[0].first == "A"
+
+
+def test_a_lr_schedule_that_a_model_fails_with_does_not_count() -> None:
+    found = verdict_of({"A/x": MLP, "A/y": [0.1] * 5, "B/x": LENET, "B/y": [NAN] * 5})
+    assert found.models[0].first == "B"
+    assert found.models[0].mean == pytest.approx(np.mean(LENET) - np.mean(MLP))
+    assert found.sentences[-2:] == (
+        "Models are compared with x alone, since not all have a score with the others.",
+        "Incomplete, and not ranked: B/y (failed, 0 of 5 folds).",
+    )
+
+
+def test_nothing_in_common() -> None:
+    found = verdict_of({"A/x": [0.9, NAN], "B/x": [NAN, 0.9]})
+    assert str(found) == (
+        "A against B: not compared, as no fold has a score of both. "
+        "No candidate has an accuracy on every fold, so none is best. "
+        "Incomplete, and not ranked: A/x (failed, 1 of 2 folds) and B/x (failed, 1 of 2 folds)."
+    )
+
+
+def test_a_budget_that_ended_early() -> None:
+    part = {"A/x": [*LENET[:4], NAN], "B/x": [*MLP[:4], NAN], "C/x": [NAN] * 5}
+    found = verdict_of(part, state="pending")
+    assert found.sentences[0].startswith(
+        "So far, A beats B by 2.3 points, on 4 of the 4 folds that both have"
+    )
+    assert found.sentences[1:] == (
+        "No candidate has an accuracy on every fold, so none is best.",
+        "Incomplete, and not ranked: A/x (pending, 4 of 5 folds), B/x (pending, 4 of 5 folds) "
+        "and C/x (pending, 0 of 5 folds).",
+    )
+    assert found.best is None
+
+
+@pytest.mark.parametrize("names", [["A/x"], ["A/x", "A/y", "B/x", "B/y"]])
+def test_nothing_scored(names: list[str]) -> None:
+    found = verdict_of({name: [NAN] * 3 for name in names}, state="pending")
+    assert found.sentences[0] == "No candidate has an accuracy on every fold, so none is best."
+    assert (found.best, found.models, found.lr_schedules) == (None, (), ())
+
+
+def test_a_score_that_is_no_number() -> None:
+    rows = [row_of("A/x", LENET), replace(row_of("B/x", [*MLP[:4], NAN]), done=5, status="done")]
+    found = make_verdict(rows, "accuracy", folds_of(5))
+    assert found.sentences[-1] == "Incomplete, and not ranked: B/x (4 of 5 folds)."
+
+
+def test_candidates_of_which_models_share_no_lr_schedule() -> None:
+    found = verdict_of({"A/x": LENET, "B/y": MLP})
+    assert "A against B: not compared" in str(found)
+    assert found.best is None
+
+
+# Units
+
+
+@pytest.mark.parametrize(
+    ("metric", "factor", "said"),
+    [
+        ("accuracy", 1, "by 2.3 points, on"),
+        ("f1_macro", 1, "by 2.3 points in f1_macro, on"),
+        ("accuracy", 0.01, "by 0.023 points, on"),
+        # Percent, by its values.
+        ("accuracy", 100, "by 2.3 in accuracy, on"),
+        ("r2", 1, "by 0.023 in r2, on"),
+        ("profit", 1e4, "by 228 in profit, on"),
+    ],
+)
+def test_units(metric: str, factor: float, said: str) -> None:
+    first, second = ([factor * score for score in scores] for scores in (LENET, MLP))
+    assert said in str(verdict_of({"A/x": first, "B/x": second}, metric))
+
+
+def test_errors_are_named_without_their_sign() -> None:
+    scores = {"A/x": [-score for score in LENET], "B/x": [-score for score in MLP]}
+    found = verdict_of(scores, "neg_root_mean_squared_error")
+    assert str(found) == (
+        "B beats A by 0.023 in root mean squared error, on 5 of 5 folds "
+        "(95 % interval 0.019 to 0.027)."
+    )
+
+
+def test_infinite_scores() -> None:
+    bad = [-math.inf, -0.1, -0.2]
+    found = verdict_of({"A/x": [-0.1, -0.2, -0.3], "B/x": bad}, "neg_log_loss")
+    assert str(found) == "A against B: not compared, as a score is infinite."
+
+
+def test_names_cannot_forge_a_sentence() -> None:
+    found = verdict_of({"A\n\x1b[31mB/x": LENET, "B/x": MLP})
+    assert str(found).startswith("A\\nB beats B by 2.3 points")
+    assert found.models[0].first == "A\n\x1b[31mB"
+
+
+# Laws
+
+
+@given(
+    st.lists(
+        st.lists(st.integers(0, 16) | st.none(), min_size=4, max_size=4), min_size=1, max_size=6
+    ),
+    st.randoms(use_true_random=False),
+)
+def test_the_order_of_candidates_does_not_matter(
+    table: list[list[int | None]], random: object
+) -> None:
+    names = [f"{model}/{lr}" for model in "ABC" for lr in "xy"]
+    scores = {
+        name: [NAN if value is None else value / 16 for value in row]
+        for name, row in zip(names, table, strict=False)
+    }
+    found = verdict_of(scores)
+    assert found.sentences
+    order = list(scores)
+    random.shuffle(order)  # type: ignore[attr-defined]
+    again = verdict_of({name: scores[name] for name in order})
+    assert again.best == found.best
+    assert {*again.best_models} == {*found.best_models}
+    assert {*again.best_lr_schedules} == {*found.best_lr_schedules}
+    if found.best:
+        model, lr_schedule = found.best.split("/")
+        assert (model,) == found.best_models
+        assert (lr_schedule,) == found.best_lr_schedules
+        assert not np.isnan(scores[found.best]).any()
+
+
+def drawn(
+    rng: np.random.Generator, candidates: int, n_folds: int, ratio: float
+) -> npt.NDArray[np.float64]:
+    """Scores of candidates that do not differ, on folds that share training samples.
+
+    Their correlation is what Nadeau and Bengio assume: n_valid / (n_valid + n_train).
+    """
+    shared = ratio / (1 + ratio)
+    by_candidate = math.sqrt(shared) * rng.normal(size=(candidates, 1))
+    by_fold = rng.normal(size=(1, n_folds))
+    return by_fold + by_candidate + math.sqrt(1 - shared) * rng.normal(size=(candidates, n_folds))
+
+
+def rate_of_beats(names: Sequence[str], n_folds: int, told: float, turns: int) -> float:
+    """How often a sentence says "beats"; `told` is the ratio of samples that the test is given."""
+    rng, ratio = np.random.default_rng(7), 1 / (n_folds - 1)
+    beats = 0
+    for _ in range(turns):
+        scores = dict(zip(names, drawn(rng, len(names), n_folds, ratio).tolist(), strict=True))
+        found = verdict_of(scores, "r2", ratio=told * ratio)
+        beats += "beats" in str(found)
+    return beats / turns
+
+
+def test_no_difference_is_seldom_called_one() -> None:
+    turns = 800
+    spread = 3 * math.sqrt(0.05 * 0.95 / turns)
+    pair = rate_of_beats(["A/x", "B/x"], 5, 1.0, turns)
+    assert pair == pytest.approx(0.05, abs=spread)
+    grid = [f"{model}/{lr}" for model in "ABC" for lr in "xyz"]
+    assert rate_of_beats(grid, 5, 1.0, turns) <= 0.05 + spread
+    # Without the correction for the overlap, the same scores differ far more often.
+    assert rate_of_beats(["A/x", "B/x"], 5, 0.04, turns) > 0.1
