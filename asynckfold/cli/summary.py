@@ -65,6 +65,7 @@ def _numbers(results: CVResults) -> dict[str, Any]:
         "best_score": results.best_score_ if best else None,
         "seconds": results.seconds,
         "serial_seconds": timing.serial_seconds,
+        "estimated_serial_seconds": timing.estimated_serial_seconds,
         "baseline": timing.kind or None,
         "speedup": timing.ratio,
         "estimated_speedup": timing.estimate,
