@@ -31,7 +31,8 @@ def mean_use(samples: Sequence[Sample], phase: str) -> tuple[float, float]:
         for before, after in pairwise(samples)
     ]
     total, used, own = 0.0, 0.0, 0.0
-    for item, gap, following in zip(samples, [math.nan, *gaps], [*gaps, math.nan], strict=True):
+    # Without samples there is no gap either.
+    for item, gap, following in zip(samples, [math.nan, *gaps], [*gaps, math.nan], strict=False):
         if item.phase != phase:
             continue
         # The first of a phase tells of the moments before.

@@ -281,6 +281,7 @@ def test_the_use_of_a_phase_is_a_mean_over_its_time() -> None:
     assert (used - own, own) == pytest.approx((0.5, 1.0), abs=0.02)
     assert mean_use([*dense, *rare, *later], "serial") == pytest.approx((0.75, 0.25))
     assert math.isnan(mean_use(dense, "serial")[0])
+    assert math.isnan(mean_use([], "serial")[0])
 
 
 def test_a_use_that_is_not_known_gives_no_speedup(root: Path) -> None:
