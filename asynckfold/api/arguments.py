@@ -87,9 +87,9 @@ class Settings(Sharing, JobTrainer):
         What to do with a folder that holds a run. "auto" continues it. "never" trains from scratch
         and renames the folder to ``<root_dir>.earlier-1``, ``-2``, …; a folder that holds anything
         else is refused. "must" refuses a folder without a run.
-    baseline : {"estimate", "measure", None}
-        Serial loop to compare the run with. "estimate" times some batches of it, "measure" runs all
-        of it, None leaves it out.
+    baseline : {"none", "estimate", "measure"}
+        Serial loop to compare the run with. "measure" runs all of it, after the sweep; "estimate"
+        times some batches of it; "none" (or None) leaves it out.
     report : bool
         Write the HTML report, its figures and tables at the end. They lie below ``report`` in the
         run's folder, also when jobs failed or the call was interrupted. A fault in drawing is a
@@ -174,8 +174,8 @@ class Settings(Sharing, JobTrainer):
     eval_transform: Callable[[Any], Any] | None = argument(None, group="data")
     preprocess: Any = argument(None, group="data")
     resume: Literal["auto", "never", "must"] = argument("auto", group="output")
-    baseline: Literal["measure", "estimate"] | None = argument(
-        "estimate", group="output", none="none"
+    baseline: Literal["none", "estimate", "measure"] | None = argument(
+        "none", group="output", none=""
     )
     report: bool = argument(True, group="output", spelled="no-report")
     verbose: int = argument(1, group="output", spelled="", least=0)

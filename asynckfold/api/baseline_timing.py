@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from asynckfold.api.planner import Planned
 from asynckfold.api.session import Session, interrupted
 from asynckfold.errors import NoRoomError, WorkerDiedError
@@ -15,6 +13,7 @@ from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.result import DONE, Baseline
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.results.utilization import mean_use
 from asynckfold.store import Sample
 from asynckfold.sweep.single_task import Sampler, ask
 
@@ -26,7 +25,7 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
     # Only finished jobs count as work of the packed run.
     finished = store.reader.finished()
     done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
-    if wanted is None or not done or (known and _suffices(known, wanted, done)):
+    if wanted in (None, "none") or not done or (known and _suffices(known, wanted, done)):
         return
     if why := _other_samples(bundle.plan.params):
         # A speedup compares equal samples only.
@@ -88,16 +87,21 @@ def _other_samples(params: TrainerParams) -> str:
 
 
 def _suffices(known: Baseline, wanted: str, done: Sequence[Job]) -> bool:
-    """Whether an earlier session timed what is wanted, for all finished jobs."""
+    """Whether an earlier session timed what is wanted, for all finished jobs.
+
+    What others disturbed is timed again, unless they disturbed the packed run as well.
+    """
+    if known.kind == wanted + "d" and known.is_disturbed and not known.is_run_disturbed:
+        return False
     timed = known.seconds_by_job
     is_whole = not timed or all(job.id in timed for job in done)
     return is_whole and (known.kind == "measured" or wanted == "estimate")
 
 
 def _others(samples: Sequence[Sample], phase: str) -> float:
-    """Mean number of cores that other programs used during a phase; 0 without samples."""
-    used = [item.used - item.own for item in samples if item.phase == phase]
-    return max(0.0, float(np.mean(used))) if used else 0.0
+    """Mean number of cores that other programs used during a phase; NaN if that is not known."""
+    used, own = mean_use(samples, phase)
+    return max(used - own, 0.0)
 
 
 def _fewer_threads_text(threads: int, usual: int) -> str:

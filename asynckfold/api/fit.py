@@ -148,7 +148,6 @@ def fit(
     opt_fn, schedule = _given(model, optimizer, scheduler, is_module)
     named = {type(model).__name__: InitialState(copy.deepcopy(model))} if is_module else [model]
     samples, train, held_out = _parts(dataset, valid)
-    settings = {"baseline": None, **settings}
     if valid is None:
         settings["about"] = {"scored": SEEN, **settings.get("about", {})}
     kfold = AsyncKFold([(train, held_out)], samples, root_dir, criterion, batch_size, **settings)

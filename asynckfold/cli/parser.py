@@ -181,7 +181,7 @@ def _run(verb: Verb, without: Collection[str] = ()) -> None:
 
 def _train(verb: Verb) -> None:
     _run(verb, without=_NOT_ALONE)
-    verb.set_defaults(**_NOT_ALONE, baseline="none")
+    verb.set_defaults(**_NOT_ALONE)
     groups_of(verb)["data"].add_argument(
         "--held-out",
         type=verb.number("--held-out", float, HELD_OUT),

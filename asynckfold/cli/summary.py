@@ -66,6 +66,7 @@ def _numbers(results: CVResults) -> dict[str, Any]:
         "verdict": str(results.verdict),
         "seconds": results.seconds,
         "serial_seconds": timing.serial_seconds,
+        "estimated_serial_seconds": timing.estimated_serial_seconds,
         "baseline": timing.kind or None,
         "speedup": timing.ratio,
         "estimated_speedup": timing.estimate,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -209,7 +210,7 @@ class Baseline:
     accuracy : Mapping of str to float
         Mean score of each candidate in the baseline's own training; empty for an estimate.
     others : float
-        Cores' worth of use by other programs while it was timed.
+        Cores' worth of use by other programs while it was timed; NaN if it is not known.
     by_job : Mapping of str to float
         Accuracy of each job in the baseline's own training, by its id; empty for an estimate.
     epochs : Mapping of str to tuple of (float, float)
@@ -221,7 +222,7 @@ class Baseline:
     seconds_by_job : Mapping of str to float
         Seconds of each job that the loop trained, by its id; empty in runs of earlier versions.
     packed_others : float
-        Cores' worth of use by other programs during the packed run.
+        Cores' worth of use by other programs during the packed run; NaN if it is not known.
     cores : int
         Allowed cores; 0 where that is not known.
     """
@@ -241,15 +242,28 @@ class Baseline:
 
     @property
     def disturbance(self) -> str:
-        """Which timing other programs disturbed; empty for none."""
-        if not self.others <= OTHERS_CORES:
-            return f"other programs used {self._of(self.others)} while the serial loop was timed"
-        if not self.packed_others <= max(OTHERS_CORES, OTHERS_SHARE * self.cores):
-            return f"other programs used {self._of(self.packed_others)} during the packed run"
+        """Which timing other programs disturbed, or may have; empty for none."""
+        if self.is_run_disturbed:
+            return f"{self._used(self.packed_others)} during the packed run"
+        if self.is_disturbed:
+            return f"{self._used(self.others)} while the serial loop was timed"
         return ""
 
-    def _of(self, used: float) -> str:
-        return f"{used:.1f} of {self.cores} cores" if self.cores else f"{used:.1f} cores"
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs may have disturbed the timing of the serial loop."""
+        return not self.others <= OTHERS_CORES
+
+    @property
+    def is_run_disturbed(self) -> bool:
+        """Whether other programs may have disturbed the packed run."""
+        return not self.packed_others <= max(OTHERS_CORES, OTHERS_SHARE * self.cores)
+
+    def _used(self, used: float) -> str:
+        if math.isnan(used):
+            return "the use of the cores by other programs is not known"
+        of = f" of {self.cores}" if self.cores else ""
+        return f"other programs used {used:.1f}{of} cores"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""

@@ -17,6 +17,7 @@ from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Baseline, Result
 
 MEASURED, ESTIMATED = "measured", "estimated"
+NOT_TAKEN = "no serial loop was run; baseline='measure' (--baseline measure) runs it, too"
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Speedup:
     ratio: float | None  # serial / packed seconds for equal work, both measured on an idle machine
     estimate: float | None  # the same with estimated serial seconds
     why_not: str  # why there is neither; else empty
-    serial_seconds: float | None  # of the jobs that are done
+    serial_seconds: float | None  # measured, of the jobs that are done
+    estimated_serial_seconds: float | None  # the same where it was estimated
     packed_seconds: float  # of the packed run, failed jobs included
     serial_threads: int
 
@@ -37,14 +39,14 @@ class Speedup:
         if self.why_not:
             return f"speedup not reported: {self.why_not}"
         threads = f"{self.serial_threads} thread{'s' if self.serial_threads != 1 else ''}"
-        serial = f"serial loop {self.serial_seconds:.1f} s"
         packed = f"packed {self.packed_seconds:.1f} s"
         if self.ratio is not None:
-            return f"speedup: {self.ratio:.2f}x, {serial} (measured, {threads}) / {packed}"
+            serial = f"serial loop {self.serial_seconds:.1f} s (measured, {threads})"
+            return f"speedup: {self.ratio:.2f}x, {serial} / {packed}"
         return (
-            f"estimated speedup: about {self.estimate:.1f}x, {serial} (estimated from some "
-            f"batches, {threads}) / {packed}; baseline='measure' (--baseline measure) runs the "
-            "serial loop whole"
+            f"estimated speedup: about {self.estimate:.1f}x, serial loop "
+            f"{self.estimated_serial_seconds:.1f} s (estimated from some batches, {threads}) / "
+            f"{packed}; baseline='measure' (--baseline measure) runs the serial loop whole"
         )
 
 
@@ -61,7 +63,8 @@ class AgainstSerial:
     """
 
     baseline: str  # kind of the serial seconds: "measured", "estimated", or "" for none
-    serial_seconds: float  # of the jobs that are done
+    serial_seconds: float  # measured, of the jobs that are done
+    estimated_serial_seconds: float  # the same where it was estimated
     packed_seconds: float
     speedup: float  # only where the whole run has a measured one, see `Speedup.ratio`
     packed_accuracy: float  # mean over the jobs that the serial loop trained too, if it did
@@ -85,10 +88,13 @@ def against_serial(
     found = {}
     for name, jobs in by_candidate.items():
         packed = packed_seconds * (held[name] / total) if held[name] else math.nan
-        serial = _serial_seconds(name, jobs, results, baseline)
+        seconds = _serial_seconds(name, jobs, results, baseline)
+        measured = baseline is not None and baseline.kind == MEASURED
+        serial = seconds if measured else math.nan
         found[name] = AgainstSerial(
             baseline.kind if baseline else "",
             serial,
+            math.nan if measured else seconds,
             packed,
             math.nan if whole.ratio is None else serial / packed,
             *_accuracies(name, jobs, results, baseline),
@@ -190,8 +196,7 @@ def speedup_of(
 ) -> Speedup:
     """Decide what to report as the speedup of the `planned` job ids."""
     if baseline is None:
-        why = "no serial baseline was taken"
-        return Speedup("", None, None, why, None, packed_seconds, 0)
+        return Speedup("", None, None, NOT_TAKEN, None, None, packed_seconds, 0)
     done = [name for name in planned if _is_done(results, name)]
     serial, why = _equal_work(planned, done, results, baseline)
     why = why or _bad_timing(serial, packed_seconds, baseline)
@@ -202,7 +207,8 @@ def speedup_of(
         ratio=ratio if measured else None,
         estimate=None if measured else ratio,
         why_not=why,
-        serial_seconds=serial,
+        serial_seconds=serial if measured else None,
+        estimated_serial_seconds=None if measured else serial,
         packed_seconds=packed_seconds,
         serial_threads=baseline.threads,
     )
@@ -236,7 +242,8 @@ def _equal_work(
 
 def _bad_timing(serial: float | None, packed: float, baseline: Baseline) -> str:
     if baseline.disturbance:
-        return f"{baseline.disturbance}. Measure again on an idle machine, in a new folder"
+        where = ", in a new folder" if baseline.is_run_disturbed else ""
+        return f"{baseline.disturbance}. Measure again on an idle machine{where}"
     if baseline.kind not in (MEASURED, ESTIMATED):
         return f"the serial time is of an unknown kind, {baseline.kind!r}"
     times = (("serial loop", serial), ("packed run", packed))

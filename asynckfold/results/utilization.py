@@ -5,16 +5,41 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
+from itertools import pairwise, starmap
 
 from asynckfold.jobs.result import job_by_id
 from asynckfold.planning.thread_search import Prediction
 from asynckfold.planning.workload import Choice
 from asynckfold.results.decision import decided_of
-from asynckfold.store import Attempt, RunReader
+from asynckfold.store import Attempt, RunReader, Sample
 
 _Group = tuple[str, ...]
 """Job ids of a fusion group, or of a single job."""
+
+FIRST_SECONDS = 1.0
+"""The most that the first sample of a phase counts for."""
+
+
+def mean_use(samples: Sequence[Sample], phase: str) -> tuple[float, float]:
+    """Return the cores in use by everyone, and by this run: means over the time of a phase.
+
+    NaN without samples. A sample counts for the time since the one before, since samples become
+    rarer the longer a phase lasts.
+    """
+    gaps = [
+        after.at - before.at if after.phase == before.phase else math.nan
+        for before, after in pairwise(samples)
+    ]
+    total, used, own = 0.0, 0.0, 0.0
+    # Without samples there is no gap either.
+    for item, gap, following in zip(samples, [math.nan, *gaps], [*gaps, math.nan], strict=False):
+        if item.phase != phase:
+            continue
+        # The first of a phase tells of the moments before.
+        first = FIRST_SECONDS if math.isnan(following) else min(following, FIRST_SECONDS)
+        weight = first if math.isnan(gap) else gap
+        total, used, own = total + weight, used + weight * item.used, own + weight * item.own
+    return (used / total, own / total) if total else (math.nan, math.nan)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,8 @@ class RunReader(Closing):
             found = decoded(Baseline, parsed(text), "baseline")
             numbers = {"seconds": found.seconds, "threads": found.threads, "cores": found.cores}
             others = {"others": found.others, "packed_others": found.packed_others}
-            finite(numbers | others | dict(found.seconds_by_job), low=0)
+            known = {name: value for name, value in others.items() if not math.isnan(value)}
+            finite(numbers | known | dict(found.seconds_by_job), low=0)
             return found
 
     def splits(self) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:

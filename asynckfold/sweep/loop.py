@@ -133,6 +133,7 @@ class Sweep:
             while self.unfinished:
                 self._signals.check()
                 self.step(next(waits))
+            self._sampler.look(self._engine.load([]), at_end=True)
             self._store.set_waiting(None)
             self._flush()
         except BaseException as error:

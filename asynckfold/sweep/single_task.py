@@ -68,10 +68,10 @@ class Sampler:
         self._started = time.monotonic()
         self._next = 0.0
 
-    def look(self, load: Load) -> None:
-        """Record the use in `load` if a sample is due."""
+    def look(self, load: Load, *, at_end: bool = False) -> None:
+        """Record the use in `load` if a sample is due, or the phase ends."""
         passed = time.monotonic() - self._started
-        if load.use and passed >= self._next:
+        if load.use and (at_end or passed >= self._next):
             self._store.sample(self._phase, sum(load.use), load.own, load.use)
             self._next = passed + max(TICK_SECONDS, passed / 400)
 
@@ -99,4 +99,7 @@ def ask(
         load = engine.load([placement])
         if sampler is not None:
             sampler.look(load)
+    if sampler is not None:
+        # An engine in this process returned only now.
+        sampler.look(engine.load([placement]), at_end=True)
     return future.result().results[0]

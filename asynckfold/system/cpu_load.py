@@ -140,7 +140,7 @@ class LoadSampler:
         self._clock = clock
         self._parents: Mapping[int, int] = {}
         self._parents_at = -math.inf
-        self._usage: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, (0.0,) * len(self.cores))
+        self._usage: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, ())
         self._states = {core: next_state(None, math.nan, 0.0, 0.0) for core in self.cores}
         self._last = self._read({os.getpid(): ()})
 
@@ -206,16 +206,22 @@ class LoadSampler:
         return tuple(sorted(self.cores, key=order))
 
     def usage(self) -> tuple[float, float, tuple[float, ...]]:
-        """Return the use in the last window, in cores: total, by this run, and by core (0 to 1)."""
+        """Return the use in the last window, in cores: total, by this run, and by core (0 to 1).
+
+        By core, it is empty until it is known.
+        """
         return self._usage
 
     def _used(
         self, busy: Mapping[int, float], uses: Sequence[OwnUse], window: float
     ) -> tuple[float, float, tuple[float, ...]]:
+        before = self._usage[2] or (math.nan,) * len(self.cores)
         cores = tuple(
-            before if math.isnan(busy[core]) else min(1.0, busy[core] / window)
-            for core, before in zip(self.cores, self._usage[2], strict=True)
+            last if math.isnan(busy[core]) else min(1.0, busy[core] / window)
+            for core, last in zip(self.cores, before, strict=True)
         )
+        if any(map(math.isnan, cores)):
+            return self._usage
         own = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
         return sum(cores), min(own, sum(cores)), cores
 

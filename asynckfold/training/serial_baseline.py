@@ -1,8 +1,9 @@
 """The serial baseline: the loop that a PyTorch user writes today, over the same jobs.
 
 One job after another, with torch's default threads (but none on busy cores), and a DataLoader over
-the dataset with its transforms, sample by sample. Folds, seeds, batches, epochs, inner-validation
-samples and the evaluation after each epoch are those of the sweep.
+the dataset with its transforms, sample by sample. Folds, seeds, batches in their order, epochs,
+inner-validation samples and the evaluation after each epoch are those of the sweep. What remains to
+differ is rounding, and what random transforms draw.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -172,15 +173,21 @@ class _Loop:
         )
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
         self.per_batch = lr_schedules.steps_each_batch(self.lr_schedule, plan.params)
-        bounds = list(batches.bounds(len(train), plan.batch_size, self.model))
-        train_view, eval_view = views(bundle, data, self.fold)
-        self.train_loader = DataLoader(
-            Subset(train_view, train.tolist()), batch_sampler=_Shuffled(bounds)
-        )
+        self.train = train
+        self.bounds = list(batches.bounds(len(train), plan.batch_size, self.model))
+        self.train_view, eval_view = views(bundle, data, self.fold)
         self.inner_valid_loader = DataLoader(
             Subset(eval_view, inner_valid.tolist()), plan.batch_size
         )
         self.valid_loader = DataLoader(Subset(eval_view, self.fold.valid.tolist()), plan.batch_size)
+
+    def train_loader(self, epoch: int) -> DataLoader[Any]:
+        """Seed an epoch (from 0) as the sweep does; return its batches in the sweep's order."""
+        seeding.seed_all(seeding.epoch_seed(self.job.seed, epoch))
+        order = batches.epoch_order(self.train, self.job.seed, epoch).tolist()
+        drawn = [order[low:high] for low, high in self.bounds]
+        # Without a generator of its own, it would draw from the one that dropout uses.
+        return DataLoader(self.train_view, batch_sampler=drawn, generator=torch.Generator())
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
         inputs, targets = inputs.to(self.device), targets.to(self.device)
@@ -270,10 +277,10 @@ def _train(
     epochs: list[tuple[float, float]] = []
     judged: list[Judged] = []
     began = time.perf_counter()
-    for _ in range(loop.params.epochs):
+    for epoch in range(loop.params.epochs):
         loop.model.train()
         loss, count = 0.0, 0.0
-        for inputs, targets in loop.train_loader:
+        for inputs, targets in loop.train_loader(epoch):
             factor, own = loop.counted(targets)
             loss += loop.step(inputs, targets) * factor
             count += own
@@ -296,7 +303,7 @@ def _batch_seconds(
     """Seconds of a batch in training and in evaluation."""
     loop = _Loop(bundle, job, data, device)
     loop.model.train()
-    train = _per_batch(loop.train_loader, lambda batch: loop.step(*batch), stop)
+    train = _per_batch(loop.train_loader(0), lambda batch: loop.step(*batch), stop)
     loop.model.eval()
     return train, _per_batch(loop.valid_loader, lambda batch: loop.score(*batch), stop)
 
@@ -344,19 +351,3 @@ class _Preprocessed(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         sample, target = self.samples[index]
         return transform(self.fit, exact(default_collate([sample])))[0], target
-
-
-class _Shuffled:
-    """Shuffled batches, of the same sizes as in the sweep."""
-
-    def __init__(self, bounds: list[tuple[int, int]]) -> None:
-        self.bounds = bounds
-
-    def __len__(self) -> int:
-        return len(self.bounds)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        count = self.bounds[-1][1] if self.bounds else 0
-        order = torch.randperm(count).tolist()
-        for low, high in self.bounds:
-            yield order[low:high]

@@ -545,7 +545,7 @@ class Guarded(torch.utils.data.Dataset[Any]):
 
 
 def test_a_dataset_that_cannot_be_sent_costs_the_baseline_only(root: Path) -> None:
-    call = AsyncKFold(3, Guarded(), root, nn.CrossEntropyLoss(), 10, verbose=0)
+    call = AsyncKFold(3, Guarded(), root, nn.CrossEntropyLoss(), 10, verbose=0, baseline="estimate")
     results = call([Tiny], ["step"], adam, EPOCHS)
     assert results.counts["done"] == 3
     assert results.speedup is None

@@ -6,6 +6,9 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +19,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, load_results
+from asynckfold.api.arguments import Settings
 from asynckfold.cli.summary import _numbers, result_lines
+from asynckfold.jobs.argument import arguments
 from asynckfold.jobs.result import ENDED, Baseline, Result
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.outcome import times_of
 from asynckfold.results.read import read_results
 from asynckfold.results.report import sentences
-from asynckfold.results.report.page import write_report
+from asynckfold.results.report.charts.serial_loop import draw_loss
+from asynckfold.results.report.page import render, write_report
+from asynckfold.results.report.summary import summarize
 from asynckfold.results.speedup import speedup_of
-from asynckfold.store import RunStore
+from asynckfold.results.utilization import mean_use
+from asynckfold.store import RunStore, Sample
 from tests.results.test_cv_results import all_scores, make_results
 from tests.synthetic import Synthetic, write_run
 from tests.toy import Tiny, adam, samples
@@ -136,7 +144,10 @@ def test_a_run_without_a_baseline_shows_no_speedup() -> None:
     results = make_results(all_scores())
     assert results.speedup is None
     assert "speedup" not in repr(results)
-    assert results.speedup_note == "speedup not reported: no serial baseline was taken"
+    assert results.speedup_note == (
+        "speedup not reported: no serial loop was run; baseline='measure' (--baseline measure) "
+        "runs it, too"
+    )
 
 
 def test_a_baseline_of_an_earlier_version_counts_if_all_jobs_are_done() -> None:
@@ -329,3 +340,111 @@ def test_the_page_names_the_digits_dataset(root: Path) -> None:
         page = write_report(store, root / "report")
     header = page.read_text().partition("</header>")[0]
     assert f"{named}, 1 epoch" in header
+
+
+# What other programs used
+
+
+def test_the_use_of_a_phase_is_a_mean_over_its_time() -> None:
+    def sample(at: float, phase: str, used: float, own: float) -> Sample:
+        return Sample(at, phase, used, own, ())
+
+    # Samples become rarer the longer a phase lasts: others came in its second half.
+    dense = [sample(0.25 * number, "packed", 1.0, 1.0) for number in range(41)]
+    rare = [sample(12.5 + 2.5 * number, "packed", 2.0, 1.0) for number in range(4)]
+    later = [sample(100.0, "serial", 0.5, 0.5), sample(101.0, "serial", 1.0, 0.0)]
+    used, own = mean_use([*dense, *rare, *later], "packed")
+    assert (used - own, own) == pytest.approx((0.5, 1.0), abs=0.02)
+    assert mean_use([*dense, *rare, *later], "serial") == pytest.approx((0.75, 0.25))
+    assert math.isnan(mean_use(dense, "serial")[0])
+    assert math.isnan(mean_use([], "serial")[0])
+
+
+def test_a_use_that_is_not_known_gives_no_speedup(root: Path) -> None:
+    write_run(root, Synthetic(epochs=1, folds=2))
+    with RunStore.hold(root) as store:
+        known = store.reader.baseline
+        assert known is not None
+        store.set_baseline(replace(known, others=math.nan))
+    with RunStore.read(root) as stored:
+        found = read_results(stored).timing
+    assert found.ratio is None
+    assert found.why_not == (
+        "the use of the cores by other programs is not known while the serial loop was timed. "
+        "Measure again on an idle machine"
+    )
+
+
+class Slow(Even):
+    """Takes long enough for a reading of the load."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.1)
+        return super().forward(inputs)
+
+
+def test_no_speedup_beside_another_program_where_all_is_trained_in_this_process(root: Path) -> None:
+    core = min(os.sched_getaffinity(0))
+    hog = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(1, flush=True)\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", hog], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None
+            other.stdout.readline()
+            results = run_of(root, Slow)
+        finally:
+            other.kill()
+    assert results.baseline is not None
+    assert results.baseline.others > 0.2
+    assert results.speedup is None
+    assert re.match(r"other programs used [12]\.\d of \d+ cores ", results.timing.why_not)
+
+
+@pytest.mark.parametrize("disturbed", ["others", "packed_others"])
+def test_a_disturbed_serial_loop_is_timed_again_by_the_same_call(
+    root: Path, disturbed: str
+) -> None:
+    torch.manual_seed(0)
+    first = run_of(root, Even).baseline
+    assert first is not None
+    noted = replace(first, **{"others": 0.0, "packed_others": 0.0, disturbed: 1.7})
+    with RunStore.hold(root) as store:
+        store.set_baseline(noted)
+    remedy = speedup_of(list(noted.seconds_by_job), load_results(root).results, 1.0, noted).why_not
+    assert remedy.endswith("Measure again on an idle machine, in a new folder") == (
+        disturbed == "packed_others"
+    )
+    torch.manual_seed(0)
+    again = run_of(root, Even).baseline
+    assert (again == noted) == (disturbed == "packed_others")
+
+
+def test_no_serial_loop_runs_unless_it_is_asked_for(root: Path) -> None:
+    (argument,) = [item for name, item in arguments(Settings).items() if name == "baseline"]
+    assert (argument.default, argument.problem(None)) == ("none", None)
+    data = TensorDataset(torch.zeros(24, 4), torch.arange(24) % 2)
+    words: dict[str, Any] = {"parallelize": False, "verbose": 0}
+    results = AsyncKFold(2, data, root, nn.CrossEntropyLoss(), 8, **words)(
+        [Even], ["step"], adam, {"epochs": 1}
+    )
+    assert results.baseline is None
+    with RunStore.read(root) as store:
+        page = render(summarize(store), ())
+    assert "no serial loop was run; baseline=&#39;measure&#39; (--baseline measure)" in page
+
+
+def test_seconds_of_a_disturbed_or_estimated_loop_are_marked_and_not_compared(root: Path) -> None:
+    for name, run in (
+        ("disturbed", Synthetic(others=1.7, epochs=1)),
+        ("estimated", Synthetic(baseline="estimated", epochs=1)),
+    ):
+        with RunStore.read(write_run(root / name, run)) as store:
+            summary, results = summarize(store), read_results(store)
+        page = render(summary, ())
+        assert len(re.findall(rf"<td class=\"number\">[\d.]+ \({name}\)</td>", page)) == 4
+        rows = results.to_frame()
+        assert rows["speedup"].isna().all()
+        assert rows["estimated_serial_seconds"].notna().all() == (name == "estimated")
+        assert rows["serial_seconds"].notna().all() == (name == "disturbed")
+        # No dashed line of the serial loop beside the packed one.
+        curves = draw_loss(summary)
+        assert curves is None or "serial" not in curves.alt

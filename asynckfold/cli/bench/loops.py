@@ -175,7 +175,7 @@ def sweep(
 ) -> CVResults:
     """Train all jobs by asynckfold, silently and without a baseline."""
     run, criterion = folder / "run", nn.CrossEntropyLoss()
-    quiet: dict[str, Any] = {"baseline": None, "verbose": 0, "report": False}
+    quiet: dict[str, Any] = {"verbose": 0, "report": False}
     kfold = AsyncKFold(folds, dataset, run, criterion, BATCH, **quiet, **settings)
     return kfold(models, schedules, opt_fn, params)
 

@@ -11,6 +11,7 @@ from statistics import fmean
 
 from asynckfold.results.candidates import folds_note as _folds_note
 from asynckfold.results.report.summary import Bar, CandidateRow, Summary
+from asynckfold.results.speedup import NOT_TAKEN
 from asynckfold.results.utilization import Packing
 from asynckfold.results.verdict_text import listed
 from asynckfold.system import units
@@ -146,13 +147,14 @@ def speed(summary: Summary) -> str:
     packed = f"{duration(summary.packed_seconds)} packed"
     found = summary.speedup
     if found is None:
-        return f"{packed}; no serial baseline was taken, so no speedup is reported"
-    if found.why_not or found.serial_seconds is None:
+        return f"{packed}. Speedup not reported: {NOT_TAKEN}"
+    if found.why_not:
         return f"{packed}. Speedup not reported: {found.why_not}"
-    serial = f"{duration(found.serial_seconds)} serial ({found.kind})"
-    if found.ratio is None:
-        return f"{packed} against {serial}, an estimated speedup of {found.estimate:.1f}"
-    return f"{found.ratio:.2f}× as fast: {packed} against {serial}"
+    if found.ratio is not None and found.serial_seconds is not None:
+        serial = f"{duration(found.serial_seconds)} serial (measured)"
+        return f"{found.ratio:.2f}× as fast: {packed} against {serial}"
+    serial = f"{duration(found.estimated_serial_seconds or math.nan)} serial (estimated)"
+    return f"{packed} against {serial}, an estimated speedup of {found.estimate:.1f}"
 
 
 def ideal(summary: Summary) -> int | None:
@@ -162,12 +164,15 @@ def ideal(summary: Summary) -> int | None:
     return min(cores, summary.counts["planned"]) if cores else None
 
 
-def times(row: CandidateRow) -> tuple[str, str, str]:
-    """Return serial seconds, packed seconds and speedup; an estimate is marked."""
-    known = math.isfinite(row.serial_seconds)
-    about = " (estimated)" * (known and row.baseline != "measured")
+def times(row: CandidateRow, disturbance: str = "") -> tuple[str, str, str]:
+    """Return serial seconds (marked if estimated or disturbed), packed seconds, speedup."""
+    estimated = math.isfinite(row.estimated_serial_seconds)
+    serial = seconds(row.estimated_serial_seconds if estimated else row.serial_seconds)
+    marks = ["estimated"] * estimated + ["disturbed"] * bool(disturbance)
+    if marks and serial != "n/a":
+        serial = f"{serial} ({', '.join(marks)})"
     ratio = f"{row.speedup:.2f}×" if math.isfinite(row.speedup) else "n/a"
-    return f"{seconds(row.serial_seconds)}{about}", seconds(row.packed_seconds), ratio
+    return serial, seconds(row.packed_seconds), ratio
 
 
 def unequal_work(summary: Summary) -> str:

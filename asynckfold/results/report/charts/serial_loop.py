@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -26,16 +27,19 @@ SERIAL, PACKED = "#8d95a1", style.COLOURS[0]
 def draw_speedup(summary: Summary) -> style.Drawing | None:
     """Draw serial and packed seconds of each model, and its speedup if it was measured."""
     found = summary.speedup
-    if found is None or found.why_not or found.serial_seconds is None:
+    if found is None or found.why_not:
         return None
+    is_measured = found.ratio is not None
     pairs: dict[str, tuple[float, float]] = {}
     for row in summary.candidates:
         serial, packed = pairs.get(row.model, (0.0, 0.0))
-        own = [0.0 if math.isnan(it) else it for it in (row.serial_seconds, row.packed_seconds)]
+        own_serial = row.serial_seconds if is_measured else row.estimated_serial_seconds
+        own = [0.0 if math.isnan(it) else it for it in (own_serial, row.packed_seconds)]
         pairs[row.model] = serial + own[0], packed + own[1]
     models = {name: pair for name, pair in pairs.items() if min(pair) > 0}
-    whole = found.serial_seconds, found.packed_seconds
-    ideal = sentences.ideal(summary) if found.ratio is not None else None
+    serial_seconds = found.serial_seconds if is_measured else found.estimated_serial_seconds
+    whole = serial_seconds or 0.0, found.packed_seconds
+    ideal = sentences.ideal(summary) if is_measured else None
     return speedup_bars(models, whole, ideal, sentences.speed(summary), kind=found.kind)
 
 
@@ -121,7 +125,7 @@ def _draw_ratios(axes: Axes, rows: Sequence[tuple[float, float]], ideal: float |
 
 @style.applied
 def draw_loss(summary: Summary) -> style.Drawing | None:
-    """Draw the training loss over time, packed and in the measured serial loop."""
+    """Draw the training loss over time, packed and in the measured, undisturbed serial loop."""
     both = [pair for pair in summary.loss_over_time if pair.serial and pair.packed]
     if not both:
         return None
@@ -130,6 +134,8 @@ def draw_loss(summary: Summary) -> style.Drawing | None:
     disturbance = "" if summary.speedup is None else summary.speedup.disturbance
     processes = summary.facts.params["processes"]
     title = f"Times not compared: {disturbance}" if disturbance else ""
+    if disturbance:
+        both = [replace(pair, serial=()) for pair in both]
     return loss_lines(both, places, title, processes=processes)
 
 

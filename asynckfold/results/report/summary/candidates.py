@@ -52,6 +52,7 @@ class CandidateRow:
     serial_class_accuracy: tuple[float, ...] | None  # the same in the measured serial loop
     baseline: str  # this and the following: see `AgainstSerial`
     serial_seconds: float
+    estimated_serial_seconds: float
     packed_seconds: float
     speedup: float
     packed_accuracy: float

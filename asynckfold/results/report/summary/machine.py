@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from asynckfold.results.utilization import mean_use
 from asynckfold.store import Sample
 
 USE_POINTS = 400
@@ -21,17 +22,19 @@ class CpuUse:
     used: tuple[float, ...]  # cores in use by all processes
     own: tuple[float, ...]  # cores in use by this run
     cores: int  # allowed
-    mean_used: float  # over all samples
+    mean_used: float  # over the time of the phase
     mean_own: float
 
 
 def uses(samples: Sequence[Sample]) -> tuple[CpuUse, ...]:
     """Return the CPU use of each phase that was sampled, serial first."""
     phases = {phase: [x for x in samples if x.phase == phase] for phase in ("serial", "packed")}
-    return tuple(_use(phase, found) for phase, found in phases.items() if found)
+    return tuple(
+        _use(phase, found, mean_use(samples, phase)) for phase, found in phases.items() if found
+    )
 
 
-def _use(phase: str, samples: Sequence[Sample]) -> CpuUse:
+def _use(phase: str, samples: Sequence[Sample], means: tuple[float, float]) -> CpuUse:
     table = np.array([(item.at, item.used, item.own) for item in samples])
     groups = np.array_split(table, min(USE_POINTS, len(table)))
     at, used, own = np.array([group.mean(axis=0) for group in groups]).T.tolist()
@@ -41,6 +44,6 @@ def _use(phase: str, samples: Sequence[Sample]) -> CpuUse:
         used=tuple(used),
         own=tuple(own),
         cores=max(len(item.cores) for item in samples),
-        mean_used=float(table[:, 1].mean()),
-        mean_own=float(table[:, 2].mean()),
+        mean_used=means[0],
+        mean_own=means[1],
     )
