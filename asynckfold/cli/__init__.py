@@ -69,6 +69,7 @@ def program() -> int:
         try:
             try:
                 parsed = _parsed(words)
+                words = parsed.line
                 exits_fast = not imports_user_code(parsed)
                 code = _run_verb(parsed)
             except InputError as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from asynckfold.cli.flags import add_flags, flags, from_folder, groups_of, help_of
-from asynckfold.cli.run_folder import REMOVED, stored_words
+from asynckfold.cli.run_folder import REMOVED, RUNS, stored_words
 from asynckfold.cli.verb_parser import HelpAll, Verb
 from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.system import terminal
@@ -43,14 +43,15 @@ EXIT_CODES = (
 RUN_HELP = (
     "Flags name the data and the models, or a Python file defines them (dataset, criterion, "
     "models, schedulers, opt_fn; optionally trainer_params and settings). Flags override the file. "
-    "After a kill or Ctrl-C the same command continues."
+    "With --root, the same command continues a run after a kill or Ctrl-C; without it, each "
+    "command begins a run in a new folder."
 )
 
 TRAIN_HELP = (
     "Takes the flags of run, with one model and one LR schedule, and scores the model on the "
     "samples that --held-out sets aside. Use --trainer and --processes for several cores. The last "
-    "checkpoint in the run's folder holds the trained weights. After a kill or Ctrl-C the same "
-    "command continues."
+    "checkpoint in the run's folder holds the trained weights. With --root, the same command "
+    "continues a run after a kill or Ctrl-C; without it, each command begins a run in a new folder."
 )
 
 PLAN_HELP = (
@@ -153,7 +154,6 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _usage(verb: str) -> str:
     """One line: with all flags, an error message would be lost below its usage."""
-    root = "[--root DIR]" if verb == "plan" else "--root DIR"
     what = "--data SOURCE | SWEEP.py" + (" | DIR" if verb == "plan" else "")
     some = (
         "[--models A] [--trainer T] [--processes N]"
@@ -161,7 +161,7 @@ def _usage(verb: str) -> str:
         else "[--models A,B] [--schedulers A,B] [--folds K]"
     )
     return (
-        f"asynckfold {verb} ({what}) {root} {some} [--epochs N] …\n"
+        f"asynckfold {verb} ({what}) [--root DIR] {some} [--epochs N] …\n"
         f"all flags: asynckfold {verb} --help-all"
     )
 
@@ -170,8 +170,8 @@ def _run(verb: Verb, without: Collection[str] = ()) -> None:
     groups_of(verb)["data"].add_argument(
         "file", nargs="?", metavar="SWEEP.py", help="Python file that defines the sweep"
     )
-    add_flags(verb, verb.problems, without=without)
-    verb.needs = {"root": "runs/first"}
+    helps = {"root": f"{help_of(flags()['root'])} (default {RUNS}/DATA-DATE-TIME)"}
+    add_flags(verb, verb.problems, without=without, helps=helps)
     verb.shows_all = False
     verb.add_argument(
         "--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all flags"
@@ -193,8 +193,7 @@ def _train(verb: Verb) -> None:
 
 def _plan(verb: Verb) -> None:
     _run(verb)
-    verb.needs = {}
-    verb.set_defaults(root="runs/plan")
+    verb.set_defaults(root=f"{RUNS}/plan")
 
 
 def _data(verb: Verb) -> None:
@@ -330,8 +329,8 @@ def _add_progress_flags(verb: Verb) -> None:
 
 
 VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
-    "run": ("cross-validate a sweep; the same command continues it", RUN_HELP, _run),
-    "train": ("train one model alone; the same command continues it", TRAIN_HELP, _train),
+    "run": ("cross-validate a sweep, or continue it", RUN_HELP, _run),
+    "train": ("train one model alone, or continue it", TRAIN_HELP, _train),
     "plan": ("print what a run would do and its expected seconds", PLAN_HELP, _plan),
     "data": ("print the columns, classes and omissions of a data source", DATA_HELP, _data),
     "resume": ("continue a run of built-in models and data by its folder", "", _resume),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from asynckfold.cli.output import Output, spinner_with
-from asynckfold.cli.run_folder import continue_with
+from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.summary import partial_report, print_results
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.errors import (
@@ -24,6 +24,13 @@ from asynckfold.system.signals import listening
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Run or continue a sweep; return the exit code."""
+    with own_folder(parsed) as folder:
+        if folder:
+            out.error(f"run: {folder}")
+        return _run(parsed, out)
+
+
+def _run(parsed: argparse.Namespace, out: Output) -> int:
     from asynckfold.engines import warm_pool
 
     # An invalid niceness is refused later.

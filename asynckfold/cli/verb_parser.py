@@ -28,8 +28,6 @@ class Verb(argparse.ArgumentParser):
         What is wrong with the line that was parsed last.
     removed : list of str
         Flags of that line that have no effect any more.
-    needs : dict of str to str
-        Flags that must be given, and an example of their value.
     """
 
     shows_all = True
@@ -39,7 +37,6 @@ class Verb(argparse.ArgumentParser):
         self.adds: Callable[[Verb], None] | None = None
         self.problems: list[Problem] = []
         self.removed: list[str] = []
-        self.needs: dict[str, str] = {}
 
     def add_own_flags(self) -> None:
         """Add the flags of the verb, if that was not done yet."""
@@ -60,11 +57,6 @@ class Verb(argparse.ArgumentParser):
         parsed, rest = super().parse_known_args(list(self._readable(args or ())), namespace)
         for word in rest:
             self._add("there must be no further argument", repr(word), "Leave it out.")
-        for name, example in self.needs.items():
-            if getattr(parsed, name) is None:
-                setattr(parsed, name, example)
-                if not any(problem.rule.startswith(f"--{name} ") for problem in self.problems):
-                    self._add(f"--{name} must be given", "none", f"Pass --{name} {example}.")
         parsed.problems, parsed.removed = [*self.problems], [*self.removed]
         return parsed, []
 

@@ -598,7 +598,6 @@ def test_from_the_shell_it_ends_with_2(
 
 # A line that cannot be read; fragments of the message.
 LINES: dict[str, list[str]] = {
-    "run --data digits": ["--root must be given: received none. Pass --root runs/first."],
     "run --data digits --root r --folds x": ["--folds must be a whole number: received 'x'"],
     "run --data digits --root r --n-jobs some": [
         "--n-jobs must be auto or a whole number",
@@ -613,14 +612,13 @@ LINES: dict[str, list[str]] = {
     "run --data digits --root r --epoch 3": ["Did you mean --epochs or --epochs-per-round?"],
     "run --data digits --root r a.py b.py": ["no further argument: received 'b.py'"],
     "run --lr x --epchs 3 --models mpl --epochs q --header maybe": [
-        "7 problems, nothing was started",
+        "6 problems, nothing was started",
         "--lr must be a number: received 'x'. Leave --lr out for its default, 0.001.",
         "received --epchs. Did you mean --epochs? `asynckfold run --help-all` shows all flags.",
         "--epochs must be a whole number of at least 1: received 'q'. Pass --epochs 1 or more.",
         "--header must be one of 'auto', 'yes', 'no': received 'maybe'",
         "a run needs data",
         "Did you mean 'mlp'?",
-        "--root must be given",
     ],
     "boom.py --lr x": ["must begin with a verb", "'boom.py'"],
     "run boom.py --root r --seed x --limit 3": ["2 problems", "--seed must be", "--limit applies"],

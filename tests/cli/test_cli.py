@@ -13,13 +13,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from asynckfold.cli import VERBS, main
+from asynckfold.cli import VERBS, main, run_folder
 from asynckfold.cli.doctor import now
-from asynckfold.cli.parser import EXIT_CODES, make_parser
+from asynckfold.cli.parser import EXIT_CODES, make_parser, parse
+from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.status import lines, state_of
 from asynckfold.cli.summary import result_lines
 from asynckfold.cli.verb_parser import Verb
@@ -491,9 +493,13 @@ def test_resume_continues_a_built_in_run_from_any_folder(
     rows = "".join(f"{n},{n % 7},{'xyz'[n % 3]}\n" for n in range(60))
     (tmp_path / "there" / "rows.csv").write_text(f"a,b,label\n{rows}")
     monkeypatch.chdir(tmp_path / "there")
-    line = "run --data csv:rows.csv --folds 2 --epochs 1 --baseline none --no-report --root r"
-    assert main(shlex.split(line)) == 0
-    with RunStore.hold(tmp_path / "there" / "r") as store:
+    line = "run --data csv:rows.csv --folds 2 --epochs 1 --baseline none --no-report"
+    assert main([*shlex.split(line), "--json"]) == 0
+    out, err = capsys.readouterr()
+    folder = json.loads(out)["root"]
+    assert re.fullmatch(r"runs/rows-\d{8}-\d{4}", folder)
+    assert err.splitlines()[0] == f"run: {folder}"
+    with RunStore.hold(tmp_path / "there" / folder) as store:
         db = store.file.connection
         db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
         db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
@@ -503,19 +509,56 @@ def test_resume_continues_a_built_in_run_from_any_folder(
         about["cli"] += ["--elastic", "--resume", "never"]
         with store.file.transaction():
             store.file.put("about", json.dumps(about))
-    state = told(capsys, "status", "r")
-    assert state["continue_with"] == f"asynckfold {line}"
+    state = told(capsys, "status", folder)
+    assert state["continue_with"] == f"asynckfold {line} --json --root {folder}"
     fingerprint = state["fingerprint"]
     monkeypatch.chdir(tmp_path)
-    assert main(["resume", "there/r", "--json"]) == 0
+    assert main(["resume", f"there/{folder}", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "--elastic was removed and has no effect\n" in err
     found = json.loads(out)
     assert (found["done"], found["pending"]) == (2, 0)
     assert found["fingerprint"] != fingerprint
-    with RunStore.read(tmp_path / "there" / "r") as store:
+    with RunStore.read(tmp_path / "there" / folder) as store:
         tries = [attempt.job_id for attempt in store.attempts()]
     assert sorted(tries) == ["mlp/constant/fold-0", *["mlp/constant/fold-1"] * 2]
+
+
+def test_runs_of_one_minute_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder, "time", SimpleNamespace(strftime=lambda _: "20261124-0046"))
+    for words, folder in (
+        ("--data digits", "runs/digits-20261124-0046"),
+        ("--data digits -q -- ", "runs/digits-20261124-0046-2"),
+        ("--data folder:photos/v1.2", "runs/v1.2-20261124-0046"),
+        ("deep/sweep.py", "runs/sweep-20261124-0046"),
+        ("", "runs/run-20261124-0046"),
+    ):
+        parsed = parse(["run", *words.split()])
+        with own_folder(parsed) as said:
+            assert parsed.root == said == folder
+            continued = parse(shlex.split(continue_with(parsed.line))[3:])
+            assert (continued.root, continued.problems) == (folder, [])
+            if "digits" in words:
+                Path(folder, "kept").touch()
+        assert Path(folder).exists() == ("digits" in words)
+
+
+def test_a_refused_run_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ("--data digts", "--data digits --epochs 0", "--data digits --resume must"):
+        assert main(["run", *words.split()]) == 2
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert [*tmp_path.glob("runs/*")] == []
+    Path("runs").rmdir()
+    Path("runs").touch()
+    capsys.readouterr()
+    assert main(["run", "--data", "digits"]) == 2
+    assert "root must be a folder" in capsys.readouterr().err
 
 
 def test_another_plan_in_the_same_folder_is_refused(
