@@ -110,9 +110,13 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs; the verb's name ends up in ``verb``."""
+def make_parser(*, is_stored: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of all verbs; the verb's name ends up in ``verb``.
+
+    With `is_stored`, it reads abbreviated flags, as earlier versions did.
+    """
     parser = _Command(
+        allow_abbrev=False,
         prog="asynckfold",
         description="Cross-validate many PyTorch models at once.",
         epilog=EXIT_CODES,
@@ -127,12 +131,12 @@ def make_parser() -> argparse.ArgumentParser:
             epilog=EXIT_CODES,
             usage=_usage(name) if adds in (_run, _train, _plan) else None,
         )
-        verb.adds = adds
+        verb.adds, verb.is_stored = adds, is_stored
     return parser
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line.
+def parse(words: Sequence[str], *, is_stored: bool = False) -> argparse.Namespace:
+    """Parse a command line, or one that was stored with a run.
 
     Raises
     ------
@@ -141,12 +145,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         ``problems`` of what is returned, to be reported together with those that the verb finds.
     """
     verb = next((word for word in words if not word.startswith("-")), None)
-    is_question = any(word.startswith(("-h", "--h", "--v")) for word in words)
+    is_question = bool({"-h", "--help", "--version"} & {*words})
     if verb not in VERBS and not (verb is None and is_question):
         remedy = f"{nearest(verb or '', VERBS).strip()} `asynckfold --help` explains them.".strip()
         rule = f"the command must begin with a verb: {', '.join(VERBS)}"
         raise InputError([Problem(rule, repr(verb) if verb else "none", remedy)])
-    parsed = make_parser().parse_args(words)
+    parsed = make_parser(is_stored=is_stored).parse_args(words)
     # Kept with the run: the command that continues it.
     parsed.line = [word for word in words if word not in REMOVED]
     return parsed
@@ -364,7 +368,7 @@ def parse_stored(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespac
     nowhere = io.StringIO()
     try:
         with redirect_stdout(nowhere), redirect_stderr(nowhere):
-            parsed = parse(words)
+            parsed = parse(words, is_stored=True)
     except (InputError, SystemExit):
         return words, None
     if parsed.problems or parsed.verb not in ("run", "train"):

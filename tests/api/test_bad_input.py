@@ -610,6 +610,9 @@ LINES: dict[str, list[str]] = {
     "run --data digits --root r --lr -1e-3": ["--lr must be a number, positive: received -0.001"],
     "run --data digits --root r --refit=3": ["--refit takes no value: received '3'"],
     "run --data digits --root r --epoch 3": ["Did you mean --epochs or --epochs-per-round?"],
+    "run --dat digits --root r": ["spelled out: received --dat. Did you mean --data or --data-r"],
+    "status a --js": ["received --js. Did you mean --json?"],
+    "--vers": ["must begin with a verb", "received none"],
     "run --data digits --root r a.py b.py": ["no further argument: received 'b.py'"],
     "run --lr x --epchs 3 --models mpl --epochs q --header maybe": [
         "6 problems, nothing was started",
@@ -657,7 +660,7 @@ def test_no_verb_ignores_an_unknown_flag(
     places |= {name: ["--data", "digits", "--root", "r"] for name in ("run", "train", "plan")}
     words = [str(tmp_path / word) if word in "abr" else word for word in places.get(verb, [])]
     assert main([verb, *words, "--nonsense"]) == 2
-    assert f"flags must be those of `asynckfold {verb}`: received --nonsense" in (
+    assert f"flags must be those of `asynckfold {verb}`, spelled out: received --nonsense" in (
         capsys.readouterr().err
     )
 

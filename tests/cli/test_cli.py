@@ -504,13 +504,13 @@ def test_resume_continues_a_built_in_run_from_any_folder(
         db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
         db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
         store.file.write_checksums("attempts", "TRUE")
-        # A run of an earlier version, with a flag that was removed.
+        # A run of an earlier version, with a flag that was removed, and an abbreviated one.
         about = store.reader.about
-        about["cli"] += ["--elastic", "--resume", "never"]
+        about["cli"] += ["--elastic", "--allow", "--resume", "never"]
         with store.file.transaction():
             store.file.put("about", json.dumps(about))
     state = told(capsys, "status", folder)
-    assert state["continue_with"] == f"asynckfold {line} --json --root {folder}"
+    assert state["continue_with"] == f"asynckfold {line} --json --root {folder} --allow"
     fingerprint = state["fingerprint"]
     monkeypatch.chdir(tmp_path)
     assert main(["resume", f"there/{folder}", "--json"]) == 0
