@@ -32,12 +32,13 @@ VERBS = {
     "predict": "predict",
     "compare": "compare",
     "doctor": "doctor",
+    "completion": "completion",
     "bench": "bench",
     "simulate": "simulate",
 }
 """Verbs, and the file and function of each."""
 
-PRINTING = ("bench", "compare", "doctor", "plan", "simulate", "status")
+PRINTING = ("bench", "compare", "completion", "doctor", "plan", "simulate", "status")
 """Verbs that only print."""
 
 READING = ("compare", "export", "report", "status")

@@ -30,6 +30,9 @@ SUBJECTS = {
 }
 """What `asynckfold bench` measures."""
 
+SHELLS = ("bash", "zsh", "fish")
+"""What `asynckfold completion` writes scripts for."""
+
 HELD_OUT = 0.2
 """Share of the samples on which a model that is trained alone is scored."""
 
@@ -72,6 +75,13 @@ PREDICT_HELP = (
     "samples have labels; the score is no estimate if the models were trained on these samples. "
     "The models and data of the run must be built in, or be named again here: a run's folder is "
     "never trusted to name code."
+)
+
+COMPLETION_HELP = (
+    "bash: asynckfold completion bash > ~/.local/share/bash-completion/completions/asynckfold; "
+    "zsh: asynckfold completion zsh > a file _asynckfold in a folder of $fpath; "
+    "fish: asynckfold completion fish > ~/.config/fish/completions/asynckfold.fish. "
+    "The script runs no Python. Write it again after an update."
 )
 
 SIMULATE_HELP = (
@@ -133,6 +143,12 @@ def make_parser(*, is_stored: bool = False) -> argparse.ArgumentParser:
         )
         verb.adds, verb.is_stored = adds, is_stored
     return parser
+
+
+def verbs_of(parser: argparse.ArgumentParser) -> dict[str, Verb]:
+    """Return the parsers of all verbs, by name."""
+    (verbs,) = (item.choices for item in parser._actions if isinstance(item.choices, dict))
+    return {**verbs}
 
 
 def parse(words: Sequence[str], *, is_stored: bool = False) -> argparse.Namespace:
@@ -320,6 +336,10 @@ def _simulate(verb: Verb) -> None:
         )
 
 
+def _completion(verb: Verb) -> None:
+    verb.add_argument("shell", metavar="SHELL", help=" or ".join(SHELLS))
+
+
 def _add_progress_flags(verb: Verb) -> None:
     group = groups_of(verb)["output"]
     group.add_argument(
@@ -348,6 +368,11 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
     ),
     "compare": ("compare two runs bit for bit, and print where they first differ", "", _compare),
     "doctor": ("print what this machine offers, what would be used, and why", "", _doctor),
+    "completion": (
+        "print the script with which a shell completes the command",
+        COMPLETION_HELP,
+        _completion,
+    ),
     "bench": ("measure asynckfold on this machine, and print the table", "", _bench),
     "simulate": (
         "place a large random sweep in virtual time, and print the distance from the optimum",

@@ -654,6 +654,7 @@ def test_no_verb_ignores_an_unknown_flag(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places = {"compare": ["a", "b"], "data": ["digits"], "bench": ["place"]}
+    places["completion"] = ["bash"]
     places |= {name: ["a"] for name in ("status", "resume", "report")}
     places |= {name: ["a", "--to", "new.csv"] for name in ("export", "predict")}
     places["predict"] += ["--data", "digits"]

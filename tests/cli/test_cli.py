@@ -252,7 +252,7 @@ try:
     main(sys.argv[1:])
 finally:
     heavy = {"torch", "torchvision", "sklearn", "pandas", "matplotlib", "scipy"}
-    heavy |= {"numpy", "psutil", "rich"}
+    heavy |= {"numpy", "psutil", "rich", "shtab", "yaml"}
     rooms = {f"asynckfold.{name}" for name in ("api", "planning", "results", "scheduling", "sweep")}
     print(sorted((heavy | rooms) & set(sys.modules)))
 """
