@@ -15,6 +15,9 @@ from asynckfold.cli.verb_parser import HelpAll, Verb
 from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.system import terminal
 
+DEV = "dev"
+"""The verb above those for people who work on asynckfold."""
+
 SUBJECTS = {
     "checkpoints": "their share of a run's time",
     "crowd": "a step of several threads beside processes that always compute",
@@ -28,7 +31,7 @@ SUBJECTS = {
     "trainers": "one model on all cores, by each trainer",
     "use": "CPU use, and a job's overhead",
 }
-"""What `asynckfold bench` measures."""
+"""What `asynckfold dev bench` measures."""
 
 SHELLS = ("bash", "zsh", "fish")
 """What `asynckfold completion` writes scripts for."""
@@ -132,9 +135,20 @@ def make_parser(*, is_stored: bool = False) -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Verb)
-    for name, (text, more, adds) in VERBS.items():
-        verb = verbs.add_parser(
+    verbs = _add_verbs(parser, VERBS, is_stored=is_stored)
+    _add_verbs(verbs[DEV], DEV_VERBS)
+    return parser
+
+
+def _add_verbs(
+    parser: argparse.ArgumentParser,
+    verbs: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]],
+    *,
+    is_stored: bool = False,
+) -> dict[str, Verb]:
+    added = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Verb)
+    for name, (text, more, adds) in verbs.items():
+        verb = added.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}. {more}".strip(),
@@ -142,13 +156,17 @@ def make_parser(*, is_stored: bool = False) -> argparse.ArgumentParser:
             usage=_usage(name) if adds in (_run, _train, _plan) else None,
         )
         verb.adds, verb.is_stored = adds, is_stored
-    return parser
+    return dict(added.choices)
 
 
 def verbs_of(parser: argparse.ArgumentParser) -> dict[str, Verb]:
-    """Return the parsers of all verbs, by name."""
-    (verbs,) = (item.choices for item in parser._actions if isinstance(item.choices, dict))
-    return {**verbs}
+    """Return the parsers of all verbs by name: ``"run"``, ``"dev bench"``."""
+    found: dict[str, Verb] = {}
+    for action in parser._actions:
+        for name, verb in action.choices.items() if isinstance(action.choices, dict) else ():
+            below = verbs_of(verb)
+            found |= {f"{name} {word}": one for word, one in below.items()} or {name: verb}
+    return found
 
 
 def parse(words: Sequence[str], *, is_stored: bool = False) -> argparse.Namespace:
@@ -160,16 +178,33 @@ def parse(words: Sequence[str], *, is_stored: bool = False) -> argparse.Namespac
         There is no such verb, or an argument is missing. Other problems are in the attribute
         ``problems`` of what is returned, to be reported together with those that the verb finds.
     """
-    verb = next((word for word in words if not word.startswith("-")), None)
+    named = [word for word in words if not word.startswith("-")]
     is_question = bool({"-h", "--help", "--version"} & {*words})
-    if verb not in VERBS and not (verb is None and is_question):
-        remedy = f"{nearest(verb or '', VERBS).strip()} `asynckfold --help` explains them.".strip()
-        rule = f"the command must begin with a verb: {', '.join(VERBS)}"
-        raise InputError([Problem(rule, repr(verb) if verb else "none", remedy)])
+    if named[:1] == [DEV]:
+        _check_verb(f"asynckfold {DEV}", named[1:2], DEV_VERBS, is_question)
+    else:
+        _check_verb("asynckfold", named[:1], VERBS, is_question)
     parsed = make_parser(is_stored=is_stored).parse_args(words)
     # Kept with the run: the command that continues it.
     parsed.line = [word for word in words if word not in REMOVED]
     return parsed
+
+
+def _check_verb(
+    command: str, named: Sequence[str], verbs: Collection[str], is_question: bool
+) -> None:
+    if not named and is_question:
+        return
+    verb = named[0] if named else ""
+    if verb in verbs:
+        return
+    remedy = f"{nearest(verb, verbs).strip()} `{command} --help` explains them.".strip()
+    if verb in DEV_VERBS:
+        remedy = f"It has moved: `asynckfold {DEV} {verb}`."
+    what = "the command must begin with a verb" if verbs is VERBS else f"{command} takes a verb"
+    raise InputError(
+        [Problem(f"{what}: {', '.join(verbs)}", repr(verb) if verb else "none", remedy)]
+    )
 
 
 def _usage(verb: str) -> str:
@@ -352,7 +387,7 @@ def _add_progress_flags(verb: Verb) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="print no progress")
 
 
-VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
+VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "run": ("cross-validate a sweep, or continue it", RUN_HELP, _run),
     "train": ("train one model alone, or continue it", TRAIN_HELP, _train),
     "plan": ("print what a run would do and its expected seconds", PLAN_HELP, _plan),
@@ -373,6 +408,11 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
         COMPLETION_HELP,
         _completion,
     ),
+    DEV: ("measure and simulate asynckfold itself", "", None),
+}
+"""Verbs, in the order of ``--help``: what it does, more about it, what adds its flags."""
+
+DEV_VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "bench": ("measure asynckfold on this machine, and print the table", "", _bench),
     "simulate": (
         "place a large random sweep in virtual time, and print the distance from the optimum",
@@ -380,7 +420,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
         _simulate,
     ),
 }
-"""Verbs, in the order of ``--help``: what it does, more about it, what adds its flags."""
+"""The same, for the verbs below ``dev``."""
 
 
 def parse_stored(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespace | None]:

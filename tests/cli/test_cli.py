@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 
-from asynckfold.cli import VERBS, main, run_folder
+from asynckfold.cli import main, run_folder
 from asynckfold.cli.doctor import now
-from asynckfold.cli.parser import EXIT_CODES, make_parser, parse
+from asynckfold.cli.parser import EXIT_CODES, make_parser, parse, verbs_of
 from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.status import lines, state_of
 from asynckfold.cli.summary import result_lines
-from asynckfold.cli.verb_parser import Verb
 from asynckfold.data.sources import SOURCES
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError
@@ -616,15 +615,14 @@ def test_a_full_disk_ends_with_5_and_the_same_command_finishes(root: Path) -> No
 # Help and doctor
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs_of(make_parser()))
 def test_help_is_complete(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([verb, "--help-all" if verb in ("run", "train", "plan") else "--help"])
+        main([*verb.split(), "--help-all" if verb in ("run", "train", "plan") else "--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert EXIT_CODES in text
-    (verbs,) = [item for item in make_parser()._actions if isinstance(item.choices, dict)]
-    parser: Verb = verbs.choices[verb]  # type: ignore[index]
+    parser = verbs_of(make_parser())[verb]
     parser.add_own_flags()
     for action in parser._actions:
         assert action.help, action

@@ -25,7 +25,9 @@ printf '%s\\n' "${COMPREPLY[@]}"
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ([""], {*verbs_of(make_parser())}),
+        ([""], {name.split()[0] for name in verbs_of(make_parser())}),
+        (["dev", ""], {"bench", "simulate"}),
+        (["dev", "bench", "tr"], {"trainers"}),
         (["run", "--epo"], {"--epochs", "--epochs-per-round"}),
         (["run", "--models", ""], {*ARCHITECTURES}),
         (["run", "--header", "y"], {"yes"}),
@@ -58,7 +60,7 @@ def test_every_flag_of_every_verb_is_in_the_script(
     for name, verb in verbs_of(make_parser()).items():
         verb.add_own_flags()
         flags = (flag for action in verb._actions for flag in action.option_strings)
-        for word in (name, *(flag.lstrip("-") for flag in flags)):
+        for word in (*name.split(), *(flag.lstrip("-") for flag in flags)):
             assert word in script
     if shutil.which(shell):
         (tmp_path / "script").write_text(script)
