@@ -9,6 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
+from asynckfold.cli.config_file import CONFIG, with_config
 from asynckfold.cli.flags import add_flags, flags, from_folder, groups_of, help_of
 from asynckfold.cli.run_folder import REMOVED, RUNS, stored_words
 from asynckfold.cli.verb_parser import HelpAll, Verb
@@ -35,6 +36,9 @@ SUBJECTS = {
 
 SHELLS = ("bash", "zsh", "fish")
 """What `asynckfold completion` writes scripts for."""
+
+RUNNING = ("run", "train", "plan")
+"""Verbs that take the flags of a run."""
 
 HELD_OUT = 0.2
 """Share of the samples on which a model that is trained alone is scored."""
@@ -153,7 +157,7 @@ def _add_verbs(
             help=text,
             description=f"{text[0].upper()}{text[1:]}. {more}".strip(),
             epilog=EXIT_CODES,
-            usage=_usage(name) if adds in (_run, _train, _plan) else None,
+            usage=_usage(name) if name in RUNNING else None,
         )
         verb.adds, verb.is_stored = adds, is_stored
     return dict(added.choices)
@@ -184,7 +188,14 @@ def parse(words: Sequence[str], *, is_stored: bool = False) -> argparse.Namespac
         _check_verb(f"asynckfold {DEV}", named[1:2], DEV_VERBS, is_question)
     else:
         _check_verb("asynckfold", named[:1], VERBS, is_question)
-    parsed = make_parser(is_stored=is_stored).parse_args(words)
+    parser = make_parser(is_stored=is_stored)
+    problems: list[Problem] = []
+    if named and named[0] in RUNNING:
+        verb = verbs_of(parser)[named[0]]
+        verb.add_own_flags()
+        words, problems = with_config(words, verb)
+    parsed = parser.parse_args(words)
+    parsed.problems += problems
     # Kept with the run: the command that continues it.
     parsed.line = [word for word in words if word not in REMOVED]
     return parsed
@@ -221,17 +232,29 @@ def _usage(verb: str) -> str:
     )
 
 
-def _run(verb: Verb, without: Collection[str] = ()) -> None:
+def _sweep(verb: Verb, without: Collection[str] = ()) -> None:
     groups_of(verb)["data"].add_argument(
         "file", nargs="?", metavar="SWEEP.py", help="Python file that defines the sweep"
     )
     helps = {"root": f"{help_of(flags()['root'])} (default {RUNS}/DATA-DATE-TIME)"}
     add_flags(verb, verb.problems, without=without, helps=helps)
     verb.shows_all = False
+    groups_of(verb)["output"].add_argument(
+        CONFIG, metavar="FILE.yaml", help="set flags by a file; flags given beside it override it"
+    )
     verb.add_argument(
         "--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all flags"
     )
     _add_progress_flags(verb)
+
+
+def _run(verb: Verb, without: Collection[str] = ()) -> None:
+    _sweep(verb, without)
+    groups_of(verb)["output"].add_argument(
+        "--print-config",
+        action="store_true",
+        help=f"print all flags as a file for {CONFIG}, and train nothing",
+    )
 
 
 def _train(verb: Verb) -> None:
@@ -247,7 +270,7 @@ def _train(verb: Verb) -> None:
 
 
 def _plan(verb: Verb) -> None:
-    _run(verb)
+    _sweep(verb)
     verb.set_defaults(root=f"{RUNS}/plan")
 
 
