@@ -42,7 +42,8 @@ class Settings(Sharing, JobTrainer):
         Map-style torch data set of (input, target) pairs, or two arrays.
     root_dir : str or Path
         Folder of the run. The same call on the same folder continues the run. A call with other
-        arguments, data or code is refused and names what changed.
+        arguments, data or code is refused and names what changed. The command line names a new
+        folder by data, date and time where none is given, such as ``runs/digits-20261124-0046``.
     criterion : callable
         Loss function, (outputs, targets) → scalar.
     batch_size : int or "full"

@@ -32,12 +32,13 @@ VERBS = {
     "predict": "predict",
     "compare": "compare",
     "doctor": "doctor",
+    "completion": "completion",
     "bench": "bench",
     "simulate": "simulate",
 }
 """Verbs, and the file and function of each."""
 
-PRINTING = ("bench", "compare", "doctor", "plan", "simulate", "status")
+PRINTING = ("bench", "compare", "completion", "doctor", "plan", "simulate", "status")
 """Verbs that only print."""
 
 READING = ("compare", "export", "report", "status")
@@ -76,10 +77,11 @@ def program() -> int:
         return _interrupted(interrupt, words)
 
 
-def _program(words: Sequence[str]) -> int:
+def _program(words: list[str]) -> int:
     exits_fast = True
     try:
         parsed = _parsed(words)
+        words[:] = parsed.line
         exits_fast = not imports_user_code(parsed)
         code = _run_verb(parsed)
     except InputError as error:

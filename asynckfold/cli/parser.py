@@ -9,11 +9,15 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, NoReturn
 
+from asynckfold.cli.config_file import CONFIG, with_config
 from asynckfold.cli.flags import add_flags, flags, from_folder, groups_of, help_of
-from asynckfold.cli.run_folder import REMOVED, stored_words
+from asynckfold.cli.run_folder import REMOVED, RUNS, stored_words
 from asynckfold.cli.verb_parser import HelpAll, Verb
 from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.system import terminal
+
+DEV = "dev"
+"""The verb above those for people who work on asynckfold."""
 
 SUBJECTS = {
     "checkpoints": "their share of a run's time",
@@ -28,7 +32,13 @@ SUBJECTS = {
     "trainers": "one model on all cores, by each trainer; averaging over parts that overlap",
     "use": "CPU use, and a job's overhead",
 }
-"""What `asynckfold bench` measures."""
+"""What `asynckfold dev bench` measures."""
+
+SHELLS = ("bash", "zsh", "fish")
+"""What `asynckfold completion` writes scripts for."""
+
+RUNNING = ("run", "train", "plan")
+"""Verbs that take the flags of a run."""
 
 HELD_OUT = 0.2
 """Share of the samples on which a model that is trained alone is scored."""
@@ -43,14 +53,15 @@ EXIT_CODES = (
 RUN_HELP = (
     "Flags name the data and the models, or a Python file defines them (dataset, criterion, "
     "models, schedulers, opt_fn; optionally trainer_params and settings). Flags override the file. "
-    "After a kill or Ctrl-C the same command continues."
+    "With --root, the same command continues a run after a kill or Ctrl-C; without it, each "
+    "command begins a run in a new folder."
 )
 
 TRAIN_HELP = (
     "Takes the flags of run, with one model and one LR schedule, and scores the model on the "
     "samples that --held-out sets aside. Use --trainer and --processes for several cores. The last "
-    "checkpoint in the run's folder holds the trained weights. After a kill or Ctrl-C the same "
-    "command continues."
+    "checkpoint in the run's folder holds the trained weights. With --root, the same command "
+    "continues a run after a kill or Ctrl-C; without it, each command begins a run in a new folder."
 )
 
 PLAN_HELP = (
@@ -71,6 +82,13 @@ PREDICT_HELP = (
     "samples have labels; the score is no estimate if the models were trained on these samples. "
     "The models and data of the run must be built in, or be named again here: a run's folder is "
     "never trusted to name code."
+)
+
+COMPLETION_HELP = (
+    "bash: asynckfold completion bash > ~/.local/share/bash-completion/completions/asynckfold; "
+    "zsh: asynckfold completion zsh > a file _asynckfold in a folder of $fpath; "
+    "fish: asynckfold completion fish > ~/.config/fish/completions/asynckfold.fish. "
+    "The script runs no Python. Write it again after an update."
 )
 
 SIMULATE_HELP = (
@@ -109,29 +127,54 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs; the verb's name ends up in ``verb``."""
+def make_parser(*, is_stored: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of all verbs; the verb's name ends up in ``verb``.
+
+    With `is_stored`, it reads abbreviated flags, as earlier versions did.
+    """
     parser = _Command(
+        allow_abbrev=False,
         prog="asynckfold",
         description="Cross-validate many PyTorch models at once.",
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Verb)
-    for name, (text, more, adds) in VERBS.items():
-        verb = verbs.add_parser(
+    verbs = _add_verbs(parser, VERBS, is_stored=is_stored)
+    _add_verbs(verbs[DEV], DEV_VERBS)
+    return parser
+
+
+def _add_verbs(
+    parser: argparse.ArgumentParser,
+    verbs: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]],
+    *,
+    is_stored: bool = False,
+) -> dict[str, Verb]:
+    added = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Verb)
+    for name, (text, more, adds) in verbs.items():
+        verb = added.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}. {more}".strip(),
             epilog=EXIT_CODES,
-            usage=_usage(name) if adds in (_run, _train, _plan) else None,
+            usage=_usage(name) if name in RUNNING else None,
         )
-        verb.adds = adds
-    return parser
+        verb.adds, verb.is_stored = adds, is_stored
+    return dict(added.choices)
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line.
+def verbs_of(parser: argparse.ArgumentParser) -> dict[str, Verb]:
+    """Return the parsers of all verbs by name: ``"run"``, ``"dev bench"``."""
+    found: dict[str, Verb] = {}
+    for action in parser._actions:
+        for name, verb in action.choices.items() if isinstance(action.choices, dict) else ():
+            below = verbs_of(verb)
+            found |= {f"{name} {word}": one for word, one in below.items()} or {name: verb}
+    return found
+
+
+def parse(words: Sequence[str], *, is_stored: bool = False) -> argparse.Namespace:
+    """Parse a command line, or one that was stored with a run.
 
     Raises
     ------
@@ -139,21 +182,44 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         There is no such verb, or an argument is missing. Other problems are in the attribute
         ``problems`` of what is returned, to be reported together with those that the verb finds.
     """
-    verb = next((word for word in words if not word.startswith("-")), None)
-    is_question = any(word.startswith(("-h", "--h", "--v")) for word in words)
-    if verb not in VERBS and not (verb is None and is_question):
-        remedy = f"{nearest(verb or '', VERBS).strip()} `asynckfold --help` explains them.".strip()
-        rule = f"the command must begin with a verb: {', '.join(VERBS)}"
-        raise InputError([Problem(rule, repr(verb) if verb else "none", remedy)])
-    parsed = make_parser().parse_args(words)
+    named = [word for word in words if not word.startswith("-")]
+    is_question = bool({"-h", "--help", "--version"} & {*words})
+    if named[:1] == [DEV]:
+        _check_verb(f"asynckfold {DEV}", named[1:2], DEV_VERBS, is_question)
+    else:
+        _check_verb("asynckfold", named[:1], VERBS, is_question)
+    parser = make_parser(is_stored=is_stored)
+    problems: list[Problem] = []
+    if named and named[0] in RUNNING:
+        verb = verbs_of(parser)[named[0]]
+        verb.add_own_flags()
+        words, problems = with_config(words, verb)
+    parsed = parser.parse_args(words)
+    parsed.problems += problems
     # Kept with the run: the command that continues it.
     parsed.line = [word for word in words if word not in REMOVED]
     return parsed
 
 
+def _check_verb(
+    command: str, named: Sequence[str], verbs: Collection[str], is_question: bool
+) -> None:
+    if not named and is_question:
+        return
+    verb = named[0] if named else ""
+    if verb in verbs:
+        return
+    remedy = f"{nearest(verb, verbs).strip()} `{command} --help` explains them.".strip()
+    if verb in DEV_VERBS:
+        remedy = f"It has moved: `asynckfold {DEV} {verb}`."
+    what = "the command must begin with a verb" if verbs is VERBS else f"{command} takes a verb"
+    raise InputError(
+        [Problem(f"{what}: {', '.join(verbs)}", repr(verb) if verb else "none", remedy)]
+    )
+
+
 def _usage(verb: str) -> str:
     """One line: with all flags, an error message would be lost below its usage."""
-    root = "[--root DIR]" if verb == "plan" else "--root DIR"
     what = "--data SOURCE | SWEEP.py" + (" | DIR" if verb == "plan" else "")
     some = (
         "[--models A] [--trainer T] [--processes N]"
@@ -161,22 +227,34 @@ def _usage(verb: str) -> str:
         else "[--models A,B] [--schedulers A,B] [--folds K]"
     )
     return (
-        f"asynckfold {verb} ({what}) {root} {some} [--epochs N] …\n"
+        f"asynckfold {verb} ({what}) [--root DIR] {some} [--epochs N] …\n"
         f"all flags: asynckfold {verb} --help-all"
     )
 
 
-def _run(verb: Verb, without: Collection[str] = ()) -> None:
+def _sweep(verb: Verb, without: Collection[str] = ()) -> None:
     groups_of(verb)["data"].add_argument(
         "file", nargs="?", metavar="SWEEP.py", help="Python file that defines the sweep"
     )
-    add_flags(verb, verb.problems, without=without)
-    verb.needs = {"root": "runs/first"}
+    helps = {"root": f"{help_of(flags()['root'])} (default {RUNS}/DATA-DATE-TIME)"}
+    add_flags(verb, verb.problems, without=without, helps=helps)
     verb.shows_all = False
+    groups_of(verb)["output"].add_argument(
+        CONFIG, metavar="FILE.yaml", help="set flags by a file; flags given beside it override it"
+    )
     verb.add_argument(
         "--help-all", action=HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all flags"
     )
     _add_progress_flags(verb)
+
+
+def _run(verb: Verb, without: Collection[str] = ()) -> None:
+    _sweep(verb, without)
+    groups_of(verb)["output"].add_argument(
+        "--print-config",
+        action="store_true",
+        help=f"print all flags as a file for {CONFIG}, and train nothing",
+    )
 
 
 def _train(verb: Verb) -> None:
@@ -192,9 +270,8 @@ def _train(verb: Verb) -> None:
 
 
 def _plan(verb: Verb) -> None:
-    _run(verb)
-    verb.needs = {}
-    verb.set_defaults(root="runs/plan")
+    _sweep(verb)
+    verb.set_defaults(root=f"{RUNS}/plan")
 
 
 def _data(verb: Verb) -> None:
@@ -321,6 +398,10 @@ def _simulate(verb: Verb) -> None:
         )
 
 
+def _completion(verb: Verb) -> None:
+    verb.add_argument("shell", metavar="SHELL", help=" or ".join(SHELLS))
+
+
 def _add_progress_flags(verb: Verb) -> None:
     group = groups_of(verb)["output"]
     group.add_argument(
@@ -333,9 +414,9 @@ def _add_progress_flags(verb: Verb) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="print no progress")
 
 
-VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
-    "run": ("cross-validate a sweep; the same command continues it", RUN_HELP, _run),
-    "train": ("train one model alone; the same command continues it", TRAIN_HELP, _train),
+VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
+    "run": ("cross-validate a sweep, or continue it", RUN_HELP, _run),
+    "train": ("train one model alone, or continue it", TRAIN_HELP, _train),
     "plan": ("print what a run would do and its expected seconds", PLAN_HELP, _plan),
     "data": ("print the columns, classes and omissions of a data source", DATA_HELP, _data),
     "resume": ("continue a run of built-in models and data by its folder", "", _resume),
@@ -349,6 +430,16 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
     ),
     "compare": ("compare two runs bit for bit, and print where they first differ", "", _compare),
     "doctor": ("print what this machine offers, what would be used, and why", "", _doctor),
+    "completion": (
+        "print the script with which a shell completes the command",
+        COMPLETION_HELP,
+        _completion,
+    ),
+    DEV: ("measure and simulate asynckfold itself", "", None),
+}
+"""Verbs, in the order of ``--help``: what it does, more about it, what adds its flags."""
+
+DEV_VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "bench": ("measure asynckfold on this machine, and print the table", "", _bench),
     "simulate": (
         "place a large random sweep in virtual time, and print the distance from the optimum",
@@ -356,7 +447,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
         _simulate,
     ),
 }
-"""Verbs, in the order of ``--help``: what it does, more about it, what adds its flags."""
+"""The same, for the verbs below ``dev``."""
 
 
 def parse_stored(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespace | None]:
@@ -369,7 +460,7 @@ def parse_stored(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespac
     nowhere = io.StringIO()
     try:
         with redirect_stdout(nowhere), redirect_stderr(nowhere):
-            parsed = parse(words)
+            parsed = parse(words, is_stored=True)
     except (InputError, SystemExit):
         return words, None
     if parsed.problems or parsed.verb not in ("run", "train"):

@@ -186,5 +186,5 @@ def _lines(found: Forecast) -> Iterator[str]:
     )
     fused = {job.model for job in plan.jobs if len(plan.group_of(job.id)) > 1}
     if any(not choice.costs[name].fused_gain for name in fused):
-        yield "the gain of fusion is an estimate; `asynckfold bench fusion` measures it"
+        yield "the gain of fusion is an estimate; `asynckfold dev bench fusion` measures it"
     yield from gantt(found.simulation.spans, range(cores))

@@ -1,17 +1,73 @@
-"""Opening a run's folder, and the command that continues the run."""
+"""A run's folder: naming and opening it, and the command that continues the run."""
 
 from __future__ import annotations
 
+import argparse
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from asynckfold.system.files import FOLDER_MODE, make_folder, slug, sync_folder
 
 if TYPE_CHECKING:
     from asynckfold.errors import Problem
     from asynckfold.store import RunReader
 
+RUNS = Path("runs")
+"""Holds the folders of runs that were given none."""
+
 REMOVED = ("--elastic",)
 """Flags of earlier versions; none of them took a value. Commands with them are still accepted."""
+
+
+@contextmanager
+def own_folder(parsed: argparse.Namespace) -> Iterator[str]:
+    """Give a run without ``--root`` a new folder for the length of a block.
+
+    Yields its path; empty where ``--root`` was given, or the run will be refused. The folder is
+    removed at the end if nothing was written to it.
+    """
+    folder = None if parsed.root or parsed.problems else _claimed(_subject(parsed))
+    if folder is None:
+        parsed.root = parsed.root or str(RUNS / _subject(parsed))
+        yield ""
+        return
+    parsed.root = str(folder)
+    # In place: whoever continues the run holds this list.
+    end = parsed.line.index("--") if "--" in parsed.line else len(parsed.line)
+    parsed.line[end:end] = ["--root", parsed.root]
+    try:
+        yield parsed.root
+    finally:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+def _subject(parsed: argparse.Namespace) -> str:
+    """Return the name of the data for a folder: ``"iris"`` for ``csv:data/iris.csv``."""
+    kind, colon, path = (parsed.data or "").partition(":")
+    place = Path(parsed.file or path).resolve()
+    name = place.name if kind == "folder" else place.stem
+    return slug(name if parsed.file or colon else kind or "run")
+
+
+def _claimed(subject: str) -> Path | None:
+    """Make a folder named by the data and the local time; None if the disk refuses."""
+    name = f"{subject}-{time.strftime('%Y%m%d-%H%M')}"
+    with suppress(OSError):
+        make_folder(RUNS)
+        for number in count(1):
+            folder = RUNS / (name if number == 1 else f"{name}-{number}")
+            # Of two runs that begin at once, one finds it made.
+            with suppress(FileExistsError):
+                folder.mkdir(FOLDER_MODE)
+                sync_folder(RUNS)
+                return folder
+    return None
 
 
 def open_run(directory: str, problems: Iterable[Problem] = ()) -> RunReader:

@@ -34,6 +34,7 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
             **_numbers(results),
             **_packing(packing),
             "refit": refit,
+            "root": str(root),
             "report": str(page) if page else None,
         }
     )

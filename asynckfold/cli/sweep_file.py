@@ -98,9 +98,10 @@ def _file_problems(parsed: argparse.Namespace, path: Path) -> Iterator[Problem]:
             f"Check the path.{nearest(path.name, siblings)}",
         )
     elif path.suffix != ".py":
-        yield Problem(
-            "the sweep file must be Python", str(path), "Name it sweep.py; data goes with --data."
-        )
+        remedy = "Name it sweep.py; data goes with --data."
+        if path.suffix in (".yaml", ".yml"):
+            remedy = f"Pass a file of flags by --config {path}."
+        yield Problem("the sweep file must be Python", str(path), remedy)
     for name in arguments(Named):
         if name in ("schedulers", "data", *OPTIMIZER):
             continue

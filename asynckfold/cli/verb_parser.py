@@ -12,6 +12,9 @@ from asynckfold.cli.flags import flags, groups_of
 from asynckfold.cli.run_folder import REMOVED
 from asynckfold.errors import InputError, Problem
 
+MOST_GUESSES = 3
+"""Flags that the problem of an abbreviation names."""
+
 
 class Verb(argparse.ArgumentParser):
     """The parser of one verb.
@@ -28,18 +31,18 @@ class Verb(argparse.ArgumentParser):
         What is wrong with the line that was parsed last.
     removed : list of str
         Flags of that line that have no effect any more.
-    needs : dict of str to str
-        Flags that must be given, and an example of their value.
+    is_stored : bool
+        Whether the line may be one that an earlier version stored, with abbreviated flags.
     """
 
     shows_all = True
 
     def __init__(self, **words: Any) -> None:
-        super().__init__(**words)
+        super().__init__(**words, allow_abbrev=False)
         self.adds: Callable[[Verb], None] | None = None
         self.problems: list[Problem] = []
         self.removed: list[str] = []
-        self.needs: dict[str, str] = {}
+        self.is_stored = False
 
     def add_own_flags(self) -> None:
         """Add the flags of the verb, if that was not done yet."""
@@ -54,17 +57,15 @@ class Verb(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse a line; add ``problems`` and ``removed`` to what is returned."""
+        if self._subparsers is not None:
+            # A verb of verbs: the one below looks at its words.
+            return super().parse_known_args(args, namespace)
         self.add_own_flags()
         self.problems.clear()
         self.removed.clear()
         parsed, rest = super().parse_known_args(list(self._readable(args or ())), namespace)
         for word in rest:
             self._add("there must be no further argument", repr(word), "Leave it out.")
-        for name, example in self.needs.items():
-            if getattr(parsed, name) is None:
-                setattr(parsed, name, example)
-                if not any(problem.rule.startswith(f"--{name} ") for problem in self.problems):
-                    self._add(f"--{name} must be given", "none", f"Pass --{name} {example}.")
         parsed.problems, parsed.removed = [*self.problems], [*self.removed]
         return parsed, []
 
@@ -83,45 +84,46 @@ class Verb(argparse.ArgumentParser):
                 self.removed.append(word)
                 continue
             name, equals, value = word.partition("=")
-            known = self._flags_named(name)
-            if len(known) != 1:
-                action = self._add_unknown(name, known)
+            name, action = self._flag_named(name)
+            if action is None:
+                action = self._add_unknown(name)
                 if not equals and rest and _takes_value(action) and not _is_flag(rest[0]):
                     rest.popleft()
-            elif not _takes_value(known[0][1]):
+            elif not _takes_value(action):
                 if equals:
                     self._add(f"{name} takes no value", repr(value), f"Pass {name} alone.")
                 yield name
             elif equals:
-                yield word
+                yield f"{name}={value}"
             elif rest and not _is_flag(rest[0]):
                 # One word, so that argparse takes no negative number for a flag.
                 yield f"{name}={rest.popleft()}"
             else:
-                shown = known[0][1].metavar or "VALUE"
+                shown = action.metavar or "VALUE"
                 self._add(f"{name} takes a value", "none", f"Pass {name} {shown}.")
 
-    def _flags_named(self, name: str) -> list[tuple[str, argparse.Action]]:
-        """Return the flags that a word may stand for: the one it is, or those it begins."""
+    def _flag_named(self, name: str) -> tuple[str, argparse.Action | None]:
+        """Return the flag that a word names, in full."""
         every = self._option_string_actions
         if not name.startswith("--"):
             # Letters such as -vq.
-            return [(name, every[f"-{sign}"]) for sign in name[1:2] if f"-{sign}" in every]
-        if name in every:
-            return [(name, every[name])]
-        return [(flag, action) for flag, action in every.items() if flag.startswith(name)]
+            return name, every.get(name[:2])
+        begun = self._begun_by(name) if self.is_stored and name not in every else []
+        full = begun[0] if len(begun) == 1 else name
+        return full, every.get(full)
 
-    def _add_unknown(
-        self, name: str, known: Sequence[tuple[str, argparse.Action]]
-    ) -> argparse.Action | None:
-        """Add the problem of an unknown or ambiguous flag; return the flag that is meant."""
+    def _begun_by(self, name: str) -> list[str]:
+        return [flag for flag in self._option_string_actions if flag.startswith(name)]
+
+    def _add_unknown(self, name: str) -> argparse.Action | None:
+        """Add the problem of an unknown flag; return the one that is probably meant."""
         every = self._option_string_actions
-        close = difflib.get_close_matches(name, list(every), n=1)
-        guess = f"Did you mean {' or '.join(flag for flag, _ in known) or ''.join(close)}?"
+        # An abbreviation is closer to what it begins than to what is spelled alike.
+        close = self._begun_by(name)[:MOST_GUESSES] or difflib.get_close_matches(name, every, n=1)
         shown = f"`{self.prog} {'--help' if self.shows_all else '--help-all'}` shows all flags."
-        remedy = f"{guess} {shown}" if known or close else shown
-        self._add(f"flags must be those of `{self.prog}`", name, remedy)
-        return known[0][1] if known else every[close[0]] if close else None
+        remedy = f"Did you mean {' or '.join(close)}? {shown}" if close else shown
+        self._add(f"flags must be those of `{self.prog}`, spelled out", name, remedy)
+        return every[close[0]] if close else None
 
     def number(self, flag: str, kind: type, default: Any) -> Callable[[str], Any]:
         """Return a function that reads the value of a flag as a number."""

@@ -23,7 +23,8 @@ from sklearn.model_selection import KFold
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError, RunHeldError, RunStore
-from asynckfold.cli import VERBS, main
+from asynckfold.cli import main
+from asynckfold.cli.parser import make_parser, verbs_of
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from tests.leftovers import descendants, shared_memory
@@ -598,7 +599,6 @@ def test_from_the_shell_it_ends_with_2(
 
 # A line that cannot be read; fragments of the message.
 LINES: dict[str, list[str]] = {
-    "run --data digits": ["--root must be given: received none. Pass --root runs/first."],
     "run --data digits --root r --folds x": ["--folds must be a whole number: received 'x'"],
     "run --data digits --root r --n-jobs some": [
         "--n-jobs must be auto or a whole number",
@@ -611,23 +611,29 @@ LINES: dict[str, list[str]] = {
     "run --data digits --root r --lr -1e-3": ["--lr must be a number, positive: received -0.001"],
     "run --data digits --root r --refit=3": ["--refit takes no value: received '3'"],
     "run --data digits --root r --epoch 3": ["Did you mean --epochs or --epochs-per-round?"],
+    "run --dat digits --root r": ["spelled out: received --dat. Did you mean --data or --data-r"],
+    "status a --js": ["received --js. Did you mean --json?"],
+    "--vers": ["must begin with a verb", "received none"],
     "run --data digits --root r a.py b.py": ["no further argument: received 'b.py'"],
     "run --lr x --epchs 3 --models mpl --epochs q --header maybe": [
-        "7 problems, nothing was started",
+        "6 problems, nothing was started",
         "--lr must be a number: received 'x'. Leave --lr out for its default, 0.001.",
         "received --epchs. Did you mean --epochs? `asynckfold run --help-all` shows all flags.",
         "--epochs must be a whole number of at least 1: received 'q'. Pass --epochs 1 or more.",
         "--header must be one of 'auto', 'yes', 'no': received 'maybe'",
         "a run needs data",
         "Did you mean 'mlp'?",
-        "--root must be given",
     ],
     "boom.py --lr x": ["must begin with a verb", "'boom.py'"],
     "run boom.py --root r --seed x --limit 3": ["2 problems", "--seed must be", "--limit applies"],
     "status runs/mnits --jsno": ["2 problems", "Did you mean --json?", "which holds no run.db"],
     "status": ["DIR must be given", "`asynckfold status --help` shows how"],
-    "bench spede --quick=3": ["2 problems", "Did you mean 'speed'?", "--quick takes no value"],
-    "simulate --jobs many": ["--jobs must be a whole number: received 'many'"],
+    "dev bench spede --quick=3": ["2 problems", "Did you mean 'speed'?", "--quick takes no value"],
+    "bench speed": ["must begin with a verb", "'bench'. It has moved: `asynckfold dev bench`."],
+    "simulate": ["'simulate'. It has moved: `asynckfold dev simulate`."],
+    "dev": ["asynckfold dev takes a verb: bench, simulate: received none. `asynckfold dev --help`"],
+    "dev benhc": ["received 'benhc'. Did you mean 'bench'?"],
+    "dev simulate --jobs many": ["--jobs must be a whole number: received 'many'"],
     "export nowhere --to no/where --fold x": ["3 problems", "--fold must be", "existing folder"],
     "rum": ["must begin with a verb", "'rum'", "Did you mean 'run'?"],
     "--nonsense": ["must begin with a verb", "received none"],
@@ -648,18 +654,19 @@ def test_a_line_that_cannot_be_read_ends_with_2_and_all_problems(
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs_of(make_parser()))
 def test_no_verb_ignores_an_unknown_flag(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = {"compare": ["a", "b"], "data": ["digits"], "bench": ["place"]}
+    places = {"compare": ["a", "b"], "data": ["digits"], "dev bench": ["place"]}
+    places["completion"] = ["bash"]
     places |= {name: ["a"] for name in ("status", "resume", "report")}
     places |= {name: ["a", "--to", "new.csv"] for name in ("export", "predict")}
     places["predict"] += ["--data", "digits"]
     places |= {name: ["--data", "digits", "--root", "r"] for name in ("run", "train", "plan")}
     words = [str(tmp_path / word) if word in "abr" else word for word in places.get(verb, [])]
-    assert main([verb, *words, "--nonsense"]) == 2
-    assert f"flags must be those of `asynckfold {verb}`: received --nonsense" in (
+    assert main([*verb.split(), *words, "--nonsense"]) == 2
+    assert f"flags must be those of `asynckfold {verb}`, spelled out: received --nonsense" in (
         capsys.readouterr().err
     )
 

@@ -165,8 +165,8 @@ def test_the_verb_finds_each_subject(
     for subject in SUBJECTS:
         module = importlib.import_module(f"asynckfold.cli.bench.{subject}")
         monkeypatch.setattr(module, "table", given)
-        assert main(["bench", subject, "--json"]) == 0
-        assert main(["bench", subject, "--quick", "--json"]) == 0
+        assert main(["dev", "bench", subject, "--json"]) == 0
+        assert main(["dev", "bench", subject, "--quick", "--json"]) == 0
         told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         plain = known.get(subject, [])
         quick = sorted([*plain, *module.QUICK])
@@ -181,13 +181,13 @@ def test_the_verb_prints_and_saves_its_table(
     table = BenchTable("Checkpoints", "model | ms", (("mlp", 1.2345),), ("A note.",))
     monkeypatch.setattr(checkpoints, "table", lambda **settings: table)
     page = tmp_path / "table.md"
-    assert main(["bench", "checkpoints", "--save", str(page)]) == 0
+    assert main(["dev", "bench", "checkpoints", "--save", str(page)]) == 0
     printed = capsys.readouterr().out
     assert "mlp" in printed
     assert "1.23" in printed
     assert "A note." in printed
     assert "| mlp | 1.23 |" in page.read_text()
-    assert main(["bench", "checkpoints", "--quick", "--json"]) == 0
+    assert main(["dev", "bench", "checkpoints", "--quick", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == [{"model": "mlp", "ms": 1.2345}]
 
 
@@ -261,18 +261,18 @@ def test_images_are_what_a_folder_holds_or_generated(tmp_path: Path) -> None:
 
 
 def test_flags_of_one_subject_are_refused_with_others(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "place", "--peers", "--data", "here"]) == 2
+    assert main(["dev", "bench", "place", "--peers", "--data", "here"]) == 2
     told = capsys.readouterr().err
     assert "--data applies to nodes, speed, trainers only" in told
     assert "--peers applies to speed only" in told
-    assert main(["bench", "speed", "--data", "/nowhere/at/all"]) == 2
+    assert main(["dev", "bench", "speed", "--data", "/nowhere/at/all"]) == 2
     assert "data must name an existing folder" in capsys.readouterr().err
 
 
 def test_an_unknown_subject_is_refused_with_the_known_ones(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["bench", "everything"]) == 2
+    assert main(["dev", "bench", "everything"]) == 2
     assert "must be one of checkpoints, crowd, " in capsys.readouterr().err
 
 

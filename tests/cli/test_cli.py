@@ -13,16 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from asynckfold.cli import VERBS, main
+from asynckfold.cli import main, run_folder
 from asynckfold.cli.doctor import now
-from asynckfold.cli.parser import EXIT_CODES, make_parser
+from asynckfold.cli.parser import EXIT_CODES, make_parser, parse, verbs_of
+from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.status import lines, state_of
 from asynckfold.cli.summary import result_lines
-from asynckfold.cli.verb_parser import Verb
 from asynckfold.data.sources import SOURCES
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError
@@ -250,7 +251,7 @@ try:
     main(sys.argv[1:])
 finally:
     heavy = {"torch", "torchvision", "sklearn", "pandas", "matplotlib", "scipy"}
-    heavy |= {"numpy", "psutil", "rich"}
+    heavy |= {"numpy", "psutil", "rich", "shtab", "yaml"}
     rooms = {f"asynckfold.{name}" for name in ("api", "planning", "results", "scheduling", "sweep")}
     print(sorted((heavy | rooms) & set(sys.modules)))
 """
@@ -491,31 +492,72 @@ def test_resume_continues_a_built_in_run_from_any_folder(
     rows = "".join(f"{n},{n % 7},{'xyz'[n % 3]}\n" for n in range(60))
     (tmp_path / "there" / "rows.csv").write_text(f"a,b,label\n{rows}")
     monkeypatch.chdir(tmp_path / "there")
-    line = "run --data csv:rows.csv --folds 2 --epochs 1 --baseline none --no-report --root r"
-    assert main(shlex.split(line)) == 0
-    with RunStore.hold(tmp_path / "there" / "r") as store:
+    line = "run --data csv:rows.csv --folds 2 --epochs 1 --baseline none --no-report"
+    assert main([*shlex.split(line), "--json"]) == 0
+    out, err = capsys.readouterr()
+    folder = json.loads(out)["root"]
+    assert re.fullmatch(r"runs/rows-\d{8}-\d{4}", folder)
+    assert err.splitlines()[0] == f"run: {folder}"
+    with RunStore.hold(tmp_path / "there" / folder) as store:
         db = store.file.connection
         db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
         db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
         store.file.write_checksums("attempts", "TRUE")
-        # A run of an earlier version, with a flag that was removed.
+        # A run of an earlier version, with a flag that was removed, and an abbreviated one.
         about = store.reader.about
-        about["cli"] += ["--elastic", "--resume", "never"]
+        about["cli"] += ["--elastic", "--allow", "--resume", "never"]
         with store.file.transaction():
             store.file.put("about", json.dumps(about))
-    state = told(capsys, "status", "r")
-    assert state["continue_with"] == f"asynckfold {line}"
+    state = told(capsys, "status", folder)
+    assert state["continue_with"] == f"asynckfold {line} --json --root {folder} --allow"
     fingerprint = state["fingerprint"]
     monkeypatch.chdir(tmp_path)
-    assert main(["resume", "there/r", "--json"]) == 0
+    assert main(["resume", f"there/{folder}", "--json"]) == 0
     out, err = capsys.readouterr()
     assert "--elastic was removed and has no effect\n" in err
     found = json.loads(out)
     assert (found["done"], found["pending"]) == (2, 0)
     assert found["fingerprint"] != fingerprint
-    with RunStore.read(tmp_path / "there" / "r") as store:
+    with RunStore.read(tmp_path / "there" / folder) as store:
         tries = [attempt.job_id for attempt in store.attempts()]
     assert sorted(tries) == ["mlp/constant/fold-0", *["mlp/constant/fold-1"] * 2]
+
+
+def test_runs_of_one_minute_have_folders_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_folder, "time", SimpleNamespace(strftime=lambda _: "20261124-0046"))
+    for words, folder in (
+        ("--data digits", "runs/digits-20261124-0046"),
+        ("--data digits -q -- ", "runs/digits-20261124-0046-2"),
+        ("--data folder:photos/v1.2", "runs/v1.2-20261124-0046"),
+        ("deep/sweep.py", "runs/sweep-20261124-0046"),
+        ("", "runs/run-20261124-0046"),
+    ):
+        parsed = parse(["run", *words.split()])
+        with own_folder(parsed) as said:
+            assert parsed.root == said == folder
+            continued = parse(shlex.split(continue_with(parsed.line))[3:])
+            assert (continued.root, continued.problems) == (folder, [])
+            if "digits" in words:
+                Path(folder, "kept").touch()
+        assert Path(folder).exists() == ("digits" in words)
+
+
+def test_a_refused_run_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in ("--data digts", "--data digits --epochs 0", "--data digits --resume must"):
+        assert main(["run", *words.split()]) == 2
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+    assert [*tmp_path.glob("runs/*")] == []
+    Path("runs").rmdir()
+    Path("runs").touch()
+    capsys.readouterr()
+    assert main(["run", "--data", "digits"]) == 2
+    assert "root must be a folder" in capsys.readouterr().err
 
 
 def test_another_plan_in_the_same_folder_is_refused(
@@ -573,15 +615,14 @@ def test_a_full_disk_ends_with_5_and_the_same_command_finishes(root: Path) -> No
 # Help and doctor
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", verbs_of(make_parser()))
 def test_help_is_complete(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        main([verb, "--help-all" if verb in ("run", "train", "plan") else "--help"])
+        main([*verb.split(), "--help-all" if verb in ("run", "train", "plan") else "--help"])
     assert caught.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
     assert EXIT_CODES in text
-    (verbs,) = [item for item in make_parser()._actions if isinstance(item.choices, dict)]
-    parser: Verb = verbs.choices[verb]  # type: ignore[index]
+    parser = verbs_of(make_parser())[verb]
     parser.add_own_flags()
     for action in parser._actions:
         assert action.help, action

@@ -103,7 +103,7 @@ def test_the_bound_counts_only_the_time_that_others_leave_on_a_gpu() -> None:
 
 
 def test_the_command_tells_of_a_sweep_on_cores_or_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["simulate", "--jobs", "20", "--cores", "8", "--gpus", "2", "--json"]
+    words = ["dev", "simulate", "--jobs", "20", "--cores", "8", "--gpus", "2", "--json"]
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)["cores_or_gpus"]
     assert found["jobs"] == 60
@@ -111,5 +111,5 @@ def test_the_command_tells_of_a_sweep_on_cores_or_gpus(capsys: pytest.CaptureFix
     assert 1.0 <= found["ratio"] <= MOST
     assert main(words[:-1]) == 0
     assert "60 jobs of 12 candidates" in " ".join(capsys.readouterr().out.split())
-    assert main(["simulate", "--jobs", "20", "--cores", "8", "--gpus", "0"]) == 0
+    assert main(["dev", "simulate", "--jobs", "20", "--cores", "8", "--gpus", "0"]) == 0
     assert "candidates" not in capsys.readouterr().out

@@ -401,7 +401,7 @@ def test_a_scenario_has_all_that_makes_a_sweep_hard() -> None:
 
 # The verb
 
-SMALL = ["simulate", "--jobs", "60", "--cores", "4", "--gpus", "1", "--seed", "5"]
+SMALL = ["dev", "simulate", "--jobs", "60", "--cores", "4", "--gpus", "1", "--seed", "5"]
 TIMES = ("place_seconds", "decisions_per_second")
 
 
@@ -435,7 +435,7 @@ def test_the_table_names_the_lower_bound_and_how_near_it_came(
 
 
 def test_impossible_machines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["simulate", "--jobs", "0", "--cores", "0", "--gpus", "-1"]) == 2
+    assert main(["dev", "simulate", "--jobs", "0", "--cores", "0", "--gpus", "-1"]) == 2
     told = capsys.readouterr().err
     for name in ("jobs", "cores", "gpus"):
         assert f"{name} must be at least" in told

@@ -84,7 +84,7 @@ def _save(table: BenchTable, page: Path, command: str) -> Iterator[Path]:
 
 def _command(parsed: argparse.Namespace) -> str:
     """Return the command for a page, without paths of this machine."""
-    words = ["asynckfold", "bench", parsed.subject]
+    words = ["asynckfold", "dev", "bench", parsed.subject]
     for flag, is_set in (("--quick", parsed.quick), ("--peers", parsed.peers)):
         words += [flag] * bool(is_set)
     return shlex.join([*words, *(["--data", "DIR"] if parsed.data else [])])
@@ -95,7 +95,7 @@ def _problems(parsed: argparse.Namespace) -> Iterator[Problem]:
         rule = f"SUBJECT must be one of {', '.join(_SETTINGS)}"
         guess = nearest(parsed.subject, _SETTINGS).strip()
         yield Problem(
-            rule, repr(parsed.subject), guess or "`asynckfold bench --help` explains them."
+            rule, repr(parsed.subject), guess or "`asynckfold dev bench --help` explains them."
         )
         return
     for flag, value, setting in (

@@ -1,0 +1,73 @@
+"""The verb ``completion``: print the script with which a shell completes the command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping
+
+from asynckfold.cli.flags import flags
+from asynckfold.cli.output import Output
+from asynckfold.cli.parser import SHELLS, SUBJECTS, make_parser, verbs_of
+from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.system import terminal
+
+FOLDERS = ("A", "B", "DIR")
+"""Placeholders that stand for a folder."""
+
+FILES = ("FILE", "FILE.md", "FILE.yaml", "SWEEP.py")
+"""Placeholders that stand for a file."""
+
+
+def completion(parsed: argparse.Namespace, out: Output) -> int:
+    """Print the script for one shell."""
+    refuse([*parsed.problems, *_problems(parsed.shell)])
+    script = script_for(parsed.shell)
+    out.data({"shell": parsed.shell, "script": script})
+    if not out.json:
+        terminal.write(f"{script}\n")
+    return 0
+
+
+def _problems(shell: str) -> Iterator[Problem]:
+    if shell not in SHELLS:
+        rule = f"SHELL must be one of {', '.join(SHELLS)}"
+        yield Problem(rule, repr(shell), nearest(shell, SHELLS).strip() or "Pass bash.")
+
+
+def script_for(shell: str) -> str:
+    """Return the script for a shell, with all verbs, flags and the words that they take."""
+    import shtab
+
+    parser, words = make_parser(), _words()
+    places = dict.fromkeys(FOLDERS, shtab.DIRECTORY) | dict.fromkeys(FILES, shtab.FILE)
+    for verb in verbs_of(parser).values():
+        verb.add_own_flags()
+        # fish shows it whole beside each offer.
+        verb.description = (verb.description or "").partition(". ")[0]
+        for action in verb._actions:
+            if action.metavar in places:
+                action.complete = places[action.metavar]  # type: ignore[attr-defined]
+            elif not action.choices:
+                action.choices = words.get(action.dest)
+    return shtab.complete(parser, shell)
+
+
+def _words() -> Mapping[str, Iterable[str] | None]:
+    """Return the words that flags and positions take, by the name of their value."""
+    from asynckfold.data.sources import SOURCES
+    from asynckfold.jobs.recipe import LR_SCHEDULES
+    from asynckfold.models import ARCHITECTURES
+    from asynckfold.training.named_optimizers import OPTIMIZERS
+
+    sources = {name.removesuffix("PATH") for name in SOURCES}
+    named = {
+        "data": sources,
+        "source": sources,
+        "models": ARCHITECTURES,
+        "schedulers": LR_SCHEDULES,
+        "optimizer": OPTIMIZERS,
+        "shell": SHELLS,
+        "subject": SUBJECTS,
+    }
+    declared = {dest: item.words or None for dest, item in flags().items()}
+    return {**declared, **{dest: sorted(words) for dest, words in named.items()}}

@@ -1,0 +1,74 @@
+"""The scripts that complete the command in a shell."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from asynckfold.cli import main
+from asynckfold.cli.completion import script_for
+from asynckfold.cli.parser import SHELLS, make_parser, verbs_of
+from asynckfold.models import ARCHITECTURES
+
+PRESS_TAB = """
+source ./script
+completer=$(complete -p asynckfold | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+COMP_WORDS=(asynckfold "$@") COMP_CWORD=$#
+$completer asynckfold "${COMP_WORDS[$#]}" "${COMP_WORDS[$# - 1]}"
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ([""], {name.split()[0] for name in verbs_of(make_parser())}),
+        (["dev", ""], {"bench", "simulate"}),
+        (["dev", "bench", "tr"], {"trainers"}),
+        (["run", "--epo"], {"--epochs", "--epochs-per-round"}),
+        (["run", "--models", ""], {*ARCHITECTURES}),
+        (["run", "--header", "y"], {"yes"}),
+        (["status", "fold"], {"folder"}),
+        (["run", "sweep.p"], {"sweep.py"}),
+        (["completion", ""], {*SHELLS}),
+    ],
+)
+def test_bash_offers(words: list[str], offered: set[str], tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("folder.txt", "sweep.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "script").write_text(script_for("bash"))
+    done = subprocess.run(
+        ["bash", "-c", PRESS_TAB, "bash", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.stderr, {*done.stdout.split()}) == ("", offered)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_flag_of_every_verb_is_in_the_script(
+    shell: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for name, verb in verbs_of(make_parser()).items():
+        verb.add_own_flags()
+        flags = (flag for action in verb._actions for flag in action.option_strings)
+        for word in (*name.split(), *(flag.lstrip("-") for flag in flags)):
+            assert word in script
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(script)
+        subprocess.run([shell, "-n", tmp_path / "script"], check=True, timeout=30)
+
+
+def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "fisch"]) == 2
+    assert "SHELL must be one of bash, zsh, fish: received 'fisch'. Did you mean 'fish'?" in (
+        capsys.readouterr().err
+    )
