@@ -79,8 +79,8 @@ def _gpu_text(request: Request, load: Load) -> str:
     if busy := [str(gpu.index) for gpu in load.gpus if gpu.busy]:
         return f"{wanted}: other processes keep GPU {', '.join(busy)} busy"
     room = f" with {gibibytes(request.gpu_memory)} free" if request.gpu_memory else ""
-    few = "none" if request.gpus == 1 else "too few"
-    return f"{wanted}{room}: {few} of {len(load.gpus)} has room for another job"
+    few = "none of {} has" if request.gpus == 1 else "too few of {} have"
+    return f"{wanted}{room}: {few.format(len(load.gpus))} room for another job"
 
 
 Totals = Mapping[str, Wait]

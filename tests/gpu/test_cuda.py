@@ -98,7 +98,7 @@ def train(device):
     optimizer.step()
     return next(layer.parameters()).device.type
 
-with hide_gpus(0) as gpu:
+with hide_gpus([(0, "")]) as (gpu,):
     child = os.fork()
     if child == 0:
         os._exit(0 if train(gpu.take()) == "cuda" else 1)

@@ -39,7 +39,7 @@ from asynckfold.store import RunStore
 from asynckfold.sweep.probe import Prober
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.signals import Interruption
-from asynckfold.training import probe, setup
+from asynckfold.training import loop, probe, setup
 from asynckfold.training.worker import execute
 from tests.planning import test_thread_choice as test_choice
 from tests.results.test_utilization import FOLDS, PLAN, TARGETS
@@ -455,14 +455,14 @@ def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> No
     placement = Placement(("a",), (0,))
     with execute._device(replace(placement, gpu=1, jobs_per_gpu=4)) as found:
         assert found == torch.device("cuda", 1)
-        made = execute.with_gpu_memory(Result("a", 1, DONE), found)
+        made = loop.with_gpu_memory(Result("a", 1, DONE), found)
         assert made.peak_gpu_memory == 5 * GIB
-        assert execute.with_gpu_memory(None, found) is None
+        assert loop.with_gpu_memory(None, found) is None
     with pytest.raises(ZeroDivisionError), execute._device(replace(placement, gpu=0)):
         raise ZeroDivisionError
     with execute._device(placement) as found:
         assert found == torch.device("cpu")
-        assert execute.with_gpu_memory(made, found) is made
+        assert loop.with_gpu_memory(made, found) is made
     shared, whole = ["init", "use 1", "0.1875 of 1", "empty", "leave 1"], ["init", "use 0"]
     assert fake_cuda == [*shared, *whole, "1 of 0", "empty"]
 
