@@ -87,6 +87,7 @@ def test_each_process_has_a_gpu_and_the_bits_are_those_on_cores(root: Path) -> N
     ]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_slices")
 def test_auto_leaves_several_processes_on_cores_unless_gpus_are_named(root: Path) -> None:
     auto = on_gpus(root / "auto", 1, devices="auto")
@@ -101,7 +102,7 @@ def test_auto_leaves_several_processes_on_cores_unless_gpus_are_named(root: Path
     }
 
 
-@pytest.mark.nightly(but=["member"])
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("_slices")
 @pytest.mark.parametrize("whom", ["member", "all"])
@@ -181,6 +182,7 @@ def test_a_torch_without_nccl_is_refused(root: Path, monkeypatch: pytest.MonkeyP
     assert not root.exists()
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_slices")
 def test_a_run_goes_on_with_the_backend_that_it_was_begun_with(
     root: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,7 @@ from asynckfold.errors import Problem
 from asynckfold.training.process_group.shared_tensors import ALIGNMENT, copy_each
 
 JOIN_TIMEOUT = timedelta(minutes=5)
-"""For the slowest rank to open its GPU; a rank that dies is noticed earlier."""
+"""Longest wait for another rank. The death of one is noticed earlier, except while all meet."""
 
 
 def backend_problems(backend: str) -> Iterator[Problem]:

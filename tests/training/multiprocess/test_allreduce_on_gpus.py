@@ -257,7 +257,7 @@ def test_a_rank_lost_while_all_meet_ends_the_attempt(
         join(self, rank)
 
     monkeypatch.setattr(Collectives, "join", dying)
-    monkeypatch.setattr(collectives, "JOIN_TIMEOUT", collectives.timedelta(seconds=2))
+    monkeypatch.setattr(collectives, "JOIN_TIMEOUT", collectives.timedelta(seconds=1))
     with pytest.raises(WorkerDiedError, match=r"process 2 of the job ended \(SIGKILL\)"):
         attempt(tiny(tmp_path))
 
