@@ -73,7 +73,7 @@ class Packed:
 
     def __init__(self, like: Sequence[torch.Tensor], device: torch.device) -> None:
         sizes = [math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT for tensor in like]
-        self.raw = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
+        self.raw = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
         self.views = [
             part[: tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, _strides(tensor))
             for part, tensor in zip(torch.split(self.raw, sizes), like, strict=True)

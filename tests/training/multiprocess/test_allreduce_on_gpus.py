@@ -28,6 +28,7 @@ from tests.training.multiprocess.attempts import (
     each_sample,
     noted,
     noting,
+    problems,
     samples_in,
 )
 from tests.training.tiny import Noisy, Plain, Tiny, always, checkpoints, never
@@ -271,6 +272,26 @@ def test_a_gpu_that_cannot_be_taken_ends_the_attempt(
     monkeypatch.setattr(Fake, "take", take)
     with pytest.raises(RuntimeError, match="devices are busy"):
         attempt(tiny(tmp_path))
+
+
+def test_a_model_that_synchronises_its_normalisation_is_refused(tmp_path: Path) -> None:
+    class Synchronised(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.SyncBatchNorm(3)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.norm(super().forward(inputs))
+            return found
+
+    def made(name: str, **given: Any) -> Tiny:
+        return tiny(tmp_path / name, models={"m": Synchronised}, params=given)
+
+    ((rule, received, remedy),) = problems(made("gpus", gpu_processes=2))
+    assert rule == "allreduce normalises the part of each GPU by itself"
+    assert received == "model m with SyncBatchNorm"
+    assert "processes=1" in remedy
+    assert problems(made("cores")) == []
 
 
 def test_tensors_of_any_kind_lie_side_by_side() -> None:
