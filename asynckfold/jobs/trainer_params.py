@@ -299,11 +299,12 @@ steps_per_round, target_loss, trainer.
                 "Leave one of them out.",
             )
         if self.trainer == "averaging" and not self.on_cores:
+            more = {"cpu": 1, "gpu": self.gpu_processes}
             yield Problem(
                 "the last of several processes computes on the GPU, the others on cores",
                 f"processes={self.processes}, {self.by_kind}",
-                f"Pass processes={self.processes + 1} or more, one of them on a core; the plain "
-                "trainer trains whole jobs on GPUs.",
+                f"Pass processes={more if self.gpu_processes else '2 or more'}; the plain trainer "
+                "trains whole jobs on GPUs.",
             )
 
     @property

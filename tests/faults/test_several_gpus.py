@@ -162,7 +162,7 @@ def asked(root: Path, **settings: Any) -> AsyncKFold:
         ),
         (
             {"processes": {"gpu": 2}, "trainer": "averaging"},
-            r"the others on cores: received processes=2, processes=\{'gpu': 2\}. Pass processes=3",
+            r"received processes=2, processes=\{'gpu': 2\}. Pass processes=\{'cpu': 1, 'gpu': 2\};",
         ),
         ({"processes": {"gpu": 0}}, "processes of a kind must be a whole number of at least 1"),
     ],
