@@ -129,9 +129,9 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     InputError
         The sweep cannot work here, or the run was begun with other software.
     """
-    settings, data, folds = session.settings, opened.data, opened.folds
     from asynckfold.training.process_group.collectives import backend_problems
 
+    settings, data, folds = session.settings, opened.data, opened.folds
     inbox: Inbox = queue.SimpleQueue()
     bundle = _drafted(session, data, opened)
     software = software_of(session, bundle.plan)
@@ -260,7 +260,6 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
     from asynckfold.training.bundle import Bundle
     from asynckfold.training.isolation import torch_settings
 
-    gpus = session.machine.gpus().gpus
     settings, stored = session.settings, session.stored
     draft = make_draft(session.call, data, opened.folds, session.machine)
     if stored is not None and "code" not in stored.recipe:
@@ -279,7 +278,7 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         highest=data.labels.highest,
         may_be_numbered=data.labels.may_be_numbered,
         code=opened.digest.parts if opened.digest.modules else {},
-        backend=collectives_backend(draft.params, gpus),
+        backend=collectives_backend(draft.params, session.machine.gpus().gpus),
     )
 
 
