@@ -78,7 +78,7 @@ def test_each_process_has_a_gpu_and_the_bits_are_those_on_cores(root: Path) -> N
         assert {"MIG-0", "MIG-1"} <= set(log.split())
     with RunStore.read(root / "gpus") as store:
         assert next(iter(store.software()))["collectives"] == "gloo"
-        assert {event.kind for event in store.events()}.isdisjoint({"left", "died"})
+        assert {event.kind for event in store.events()}.isdisjoint({"isolation", "died"})
     on_cores = on_gpus(root / "cores", 2, devices="cpu")
     assert set(on_cores.to_frame("fold")["device"]) == {"cpu"}
     assert weights(on_cores) == weights(found)
