@@ -247,6 +247,7 @@ def test_a_rank_that_dies_in_a_collective_ends_the_attempt(
         attempt(tiny(tmp_path))
 
 
+@pytest.mark.nightly
 def test_a_rank_lost_while_all_meet_ends_the_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
