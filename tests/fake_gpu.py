@@ -26,9 +26,38 @@ def load_nvml() -> tuple[Any, str]:
     return FakeNvml((8 * GIB, 8 * GIB, 0)), ""
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> None:
+class Slices(FakeNvml):
+    """One GPU, divided into slices (MIG): all-reduce uses gloo, which needs no device."""
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 1
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
+        return (1, 0)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return len(self.gpus)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, part: int) -> int:
+        return part
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"MIG-{handle}"
+
+
+def load_slices() -> tuple[Any, str]:
+    """NVML of a GPU in two slices."""
+    return Slices(*[(8 * GIB, 8 * GIB, 0)] * 2), ""
+
+
+def load_two() -> tuple[Any, str]:
+    """NVML of two GPUs."""
+    return FakeNvml(*[(8 * GIB, 8 * GIB, 0)] * 2), ""
+
+
+def install(monkeypatch: pytest.MonkeyPatch, load: Any = load_nvml) -> None:
     """Let this process see the fake, and take it for one that torch can use."""
-    monkeypatch.setattr("asynckfold.system.machine.load_nvml", load_nvml)
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", load)
     monkeypatch.setattr("asynckfold.system.gpu_trial.failures", lambda uuids: {})
 
 
@@ -50,7 +79,8 @@ class StandIn(torch.nn.CrossEntropyLoss):
 
 def take(gpu: HiddenGpu) -> torch.device:
     """Say so in the log of the job."""
-    print(f"GPU {gpu.index} taken by {os.getpid()}, a child of {os.getppid()}", flush=True)
+    uuid = gpu.environment.get("CUDA_VISIBLE_DEVICES")
+    print(f"GPU {gpu.index} taken by {os.getpid()}, a child of {os.getppid()}: {uuid}", flush=True)
     return torch.device("cpu")
 
 

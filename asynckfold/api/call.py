@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from asynckfold.api.arguments import Settings
@@ -58,8 +58,9 @@ def read_call(
         )
     else:
         try:
-            params = TrainerParams.from_mapping(
-                {**settings.trainer_params, **(trainer_params or {})}
+            params = _on_devices(
+                settings,
+                TrainerParams.from_mapping({**settings.trainer_params, **(trainer_params or {})}),
             )
         except InputError as error:
             problems += error.problems
@@ -84,6 +85,13 @@ def read_call(
         refuse([*problems, *_data_problems(settings)])
     recipe = Recipe(named, lr_schedules, opt_fn, settings.criterion, settings.preprocess)
     return Call(settings, recipe, params, trainer_params, tuple(notes), started)
+
+
+def _on_devices(settings: Settings, params: TrainerParams) -> TrainerParams:
+    """Give each process of allreduce a GPU where `devices` names GPUs only."""
+    if params.trainer == "allreduce" and params.processes > 1 and settings.names_gpus_only:
+        return replace(params, gpu_processes=params.processes)
+    return params
 
 
 def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Problem]:

@@ -311,7 +311,7 @@ class State:
         event, (placement, _) = self.progress.get(name), self.running[name]
         where = ",".join(map(str, placement.cores))
         if placement.gpu is not None:
-            where = f"GPU {placement.gpu}"
+            where = f"GPU {','.join(str(index) for index, _ in placement.gpus)}"
         if event is None:
             return Text(one_line(name)), "-", "-", "-", where
         return (

@@ -28,6 +28,7 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.planning import cost_cache, device_choice, fusion_groups, memory_format
 from asynckfold.planning.feasibility import (
+    collectives_backend,
     part_problems,
     precision_problems,
     process_problems,
@@ -128,6 +129,8 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     InputError
         The sweep cannot work here, or the run was begun with other software.
     """
+    from asynckfold.training.process_group.collectives import backend_problems
+
     settings, data, folds = session.settings, opened.data, opened.folds
     inbox: Inbox = queue.SimpleQueue()
     bundle = _drafted(session, data, opened)
@@ -149,10 +152,13 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     # Workers that are there already import what they lack.
     if opened.pool is not None and opened.is_fresh:
         opened.pool.preload(preloads(bundle, streams=not data.held))
-    why_no_gpu = session.machine.gpus().reason
+    found = session.machine.gpus()
     refuse(
         [
-            *process_problems(bundle.plan, folds, data.held, settings.devices, why_no_gpu),
+            *process_problems(
+                bundle.plan, folds, data.held, settings.devices, found.reason, found.gpus
+            ),
+            *backend_problems(bundle.backend),
             *part_problems(bundle.plan, folds),
             *precision_problems(bundle.plan),
         ]
@@ -272,6 +278,7 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         highest=data.labels.highest,
         may_be_numbered=data.labels.may_be_numbered,
         code=opened.digest.parts if opened.digest.modules else {},
+        backend=collectives_backend(draft.params, session.machine.gpus().gpus),
     )
 
 

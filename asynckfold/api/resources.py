@@ -36,7 +36,8 @@ class Sharing:
         Devices to use: "auto" for cores and visible GPUs, "cpu", "cuda" for GPUs alone, or a list.
         A list names GPUs by their numbers, and cores by "cpu": ``["cpu", 0]``. On both kinds, a
         simulation of the sweep decides which candidates run where; all folds of a candidate run on
-        one kind, which is part of the plan.
+        one kind, which is part of the plan. Jobs of several processes then run on cores. On GPUs
+        alone, each process of allreduce has a GPU of its own.
     reserve_cores : int
         Number of cores to leave free. The threads of the models are decided without them.
     max_memory : float, str or None
@@ -109,15 +110,20 @@ class Sharing:
     def _lists_cores_only(self) -> bool:
         return {*self.devices} == {"cpu"}
 
+    @property
+    def names_gpus_only(self) -> bool:
+        """Whether `devices` names GPUs and no cores."""
+        if isinstance(self.devices, str):
+            return self.devices == "cuda"
+        return "cpu" not in self.devices
+
     def kinds(self, machine: Machine, params: TrainerParams) -> tuple[str, ...]:
         """Return the kinds of device that the jobs may run on."""
         if not machine.gpus().gpus:
             return ("cpu",)
-        if params.on_gpu or params.precision == "fp16":
+        if params.on_gpu or params.precision == "fp16" or self.names_gpus_only:
             return ("cuda",)
-        if self.devices == "auto" or (not isinstance(self.devices, str) and "cpu" in self.devices):
-            return ("cpu", "cuda") if params.processes == 1 else ("cpu",)
-        return ("cuda",)
+        return ("cpu", "cuda") if params.processes == 1 else ("cpu",)
 
     @property
     def threads(self) -> int | None:

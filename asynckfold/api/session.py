@@ -16,6 +16,7 @@ from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE
+from asynckfold.planning.feasibility import collectives_backend
 from asynckfold.planning.workload import Choice
 from asynckfold.results.decision import decided_of
 from asynckfold.store import RunStore
@@ -23,6 +24,7 @@ from asynckfold.store.aside import aside_problems
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep.loop import is_stray
 from asynckfold.system import terminal
+from asynckfold.system.gpus import GpuReading
 from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption, listening
 
@@ -109,8 +111,13 @@ def software_of(session: Session, draft: Plan) -> dict[str, str]:
 
     settings, store = session.settings, session.store
     plan = session.stored or draft
-    gpus = session.machine.gpus().names if plan.device == "cuda" else ()
-    found = software(draft.threads_per_job, gpus, in_workers=settings.engine != "serial")
+    reading = session.machine.gpus() if plan.device == "cuda" else GpuReading()
+    found = software(
+        draft.threads_per_job,
+        reading.names,
+        backend=collectives_backend(plan.params, reading.gpus),
+        in_workers=settings.engine != "serial",
+    )
     if settings.threads is None:
         # The threads that were decided are the run's own; of a new run they are told later.
         del found[THREADS]

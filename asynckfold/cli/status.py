@@ -94,10 +94,10 @@ def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any]
     if waiting is None:
         return None
     held = {core for item in at_work for core in item.last_cores}
-    devices = {item.device for item in at_work}
+    busy = {number for item in at_work for number in item.device.removeprefix("cuda:").split(",")}
     return {
         "cores": [core for core in waiting.cores if core not in {*held, *waiting.neighbours}],
-        "gpus": [index for index in waiting.gpus if f"cuda:{index}" not in devices],
+        "gpus": [index for index in waiting.gpus if str(index) not in busy],
         "neighbours": [core for core in waiting.neighbours if core not in held],
         "jobs": waiting.jobs,
     }

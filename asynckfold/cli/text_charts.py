@@ -46,7 +46,7 @@ def gantt(
     rows.update({f"core {core}": [] for core in cores})
     for span in sorted(spans, key=lambda span: (span.gpu is not None, span.gpu or 0, span.start)):
         held = [f"core {core}" for core in span.cores]
-        held += [] if span.gpu is None else [f"GPU {span.gpu}"]
+        held += [f"GPU {number}" for number in span.gpus]
         for name in held:
             rows[name].append(span)
     end = max((span.end for span in spans), default=0.0)

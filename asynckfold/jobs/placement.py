@@ -46,8 +46,9 @@ class Request:
     threads: int = 1  # and cores
     memory: int = 0  # expected bytes
     gpu: bool = False
+    gpus: int = 1  # of a GPU job: all of them at once
     alone: bool = False  # nothing else may run meanwhile: it ran out of memory beside others
-    gpu_memory: int = 0  # expected bytes
+    gpu_memory: int = 0  # expected bytes on each
     # limit on its GPU, itself included; several were measured slower than one
     jobs_per_gpu: int = 1
     jobs: tuple[str, ...] = ()  # of a group; empty: just `job_id`
@@ -70,9 +71,15 @@ class Placement:
     memory: int = 0  # bytes reserved
     trainer: str = "plain"
     alone: bool = False  # nothing else may run meanwhile
-    gpu_memory: int = 0  # bytes reserved
+    gpu_memory: int = 0  # bytes reserved on each GPU
     jobs_per_gpu: int = 1  # limit on the GPU, this one included
     gpu_uuid: str = ""  # which GPU; empty: the one of that index
+    peer_gpus: tuple[tuple[int, str], ...] = ()  # index and UUID, of the ranks above 0
+
+    @property
+    def gpus(self) -> tuple[tuple[int, str], ...]:
+        """Index and UUID of each GPU, in the order of the ranks."""
+        return () if self.gpu is None else ((self.gpu, self.gpu_uuid), *self.peer_gpus)
 
     @property
     def is_job_batch(self) -> bool:

@@ -26,7 +26,7 @@ TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
 )
 CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
 ELASTIC, DENORMALS = "elastic threads", "denormal numbers"
-ARITHMETIC = "asynckfold arithmetic"
+ARITHMETIC, COLLECTIVES = "asynckfold arithmetic", "collectives"
 NUMERICS, LEFT = "settings of torch", "left in the process"
 
 VARIABLES = (
@@ -66,6 +66,7 @@ DECISIVE = (
     ELASTIC,
     CUDA,
     GPU,
+    COLLECTIVES,
     KERNELS,
     DENORMALS,
     ARITHMETIC,

@@ -56,7 +56,8 @@ class JobTrainer:
         parameter-server runs differ in the last digits from run to run.
     processes : int or dict
         Processes of a job, one core each. More than one needs a `trainer` other than "plain". With
-        ``{"cpu": 6, "gpu": 2}`` averaging trains on the GPU by the last two of eight processes.
+        ``{"gpu": 2}`` each process of allreduce has a GPU of its own. With ``{"cpu": 6, "gpu": 2}``
+        averaging trains on the GPU by the last two of eight processes.
     shared_state : bool
         Share the optimizer's state (momentum, moments) among the processes of a job, too.
     precision : {"fp32", "tf32", "bf16", "fp16"}
@@ -224,7 +225,7 @@ steps_per_round, target_loss, trainer.
             found += [problem for problem in wrong if problem is not None]
             refuse(found)
             values["processes"] = sum(counts)
-            values["gpu_processes"] = counts[1] if len(counts) > 1 else None
+            values["gpu_processes"] = plain(given["gpu"]) if "gpu" in given else None
         params = cls(**values)
         refuse([*found, *params.problems()])
         return params
@@ -251,11 +252,19 @@ steps_per_round, target_loss, trainer.
             )
         elif self.trainer in TRAINERS:
             yield from self._misplaced()
-        if self.gpu_processes is not None and self.trainer != "averaging":
+        if self.gpu_processes is not None and self.trainer not in ("allreduce", "averaging"):
             yield Problem(
-                "processes of the kind 'gpu' are for the trainer 'averaging'",
+                "processes of the kind 'gpu' are for the trainers 'allreduce' and 'averaging'",
                 f"trainer={self.trainer!r}, {self.by_kind}",
-                "Pass trainer='averaging', or one number of processes.",
+                "Pass one of these trainers, or one number of processes.",
+            )
+        if self.trainer == "allreduce" and self.gpu_processes not in (None, self.processes):
+            yield Problem(
+                "all processes of allreduce compute on one kind of device, since each batch waits "
+                "for the slowest",
+                self.by_kind,
+                f"Pass processes={{'gpu': {self.gpu_processes}}} or processes={self.on_cores}; "
+                "trainer='averaging' trains on both kinds.",
             )
         for name, value in (
             ("compile", True),
@@ -289,11 +298,13 @@ steps_per_round, target_loss, trainer.
                 f"epochs_per_round={self.epochs_per_round!r}",
                 "Leave one of them out.",
             )
-        if self.on_gpu and self.trainer == "averaging" and self.processes == 1:
+        if self.trainer == "averaging" and not self.on_cores:
+            more = {"cpu": 1, "gpu": self.gpu_processes}
             yield Problem(
                 "the last of several processes computes on the GPU, the others on cores",
-                f"processes=1, {self.by_kind}",
-                "Pass processes=2 or more; the plain trainer trains whole jobs on GPUs.",
+                f"processes={self.processes}, {self.by_kind}",
+                f"Pass processes={more if self.gpu_processes else '2 or more'}; the plain trainer "
+                "trains whole jobs on GPUs.",
             )
 
     @property
@@ -308,8 +319,13 @@ steps_per_round, target_loss, trainer.
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the last processes of each job compute on a GPU."""
+        """Whether the last processes of each job, or all, compute on a GPU."""
         return self.on_cores < self.processes
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs a job on GPUs holds at once."""
+        return self.processes if self.trainer == "allreduce" and self.on_gpu else 1
 
     @property
     def on_cores(self) -> int:
@@ -338,8 +354,8 @@ steps_per_round, target_loss, trainer.
             if getattr(self, of_gpu) is not None
         }
         if self.gpu_processes is not None:
-            counts = self.on_cores, self.gpu_processes
-            found = {"processes": dict(zip(KINDS, counts, strict=True)), **found}
+            counts = zip(KINDS, (self.on_cores, self.gpu_processes), strict=True)
+            found = {"processes": {kind: count for kind, count in counts if count}, **found}
         return ", ".join(f"{name}={kinds}" for name, kinds in found.items())
 
     def part_sizes(self, count: int) -> tuple[int, ...]:
@@ -429,9 +445,12 @@ def _process_problem(count: object, of: str = "") -> Problem | None:
 
 def _kind_problems(name: str, given: Mapping[Any, Any]) -> Iterator[Problem]:
     """Yield why what was given by kind of process does not say it of each."""
-    if {*given} not in ({"cpu"}, {*KINDS}) or any(value is None for value in given.values()):
+    accepted, also = [{"cpu"}, {*KINDS}], ""
+    if name == "processes":
+        accepted, also = [*accepted, {"gpu"}], ", or for 'gpu'"
+    if {*given} not in accepted or any(value is None for value in given.values()):
         yield Problem(
-            f"{name} by kind of process has a number for 'cpu', or for 'cpu' and 'gpu'",
+            f"{name} by kind of process has a number for 'cpu', or for 'cpu' and 'gpu'{also}",
             f"{name}={dict(given)}",
             "Pass one for each of these kinds, or one number for all.",
         )

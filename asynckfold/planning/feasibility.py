@@ -8,16 +8,40 @@ from typing import Any
 
 from asynckfold.errors import Problem
 from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.placement import Gpu
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.trainer_params import KINDS
+from asynckfold.jobs.trainer_params import KINDS, TrainerParams
 from asynckfold.system.units import MIB, gibibytes
 
 
+def collectives_backend(params: TrainerParams, gpus: Sequence[Gpu]) -> str:
+    """Return the backend of all-reduce on these GPUs: "nccl" or "gloo"; empty if none is needed.
+
+    NCCL refuses two ranks on one GPU, and takes its slices (MIG) for the same GPU.
+
+    Examples
+    --------
+    >>> params = TrainerParams(trainer="allreduce", processes=2, gpu_processes=2)
+    >>> uuids = [("GPU-a", "GPU-b"), ("GPU-a", "MIG-b", "MIG-c")]
+    >>> machines = [[Gpu(0, 1, 1, uuid=uuid) for uuid in found] for found in uuids]
+    >>> [collectives_backend(params, gpus) for gpus in machines]
+    ['nccl', 'gloo']
+    """
+    if params.gpus == 1 or not gpus:
+        return ""
+    return "gloo" if any(gpu.uuid.startswith("MIG-") for gpu in gpus) else "nccl"
+
+
 def process_problems(
-    draft: Plan, folds: Sequence[Fold], held: bool, devices: Any, why_no_gpu: str
+    draft: Plan,
+    folds: Sequence[Fold],
+    held: bool,
+    devices: Any,
+    why_no_gpu: str,
+    gpus: Sequence[Gpu] = (),
 ) -> Iterator[Problem]:
     """Yield why a job cannot train with several processes here."""
-    if draft.params.processes == 1:
+    if draft.params.processes == 1 and not draft.params.on_gpu:
         return
     if draft.params.on_gpu and draft.device == "cpu":
         remedy = "see `asynckfold doctor`"
@@ -30,12 +54,22 @@ def process_problems(
         )
     elif draft.device != "cpu" and not draft.params.on_gpu:
         yield Problem(
-            "the processes of a job train on CPUs only, except the last ones of averaging",
+            "the processes of a job train on CPUs only, except those of allreduce and the last "
+            "ones of averaging",
             f"processes={draft.params.processes}, and a GPU",
-            "Pass devices='auto', or, for processes on the GPU, trainer='averaging' with "
-            "processes, partition_size or epochs_per_round of the kinds 'cpu' and 'gpu'.",
+            "Pass devices='auto', or, for processes on GPUs, trainer='allreduce', or "
+            "trainer='averaging' with processes, partition_size or epochs_per_round of the kinds "
+            "'cpu' and 'gpu'.",
         )
-    if not held:
+    elif draft.params.gpus > max(1, len(gpus)):
+        count = len(gpus)
+        yield Problem(
+            "each process of allreduce needs a GPU of its own",
+            f"{draft.params.by_kind}, and {count} {'GPU' if count == 1 else 'GPUs'} to use"
+            + (f": {why_no_gpu}" if why_no_gpu else ""),
+            f"Pass processes={{'gpu': {count}}} or fewer, or devices='cpu' for processes on cores.",
+        )
+    if not held and draft.params.processes > 1:
         yield Problem(
             "processes > 1 requires samples that are held in memory",
             "a dataset that is read sample by sample",

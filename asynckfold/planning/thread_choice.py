@@ -242,6 +242,6 @@ def _choice(
 def _estimated(model: Model, workload: Workload) -> Cost:
     """Return the rule's cost, scaled to the step of the dry run on a core, with its memory."""
     cost, facts = model.cost, workload.facts
-    if workload.plan.device == "cpu" or workload.plan.params.processes > 1:
+    if not workload.is_on_gpus:
         cost = cost.scaled(facts.step_seconds.get(model.name, 0.0))
     return replace(cost, memory=facts.memory.get(model.name, 0))

@@ -151,9 +151,15 @@ class Workload:
         """Return the cost of a model by the rule."""
         ratio = self.plan.params.eval_batch_size / self.plan.batch_size
         flops, products = self.facts.flops.get(name, 0), self.facts.products.get(name)
-        if self.plan.device == "cuda" and self.plan.params.processes == 1:
+        if self.is_on_gpus:
             return gpu_rule_cost(flops, ratio, products)
         return rule_cost(flops, self.cores, ratio, products)
+
+    @property
+    def is_on_gpus(self) -> bool:
+        """Whether all processes of a job compute on GPUs."""
+        params = self.plan.params
+        return self.plan.device == "cuda" and (params.processes == 1 or not params.on_cores)
 
     def on(self, device: str) -> Workload:
         """Return the part of the sweep on one kind of device."""
@@ -240,7 +246,7 @@ class Workload:
             Model(item.name, item.jobs, costs[item.name].shared_by(count)) for item in self.models()
         ]
         cores = {name: number * count for name, number in threads.items()}
-        return predict(known, cores, self.cores, self.gpus, per_gpu)
+        return predict(known, cores, self.cores, self.gpus // self.plan.params.gpus, per_gpu)
 
 
 def failure_in(timings: Sequence[Timing]) -> str:
@@ -273,6 +279,7 @@ def requests(
             cores,
             cost.memory,
             gpu,
+            params.gpus if gpu else 1,
             gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu else 0,
             jobs_per_gpu=per_gpu,
             trainer=params.trainer,

@@ -14,7 +14,7 @@
          │                              yes                  no
          │                              ▼                    │
          ├── capacity shrinks ◄── Placement: idlest cores,   │
-         │                        least crowded GPU          │
+         │                        least crowded GPUs         │
          └── a shorter job may pass ◄────────────────────────┘
 
     nothing running, nothing placed ──► the longest job whose device has room starts anyway
@@ -49,7 +49,7 @@ def place(
     GPU jobs come first, since a GPU must not wait for a core. A GPU job takes its cores and the GPU
     with the fewest own jobs, then the least used, then the one with the most memory left; a GPU
     that others keep busy is left alone. A GPU is shared by at most the smallest `jobs_per_gpu` of
-    its jobs.
+    its jobs. A job of several GPUs gets all of them at once, or waits.
 
     Parameters
     ----------
@@ -89,16 +89,20 @@ def _backlog(pending: Sequence[Request] | Backlog) -> Backlog:
 
 
 def _force(backlog: Backlog, load: Load) -> list[Placement]:
+    def roomy(gpus: Sequence[Gpu], like: Request) -> list[Gpu]:
+        return [gpu for gpu in gpus if may_hold(gpu, like)]
+
     def first(gpus: Sequence[Gpu]) -> Request | None:
-        return backlog.first(lambda like: not like.gpu or any(may_hold(it, like) for it in gpus))
+        return backlog.first(lambda like: not like.gpu or len(roomy(gpus, like)) >= like.gpus)
 
     idle = [gpu for gpu in load.gpus if not gpu.busy]
     request = first(idle) or first(load.gpus)
     if request is None:
         return []
     order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    gpu = None
-    if request.gpu:
-        roomy = [[gpu for gpu in gpus if may_hold(gpu, request)] for gpus in (idle, load.gpus)]
-        gpu = min(roomy[0] or roomy[1], key=emptiest)
-    return [placed(request, order, gpu)]
+    if not request.gpu:
+        return [placed(request, order)]
+    fitting = roomy(idle, request)
+    if len(fitting) < request.gpus:
+        fitting = roomy(load.gpus, request)
+    return [placed(request, order, sorted(fitting, key=emptiest)[: request.gpus])]

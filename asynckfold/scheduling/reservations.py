@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -77,11 +78,10 @@ class Reservations:
         self._placements[placement] += 1
         self._cores.update(placement.cores)
         self._count(placement, 1)
-        if placement.gpu is not None:
-            on_gpu = self._gpus.get(placement.gpu, _EMPTY).with_(placement)
-            self._gpus[placement.gpu] = on_gpu
+        for index, _ in placement.gpus:
+            on_gpu = self._gpus[index] = self._gpus.get(index, _EMPTY).with_(placement)
             if on_gpu.is_full:
-                self._full.add(placement.gpu)
+                self._full.add(index)
 
     def remove(self, placement: Placement) -> None:
         """Free what a placement held.
@@ -96,11 +96,10 @@ class Reservations:
         _discount(self._placements, [placement])
         _discount(self._cores, placement.cores)
         self._count(placement, -1)
-        if placement.gpu is not None:
-            on_gpu = self._gpus[placement.gpu].without(placement)
-            self._gpus[placement.gpu] = on_gpu
+        for index, _ in placement.gpus:
+            on_gpu = self._gpus[index] = self._gpus[index].without(placement)
             if not on_gpu.is_full:
-                self._full.discard(placement.gpu)
+                self._full.discard(index)
 
     def _count(self, placement: Placement, sign: int) -> None:
         # A placement without pinned cores still occupies one core per thread.
@@ -144,7 +143,7 @@ class Capacity:
     memory: int
     gpus: list[Gpu]
     on_gpu: dict[int, _OnGpu]
-    _known: dict[tuple[int, int], bool] = field(default_factory=dict)
+    _known: dict[tuple[int, int, int], bool] = field(default_factory=dict)
 
     def fits(self, request: Request) -> bool:
         """Whether a request can start beside the others."""
@@ -152,29 +151,30 @@ class Capacity:
             request.threads <= len(self.cores)
             and request.memory <= self.memory
             and not request.alone
-            and (not request.gpu or self._has_gpu(request))
+            and (not request.gpu or self._has_gpus(request))
         )
 
     def take(self, request: Request) -> Placement:
-        """Place a request that fits on the first cores and the least crowded GPU."""
-        gpu = None
+        """Place a request that fits on the first cores and the least crowded GPUs."""
+        taken: list[Gpu] = []
         if request.gpu:
             fitting = (gpu for gpu in self.gpus if self._fits_on(gpu, request))
-            gpu = min(fitting, key=self._crowd)
-            on_gpu = self.on_gpu.get(gpu.index, _EMPTY).with_(request)
-            self.on_gpu[gpu.index] = on_gpu
+            taken = heapq.nsmallest(request.gpus, fitting, key=self._crowd)
             self._known.clear()
+        for gpu in taken:
+            on_gpu = self.on_gpu[gpu.index] = self.on_gpu.get(gpu.index, _EMPTY).with_(request)
             if on_gpu.is_full:
                 self.gpus.remove(gpu)
-        placement = placed(request, self.cores, gpu)
+        placement = placed(request, self.cores, taken)
         del self.cores[: request.threads]
         self.memory -= request.memory
         return placement
 
-    def _has_gpu(self, request: Request) -> bool:
-        kind = request.gpu_memory, request.jobs_per_gpu
+    def _has_gpus(self, request: Request) -> bool:
+        kind = request.gpus, request.gpu_memory, request.jobs_per_gpu
         if kind not in self._known:
-            self._known[kind] = any(self._fits_on(gpu, request) for gpu in self.gpus)
+            fitting = sum(self._fits_on(gpu, request) for gpu in self.gpus)
+            self._known[kind] = fitting >= request.gpus
         return self._known[kind]
 
     def _fits_on(self, gpu: Gpu, request: Request) -> bool:
@@ -216,17 +216,20 @@ def may_hold(gpu: Gpu, request: Request) -> bool:
     return usable(gpu) >= min(request.gpu_memory, EMPTY_SHARE * gpu.total)
 
 
-def placed(request: Request, cores: Sequence[int], gpu: Gpu | None) -> Placement:
-    """Return the placement of a request on the first of these cores and on a GPU."""
+def placed(request: Request, cores: Sequence[int], gpus: Iterable[Gpu] = ()) -> Placement:
+    """Return the placement of a request on the first of these cores and on these GPUs."""
+    ids = sorted((gpu.index, gpu.uuid) for gpu in gpus)
+    first, uuid = ids[0] if ids else (None, "")
     return Placement(
         request.jobs or (request.job_id,),
         tuple(cores[: request.threads]),
         request.threads,
-        None if gpu is None else gpu.index,
+        first,
         request.memory,
         request.trainer,
         alone=request.alone,
         gpu_memory=request.gpu_memory,
         jobs_per_gpu=request.jobs_per_gpu,
-        gpu_uuid="" if gpu is None else gpu.uuid,
+        gpu_uuid=uuid,
+        peer_gpus=tuple(ids[1:]),
     )

@@ -80,6 +80,12 @@ class Span:
     cores: tuple[int, ...]
     gpu: int | None = None
     outcome: str = DONE
+    peer_gpus: tuple[int, ...] = field(default=(), repr=False)
+
+    @property
+    def gpus(self) -> tuple[int, ...]:
+        """All its GPUs."""
+        return () if self.gpu is None else (self.gpu, *self.peer_gpus)
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,7 @@ class _Run:
             part
             for item in self._present
             if item.gpu is not None
-            for part in _left_of(item, [span for span in self.spans if span.gpu == item.gpu])
+            for part in _left_of(item, [span for span in self.spans if item.gpu in span.gpus])
         ]
         now, gpus = 0.0, self._machine.gpus
         for until in sorted({edge for part in taken for edge in part}):
@@ -299,7 +305,8 @@ class _Run:
         if len(history) < len(failures):
             planned = failures[len(history)]
         end = self._now + planned.seconds
-        span = Span(job, self._now, end, placement.cores, placement.gpu, planned.outcome)
+        peers = tuple(index for index, _ in placement.peer_gpus)
+        span = Span(job, self._now, end, placement.cores, placement.gpu, planned.outcome, peers)
         number = len(self.spans)
         self.spans.append(span)
         self._reservations.add(placement)
@@ -307,7 +314,8 @@ class _Run:
         held = self._machine.cores if placement.alone else len(placement.cores)
         self._core_seconds.append(planned.seconds * held)
         if placement.gpu is not None:
-            self._gpu_seconds.append(planned.seconds / placement.jobs_per_gpu)
+            seconds = planned.seconds * len(placement.gpus)
+            self._gpu_seconds.append(seconds / placement.jobs_per_gpu)
         self._job_seconds[job] += planned.seconds
 
     def _end(self, number: int, placement: Placement) -> None:
@@ -359,16 +367,16 @@ def _problems(
     if endless:
         rule = "seconds of a job must be at least 0 and finite"
         yield Problem(rule, f"{endless[0][1]} for {endless[0][0]!r}", "Pass an estimate.")
-    odd = [item for item in requests if min(item.threads, item.jobs_per_gpu) < 1]
+    odd = [item for item in requests if min(item.threads, item.gpus, item.jobs_per_gpu) < 1]
     if odd:
-        rule = "threads and jobs_per_gpu of a request must be at least 1"
+        rule = "threads, gpus and jobs_per_gpu of a request must be at least 1"
         yield Problem(rule, str(odd[0]), "Pass 1 or more.")
-    lost = [request.job_id for request in requests if request.gpu]
-    if lost and machine.gpus < 1:
+    lost = [request for request in requests if request.gpu and request.gpus > machine.gpus]
+    if lost:
         yield Problem(
-            "a GPU job needs a machine with a GPU",
-            f"{lost[0]!r} and {machine.gpus} GPUs",
-            "Pass gpus=1 or more, or requests with gpu=False.",
+            "a GPU job needs a machine with its GPUs",
+            f"{lost[0].job_id!r} and {machine.gpus} GPUs",
+            f"Pass gpus={lost[0].gpus} or more, or requests with gpu=False.",
         )
     wrong = [item for item in others if not item.start <= item.end]
     if wrong:

@@ -73,12 +73,14 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
 
 
 def _gpu_text(request: Request, load: Load) -> str:
-    if not load.gpus:
-        return "a GPU: none is available"
+    wanted = "a GPU" if request.gpus == 1 else f"{request.gpus} GPUs at once"
+    if len(load.gpus) < request.gpus:
+        return f"{wanted}: {len(load.gpus) or 'none'} is available"
     if busy := [str(gpu.index) for gpu in load.gpus if gpu.busy]:
-        return f"a GPU: other processes keep GPU {', '.join(busy)} busy"
+        return f"{wanted}: other processes keep GPU {', '.join(busy)} busy"
     room = f" with {gibibytes(request.gpu_memory)} free" if request.gpu_memory else ""
-    return f"a GPU{room}: none of {len(load.gpus)} has room for another job"
+    few = "none of {} has" if request.gpus == 1 else "too few of {} have"
+    return f"{wanted}{room}: {few.format(len(load.gpus))} room for another job"
 
 
 Totals = Mapping[str, Wait]

@@ -238,4 +238,5 @@ def _failed(task: Task, line: str, trace: str) -> Result:
 
 
 def _device(placement: Placement) -> str:
-    return "cpu" if placement.gpu is None else f"cuda:{placement.gpu}"
+    numbers = ",".join(str(index) for index, _ in placement.gpus)
+    return f"cuda:{numbers}" if numbers else "cpu"

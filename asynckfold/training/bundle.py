@@ -51,6 +51,8 @@ class Bundle:
         Greatest class index of any sample; -1 if the dry run need not check it.
     may_be_numbered : bool
         Whether class indices beyond a model's outputs may be renumbered.
+    backend : {"", "nccl", "gloo"}
+        By which all-reduce on several GPUs sends tensors; empty where it is not needed.
     """
 
     plan: Plan
@@ -67,6 +69,7 @@ class Bundle:
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     highest: int = -1
     may_be_numbered: bool = False
+    backend: str = ""
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

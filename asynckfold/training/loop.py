@@ -18,7 +18,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -182,6 +182,14 @@ def result_of(training: Training) -> Result:
         weights=checkpoint.weights_digest(training.model.state_dict()),
         score_seconds=training.score_seconds,
     )
+
+
+def with_gpu_memory(found: Any, device: torch.device) -> Any:
+    """Return a result with the peak of this process's memory on a GPU; anything else unchanged."""
+    if device.type != "cuda" or not isinstance(found, Result):
+        return found
+    # With the allocator's cache, which other processes cannot use.
+    return replace(found, peak_gpu_memory=torch.cuda.max_memory_reserved(device))
 
 
 def diverged(training: Training, error: Diverged) -> Result:

@@ -181,12 +181,12 @@ def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm
         (
             {"devices": "cuda"},
             {},
-            "processes=2, and a GPU. Pass devices='auto', or, for processes on the GPU, train",
+            "processes=2, and a GPU. Pass devices='auto', or, for processes on GPUs, trainer='all",
         ),
         (
             {"trainer": "hogwild", "devices": [0]},
             {},
-            "the processes of a job train on CPUs only, except the last",
+            "the processes of a job train on CPUs only, except those of allreduce and the last",
         ),
         (
             {"devices": "cpu"},

@@ -39,7 +39,7 @@ from asynckfold.store import RunStore
 from asynckfold.sweep.probe import Prober
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.signals import Interruption
-from asynckfold.training import probe, setup
+from asynckfold.training import loop, probe, setup
 from asynckfold.training.worker import execute
 from tests.planning import test_thread_choice as test_choice
 from tests.results.test_utilization import FOLDS, PLAN, TARGETS
@@ -244,6 +244,26 @@ def test_a_job_with_one_process_on_a_gpu_books_that_and_a_core_for_each() -> Non
     assert found.prediction.makespan == pytest.approx(12 * longest)
     again = choose(work, gpu, before=found)
     assert (again.per_gpu, gpu.asked) == (found.per_gpu, [])
+
+
+def test_a_job_of_several_gpus_books_all_of_them_and_a_core_for_each() -> None:
+    gpu, work = FakeGpu(), workload()
+    words = TrainerParams(epochs=1000, trainer="allreduce", processes=2, gpu_processes=2)
+    several = replace(work, plan=replace(work.plan, params=words), gpus=5, cores=9)
+    found = choose(several, gpu)
+    assert (gpu.asked, found.threads, found.per_gpu) == ([], {"M": 1}, {"M": 1})
+    asked = list(requests(found, several).values())
+    assert {(item.threads, item.gpu, item.gpus) for item in asked} == {(2, True, 2)}
+    assert several.rule_cost("M") == work.rule_cost("M")  # of a GPU, not of a core
+    gpus = tuple(Gpu(index, GIB, GIB) for index in range(5))
+    load = Load(tuple(range(9)), tuple(range(9)), 1 << 40, gpus)
+    assert [[index for index, _ in item.gpus] for item in place(asked, [], load)] == [
+        [0, 1],
+        [2, 3],
+    ]
+    # 12 jobs, two at a time.
+    longest = max(item.seconds for item in asked)
+    assert found.prediction.makespan == pytest.approx(6 * longest)
 
 
 def test_what_was_chosen_stays_and_is_remembered(tmp_path: Path) -> None:
@@ -455,14 +475,14 @@ def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> No
     placement = Placement(("a",), (0,))
     with execute._device(replace(placement, gpu=1, jobs_per_gpu=4)) as found:
         assert found == torch.device("cuda", 1)
-        made = execute.with_gpu_memory(Result("a", 1, DONE), found)
+        made = loop.with_gpu_memory(Result("a", 1, DONE), found)
         assert made.peak_gpu_memory == 5 * GIB
-        assert execute.with_gpu_memory(None, found) is None
+        assert loop.with_gpu_memory(None, found) is None
     with pytest.raises(ZeroDivisionError), execute._device(replace(placement, gpu=0)):
         raise ZeroDivisionError
     with execute._device(placement) as found:
         assert found == torch.device("cpu")
-        assert execute.with_gpu_memory(made, found) is made
+        assert loop.with_gpu_memory(made, found) is made
     shared, whole = ["init", "use 1", "0.1875 of 1", "empty", "leave 1"], ["init", "use 0"]
     assert fake_cuda == [*shared, *whole, "1 of 0", "empty"]
 

@@ -73,6 +73,7 @@ def check(
                         checks.check_shareable(bundle, dry.optimizer)
                         checks.check_servable(bundle, dry.model)
                         checks.check_pretraining(bundle, name, dry.model)
+                        checks.check_normalisation(bundle, name, dry.model)
                         facts.flops[name] = dry.counter.flops
                         facts.products[name] = dry.counter.products
                         facts.formats[name] = dry.why_not_channels_last()

@@ -25,9 +25,10 @@ References
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from typing import Any
 
 import torch
 
@@ -38,53 +39,51 @@ from asynckfold.training.process_group.shared_tensors import place, shared
 
 
 @dataclass(frozen=True)
-class _BatchOrder:
+class BatchOrder:
     """Order: differentiate your part of this batch."""
 
     epoch: int
     batch: int
 
 
-@dataclass(frozen=True)
-class _PartResult:
-    """The loss of a part, and the parameters that got no gradient from it."""
-
-    loss: float
-    without: frozenset[int] = frozenset()
-
-
 @dataclass(eq=False)
 class AllReduceTraining(MultiprocessTraining):
     """A job in progress whose gradients several processes compute.
 
-    ``gradients`` and ``buffers`` are by rank, in shared memory.
+    ``gradients``, ``buffers`` and ``part_losses`` are by rank, in shared memory.
     """
 
     gradients: list[list[torch.Tensor]] = field(default_factory=list)
     buffers: list[list[torch.Tensor]] = field(default_factory=list)
+    part_losses: list[torch.Tensor] = field(default_factory=list)
 
     def share(self) -> None:
-        """Share the parameters; gradients and running statistics are by rank."""
-        found, ranks = self._parameters, range(self.params.processes)
+        """Share the parameters; what a rank computes is by rank."""
+        found, ranks = self.parameters, range(self.params.processes)
         place(found, shared(found))
         self.gradients = [shared(found if rank else []) for rank in ranks]
-        self.buffers = [shared(self._statistics) for _ in ranks]
-        place(self._statistics, self.buffers[0])
+        self.buffers = [shared(self.statistics) for _ in ranks]
+        self.part_losses = shared([torch.zeros((), dtype=torch.float64) for _ in ranks])
+        place(self.statistics, self.buffers[0])
 
     def enter(self) -> None:
         """Take the rank's own running statistics."""
-        place(self._statistics, self.buffers[self.rank])
+        place(self.statistics, self.buffers[self.rank])
 
-    def obey(self, order: _BatchOrder) -> _PartResult:
-        """Differentiate a part, and leave its gradient in shared memory."""
+    def obey(self, order: Any) -> frozenset[int]:
+        """Differentiate a part; return the indices of the parameters without a gradient."""
         self.begin(order.epoch, order.batch)
-        loss = self._differentiated(order.batch)
-        given = [parameter.grad for parameter in self._parameters]
+        self._differentiate(order.batch)
+        given = [parameter.grad for parameter in self.parameters]
         for slot, gradient in zip(self.gradients[self.rank], given, strict=True):
             if gradient is not None:
                 slot.copy_(gradient)
-        without = [index for index, gradient in enumerate(given) if gradient is None]
-        return _PartResult(loss, frozenset(without))
+        return frozenset(index for index, gradient in enumerate(given) if gradient is None)
+
+    def collect(self) -> None:
+        """On rank 0: wait for what the other ranks computed."""
+        assert self.process_group is not None
+        self.process_group.gather()
 
     def step(self) -> None:
         """Take one step with the gradient of all ranks."""
@@ -92,37 +91,36 @@ class AllReduceTraining(MultiprocessTraining):
         if process_group is None:
             super().step()
             return
-        process_group.order(_BatchOrder(self.epoch, self.batch))
-        parts = {0: _PartResult(self._differentiated(self.batch))}
-        process_group.gather()
-        parts |= process_group.answers
-        shares = self._shares(self.batch)
-        self._add_up(parts)
-        average(self.buffers, shares)
+        self.send(BatchOrder(self.epoch, self.batch))
+        self._differentiate(self.batch)
+        self.collect()
+        self._add_up(process_group.answers)
+        average(self.buffers, self._shares(self.batch))
         training_run.clip(self)
         self.optimizer.step()
         weights = self._weights(self.batch)
-        losses = [parts[rank].loss * weight for rank, weight in enumerate(weights)]
-        self.record_step(torch.tensor(sum(losses), dtype=torch.float64))
+        losses = (loss * weight for loss, weight in zip(self.part_losses, weights, strict=True))
+        self.record_step(reduce(torch.add, losses))
         if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             self.lr_schedule.step()
 
-    def _differentiated(self, batch: int) -> float:
-        """Compute the gradient of the rank's part; return its loss, 0 if it is empty."""
+    def _differentiate(self, batch: int) -> None:
+        """Compute loss and gradient of the rank's part; the loss is 0 if it is empty."""
         self.optimizer.zero_grad()
         low, high = self._edges(batch)[self.rank : self.rank + 2]
         weight = self._weights(batch)[self.rank]
         # The mean over samples of weight 0 is NaN.
         if low == high or not weight:
-            return 0.0
-        inputs, targets = self.data.train(self.order[low:high], self.task.job.seed, self.epoch)
-        return float(training_run.add_gradient(self, inputs, targets, weight))
+            self.part_losses[self.rank].zero_()
+            return
+        loss = training_run.add_gradient(self, *self.ordered.batch(low, high), weight)
+        self.part_losses[self.rank].copy_(loss)
 
-    def _add_up(self, parts: dict[int, _PartResult]) -> None:
+    def _add_up(self, without: Mapping[int, frozenset[int]]) -> None:
         """Add the gradients of the other ranks to that of rank 0, in order."""
-        for index, parameter in enumerate(self._parameters):
+        for index, parameter in enumerate(self.parameters):
             for rank in range(1, self.params.processes):
-                if index in parts[rank].without:
+                if index in without[rank]:
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
@@ -155,9 +153,11 @@ class AllReduceTraining(MultiprocessTraining):
         return portions(self.criterion, self.bundle.plan, sizes, lambda: self.data.targets_of(rows))
 
     @property
-    def _parameters(self) -> list[torch.Tensor]:
+    def parameters(self) -> list[torch.Tensor]:
+        """The parameters that the optimizer steps."""
         return [item for group in self.optimizer.param_groups for item in group["params"]]
 
     @property
-    def _statistics(self) -> list[torch.Tensor]:
+    def statistics(self) -> list[torch.Tensor]:
+        """The running statistics of the model."""
         return [item for item in self.model.buffers() if item.is_floating_point()]

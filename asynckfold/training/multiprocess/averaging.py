@@ -38,7 +38,7 @@ from torch import nn
 
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Averaged, Epoch
-from asynckfold.training import batches, lr_schedules, setup, training_run
+from asynckfold.training import batches, lr_schedules, training_run
 from asynckfold.training.batches import EpochParts
 from asynckfold.training.fused_optimizers import follow_parameters, leave_open
 from asynckfold.training.multiprocess.base import (
@@ -125,7 +125,7 @@ class AveragingTraining(SteppingTraining):
     def ranks_on_gpu(self) -> range:
         """The ranks that compute on a GPU."""
         count = self.params.processes
-        return range(count if self.gpu is None else self.params.on_cores, count)
+        return range(self.params.on_cores if self.gpus else count, count)
 
     @property
     def clone_of_gpu(self) -> list[torch.Tensor]:
@@ -134,7 +134,7 @@ class AveragingTraining(SteppingTraining):
 
     def fork_ahead(self) -> None:
         """Fork the ranks that compute on a GPU."""
-        if self.gpu is not None:
+        if self.gpus:
             found = tensors_of(self.model)
             self.clones_of_gpu = [shared(found) for _ in self.ranks_on_gpu]
             self.ahead = ProcessGroup(0, self._obey, self.cores)
@@ -164,15 +164,8 @@ class AveragingTraining(SteppingTraining):
             super().enter()
             place(tensors_of(self.model), self.clones[self.rank])
             return
-        assert self.gpu is not None
-        self.device = self.gpu.take()
-        copies = [tensor.to(self.device, copy=True) for tensor in self.clone_of_gpu]
-        place(tensors_of(self.model), copies)
-        # Some modules do more when moved: LSTM flattens its weights.
-        self.model.to(self.device)
-        self.data = setup.to_device(self.data, self.device)
-        if isinstance(self.criterion, nn.Module):
-            self.criterion = self.criterion.to(self.device)
+        # Before each round, its clone is fetched.
+        self.take_gpu(self.gpus[0])
         # It was forked before any epoch began.
         self.epoch = -1
 
@@ -206,7 +199,7 @@ class AveragingTraining(SteppingTraining):
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer state of each rank, on any device."""
         found = super().optimizer_state()
-        if self.gpu is not None and self.process_group is not None:
+        if self.gpus and self.process_group is not None:
             self.process_group.order(_TellState())
             self.process_group.gather()
             for rank in self.ranks_on_gpu:

@@ -7,7 +7,7 @@
 
 Only rank 0 steps the LR schedule and writes checkpoints, while the others wait for an order; all
 ranks share the batches of an evaluation. They are forked after the first batch, when the optimizer
-has its state. Only a rank that computes on a GPU is forked before it, see `hide_gpus`.
+has its state. Only ranks of jobs with a GPU are forked before it, see `hide_gpus`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from asynckfold.jobs.folds import Indices
 from asynckfold.system import process
-from asynckfold.training import evaluation, seeding
-from asynckfold.training.fused_optimizers import follow_parameters
+from asynckfold.training import evaluation, seeding, setup
+from asynckfold.training.fused_optimizers import follow_parameters, leave_open
 from asynckfold.training.process_group.gpu_handoff import GpuToTake
 from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_state
@@ -52,12 +53,12 @@ class _Outputs:
 class MultiprocessTraining(Training):
     """A job in progress on several processes, seen from one of them; rank 0 is the worker.
 
-    ``cores`` has one core per rank; ``gpu``, if any, is the last ranks'. ``process_group`` are the
-    other ranks, and ``ahead`` those of them that are forked early.
+    ``cores`` has one core per rank; ``gpus`` are the one of the last ranks, or one per rank, or
+    none. ``process_group`` are the other ranks, and ``ahead`` those of them that are forked early.
     """
 
     cores: tuple[int, ...] = ()
-    gpu: GpuToTake | None = None
+    gpus: tuple[GpuToTake, ...] = ()
     rank: int = 0
     process_group: ProcessGroup | None = None
     ahead: ProcessGroup | None = None
@@ -76,6 +77,16 @@ class MultiprocessTraining(Training):
     def fork_ahead(self) -> None:
         """Fork the ranks that must not be forked after the first batch."""
 
+    def take_gpu(self, gpu: GpuToTake) -> None:
+        """Let this rank compute on a GPU; its optimizer has no state yet."""
+        self.device = gpu.take()
+        self.model.to(self.device)
+        self.data = setup.to_device(self.data, self.device)
+        if isinstance(self.criterion, nn.Module):
+            self.criterion = self.criterion.to(self.device)
+        if self.device.type != "cpu":
+            leave_open(self.optimizer)
+
     def share(self) -> None:
         """Move what all ranks see into shared memory, before the others are forked."""
 
@@ -93,6 +104,11 @@ class MultiprocessTraining(Training):
             return self._outputs_of_share(order.indices)
         return self.obey(order)
 
+    def send(self, order: Any) -> None:
+        """Give all other ranks an order."""
+        assert self.process_group is not None
+        self.process_group.order(order)
+
     def catch_up(self) -> None:
         """On ranks > 0, at a barrier: copy rank 0's model."""
 
@@ -104,11 +120,12 @@ class MultiprocessTraining(Training):
         """
         if self.process_group is None or len(indices) <= self.params.eval_batch_size:
             return super().outputs_on(indices)
-        self.process_group.order(_Outputs(indices))
+        self.send(_Outputs(indices))
         own = super().outputs_on(indices[self._share_of(indices)])
         self.process_group.gather()
         others = [self.process_group.answers[rank] for rank in range(1, self.params.processes)]
-        return torch.cat([own, *(thawed(item) for item in others if item is not None)])
+        parts = (thawed(item).to(own.device) for item in others if item is not None)
+        return torch.cat([own, *parts])
 
     def _share_of(self, indices: Indices) -> slice:
         params = self.params

@@ -14,6 +14,7 @@ from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.multiprocess.allreduce import AllReduceTraining
+from asynckfold.training.multiprocess.allreduce_on_gpus import AllReduceOnGpus
 from asynckfold.training.multiprocess.averaging import AveragingTraining
 from asynckfold.training.multiprocess.base import MultiprocessTraining
 from asynckfold.training.multiprocess.downpour import DownpourTraining
@@ -37,7 +38,7 @@ def train(
     report: Report,
     stop: Callable[[], bool],
     heartbeat: Heartbeat | None = None,
-    gpu: GpuToTake | None = None,
+    gpus: Sequence[GpuToTake] = (),
 ) -> Result | None:
     """Train one job on the processes of its plan, and score its held-out fold.
 
@@ -47,9 +48,9 @@ def train(
         As in `loop.train`, with the samples in memory; None is returned when `stop` ended it.
     cores : sequence of int
         One for each process; empty for no pinning.
-    gpu : GpuToTake, optional
-        The last ranks'. Neither this process nor the model's pretraining may have run a backward
-        pass before.
+    gpus : sequence of GpuToTake, optional
+        The one of the last ranks, or in allreduce one for each rank. Neither this process nor the
+        model's pretraining may have run a backward pass before.
 
     Raises
     ------
@@ -61,9 +62,14 @@ def train(
     with JobLog(bundle.root, task.job) as log:
         plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
         make = TRAINERS[bundle.plan.params.trainer]
-        training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
+        if gpus and make is AllReduceTraining:
+            make = AllReduceOnGpus
+        training = make(**vars(plain), cores=tuple(cores), gpus=tuple(gpus))
         try:
             training.fork_ahead()
-            return loop.train_to_end(training, report, stop)
+            found: Result | None = loop.with_gpu_memory(
+                loop.train_to_end(training, report, stop), training.device
+            )
+            return found
         finally:
             training.close()

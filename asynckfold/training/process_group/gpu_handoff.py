@@ -1,9 +1,11 @@
-"""Hide GPUs from a forking worker; only the last ranks of its job initialise CUDA.
+"""Hide GPUs from a forking worker; a rank of its job initialises CUDA when it takes its GPU.
 
 ::
 
-    worker   sees no GPU ── build ── fork ── train on a core, fork the other ranks …
-                                      └─ the last ranks: take the GPU, and compute on it
+    averaging   worker  sees no GPU ── build ── fork ── train on a core, fork the other ranks …
+                                                 └─ the last ranks: take the GPU, compute on it
+    allreduce   worker  sees no GPU ── build ── fork ── take its GPU, compute on it
+                                                 └─ each other rank: take its own, compute on it
 
 A forked process can use CUDA only if its parent did not. torch looks for GPUs at the first
 backward pass, and opens one for some optimizers' steps on a CPU; where it finds one, it starts
@@ -15,7 +17,7 @@ the build, and must not differentiate (`preflight`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -105,22 +107,26 @@ def open_gpu(index: int, uuid: str, *, narrow: bool) -> int:
 
 
 @contextmanager
-def hide_gpus(gpu: int | None, uuid: str = "") -> Iterator[HiddenGpu | None]:
-    """Hide all GPUs from this process; yield the one for a process forked inside the block.
+def hide_gpus(gpus: Iterable[tuple[int, str]] = ()) -> Iterator[tuple[HiddenGpu, ...]]:
+    """Hide all GPUs from this process; yield those that processes take inside the block.
+
+    `gpus` are index and UUID of each; without a UUID, the index counts.
 
     Examples
     --------
-    >>> with hide_gpus(0) as gpu:
+    >>> with hide_gpus([(1, "")]) as (gpu,):
     ...     gpu.index, os.environ["CUDA_VISIBLE_DEVICES"]
-    (0, '')
+    (1, '')
     """
     before = {name: os.environ.get(name) for name in _HIDDEN}
     _set(_HIDDEN)
     try:
-        if gpu is not None and uuid:
-            yield HiddenGpu(0, {**before, "CUDA_VISIBLE_DEVICES": uuid})
-        else:
-            yield None if gpu is None else HiddenGpu(gpu, before)
+        yield tuple(
+            HiddenGpu(0, {**before, "CUDA_VISIBLE_DEVICES": uuid})
+            if uuid
+            else HiddenGpu(index, before)
+            for index, uuid in gpus
+        )
     finally:
         _set(before)
 

@@ -100,7 +100,7 @@ def _execute(
     heartbeat: Heartbeat,
 ) -> list[Any]:
     on_several = placement.trainer in train.TRAINERS
-    # With several processes, GPUs are hidden from all but one: their count changes.
+    # With several processes, GPUs are hidden until they are taken: their count changes.
     with nullcontext() if on_several else counted_once():
         denormals.flush()
         torch.set_num_threads(1 if on_several else placement.threads)
@@ -111,11 +111,11 @@ def _execute(
             return [preflight.check(bundle, data, heartbeat, models)]
         if on_several:
             (task,), cores = tasks, placement.cores
-            with hide_gpus(placement.gpu, placement.gpu_uuid) as gpu:
+            with hide_gpus(placement.gpus) as gpus:
                 return _attempt(
                     bundle,
                     tasks,
-                    lambda: [train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)],
+                    lambda: [train.train(bundle, task, data, cores, report, stop, heartbeat, gpus)],
                 )
         with _device(placement) as device:
             if placement.trainer == "measure":
@@ -128,11 +128,11 @@ def _execute(
                     return [probe.measure(bundle, jobs, data, device, report, stop, heartbeat)]
             if placement.trainer == "fused":
                 found = _train_group(bundle, data, tasks, device, report, stop, heartbeat)
-                return [with_gpu_memory(item, device) for item in found]
+                return [loop.with_gpu_memory(item, device) for item in found]
 
             def work(task: Task) -> list[Any]:
                 found = loop.train(bundle, task, data, device, report, stop, heartbeat)
-                return [with_gpu_memory(found, device)]
+                return [loop.with_gpu_memory(found, device)]
 
             return [_attempt(bundle, [task], partial(work, task))[0] for task in tasks]
 
@@ -176,14 +176,6 @@ def _device(placement: Placement) -> Iterator[torch.device]:
         finally:
             # Other processes cannot use what this one caches.
             torch.cuda.empty_cache()
-
-
-def with_gpu_memory(found: Any, device: torch.device) -> Any:
-    """Return a result with the peak of this process's memory on a GPU; anything else unchanged."""
-    if device.type != "cuda" or not isinstance(found, Result):
-        return found
-    # With the allocator's cache, which other processes cannot use.
-    return replace(found, peak_gpu_memory=torch.cuda.max_memory_reserved(device))
 
 
 def _train_group(

@@ -336,7 +336,10 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
             {"processes": {"cpu": 0, "gpu": 2}},
             "processes of a kind must be a whole number of at least 1: received 0",
         ),
-        ({"processes": {"gpu": 2}}, r"received processes=\{'gpu': 2\}. Pass one for each"),
+        (
+            {"processes": {"gpu": 2}},
+            r"received processes=2, processes=\{'gpu': 2\}. Pass processes=\{'cpu': 1, 'gpu': 2\};",
+        ),
         ({"target_loss": "low"}, "target_loss must be a number"),
         (
             {"trainer": "hogwild", "target_loss": 0.1},
@@ -345,7 +348,7 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
         ({"processes": 0}, "processes must be a whole number of at least 1: received 0"),
         (
             {"trainer": "hogwild", "processes": {"cpu": 1, "gpu": 2}},
-            r"for the trainer 'averaging': received trainer='hogwild', processes=\{'cpu': 1, 'gp",
+            r"'allreduce' and 'averaging': received trainer='hogwild', processes=\{'cpu': 1, 'gp",
         ),
         ({"gpu_partition_size": 8}, "must use known keys: received 'gpu_partition_size'"),
         (

@@ -1,0 +1,157 @@
+"""Tensors between the ranks of one job, each of which has a GPU: by torch.distributed.
+
+::
+
+    rank 0     join ─ spread ─ its part ─ collect ─ sum, step ─ spread …
+    rank 1 …   join ─ spread ─ its part ─ offer ─────────────── spread …
+
+NCCL moves tensors from GPU to GPU; gloo moves them through the host, for slices of one GPU (MIG)
+and for CPUs. Neither of them adds: the order of their sums depends on how the GPUs are connected.
+Rank 0 gathers the parts and adds them in the order of the ranks, so that no bit depends on backend
+or wiring. It receives n - 1 parts, where a ring would receive two.
+
+A rank that dies closes its pipe, and rank 0 looks at the pipes before it waits for a collective.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from asynckfold.errors import Problem
+from asynckfold.training.process_group.shared_tensors import ALIGNMENT, copy_each
+
+JOIN_TIMEOUT = timedelta(minutes=5)
+"""Longest wait for another rank. The death of one is noticed earlier, except while all meet."""
+
+
+def backend_problems(backend: str) -> Iterator[Problem]:
+    """Yield why torch cannot use a backend; an empty one is not needed."""
+    if backend and not _is_available(backend):
+        yield Problem(
+            f"all-reduce on several GPUs needs a torch with {_NAMES[backend]}",
+            f"torch {torch.__version__} without it",
+            "Install a torch for CUDA (https://pytorch.org/get-started), or pass devices='cpu' for "
+            "processes on cores.",
+        )
+
+
+def described(backend: str) -> str:
+    """Return a backend with its version: ``"NCCL 2.27.5"``, ``"gloo"``."""
+    if backend != "nccl" or not _is_available(backend):
+        return _NAMES[backend]
+    version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    return f"NCCL {'.'.join(map(str, version))}"
+
+
+_NAMES = {"nccl": "NCCL", "gloo": "gloo"}
+
+
+def _is_available(backend: str) -> bool:
+    if not dist.is_available():
+        return False
+    return dist.is_nccl_available() if backend == "nccl" else dist.is_gloo_available()
+
+
+class Packed:
+    """Tensors side by side in one piece of memory, to be sent as bytes.
+
+    ``views`` have the shapes, types and strides of the dense tensors `like`.
+
+    Examples
+    --------
+    >>> packed = Packed([torch.ones(2), torch.ones((), dtype=torch.float64)], torch.device("cpu"))
+    >>> packed.raw.shape, [view.dtype for view in packed.views]
+    (torch.Size([128]), [torch.float32, torch.float64])
+    """
+
+    def __init__(self, like: Sequence[torch.Tensor], device: torch.device) -> None:
+        sizes = [math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT for tensor in like]
+        self.raw = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+        self.views = [
+            part[: tensor.nbytes].view(tensor.dtype).as_strided(tensor.shape, _strides(tensor))
+            for part, tensor in zip(torch.split(self.raw, sizes), like, strict=True)
+        ]
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    # Dense in any order of the dimensions, as a clone is.
+    return torch.empty_like(tensor, device="meta").stride()
+
+
+class Collectives:
+    """What the ranks of one job send each other.
+
+    It is made before the ranks are forked; each of them joins afterwards. The ranks of a process
+    meet in anonymous memory, which leaves no file behind.
+    """
+
+    def __init__(self, backend: str, ranks: int) -> None:
+        self.backend, self.ranks = backend, ranks
+        self._meeting = os.memfd_create("asynckfold-ranks")
+        self._offered: Any = None
+        self._moved: dict[int, Packed] = {}
+
+    def join(self, rank: int) -> None:
+        """Meet the other ranks; each calls this once, with its GPU as the current device."""
+        before = os.environ.get("GLOO_SOCKET_IFNAME")
+        # All ranks are on this machine: nobody else can reach them.
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        try:
+            place = f"/proc/self/fd/{self._meeting}"
+            dist.init_process_group(
+                self.backend,
+                store=dist.FileStore(place, self.ranks),  # type: ignore[attr-defined]
+                rank=rank,
+                world_size=self.ranks,
+                timeout=JOIN_TIMEOUT,
+            )
+        finally:
+            if before is None:
+                del os.environ["GLOO_SOCKET_IFNAME"]
+            else:
+                os.environ["GLOO_SOCKET_IFNAME"] = before
+
+    def spread(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Give the tensors of all ranks the values of rank 0."""
+        packed = Packed(tensors, tensors[0].device)
+        copy_each(packed.views, tensors)
+        sent = self._sent(packed)
+        dist.broadcast(sent, 0)
+        if dist.get_rank():
+            packed.raw.copy_(sent)
+            copy_each(tensors, packed.views)
+
+    def offer(self, part: Packed) -> None:
+        """On ranks above 0: send a part to rank 0, without waiting for it."""
+        self._offered = dist.gather(self._sent(part), dst=0, async_op=True)
+
+    def settle(self) -> None:
+        """On ranks above 0: wait until the last part may be overwritten."""
+        if self._offered is not None:
+            self._offered.wait()
+            self._offered = None
+
+    def collect(self, parts: Sequence[Packed]) -> None:
+        """On rank 0: receive the parts of the other ranks; that of rank 0 stays."""
+        sent = [self._sent(part) for part in parts]
+        dist.gather(sent[0], [torch.empty_like(sent[0]), *sent[1:]], dst=0)
+        for part, received in zip(parts[1:], sent[1:], strict=True):
+            part.raw.copy_(received)
+
+    def _sent(self, packed: Packed) -> torch.Tensor:
+        """Return the bytes where the backend takes them: gloo's on the host."""
+        return packed.raw.cpu() if self.backend == "gloo" else packed.raw
+
+    def leave(self) -> None:
+        """End the connections of rank 0, whose other ranks have ended."""
+        # NCCL would wait for them. It ends with this process, which ends after its job; so does
+        # the memory in which the ranks met, to which torch writes when it frees its store.
+        if self.backend == "gloo" and dist.is_initialized():
+            dist.destroy_process_group()
