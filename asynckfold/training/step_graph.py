@@ -100,23 +100,24 @@ class CudaRecorder:
                 with torch.cuda.graph(graph, pool=pool, stream=stream):
                     found = work()
             except Exception:
-                self._end_capture(graph, pool)
+                self._end_capture(pool)
                 raise
         taken = torch.cuda.memory_reserved(self._device) - before
         if taken > MEMORY_SHARE * torch.cuda.mem_get_info(self._device)[1]:
             raise NotCapturable(f"it would keep {taken >> 20} MiB of the GPU's memory")
         return found, graph.replay
 
-    def _end_capture(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+    def _end_capture(self, pool: Any) -> None:
         """End what a failed capture leaves begun in older versions of torch.
 
-        Their allocator would keep memory that several streams used, and ask the graph; their
+        Their allocator would keep the pool, and any memory that several streams used; their
         generator would refuse to draw until a capture succeeds.
         """
-        _failed.append(graph)
         for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):
+            # It raises where the allocator has ended.
             with contextlib.suppress(RuntimeError, AttributeError):
                 getattr(torch._C, name)(self._index, pool)
+                torch._C._cuda_releasePool(self._index, pool)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_side_stream(self._device)):
             torch.zeros(1, device=self._device)
 
@@ -128,9 +129,6 @@ class CudaRecorder:
         ended = mark(self._device)
         torch.cuda.synchronize(self._device)
         return seconds_between(began, ended) / CALLS
-
-
-_failed: list[torch.cuda.CUDAGraph] = []
 
 
 @functools.cache
@@ -197,7 +195,7 @@ def _first_gradient(
     try:
         with seeding.preserved():
             training.gradient, gain = _trial(recorder, training, inputs, targets)
-        training.log.write(f"CUDA graph: steps {gain:.2f} times as fast\n")
+        training.log.write(f"CUDA graph: forward and backward {gain:.2f} times as fast\n")
     except Exception as error:  # noqa: BLE001
         kind = "" if isinstance(error, NotCapturable) else f"{type(error).__name__}: "
         training.log.write(f"no CUDA graph: {kind}{' '.join(str(error).split()):.200}\n")
