@@ -191,6 +191,7 @@ def _first_gradient(
     if len(inputs) != high - low:
         return fresh_gradient(training, inputs, targets)
     training.gradient = fresh_gradient
+    training.heartbeat.begin_long_phase()
     # What the user's code raises, it raises again in the eager step.
     try:
         with seeding.preserved():
