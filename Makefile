@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 SIDE_BY_SIDE := -n 2 --dist worksteal
 
-.PHONY: help install demo docs test strace check nightly durability chaos faults format clean
+.PHONY: help install demo docs test gpu strace check nightly durability chaos faults format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ install: $(VENV)/installed-test  ## the virtual environment, with what the tests
 
 test: $(VENV)/installed-test check strace  ## what must hold at every change: 8 minutes on two cores
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
+
+gpu: $(VENV)/installed-test  ## what can be tested on a real GPU only
+	$(BIN)/python -m pytest -v -s tests/gpu
 
 nightly: $(VENV)/installed-test strace  ## everything at full size, and a table of it: hours
 	$(BIN)/python -m tests.nightly

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,6 +29,25 @@ def fetched(tensor: Tensor) -> tuple[Tensor, Callable[[], bool]]:
     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record()
     return here, event.query
+
+
+def packed(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of tensors, which are on one device, one after another."""
+    return torch.cat([item.detach().reshape(-1).view(torch.uint8) for item in tensors])
+
+
+def fetched_together(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return tensors on the host, which waits once for all those that are on a device."""
+    there = [item for item in tensors if not item.is_cpu]
+    if not there:
+        return list(tensors)
+    parts = torch.split(packed(there).cpu(), [item.nbytes for item in there])
+    # Copied once more: the bytes of a part may lie where its numbers must not begin.
+    here = iter(
+        part.clone().view(item.dtype).view(item.shape)
+        for part, item in zip(parts, there, strict=True)
+    )
+    return [item if item.is_cpu else next(here) for item in tensors]
 
 
 class Prefetcher:

@@ -19,25 +19,20 @@ from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective
-from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training.losses import adds_up
 from asynckfold.training.precision import outputs_of
 
 
 def loss_and_accuracy(
-    found: torch.Tensor, wanted: torch.Tensor, criterion: Any, plan: Plan, objective: Objective
-) -> tuple[float, float | None]:
-    """Return the loss of all outputs (n, ...) at once, and the accuracy.
+    found: torch.Tensor, wanted: torch.Tensor, criterion: Any, objective: Objective
+) -> list[torch.Tensor]:
+    """Return the loss of all outputs (n, ...) at once, and the accuracy, in float64.
 
-    A loss that sums is divided by n. The accuracy is None for regression, and if only the user's
-    `output_transform` knows the classes.
+    No accuracy for regression, and if only the user's `output_transform` knows the classes.
     """
-    loss = float(criterion(found, wanted))
-    if adds_up(criterion, plan):
-        loss /= len(wanted)
-    hits = right(objective, found, wanted)
-    return loss, None if hits is None else float(hits.double().mean())
+    loss, hits = criterion(found, wanted), right(objective, found, wanted)
+    numbers = [loss] if hits is None else [loss, hits.double().mean()]
+    return [torch.as_tensor(number, dtype=torch.float64) for number in numbers]
 
 
 def right(

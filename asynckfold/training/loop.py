@@ -27,7 +27,7 @@ from asynckfold.jobs.messages import Noted, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpoint, checkpointing, setup
+from asynckfold.training import checkpoint, checkpointing, setup, step_graph
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.stopwatch import Stopwatch
@@ -92,7 +92,9 @@ def train(
     heartbeat = heartbeat or Heartbeat()
     heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
-        return train_to_end(setup.build(bundle, task, data, device, log, heartbeat), report, stop)
+        training = setup.build(bundle, task, data, device, log, heartbeat)
+        step_graph.prepare(training)
+        return train_to_end(training, report, stop)
 
 
 def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:

@@ -39,7 +39,7 @@ def adds_up(criterion: Callable[..., Any], plan: Plan) -> bool:
     return reduction == "sum" or plan.recipe.items() >= SUMS.items()
 
 
-def _classifies(criterion: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
+def classifies(criterion: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
     """Whether it is torch's own mean over classes; subclasses may not override `forward`."""
     return (
         isinstance(criterion, (nn.CrossEntropyLoss, nn.NLLLoss))
@@ -48,8 +48,12 @@ def _classifies(criterion: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss
     )
 
 
-def weights(criterion: Callable[..., Any], targets: torch.Tensor) -> torch.Tensor | None:
+def weights(
+    criterion: Callable[..., Any], targets: torch.Tensor, *, waits: bool = True
+) -> torch.Tensor | None:
     """Return the weight of each sample (n,) in the mean of a batch, in float64; None if equal.
+
+    Unless it `waits` for a device, weights that happen to be equal are returned too.
 
     Examples
     --------
@@ -57,14 +61,14 @@ def weights(criterion: Callable[..., Any], targets: torch.Tensor) -> torch.Tenso
     >>> weights(criterion, torch.tensor([0, 1, 2])).tolist()
     [1.0, 3.0, 0.0]
     """
-    if not _classifies(criterion):
+    if not classifies(criterion):
         return None
     if targets.is_floating_point():
         # For class probabilities, torch divides by the number of samples.
         return None
     counted = targets != criterion.ignore_index
     if criterion.weight is None:
-        if bool(counted.all()):
+        if waits and bool(counted.all()):
             return None
         found = counted.double()
     else:
@@ -87,7 +91,7 @@ def portions(
     if adds_up(criterion, plan):
         return [1.0] * len(sizes)
     counts = [float(size) for size in sizes]
-    found = weights(criterion, targets()) if _classifies(criterion) else None
+    found = weights(criterion, targets()) if classifies(criterion) else None
     if found is not None:
         counts = [float(part.sum()) for part in torch.split(found, list(sizes))]
     total = sum(counts)
@@ -112,17 +116,15 @@ def mean_loss(
     plan: Plan,
     losses: npt.NDArray[np.float64],
     bounds: Sequence[tuple[int, int]],
-    targets: Callable[[], torch.Tensor],
+    counts: npt.NDArray[np.float64] | None,
 ) -> float:
     """Return the mean over samples of the losses (n_batches,) of batches.
 
-    `bounds` tells where each batch lies among the targets, which are asked for only if they matter.
+    `bounds` tells where each batch lies among the samples, `counts` (n,) are their `weights`.
     """
     sizes: npt.NDArray[Any] = np.array([high - low for low, high in bounds])
     if adds_up(criterion, plan):
         return float(losses.sum() / sizes.sum())
-    found = weights(criterion, targets()) if _classifies(criterion) else None
-    if found is not None:
-        own = found.cpu().numpy()
-        sizes = np.array([own[low:high].sum() for low, high in bounds])
+    if counts is not None:
+        sizes = np.array([counts[low:high].sum() for low, high in bounds])
     return float(losses @ sizes / sizes.sum())

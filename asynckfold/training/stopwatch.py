@@ -1,9 +1,11 @@
-"""Training time of a job, and its limit."""
+"""Training time of a job, and its limit; the time of what a device computes."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+
+import torch
 
 
 class Stopwatch:
@@ -64,3 +66,21 @@ class Stopwatch:
         found = look()
         self._began += self._clock() - since
         return found
+
+
+def mark(device: torch.device) -> float | torch.cuda.Event:
+    """Mark the moment; on a GPU, when it will have computed all that it was given so far."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def seconds_between(one: float | torch.cuda.Event, other: float | torch.cuda.Event) -> float:
+    """Return the seconds between two marks, for which a GPU has been waited."""
+    if isinstance(one, float) or isinstance(other, float):
+        assert isinstance(one, float)
+        assert isinstance(other, float)
+        return other - one
+    return float(one.elapsed_time(other)) / 1000

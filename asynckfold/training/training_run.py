@@ -14,7 +14,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from asynckfold.data.batches import Batches, OrderedBatches
-from asynckfold.data.device_copies import fetched
+from asynckfold.data.device_copies import fetched, fetched_together
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,
@@ -33,14 +33,17 @@ from asynckfold.training.batches import epoch_order
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.losses import adds_up, mean_loss
+from asynckfold.training.losses import adds_up, classifies, mean_loss, weights
 from asynckfold.training.precision import outputs_of, step
-from asynckfold.training.stopwatch import Stopwatch
+from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
 
 EVENT_SECONDS = 0.2
 """Least time between two progress events of a job."""
 
 Report = Callable[[RunEvent], None]
+
+Gradient = Callable[["Training", torch.Tensor, torch.Tensor], torch.Tensor]
+"""(training, inputs, targets) → loss, detached."""
 
 
 class Diverged(Exception):  # noqa: N818
@@ -86,6 +89,8 @@ class Training:
         Scales the loss in float16.
     readings : list
         Losses that a GPU still computes, to be told of once they have arrived.
+    gradient : callable
+        What sets the gradients of a batch: `fresh_gradient`, or a CUDA graph of it.
     """
 
     task: Task
@@ -119,6 +124,7 @@ class Training:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     scaler: GradScaler | None = None
     readings: list[_Reading] = field(default_factory=list)
+    gradient: Gradient = field(default_factory=lambda: fresh_gradient)
 
     @property
     def params(self) -> TrainerParams:
@@ -224,17 +230,38 @@ class Training:
     def score(self) -> Epoch:
         """Evaluate the held-out fold; return the losses of the epoch.
 
+        A GPU is waited for once, when it has computed all of it.
+
         Raises
         ------
         Diverged
             A loss is not finite, or an output is NaN.
         """
-        train_loss = _mean_loss(self)
+        losses = torch.stack(self.losses).flatten().double()
+        if losses.is_cpu:
+            _check_finite(self, losses)
+        counts = _counts(self)
         # torch.compile may compile once more for evaluation.
         self.heartbeat.begin_long_phase()
-        scoring = time.perf_counter()
-        self.outputs, valid_loss, accuracy = evaluate(self, self.valid)
-        self.score_seconds = time.perf_counter() - scoring
+        began = mark(self.device)
+        try:
+            found = _evaluated(self, self.valid)
+        except Exception:
+            # A model that diverged may raise.
+            _check_finite(self, losses.cpu())
+            raise
+        ended = mark(self.device)
+        losses, *rest = fetched_together([losses, *counts, *found])
+        _check_finite(self, losses)
+        train_loss = mean_loss(
+            self.criterion,
+            self.bundle.plan,
+            losses.numpy(),
+            self.bounds,
+            rest.pop(0).numpy() if counts else None,
+        )
+        self.outputs, valid_loss, accuracy = _numbers(self, rest)
+        self.score_seconds = seconds_between(began, ended)
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
         if np.isnan(self.outputs).any():
             raise Diverged(f"an output on the held-out fold became nan {where}")
@@ -347,8 +374,7 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
     """Take one step of the optimizer; return the loss, detached."""
 
     def backward() -> torch.Tensor:
-        training.optimizer.zero_grad()
-        loss = add_gradient(training, inputs, targets)
+        loss = training.gradient(training, inputs, targets)
         clip(training)
         return loss
 
@@ -358,6 +384,12 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
     loss = backward()
     step(training.optimizer, training.scaler)
     return loss
+
+
+def fresh_gradient(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Set the gradients of the parameters to those of a batch; return the loss, detached."""
+    training.optimizer.zero_grad()
+    return add_gradient(training, inputs, targets)
 
 
 def add_gradient(
@@ -387,19 +419,31 @@ def evaluate(
     training: Training, indices: Indices
 ) -> tuple[npt.NDArray[np.float32], float, float | None]:
     """Return outputs (n, ...) on samples (n,), loss and accuracy; leaves evaluation mode on."""
+    return _numbers(training, fetched_together(_evaluated(training, indices)))
+
+
+def _evaluated(training: Training, indices: Indices) -> list[torch.Tensor]:
+    """Return what `evaluate` returns as tensors, on the device; the accuracy only if there is one.
+
+    It waits for nothing.
+    """
     evaluation.set_mode(training.model, training.criterion, train=False)
     # Not inference_mode: a tensor that the model keeps from it could not be trained with later.
     with torch.no_grad():
         outputs = training.outputs_on(indices)
-        plan = training.bundle.plan
-        loss, accuracy = evaluation.loss_and_accuracy(
-            outputs,
-            training.data.targets_of(indices),
-            training.criterion,
-            plan,
-            plan.objective_of(training.task.job.model),
-        )
-    return outputs.float().cpu().numpy(), loss, accuracy
+        targets = training.data.targets_of(indices)
+        objective = training.bundle.plan.objective_of(training.task.job.model)
+        found = evaluation.loss_and_accuracy(outputs, targets, training.criterion, objective)
+        return [outputs.float(), *found]
+
+
+def _numbers(
+    training: Training, found: Sequence[torch.Tensor]
+) -> tuple[npt.NDArray[np.float32], float, float | None]:
+    """Return what `_evaluated` returned as numbers; a loss that sums is divided by the samples."""
+    outputs, loss, *accuracy = found
+    divisor = len(outputs) if adds_up(training.criterion, training.bundle.plan) else 1
+    return outputs.numpy(), float(loss) / divisor, float(accuracy[0]) if accuracy else None
 
 
 def step_lr_schedule(training: Training) -> None:
@@ -413,16 +457,22 @@ def step_lr_schedule(training: Training) -> None:
         training.lr_schedule.step()
 
 
-def _mean_loss(training: Training) -> float:
-    """Mean over the samples of the epoch, with one synchronisation with the device."""
-    losses = torch.stack(training.losses).flatten().double().cpu().numpy()
-    if not np.isfinite(losses).all():
-        first = int(np.flatnonzero(~np.isfinite(losses))[0])
+def _check_finite(training: Training, losses: torch.Tensor) -> None:
+    """Raise `Diverged` unless all losses (n_batches,) of the epoch are finite."""
+    found = losses.numpy()
+    if not np.isfinite(found).all():
+        first = int(np.flatnonzero(~np.isfinite(found))[0])
         raise Diverged(
-            f"the loss became {losses[first]} at epoch {training.epoch + 1}, batch {first + 1} "
+            f"the loss became {found[first]} at epoch {training.epoch + 1}, batch {first + 1} "
             f"(learning rate {training.lr:g})"
         )
-    plan, order = training.bundle.plan, training.order
-    return mean_loss(
-        training.criterion, plan, losses, training.bounds, lambda: training.data.targets_of(order)
-    )
+
+
+def _counts(training: Training) -> list[torch.Tensor]:
+    """Return how much each sample of the epoch (n,) counts, on the device; nothing if equally."""
+    criterion = training.criterion
+    if adds_up(criterion, training.bundle.plan) or not classifies(criterion):
+        return []
+    targets = training.data.targets_of(training.order)
+    found = weights(criterion, targets, waits=targets.is_cpu)
+    return [] if found is None else [found]

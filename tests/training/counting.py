@@ -1,7 +1,7 @@
 """Counts what a step asks of the host: copies from and to a device, and waits for it.
 
 The device "meta" stands in for a GPU: it has shapes and no values. What would wait for the device
-gets zeros, and is counted.
+gets ones, and is counted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Counting(TorchDispatchMode):
         if func in WAITING and "meta" in devices:
             self.counts.waits += 1
             self.counts.names.append(str(func))
-            return 0.0
+            return 1.0
         return func(*args, **kwargs)
 
     def _copy(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -75,8 +75,8 @@ class Counting(TorchDispatchMode):
             self.counts.fetched_waiting += waits
             self.counts.names.append(str(func))
             return (
-                torch.zeros(source.shape, dtype=kwargs.get("dtype") or source.dtype)
+                torch.ones(source.shape, dtype=kwargs.get("dtype") or source.dtype)
                 if is_new
-                else args[0].zero_()
+                else args[0].fill_(1)
             )
         return func(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold.data.batches import Batches, _Held
-from asynckfold.data.device_copies import Prefetcher
+from asynckfold.data.device_copies import Prefetcher, fetched_together
 from asynckfold.data.transforms import Draw, Normalize, RandomCrop, RandomFlip, ToFloat, View
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.reproducibility import ARITHMETIC
+from asynckfold.jobs.result import DIVERGED
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import setup
@@ -27,7 +29,7 @@ from asynckfold.training.job_log import NoLog
 from asynckfold.training.software import REVISION, REVISION_ON_GPUS, software
 from asynckfold.training.training_run import Training
 from tests.training.counting import Counting
-from tests.training.tiny import Tiny
+from tests.training.tiny import Plain, Tiny
 
 META = torch.device("meta")
 STEPS = (
@@ -74,17 +76,27 @@ class Event:
         pass
 
 
-def training_on_meta(root: Path, data: Batches) -> Training:
+def training_on_meta(root: Path, data: Batches, criterion: Any) -> Training:
     params = TrainerParams(epochs=2, print_frequency=1, clip_grad_norm=1.0)
-    # The mean of nn.CrossEntropyLoss depends on values of the targets, which are not there.
-    tiny = Tiny(root, {"conv": Conv}, params=params, criterion=nn.functional.cross_entropy)
+    tiny = Tiny(root, {"conv": Conv}, params=params, criterion=criterion)
     return setup.build(tiny.bundle, Task(tiny.jobs[0]), data, META, NoLog(), Heartbeat())
 
 
-def test_the_host_waits_for_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("criterion", "sent"),
+    [
+        (nn.functional.cross_entropy, 2),
+        # Whether all samples count equally is found on the device.
+        (nn.CrossEntropyLoss(), 3),
+        (nn.CrossEntropyLoss(torch.ones(3)), 3),
+    ],
+)
+def test_the_host_waits_once_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, criterion: Any, sent: int
+) -> None:
     """The numbers of samples and the draws of an epoch are sent once."""
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    training = training_on_meta(tmp_path, images())
+    training = training_on_meta(tmp_path, images(), criterion)
     with training.log, Counting() as mode:
         training.begin_epoch()
         begun = mode.take()
@@ -100,8 +112,76 @@ def test_the_host_waits_for_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert (step.sent, step.fetched, step.synchronisations) == (0, 1, 0), step
         training.end_epoch(0.0, lambda event: None)
         ended = mode.take()
-        # Losses, outputs, loss and accuracy of the evaluation, after all is computed.
-        assert (ended.sent, ended.synchronisations) == (2, 4), ended
+        # One tensor: losses, outputs, loss and accuracy of the evaluation.
+        assert (ended.sent, ended.fetched, ended.synchronisations) == (sent, 1, 1), ended
+
+
+def test_what_is_fetched_together_has_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [
+        torch.tensor([True, False, True]),
+        torch.tensor(1 / 3, dtype=torch.float64),
+        torch.randn(2, 3, 4).permute(2, 0, 1),
+        torch.empty(0, 5),
+        torch.tensor([-0.0, float("nan"), float("inf")], dtype=torch.bfloat16),
+        torch.arange(3),
+    ]
+    assert all(map(operator.is_, fetched_together(tensors), tensors))
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    for found, wanted in zip(fetched_together(tensors), tensors, strict=True):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert bytes_of(found) == bytes_of(wanted)
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def not_fused(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1, foreach=False)
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]), reduction="sum")],
+)
+def test_an_epoch_that_is_fetched_at_once_has_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, criterion: Any
+) -> None:
+    words = {"criterion": criterion, "opt_fn": not_fused, "batch_size": 12}
+    on_cores = Tiny(tmp_path / "cores", **words).train()
+    tiny = Tiny(tmp_path / "device", **words)
+    # As if the tensors were on a device: all that follows from it is how they are fetched.
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    found = tiny.train()
+    for one, other in zip(found.epochs, on_cores.epochs, strict=True):
+        assert replace(one, seconds=0.0) == replace(other, seconds=0.0)
+    assert found.outputs is not None
+    assert on_cores.outputs is not None
+    assert found.outputs.tobytes() == on_cores.outputs.tobytes()
+
+
+class Careful(Plain):
+    """Refuses to be evaluated once its weights are not finite."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found = super().forward(inputs)
+        if not self.training and not found.isfinite().all():
+            raise ValueError("not finite")
+        return found
+
+
+@pytest.mark.parametrize("on_cores", [True, False])
+def test_a_loss_that_diverged_is_the_reason_for_what_the_evaluation_raises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_cores: bool
+) -> None:
+    tiny = Tiny(
+        tmp_path,
+        {"careful": Careful},
+        opt_fn=lambda model: torch.optim.SGD(model.parameters(), 1e38, foreach=False),
+    )
+    monkeypatch.setattr(torch.Tensor, "is_cpu", on_cores)
+    result = tiny.train()
+    assert (result.status, result.error[:16]) == (DIVERGED, "the loss became ")
 
 
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.floats(0, 1))

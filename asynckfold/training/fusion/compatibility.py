@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from asynckfold.training import side_effects
 from asynckfold.training.fusion.layouts import NotFusible
-from asynckfold.training.fusion.tracing import copied, describe
-
-_INTERNAL = frozenset(vars(nn.Module()))
-_HOOKS = tuple(name for name in sorted(_INTERNAL) if name.endswith("_hooks"))
-_PARAMETER_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device)
+from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.side_effects import attributes, describe, is_plain
 
 
 def check(models: Sequence[nn.Module], inputs: Sequence[Any]) -> list[str]:
@@ -36,11 +31,10 @@ def surely_alike(models: Sequence[nn.Module]) -> bool:
     """Whether equal attributes prove that all replicas compute the same; if not, compare traces."""
     first = models[0]
     return all(
-        vars(other)[name] is value or _is_plain(value)
+        vars(other)[name] is value or is_plain(value)
         for model in models[1:]
         for mine, other in zip(first.modules(), model.modules(), strict=True)
-        for name, value in vars(mine).items()
-        if name not in _INTERNAL
+        for name, value in attributes(mine).items()
     )
 
 
@@ -88,32 +82,17 @@ def _tensors(model: nn.Module) -> list[tuple[Any, ...]]:
 
 def _settings(module: nn.Module) -> dict[str, Any]:
     """Return the plain attributes of a module, containers included."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in _INTERNAL and _is_plain(value)
-    }
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return all(_is_plain(item) for item in value)
-    if isinstance(value, dict):
-        return all(_is_plain(item) for item in chain(value.keys(), value.values()))
-    return isinstance(value, _PLAIN)
+    return {name: value for name, value in attributes(module).items() if is_plain(value)}
 
 
 def _obstacles(model: nn.Module) -> Iterator[str]:
+    yield from side_effects.hooks(model)
     for path, module in model.named_modules():
-        if any(getattr(module, name, None) for name in _HOOKS if "state_dict" not in name):
-            yield f"{describe(path, module)} has hooks"
         if isinstance(module, nn.RNNBase):
             yield f"{describe(path, module)} is recurrent, and its kernel has no batched form"
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
             yield f"parameter {name} gets its shape only in the first forward"
-        elif any(getattr(parameter, kind) for kind in _PARAMETER_HOOKS):
-            yield f"parameter {name} has hooks"
         elif parameter.layout is not torch.strided:
             yield f"parameter {name} is not a dense tensor"
 
@@ -121,44 +100,19 @@ def _obstacles(model: nn.Module) -> Iterator[str]:
 def _run(model: nn.Module, inputs: Sequence[Any], *, training: bool) -> list[str]:
     """Run a copy; refuse side effects of its forward."""
     probe = copied(model).train(training)
-    before = [_state(module) for module in probe.modules()]
-    drawn = _python_generators()
-    # The user's code may raise anything; that becomes the reason.
-    try:
-        with torch.enable_grad():
-            outputs = probe(*inputs)
-    except Exception as error:
-        raise NotFusible(f"its forward raises {type(error).__name__}: {error}") from error
-    if drawn != _python_generators():
-        raise NotFusible("its forward draws random numbers from Python or NumPy")
-    for (path, module), old in zip(probe.named_modules(), before, strict=True):
-        for name, value in _state(module).items():
-            if not _equal(old.get(name), value):
-                raise NotFusible(
-                    f"{describe(path, module)} changes its attribute {name} in its forward"
-                )
+    outputs: list[Any] = []
+
+    def forward() -> None:
+        # The user's code may raise anything; that becomes the reason.
+        try:
+            with torch.enable_grad():
+                outputs.append(probe(*inputs))
+        except Exception as error:
+            raise NotFusible(f"its forward raises {type(error).__name__}: {error}") from error
+
+    for problem in side_effects.of(probe, forward):
+        raise NotFusible(problem)
     return list(_own_functions(outputs))
-
-
-def _state(module: nn.Module) -> dict[str, Any]:
-    """Return a snapshot of a module's attributes, without parameters and buffers."""
-    attributes = {k: v for k, v in vars(module).items() if k not in _INTERNAL}
-    return {
-        name: value.clone() if isinstance(value, torch.Tensor) else repr(value)
-        for name, value in attributes.items()
-        if isinstance(value, torch.Tensor) or _is_plain(value)
-    }
-
-
-def _equal(old: Any, new: Any) -> bool:
-    if isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor):
-        return old.shape == new.shape and bool(torch.equal(old, new))
-    return type(old) is type(new) and bool(old == new)
-
-
-def _python_generators() -> tuple[Any, ...]:
-    _, words, position, *_ = np.random.get_state(legacy=True)  # noqa: NPY002
-    return random.getstate(), np.asarray(words).tobytes(), position
 
 
 def _own_functions(outputs: Any) -> Iterator[str]:

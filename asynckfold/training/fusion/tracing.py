@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.side_effects import describe
 
 
 @dataclass(frozen=True)
@@ -113,15 +114,6 @@ class _Tracer(fx.Tracer):
 def _mode() -> tuple[bool, ...]:
     devices = ("cpu", "cuda")
     return (torch.is_grad_enabled(), *(torch.is_autocast_enabled(device) for device in devices))
-
-
-def describe(path: str, module: nn.Module) -> str:
-    """Return the name of a layer in messages.
-
-    >>> describe("features.0", nn.ReLU())
-    'layer features.0 (ReLU)'
-    """
-    return f"layer {path} ({type(module).__name__})" if path else "the model"
 
 
 @contextmanager

@@ -1,0 +1,277 @@
+"""The gradient of a step as a CUDA graph: one launch in place of one for each operation.
+
+::
+
+    first batch of a job ─ obstacles? ─ capture ─ same bits? ─ faster? ─ graph
+                               └───────────┴──────────┴──────────┴────── eager
+
+A graph holds what a step computes from its batch to its gradients. Clipping and the optimizer, a
+few kernels, stay outside: their learning rates and counts are numbers of the host, which a graph
+would freeze. A trial puts back what it changes, and a replay has the bits of the eager step: which
+jobs use a graph changes no number, and the plan does not record it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from asynckfold.data.device_copies import packed
+from asynckfold.training import seeding, side_effects
+from asynckfold.training.precision import outputs_of
+from asynckfold.training.stopwatch import mark, seconds_between
+from asynckfold.training.training_run import Training, fresh_gradient
+
+GAIN = 1.1
+"""Least gain in speed for which a graph is used: a smaller one may be chance."""
+
+LEAST_STEPS = 1000
+"""Steps that a job must have left: a trial takes the time of about 50."""
+
+MEMORY_SHARE = 0.02
+"""Largest share of a GPU's memory for a graph, which keeps its activations: evaluations need as
+much again, and no reservation counts it."""
+
+WARM_UPS, ROUNDS, CALLS = 3, 4, 5
+"""Steps before the capture, in which libraries choose kernels; timed rounds, and calls in each."""
+
+
+class NotCapturable(Exception):  # noqa: N818
+    """Why the steps of a job stay eager."""
+
+
+class Recorder(Protocol):
+    """Captures what a device computes; `generator` is the one that the device draws from."""
+
+    generator: torch.Generator
+
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """Do the work a few times; raise if it waits for the device."""
+
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        """Return the result of the work, its values undefined, and what fills it.
+
+        That does the work again on what then lies where the work read.
+        """
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return the seconds that the work takes."""
+
+
+class CudaRecorder:
+    """Captures CUDA graphs on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._index = device, device.index or 0
+        # Every graph knows this one.
+        self.generator = torch.cuda.default_generators[self._index]
+
+    def warm_up(self, work: Callable[[], object]) -> None:
+        """Do the work on the stream of the capture; a wait would make the capture fail."""
+        stream, current = _side_stream(self._device), torch.cuda.current_stream(self._device)
+        mode = torch.cuda.get_sync_debug_mode()
+        stream.wait_stream(current)
+        try:
+            with torch.cuda.stream(stream), warnings.catch_warnings():
+                work()
+                warnings.simplefilter("ignore")  # the mode says that it does not see every wait
+                torch.cuda.set_sync_debug_mode("error")
+                for _ in range(WARM_UPS - 1):
+                    work()
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+            current.wait_stream(stream)
+
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        """Capture the work in memory of its own."""
+        torch.cuda.empty_cache()
+        before, pool = torch.cuda.memory_reserved(self._device), torch.cuda.graph_pool_handle()
+        graph, stream = torch.cuda.CUDAGraph(), _side_stream(self._device)
+        # The outer context restores the stream where the inner one cannot end.
+        with torch.cuda.stream(torch.cuda.current_stream(self._device)):
+            try:
+                with torch.cuda.graph(graph, pool=pool, stream=stream):
+                    found = work()
+            except Exception:
+                self._end_capture(pool)
+                raise
+        taken = torch.cuda.memory_reserved(self._device) - before
+        if taken > MEMORY_SHARE * torch.cuda.mem_get_info(self._device)[1]:
+            raise NotCapturable(f"it would keep {taken >> 20} MiB of the GPU's memory")
+        return found, graph.replay
+
+    def _end_capture(self, pool: Any) -> None:
+        """End what a failed capture leaves begun in older versions of torch.
+
+        Their allocator would keep the pool, and any memory that several streams used; their
+        generator would refuse to draw until a capture succeeds.
+        """
+        for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):
+            # It raises where the allocator has ended.
+            with contextlib.suppress(RuntimeError, AttributeError):
+                getattr(torch._C, name)(self._index, pool)
+                torch._C._cuda_releasePool(self._index, pool)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_side_stream(self._device)):
+            torch.zeros(1, device=self._device)
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        """Return the mean of some calls."""
+        began = mark(self._device)
+        for _ in range(CALLS):
+            work()
+        ended = mark(self._device)
+        torch.cuda.synchronize(self._device)
+        return seconds_between(began, ended) / CALLS
+
+
+@functools.cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all captures: libraries keep memory for each stream that they see."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+class GradientGraph:
+    """A captured gradient; batches of another shape are computed eagerly."""
+
+    def __init__(
+        self, model: nn.Module, batch: list[Tensor], loss: Tensor, replay: Callable[[], object]
+    ) -> None:
+        self._batch, self._loss, self._replay = batch, loss, replay
+        self._gradients = [(item, item.grad) for item in model.parameters()]
+        self._frozen = side_effects.frozen(model)
+
+    def __call__(self, training: Training, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Set the gradients of the parameters; return the loss, detached."""
+        if training.batch == 0 and self._frozen != side_effects.frozen(_whole(training)):
+            training.log.write("no CUDA graph any more: something changed the model\n")
+            training.gradient = fresh_gradient
+        elif all(map(_alike, (inputs, targets), self._batch)):
+            return self.replayed(inputs, targets)
+        return fresh_gradient(training, inputs, targets)
+
+    def replayed(self, *given: Tensor) -> Tensor:
+        """Replay on a batch of the captured shape."""
+        for here, item in zip(self._batch, given, strict=True):
+            here.copy_(item)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._replay()
+        return self._loss.clone()
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def _whole(training: Training) -> nn.ModuleDict:
+    """Return model and criterion as one module."""
+    parts = {"model": training.model, "criterion": training.criterion}
+    return nn.ModuleDict({key: item for key, item in parts.items() if isinstance(item, nn.Module)})
+
+
+def prepare(training: Training, recorder: Recorder | None = None) -> None:
+    """Let a job on a GPU try a graph at its first batch."""
+    if recorder is None and training.device.type == "cuda":
+        recorder = CudaRecorder(training.device)
+    if recorder is not None:
+        training.gradient = functools.partial(_first_gradient, recorder)
+
+
+def _first_gradient(
+    recorder: Recorder, training: Training, inputs: Tensor, targets: Tensor
+) -> Tensor:
+    low, high = training.bounds[0]
+    if len(inputs) != high - low:
+        return fresh_gradient(training, inputs, targets)
+    training.gradient = fresh_gradient
+    training.heartbeat.begin_long_phase()
+    # What the user's code raises, it raises again in the eager step.
+    try:
+        with seeding.preserved():
+            training.gradient, gain = _trial(recorder, training, inputs, targets)
+        training.log.write(f"CUDA graph: forward and backward {gain:.2f} times as fast\n")
+    except Exception as error:  # noqa: BLE001
+        kind = "" if isinstance(error, NotCapturable) else f"{type(error).__name__}: "
+        training.log.write(f"no CUDA graph: {kind}{' '.join(str(error).split()):.200}\n")
+    return training.gradient(training, inputs, targets)
+
+
+def _trial(recorder: Recorder, training: Training, *given: Tensor) -> tuple[GradientGraph, float]:
+    """Return a graph that has the bits of the eager step, and its gain in speed."""
+    model, generator = _whole(training), recorder.generator
+    for obstacle in _obstacles(training, model, generator.device, *given):
+        raise NotCapturable(obstacle)
+    buffers, drawn = [item.clone() for item in model.buffers()], generator.get_state()
+    batch, frozen = [item.clone() for item in given], side_effects.frozen(model)
+
+    def eager(*batch: Tensor) -> Tensor:
+        return fresh_gradient(training, *batch)
+
+    def restore() -> None:
+        generator.set_state(drawn)
+        for item, value in zip(model.buffers(), buffers, strict=True):
+            item.copy_(value)
+
+    def bits(gradient: Callable[..., Tensor], *batch: Tensor) -> list[Any]:
+        restore()
+        loss, gradients = gradient(*batch), [item.grad for item in model.parameters()]
+        there = [item for item in gradients if item is not None]
+        found = packed([loss, *there, *model.buffers()]).cpu(), generator.get_state()
+        return [[item is None for item in gradients], *(item.numpy().tobytes() for item in found)]
+
+    try:
+        recorder.warm_up(lambda: eager(*batch))
+        training.optimizer.zero_grad()
+        graph = GradientGraph(model, batch, *recorder.capture(lambda: eager(*batch)))
+        # Other values than the captured ones first.
+        for shift in (1, 0):
+            other = [torch.empty_like(item).copy_(item.roll(shift, 0)) for item in given]
+            if bits(eager, *other) != bits(graph.replayed, *other):
+                raise NotCapturable("its replay has other bits than the eager step")
+        if side_effects.frozen(model) != frozen:
+            raise NotCapturable("a step replaces a tensor of the model")
+        plain, replayed = [], []
+        for _ in range(ROUNDS):
+            plain.append(recorder.seconds(lambda: eager(*given)))
+            replayed.append(recorder.seconds(lambda: graph.replayed(*given)))
+        gain = min(plain) / min(replayed)
+        if gain < GAIN:
+            raise NotCapturable(f"it is {gain:.2f} times as fast, and {GAIN:g} is asked for")
+        return graph, gain
+    finally:
+        restore()
+        training.optimizer.zero_grad()
+
+
+def _obstacles(
+    training: Training, model: nn.ModuleDict, device: torch.device, *given: Tensor
+) -> Iterator[str]:
+    """Yield why no graph is tried; at last run a copy of the model."""
+    params, optimizer = training.params, training.optimizer
+    left = (params.epochs - training.epoch) * training.batches - training.batch
+    if left < LEAST_STEPS:
+        yield f"{left} steps are left, and a trial pays from {LEAST_STEPS}"
+    if params.compile:
+        yield "torch.compile makes the kernels"
+    # Those of others may keep gradients from step to step, which a graph overwrites.
+    is_known = type(optimizer).__module__.startswith("torch.optim.")
+    if not is_known or isinstance(optimizer, torch.optim.LBFGS):
+        yield f"the optimizer is {type(optimizer).__name__}"
+    stepped = {id(item) for group in optimizer.param_groups for item in group["params"]}
+    if any(item.requires_grad and id(item) not in stepped for item in model.parameters()):
+        yield "the gradient of a parameter that the optimizer does not have adds up"
+    yield from side_effects.hooks(model)
+    yield from side_effects.kept(model, training.criterion, device)
+    twin, host = copy.deepcopy(model), torch.get_rng_state()
+    criterion = dict(twin.items()).get("criterion", training.criterion)
+    run = functools.partial(outputs_of, twin["model"], given[0], params.precision)
+    yield from side_effects.of(twin, lambda: criterion(run(), given[1]))
+    if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
+        yield "its forward draws random numbers on the CPU"

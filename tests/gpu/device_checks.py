@@ -1,0 +1,234 @@
+"""What is checked on a GPU in a process of its own: ``python -m tests.gpu.device_checks NAME``.
+
+The process of the tests must not open the GPU: its workers could not be forked any more.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asynckfold.data.device_copies import Prefetcher
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.result import DONE
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.system.heartbeat import Heartbeat
+from asynckfold.training import loop, setup, step_graph
+from asynckfold.training.isolation import torch_settings
+from asynckfold.training.job_log import JobLog
+from asynckfold.training.step_graph import CudaRecorder
+from asynckfold.training.training_run import Training
+from tests.training.tiny import CLASSES, FEATURES, Tiny, never, sgd
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+class Perceptron(nn.Module):
+    """Running statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES, 64),
+            nn.BatchNorm1d(64),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(64, CLASSES),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layers(inputs)
+        return found
+
+
+class Convolutions(Perceptron):
+    """A convolution before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv1d(4, 1, 1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(self.first(inputs[:, None])[:, 0])
+
+
+class Masked(Perceptron):
+    """Waits for the device in its forward."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found = super().forward(inputs)
+        return found + inputs[inputs > 0].mean()
+
+
+class Asking(Perceptron):
+    """Waits for the device, in plain words."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * (1.0 + inputs.mean().item())
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": sgd,
+    "adam, fused": lambda model: torch.optim.Adam(model.parameters(), 0.01),
+    "adam, foreach": lambda model: torch.optim.Adam(model.parameters(), 0.01, foreach=True),
+    "adam, capturable": lambda model: torch.optim.Adam(model.parameters(), 0.01, capturable=True),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), 0.01),
+}
+
+
+def tiny_of(root: Path, model: Callable[[], nn.Module] = Perceptron, **changes: Any) -> Tiny:
+    # Batches of 12, 12, 12 and 4.
+    words: dict[str, Any] = {"params": TrainerParams(epochs=5), "batch_size": 12, **changes}
+    return Tiny(root, {"net": model}, {"cosine": "cosine"}, **words)
+
+
+def built(tiny: Tiny, log: JobLog) -> Training:
+    return setup.build(tiny.bundle, Task(tiny.jobs[0]), tiny.batches, DEVICE, log, Heartbeat())
+
+
+def trained(tiny: Tiny, *, graph: bool) -> Any:
+    """Return the numbers of a job."""
+    torch.cuda.manual_seed(0)
+    with JobLog(tiny.root, tiny.jobs[0]) as log:
+        training = built(tiny, log)
+        if graph:
+            step_graph.prepare(training)
+        result = loop.train_to_end(training, lambda event: None, never)
+    assert result is not None
+    assert result.status == DONE, result
+    assert result.outputs is not None
+    epochs = [replace(item, seconds=0.0) for item in result.epochs]
+    return result.weights, epochs, result.outputs.tobytes()
+
+
+def graphs_have_the_bits_of_eager_steps(root: Path) -> None:
+    """Prints what each job's log says of its graph; most of them are to have one."""
+    torch.use_deterministic_algorithms(True)
+    step_graph.LEAST_STEPS = 10
+    used = 0
+    cases = [
+        (model, optimizer, TrainerParams(epochs=5, precision=precision, clip_grad_norm=clipped))
+        for model in (Perceptron, Convolutions)
+        for optimizer in OPTIMIZERS
+        for precision in ("fp32", "tf32", "bf16", "fp16")
+        for clipped in (None, 0.5)
+    ]
+    for number, (model, optimizer, params) in enumerate(cases):
+        before = torch_settings.current()
+        if params.precision == "tf32":
+            torch_settings.allow_tf32()
+        words: dict[str, Any] = {"params": params, "opt_fn": OPTIMIZERS[optimizer]}
+        plain = trained(tiny_of(root / f"plain-{number}", model, **words), graph=False)
+        tiny = tiny_of(root / f"graph-{number}", model, **words)
+        name = f"{model.__name__}, {optimizer}, {params.precision}, {params.clip_grad_norm}"
+        assert trained(tiny, graph=True) == plain, name
+        (line,) = [line for line in tiny.log().splitlines() if "CUDA graph" in line]
+        print(f"{name}: {line}")
+        used += line.startswith("CUDA graph")
+        torch_settings.apply(before)
+    assert used > len(cases) // 2, f"{used} of {len(cases)} jobs used a graph"
+
+
+def a_step_that_waits_stays_eager(root: Path) -> None:
+    """It is refused before a capture, and trains on, dropout and all."""
+    torch.use_deterministic_algorithms(True)
+    step_graph.LEAST_STEPS = 10
+    for model in (Masked, Asking):
+        plain = trained(tiny_of(root / f"plain-{model.__name__}", model), graph=False)
+        tiny = tiny_of(root / f"graph-{model.__name__}", model)
+        assert trained(tiny, graph=True) == plain
+        assert "no CUDA graph: " in tiny.log()
+        print(next(line for line in tiny.log().splitlines() if "CUDA graph" in line))
+
+
+def a_failed_capture_leaves_a_sound_process(root: Path) -> None:
+    """The generator draws on, memory that two streams used is used again, a capture succeeds."""
+    recorder = CudaRecorder(DEVICE)
+    values = torch.ones(4, device=DEVICE)
+    drawn = torch.cuda.get_rng_state()
+    for _ in range(3):
+        try:
+            recorder.capture(lambda: values * values.sum().item())
+        except Exception as error:  # noqa: BLE001
+            print(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        else:
+            raise AssertionError("a capture that waits for the device succeeded")
+    assert torch.cuda.current_stream(DEVICE) == torch.cuda.default_stream(DEVICE)
+    assert torch.equal(torch.cuda.get_rng_state(), drawn)
+    nn.functional.dropout(values)
+    # Batches of 4 MiB each: kept, 200 of them would be 800 MiB.
+    order = torch.arange(1 << 10)
+    prefetcher = Prefetcher(torch.zeros(1 << 10, 1 << 10), DEVICE)
+    for number in range(200):
+        prefetcher.take((number, number + 1), order)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_reserved(DEVICE) < 400 << 20
+    found, replay = recorder.capture(lambda: nn.functional.dropout(values * 2) + values)
+    torch.cuda.manual_seed(5)
+    expected = nn.functional.dropout(values * 3 * 2) + values * 3
+    torch.cuda.manual_seed(5)
+    values.mul_(3)
+    replay()
+    assert torch.equal(found, expected)
+
+
+def the_host_waits_once_an_epoch(root: Path) -> None:
+    """As torch itself counts; once more for a schedule that reacts to a loss."""
+    for schedule, waits in (("cosine", 1), ("reduce", 2)):
+        words: dict[str, Any] = {"lr_schedules": {schedule: schedule}, "batch_size": 12}
+        tiny = Tiny(root / schedule, {"net": Perceptron}, **words)
+        with JobLog(tiny.root, tiny.jobs[0]) as log:
+            training = built(tiny, log)
+            for epoch in range(2):
+                found = _waits(training)
+                # The first epoch opens libraries.
+                assert epoch == 0 or len(found) == waits, found
+
+
+def _waits(training: Training) -> list[str]:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        training.begin_epoch()
+        while training.batch < training.batches:
+            training.step()
+            training.report_progress(lambda event: None)
+        training.end_epoch(0.0, lambda event: None)
+        torch.cuda.set_sync_debug_mode("default")
+    texts = [f"{item.message} ({item.filename}:{item.lineno})" for item in warned]
+    return [text for text in texts if "synchronizing CUDA operation" in text]
+
+
+def a_job_leaves_no_memory_behind(root: Path) -> None:
+    """Neither its graph nor what it kept, once the cache is empty."""
+    step_graph.LEAST_STEPS = 10
+    for number in range(3):
+        trained(tiny_of(root / str(number)), graph=True)
+        torch.cuda.empty_cache()
+        left = torch.cuda.memory_allocated(DEVICE)
+        print(f"{left >> 10} KiB left")
+        # Workspaces of libraries stay, 32 MiB for each of two streams on the largest GPUs.
+        assert left < 100 << 20
+
+
+CHECKS = (
+    graphs_have_the_bits_of_eager_steps,
+    a_step_that_waits_stays_eager,
+    a_failed_capture_leaves_a_sound_process,
+    the_host_waits_once_an_epoch,
+    a_job_leaves_no_memory_behind,
+)
+
+if __name__ == "__main__":
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    with tempfile.TemporaryDirectory() as folder:
+        {check.__name__: check for check in CHECKS}[sys.argv[1]](Path(folder))

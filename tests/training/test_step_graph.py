@@ -1,0 +1,477 @@
+"""CUDA graphs of a job's gradients: same bits or none. What replays on cores stands in for them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from asynckfold.jobs.messages import CheckpointRef, RunEvent, Task
+from asynckfold.jobs.result import Result
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.store import job_folder
+from asynckfold.system.heartbeat import Heartbeat
+from asynckfold.training import loop, setup, step_graph
+from asynckfold.training.job_log import JobLog
+from asynckfold.training.step_graph import CudaRecorder
+from asynckfold.training.training_run import Training, fresh_gradient
+from tests.training.tiny import CLASSES, CPU, FEATURES, Tiny, always, checkpoints, never, sgd
+
+
+class Net(nn.Module):
+    """A perceptron with running statistics and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 1.0
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(16, CLASSES),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.layers(inputs * self.scale)
+        return found
+
+
+class Tape(TorchDispatchMode):
+    """The operations of some work, to be repeated on the same memory with the same numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, Any, Any, list[Tensor]]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's own answer imports its compiler, which takes seconds.
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {item.untyped_storage().data_ptr() for item in tensors_in((args, kwargs))}
+        new = [item for item in tensors_in(out) if item.untyped_storage().data_ptr() not in given]
+        self.steps.append((func, args, kwargs or {}, new))
+        return out
+
+    def forget_values(self) -> None:
+        """A capture computes nothing."""
+        for *_, new in self.steps:
+            for item in new:
+                item.fill_(99)
+
+    def replay(self) -> None:
+        with torch.no_grad():
+            for func, args, kwargs, new in self.steps:
+                out = func(*args, **kwargs)
+                fresh = tensors_in(out)[: len(new)] if new else []
+                for here, value in zip(new, fresh, strict=True):
+                    here.copy_(value)
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [item for item in tree_leaves(tree) if isinstance(item, Tensor)]
+
+
+@dataclass
+class Replayer:
+    """Captures on cores. The eager step takes `gain` seconds, a replay one."""
+
+    gain: float = 2.0
+    fault: str = ""
+    replays: int = 0
+    generator: torch.Generator = field(default_factory=lambda: torch.default_generator)
+
+    def warm_up(self, work: Callable[[], object]) -> None:
+        for _ in range(2):
+            work()
+        if self.fault == "waits":
+            raise RuntimeError("called a synchronizing CUDA operation")
+
+    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        with Tape() as tape:
+            loss = work()
+        if self.fault == "capture":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        with torch.no_grad():
+            tape.forget_values()
+        outputs = [item for *_, new in tape.steps for item in new if item.is_floating_point()]
+
+        def replay() -> None:
+            self.replays += 1
+            tape.replay()
+            if self.fault == "bits":
+                with torch.no_grad():
+                    outputs[-1].copy_(torch.nextafter(outputs[-1], torch.tensor(9.0)))
+            if self.fault == "draws":
+                torch.rand(1)
+
+        return loss, replay
+
+    def seconds(self, work: Callable[[], object]) -> float:
+        before = self.replays
+        work()
+        return 1.0 if self.replays > before else self.gain
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_graph, "LEAST_STEPS", 10)
+
+
+def built(tiny: Tiny, log: JobLog, refs: tuple[CheckpointRef, ...] = (), attempt: int = 1) -> Any:
+    task = Task(tiny.jobs[0], attempt, refs)
+    return setup.build(tiny.bundle, task, tiny.batches, CPU, log, Heartbeat())
+
+
+def trained(
+    tiny: Tiny, recorder: Replayer | None, change: Callable[[Training], Any] = lambda training: None
+) -> Result:
+    """A job from its start to its end."""
+    with JobLog(tiny.root, tiny.jobs[0]) as log:
+        training = built(tiny, log)
+        change(training)
+        step_graph.prepare(training, recorder)
+        result = loop.train_to_end(training, lambda event: None, never)
+    assert result is not None
+    return result
+
+
+def numbers(result: Result) -> Any:
+    epochs = [replace(item, seconds=0.0) for item in result.epochs]
+    assert result.outputs is not None
+    return result.weights, epochs, result.outputs.tobytes()
+
+
+def tiny_at(root: Path, **changes: Any) -> Tiny:
+    # Batches of 12, 12, 12 and 4.
+    words = {"models": {"net": Net}, "params": TrainerParams(epochs=3), "batch_size": 12}
+    return Tiny(root, **{**words, **changes})
+
+
+OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
+    "sgd": sgd,
+    "adamw": lambda model: torch.optim.AdamW(model.parameters(), 0.01),
+    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), 0.01, foreach=True),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "params",
+    [
+        TrainerParams(epochs=3, lr_step="batch"),
+        TrainerParams(epochs=3, precision="bf16", clip_grad_norm=0.5),
+    ],
+)
+def test_a_job_with_a_graph_has_the_same_bits(
+    tmp_path: Path, optimizer: str, params: TrainerParams
+) -> None:
+    """Dropout, running statistics, LR schedules, clipping, a last batch of another size."""
+    words = {"opt_fn": OPTIMIZERS[optimizer], "params": params, "lr_schedules": {"c": "cosine"}}
+    plain = trained(tiny_at(tmp_path / "plain", **words), None)
+    recorder, tiny = Replayer(), tiny_at(tmp_path / "graph", **words)
+    assert numbers(trained(tiny, recorder)) == numbers(plain)
+    # Two to compare, four timed, and three of four batches in each of three epochs.
+    assert recorder.replays == 2 + step_graph.ROUNDS + 9
+    assert "CUDA graph: forward and backward 2.00 times as fast" in tiny.log()
+
+
+@pytest.mark.parametrize(
+    ("recorder", "reason"),
+    [
+        (Replayer(fault="bits"), "its replay has other bits than the eager step"),
+        (Replayer(fault="draws"), "its replay has other bits than the eager step"),
+        (Replayer(fault="capture"), "RuntimeError: operation not permitted when stream"),
+        (Replayer(fault="waits"), "RuntimeError: called a synchronizing CUDA operation"),
+        (Replayer(gain=1.05), "it is 1.05 times as fast, and 1.1 is asked for"),
+    ],
+    ids=lambda item: getattr(item, "fault", None) or "reason",
+)
+def test_a_graph_that_fails_leaves_no_trace(
+    tmp_path: Path, recorder: Replayer, reason: str
+) -> None:
+    plain = trained(tiny_at(tmp_path / "plain"), None)
+    tiny = tiny_at(tmp_path / "graph")
+    assert numbers(trained(tiny, recorder)) == numbers(plain)
+    assert f"no CUDA graph: {reason}" in tiny.log()
+    assert "times as fast\n" not in tiny.log()
+
+
+class Counting(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.scale *= 0.99
+        return super().forward(inputs)
+
+
+class Late(Net):
+    """Changes itself in a function that it calls."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        cool(self)
+        return super().forward(inputs)
+
+
+def cool(net: Net) -> None:
+    net.scale *= 0.99
+
+
+class Drawing(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * random.uniform(0.9, 1.1)
+
+
+class NumPyDrawing(Net):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * np.random.uniform(0.9, 1.1)  # noqa: NPY002
+
+
+class Looking(Net):
+    """Depends on a value of its batch, which a graph freezes."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * (1 + float(inputs[0, 1]))
+
+
+class Holding(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.meter = SimpleNamespace(calls=0)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.meter.calls += 1
+        return super().forward(inputs)
+
+
+class Unknown(torch.optim.SGD):
+    """Could do anything."""
+
+
+calls: list[int] = []
+
+
+def noting(outputs: Tensor, targets: Tensor) -> Tensor:
+    calls.append(1)
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def hooked() -> nn.Module:
+    net = Net()
+    net.layers[0].register_forward_hook(lambda module, inputs, output: output * 1.1)
+    return net
+
+
+OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
+    "attribute": ({"models": {"n": Counting}}, "forward changes scale"),
+    "late": ({"models": {"n": Late}}, "layer model (Late) changes its attribute scale"),
+    "object": ({"models": {"n": Holding}}, "Holding has meter, a SimpleNamespace"),
+    "python": ({"models": {"n": Drawing}}, "its forward draws random numbers from Python"),
+    "numpy": ({"models": {"n": NumPyDrawing}}, "its forward draws random numbers from Python"),
+    "value": ({"models": {"n": Looking}}, "its replay has other bits"),
+    "hook": ({"models": {"n": hooked}}, "layer model.layers.0 (Linear) has hooks"),
+    "criterion": ({"criterion": noting}, "noting changes calls"),
+    "optimizer": (
+        {"opt_fn": lambda model: Unknown(model.parameters(), 0.1)},
+        "the optimizer is Unknown",
+    ),
+    "lbfgs": (
+        {"opt_fn": lambda model: torch.optim.LBFGS(model.parameters(), 0.1)},
+        "the optimizer is LBFGS",
+    ),
+    "left out": (
+        {"opt_fn": lambda model: sgd(model.layers[-1])},
+        "the gradient of a parameter that the optimizer does not have",
+    ),
+    "short": ({"params": TrainerParams(epochs=2)}, "8 steps are left, and a trial pays from 10"),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+def test_what_a_graph_cannot_repeat_stays_eager(tmp_path: Path, name: str) -> None:
+    changes, reason = OBSTACLES[name]
+    plain = trained(tiny_at(tmp_path / "plain", **changes), None)
+    tiny = tiny_at(tmp_path / "graph", **changes)
+    assert numbers(trained(tiny, Replayer())) == numbers(plain)
+    assert f"no CUDA graph: {reason}" in tiny.log()
+
+
+def test_a_compiled_model_has_graphs_of_its_own(tmp_path: Path) -> None:
+    tiny = tiny_at(tmp_path)
+
+    def compiled(training: Training) -> None:
+        params = replace(training.params, compile=True)
+        plan = replace(training.bundle.plan, params=params)
+        training.bundle = replace(training.bundle, plan=plan)
+
+    trained(tiny, Replayer(), compiled)
+    assert "no CUDA graph: torch.compile makes the kernels" in tiny.log()
+
+
+def test_a_model_that_is_changed_between_epochs_leaves_its_graph(tmp_path: Path) -> None:
+    made: list[Net] = []
+
+    def make() -> Net:
+        made.append(Net())
+        return made[-1]
+
+    def decay(epoch: int) -> float:
+        if epoch == 2:
+            made[-1].scale = 0.5
+        return 0.9**epoch
+
+    schedule = {"own": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, decay)}
+    words = {"models": {"net": make}, "lr_schedules": schedule}
+    plain = trained(tiny_at(tmp_path / "plain", **words), None)
+    recorder, tiny = Replayer(), tiny_at(tmp_path / "graph", **words)
+    assert numbers(trained(tiny, recorder)) == numbers(plain)
+    assert recorder.replays == 2 + step_graph.ROUNDS + 6
+    assert "no CUDA graph any more" in tiny.log()
+
+
+def test_a_job_continues_with_and_without_a_graph(tmp_path: Path) -> None:
+    """Left after every batch, in every second attempt with a graph."""
+    plain = trained(tiny_at(tmp_path / "plain"), None)
+    tiny, recorder = tiny_at(tmp_path / "graph"), Replayer()
+    refs: list[CheckpointRef] = []
+    result, attempt = None, 0
+    while result is None:
+        attempt += 1
+        events: list[RunEvent] = []
+        with JobLog(tiny.root, tiny.jobs[0]) as log:
+            training = built(tiny, log, tuple(refs), attempt)
+            step_graph.prepare(training, recorder if attempt % 2 else None)
+            result = loop.train_to_end(training, events.append, always)
+        refs = checkpoints(events)
+    assert numbers(result) == numbers(plain)
+    assert attempt > 10
+    assert recorder.replays > 0
+
+
+def test_a_job_on_cores_tries_nothing(tmp_path: Path) -> None:
+    tiny = tiny_at(tmp_path)
+    with JobLog(tiny.root, tiny.jobs[0]) as log:
+        training = built(tiny, log)
+        step_graph.prepare(training)
+    assert training.gradient is fresh_gradient
+    tiny.train()
+    assert "CUDA" not in (job_folder(tiny.root, tiny.jobs[0]) / "log.txt").read_text()
+
+
+class FakeCuda:
+    """The part of torch.cuda that captures: which stream is current, and what was called."""
+
+    def __init__(self, fails: bool = False, reserved: int = 0) -> None:
+        self.stream, self.mode, self.fails, self.reserved = "main", 0, fails, reserved
+        self.is_old = False
+        self.calls: list[str] = []
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        owner = self
+
+        class Stream:
+            def wait_stream(self, other: Any) -> None:
+                owner.calls.append("wait")
+
+        class Graph:
+            def replay(self) -> None:
+                owner.calls.append("replay")
+
+        main = Stream()
+
+        @contextlib.contextmanager
+        def stream(given: Any) -> Iterator[None]:
+            before, owner.stream = owner.stream, "main" if given is main else "side"
+            try:
+                yield
+            finally:
+                owner.stream = before
+
+        @contextlib.contextmanager
+        def graph(made: Any, pool: Any = None, stream: Any = None) -> Iterator[None]:
+            owner.calls.append("capture")
+            before, owner.stream = owner.stream, "side"
+            yield
+            if owner.fails:
+                # As torch: the stream is left.
+                owner.fails = False
+                raise RuntimeError("operation failed due to a previous error during capture")
+            owner.reserved += 100 << 20
+            owner.stream = before
+
+        def end(device: int, pool: Any) -> None:
+            owner.calls.append("end")
+            if not owner.is_old:
+                raise RuntimeError("not currently recording")
+
+        for name, value in {
+            "Stream": lambda device: Stream(),
+            "stream": stream,
+            "graph": graph,
+            "CUDAGraph": Graph,
+            "current_stream": lambda device=None: main,
+            "default_generators": [torch.default_generator],
+            "get_sync_debug_mode": lambda: owner.mode,
+            "set_sync_debug_mode": lambda mode: setattr(owner, "mode", mode),
+            "empty_cache": lambda: None,
+            "graph_pool_handle": lambda: (0, 1),
+            "memory_reserved": lambda device: owner.reserved,
+            "mem_get_info": lambda device: (4 << 30, 8 << 30),
+        }.items():
+            patch.setattr(torch.cuda, name, value)
+        release = lambda device, pool: owner.calls.append("release")  # noqa: E731
+        patch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
+        patch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
+        patch.setattr(torch, "zeros", lambda *args, device: None)
+        step_graph._side_stream.cache_clear()
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
+    fake = FakeCuda()
+    with monkeypatch.context() as patch:
+        fake.install(patch)
+        yield fake
+    step_graph._side_stream.cache_clear()
+
+
+def test_a_warm_up_refuses_to_wait(cuda: FakeCuda) -> None:
+    seen: list[tuple[str, Any]] = []
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    recorder.warm_up(lambda: seen.append((cuda.stream, cuda.mode)))
+    assert seen == [("side", 0), ("side", "error"), ("side", "error")]
+    with pytest.raises(ZeroDivisionError):
+        recorder.warm_up(lambda: 1 / 0)
+    assert (cuda.stream, cuda.mode) == ("main", 0)
+
+
+@pytest.mark.parametrize(("is_old", "ended"), [(True, ["end", "release"]), (False, ["end"])])
+def test_a_failed_capture_is_ended(cuda: FakeCuda, is_old: bool, ended: list[str]) -> None:
+    """Another capture succeeds after it, on which older versions of torch depend."""
+    cuda.fails, cuda.is_old = True, is_old
+    with pytest.raises(RuntimeError, match="previous error during capture"):
+        CudaRecorder(torch.device("cuda", 0)).capture(lambda: torch.ones(1))
+    assert cuda.calls == ["capture", *ended, "capture"]
+    assert cuda.stream == "main"
+
+
+def test_a_graph_is_small(cuda: FakeCuda) -> None:
+    recorder = CudaRecorder(torch.device("cuda", 0))
+    _, replay = recorder.capture(lambda: torch.ones(1))
+    replay()
+    assert cuda.calls == ["capture", "replay"]
+    torch.cuda.mem_get_info = lambda device: (1 << 30, 4 << 30)  # type: ignore[assignment]
+    with pytest.raises(step_graph.NotCapturable, match="would keep 100 MiB"):
+        recorder.capture(lambda: torch.ones(1))
