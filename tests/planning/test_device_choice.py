@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from asynckfold.api.planner import group
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.planning.device_choice import KINDS, Probes, chosen, decide
 from asynckfold.planning.forecast import forecast
+from asynckfold.planning.group_choice import group
 from asynckfold.planning.workload import Choice, Workload, requests
 from tests.planning.test_thread_choice import FOLDS, SMALL, workload
 
