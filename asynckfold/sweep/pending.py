@@ -105,11 +105,11 @@ class PendingJobs:
         `peak` are the bytes of its process; the jobs of a group have equal shares of them.
         """
         model, changed = self._models[job_id], set()
-        width = len(self._groups.get(self._unit(job_id), (job_id,)))
-        size = peak // width + GPU_CONTEXT_BYTES
-        for name in self._left:
+        size = peak // self.group_size(job_id) + GPU_CONTEXT_BYTES
+        # Also of finished jobs, which stay in their group.
+        for name in (name for name, other in self._models.items() if other == model):
             request = self._requests[name]
-            if self._models[name] == model and request.gpu and request.gpu_memory < size:
+            if request.gpu and request.gpu_memory < size:
                 self._requests[name] = replace(request, gpu_memory=size)
                 changed.add(self._unit(name))
         for unit in sorted(changed):
