@@ -12,7 +12,7 @@ from asynckfold.jobs.decoding import decoded, finite, within
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Request
-from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.plan import Job, Plan
 from asynckfold.planning import cost_cache, fusion_groups
 from asynckfold.planning.flop_model import gpu_rule_cost, rule_cost
 from asynckfold.planning.thread_search import LastJobs, Model, Prediction, predict, size_of
@@ -80,6 +80,11 @@ class Choice:
     last_threads: Mapping[str, int] = field(default_factory=dict)
     gpu_costs: Mapping[str, Cost] = field(default_factory=dict)
     devices: str = ""
+
+    def cost_of(self, job: Job, plan: Plan) -> Cost:
+        """Return the cost of a job on its kind of device."""
+        gpu = plan.device_of(job.candidate) == "cuda" and job.model in self.gpu_costs
+        return (self.gpu_costs if gpu else self.costs)[job.model]
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
@@ -264,8 +269,7 @@ def requests(
     found = {}
     for job in plan.jobs:
         gpu = plan.device_of(job.candidate) == "cuda"
-        costs = choice.gpu_costs if gpu and job.model in choice.gpu_costs else choice.costs
-        cost = costs[job.model].shared_by(params.processes)
+        cost = choice.cost_of(job, plan).shared_by(params.processes)
         threads = choice.last_threads.get(job.id, choice.threads[job.model])
         cores = threads * params.processes
         width = together.get(job.id, 1)

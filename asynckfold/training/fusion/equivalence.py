@@ -288,7 +288,7 @@ class _Comparison:
             self.third_criteria = exact
         outputs = copied(self.plain[0])(inputs)
         self.criterion = fuse_criterion(self.criteria[0], len(models), outputs, targets)
-        self.generators = [torch.Generator(device).manual_seed(i) for i in range(len(models))]
+        self.generators = [seeding.generator_on(device).manual_seed(i) for i in range(len(models))]
         for index, generator in enumerate(self.fused.generators):
             generator.manual_seed(index)
         self.found: dict[str, float] = dict.fromkeys(Differences.__annotations__, 0.0)
