@@ -113,7 +113,7 @@ def test_the_forecast_runs_both_at_once_and_only_jobs_on_cores_are_fused() -> No
     choice = chosen(work, None, None, None, Probes())
     groups = group(work, choice, None, True, None)
     assert {name.split("/")[0] for item in groups.groups for name in item} == {"tiny"}
-    assert groups.why["vgg"] == "not fused: only jobs on CPUs are fused"
+    assert groups.why["vgg"] == "not fused: it could not be checked"
     found = forecast(work, choice, groups)
     on = {span.job.split("/")[0]: span.gpu for span in found.simulation.spans}
     assert on == {"tiny": None, "vgg": 0}

@@ -55,9 +55,11 @@ nudge is allowed; float64 stays the strict check.
 SHORT_NUDGE = 2.0**-9
 """The same in bfloat16: about what rounding a number to it loses."""
 
-MARGIN = 2.0
+MARGIN = 1.5
 """On a GPU a fused step may be this many times as far from a step in float64 as the plain step is:
-two ways to round the same sums differ by chance."""
+two ways to round the same sums differ by chance. In bfloat16 on a core, 27 of the 28 models of
+`tests/training/fusion/zoo.py` were at most 1.24 times as far; the other has a gradient of which
+bfloat16 leaves no digit, and is refused."""
 
 ROUNDING = {"tf32": 2.0**-11, "bf16": 2.0**-9}
 """What rounding a number to the format loses; a plain step may be nearer to float64 by chance."""
