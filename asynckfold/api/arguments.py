@@ -112,11 +112,12 @@ class Settings(Sharing, JobTrainer):
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
     fuse : bool, int or "auto"
-        Train jobs of one model as one stacked model. This is faster for small models on CPUs. Each
-        job keeps its samples, learning rates, checkpoints and results, but its last digits depend
-        on the size of the group, which is part of the plan. "auto" decides by a rule over
-        operations, jobs and allotted cores; a number sets the size of the groups; True gives every
-        core a group. A number and True refuse models that cannot be fused.
+        Train jobs of one model as one stacked model. This is faster for small models. Each job
+        keeps its samples, learning rates, checkpoints and results, but its last digits depend on
+        the size of the group, which is part of the plan. "auto" decides on cores by a rule over
+        operations, jobs and allotted cores, and on GPUs by timing fused steps before a long sweep;
+        a number sets the size of the groups; True gives every core or GPU a group. A number and
+        True refuse models that cannot be fused.
     time_budget_s : float or None
         Seconds after which the call ends, with the results so far. Running jobs save themselves at
         the next batch, within ten seconds. ``counts["pending"]`` jobs are left; the same call

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,20 @@ from asynckfold.api.arguments import Settings
 from asynckfold.api.open_data import OpenedData
 from asynckfold.api.session import Session, software_of
 from asynckfold.engines.process import preloads
-from asynckfold.errors import refuse
+from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import Digest
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import sending_problems
-from asynckfold.planning import cost_cache, device_choice, fusion_groups, memory_format
+from asynckfold.planning import (
+    cost_cache,
+    device_choice,
+    fusion_groups,
+    gpu_sharing,
+    memory_format,
+)
 from asynckfold.planning.feasibility import (
     collectives_backend,
     part_problems,
@@ -35,15 +41,17 @@ from asynckfold.planning.feasibility import (
     room_problems,
 )
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
-from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
-from asynckfold.planning.workload import Choice, Workload
+from asynckfold.planning.fusion_groups import Fuse, Grouping
+from asynckfold.planning.group_choice import group
+from asynckfold.planning.workload import Choice, Probe, Workload
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.sweep.dry_run import DryRun
 from asynckfold.sweep.engine_factory import Engines
+from asynckfold.sweep.fusibility import FusibilityOnGpu
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.probe import Prober
-from asynckfold.system.machine import Machine, total_memory
+from asynckfold.system.machine import Machine
 
 if TYPE_CHECKING:
     from asynckfold.api.call import Call
@@ -212,12 +220,17 @@ def make_plan(session: Session, checked: Checked) -> Planned:
         session.display.doing("deciding devices and threads")
         devices = device_choice.decide(work, allowed, stored or taken, probes)
         work = replace(work, plan=draft.with_devices(devices.kinds))
+        check = FusibilityOnGpu(engine, work.on("cuda").plan, session.signals, limit)
+        work = replace(
+            work, on_gpu=_fusible_on_gpu(session, checked, work, probers.get("cuda"), check)
+        )
         threads = device_choice.chosen(
             work, settings.threads, session.before, taken, probes, stored
         )
     threads = replace(threads, devices=devices.why or threads.devices)
     bundle = replace(checked.bundle, plan=work.plan)
-    groups = group(work, threads, stored or taken, settings.fuse, machine.max_memory)
+    gpu_bytes = min((gpu.total for gpu in machine.gpus().gpus), default=0)
+    groups = group(work, threads, stored or taken, settings.fuse, machine.max_memory, gpu_bytes)
     threads = foreseen(work, threads, groups)
     expected = {name: cost.memory for name, cost in threads.costs.items()}
     refuse(room_problems(expected, machine.max_memory, groups.widths))
@@ -294,30 +307,42 @@ def _asked_to_fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:
     return False if taken_over or known.issuperset(plan.jobs) else settings.fuse
 
 
-def group(
+def _fusible_on_gpu(
+    session: Session,
+    checked: Checked,
     work: Workload,
-    threads: Choice,
-    before: Plan | None,
-    fuse: Fuse,
-    most_bytes: int | None,
-) -> Grouping:
-    """Decide which jobs are fused; a run that has a plan keeps its groups."""
-    plan = work.plan.with_threads(threads.threads)
-    facts = work.facts
-    # By a rule over shapes. Timings of a probe vary, so they count only if far from the rule.
-    gains = {name: cost.fused_gain for name, cost in threads.costs.items() if cost.fused_gain}
-    here = {
-        name: fusion_groups.why_not_here(gain) for name, gain in gains.items() if fuse == "auto"
-    }
-    why_not = {name: text or here.get(name, "") for name, text in facts.fusible.items()}
-    checks = {
-        name: f"{text}; {fusion_groups.measured_here(gains[name])}" if name in gains else text
-        for name, text in facts.fused.items()
-    }
-    room = most_bytes or total_memory()
-    most = {name: room // size for name, size in facts.memory.items() if room and size}
-    found = grouped(plan, fuse, why_not, work.cores, before, facts.failures.keys(), checks, most)
-    return found if found.groups or fuse is not False else Grouping()
+    probe: Probe | None,
+    check: Callable[[str], Fusibility],
+) -> dict[str, Fusibility]:
+    """Compare fused with separate jobs on a GPU, for models where that may decide.
+
+    Raises
+    ------
+    InputError
+        A model must be fused and cannot be.
+    """
+    part, fuse = work.on("cuda"), checked.bundle.fuse
+    known = set() if session.stored is None else set(session.stored.jobs)
+    found: dict[str, Fusibility] = {}
+    problems = []
+    for model in part.models():
+        jobs = [job for job in part.plan.jobs if job.model == model.name]
+        flops = work.facts.flops.get(model.name)
+        if known.issuperset(jobs) or flops is None:
+            continue
+        refusal = fusion_groups.why_not_paying(fuse, part.plan, work.folds, model.name, flops)
+        if fuse == "auto":
+            refusal = refusal or gpu_sharing.why_not_timed_fused(
+                part, model.name, session.before, probe
+            )
+        if not refusal:
+            session.display.doing(f"comparing fused jobs of {model.name} on a GPU")
+        found[model.name] = Fusibility(refusal) if refusal else check(model.name)
+        if found[model.name].refusal and len(jobs) > 1 and fuse not in ("auto", False):
+            reason = f"on a GPU, {found[model.name].refusal}"
+            problems.append(Problem(*fusion_groups.unfit(fuse, model.name, reason)))
+    refuse(problems)
+    return found
 
 
 def _identity(machine: Machine) -> dict[str, Any]:

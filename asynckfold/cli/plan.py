@@ -185,7 +185,13 @@ def _lines(found: Forecast) -> Iterator[str]:
         f"if they are idle; lower bound {clock(prediction.lower_bound)}, the larger of "
         f"core-seconds / cores and the longest job ({clock(prediction.longest)})"
     )
-    fused = {job.model for job in plan.jobs if len(plan.group_of(job.id)) > 1}
-    if any(not choice.costs[name].fused_gain for name in fused):
+    untimed = {
+        plan.device_of(job.candidate)
+        for job in plan.jobs
+        if len(plan.group_of(job.id)) > 1 and not choice.cost_of(job, plan).fused_gain
+    }
+    if "cpu" in untimed:
         yield "the gain of fusion is an estimate; `asynckfold dev bench fusion` measures it"
+    if "cuda" in untimed:
+        yield "the gain of fusion on GPUs was not measured, and counts as none"
     yield from gantt(found.simulation.spans, range(cores))

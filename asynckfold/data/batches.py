@@ -179,10 +179,30 @@ class Batches:
 
         `seeds` has one seed per row; shapes are (R, B, ...) and (R, B) or (R, B, m).
         """
-        draw = JoinedDraw(seeds, epoch, indices.cpu().numpy())
-        inputs, targets = self.gathered(self._train, indices.reshape(-1), draw)
-        size = indices.shape
+        return self._gather_joined(indices, JoinedDraw(seeds, epoch, indices.cpu().numpy()))
+
+    def _gather_joined(self, rows: Tensor, draw: JoinedDraw) -> tuple[Tensor, Tensor]:
+        inputs, targets = self.gathered(self._train, rows.reshape(-1), draw)
+        size = rows.shape
         return inputs.reshape(*size, *inputs.shape[1:]), targets.reshape(*size, *targets.shape[1:])
+
+    def train_in_order(
+        self, orders: Sequence[OrderedBatches], low: int, high: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `batch` returns for each order of the train view, stacked, bit-identical.
+
+        Sample numbers and draws are on the device already: the host waits for nothing.
+        """
+        parts = [order.part(low, high) for order in orders]
+        rows, draws = torch.stack([there for there, _ in parts]), [draw for _, draw in parts]
+        first = draws[0]
+        joined = JoinedDraw(
+            [draw.seed for draw in draws],
+            first.epoch,
+            np.stack([draw.indices for draw in draws]),
+            sent={place: torch.cat([draw.sent[place] for draw in draws]) for place in first.sent},
+        )
+        return self._gather_joined(rows, joined)
 
     def eval(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the eval view, the same at each call."""
@@ -290,6 +310,12 @@ class OrderedBatches:
             if view.is_moved_by_batch:
                 self._prefetcher = Prefetcher(view.array, device)
 
+    def part(self, low: int, high: int) -> tuple[Tensor, Draw]:
+        """Return the numbers on the device, and the draw, of the samples from `low` to `high`."""
+        bits = {place: item[low:high] for place, item in self._bits.items()}
+        draw = replace(self._draw, indices=self._draw.indices[low:high], sent=bits)
+        return self._there[low:high], draw
+
     def batch(
         self, low: int, high: int, following: tuple[int, int] | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -298,9 +324,7 @@ class OrderedBatches:
         A batch that stays on the host until it is needed is moved while the device computes on the
         one before, if that named it as `following`.
         """
-        rows = self._there[low:high]
-        bits = {place: item[low:high] for place, item in self._bits.items()}
-        draw = replace(self._draw, indices=self._draw.indices[low:high], sent=bits)
+        rows, draw = self.part(low, high)
         if self._prefetcher is None or not isinstance(self._view, _Held):
             return self._batches.gathered(self._view, rows, draw)
         moved = self._prefetcher.take((low, high), self._here[low:high])

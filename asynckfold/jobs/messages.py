@@ -108,6 +108,14 @@ class RetryableFailure:
 
 
 @dataclass(frozen=True)
+class Fusibility:
+    """Whether the jobs of a model can be fused on a kind of device."""
+
+    refusal: str = ""  # why not; empty: they can
+    found: str = ""  # what the comparison with separate jobs found
+
+
+@dataclass(frozen=True)
 class Facts:
     """What a dry run of the candidates found, before any job starts; dicts are by model name."""
 
@@ -119,7 +127,7 @@ class Facts:
     # by candidate: traceback of its own code; its jobs will fail by themselves
     failures: dict[str, str] = field(default_factory=dict)
     flops: dict[str, int] = field(default_factory=dict)  # of one training step
-    # why jobs cannot be fused; empty: they can; missing: not checked
+    # why jobs cannot be fused on cores; empty: they can; missing: not checked
     fusible: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)  # the same for channels last
     # what the check of a fused model found: deviation, optimizer steps

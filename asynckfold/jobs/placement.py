@@ -8,6 +8,9 @@ from dataclasses import dataclass, replace
 
 from asynckfold.jobs.trainer_params import SEVERAL
 
+GPU_CONTEXT_BYTES = 1 << 29
+"""GPU memory of a process besides its tensors: its context and the code of its kernels."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -96,9 +99,10 @@ class Placement:
 
 
 def fused(requests: Sequence[Request], left: Sequence[str]) -> Request:
-    """Return the request of a fusion group: seconds and memory of all its jobs.
+    """Return the request of a fusion group: seconds and memory of all its jobs, in one process.
 
-    Named by the first job. Finished jobs stay in the group and count; `left` are the others.
+    Named by the first job. Finished jobs stay in the group and count; `left` are the others. On a
+    GPU a group runs alone, as it was timed.
 
     >>> found = fused([Request("a", 2.0, memory=3), Request("b", 1.0, memory=4)], ["b"])
     >>> found.job_id, found.jobs, found.seconds, found.memory, found.trainer
@@ -109,11 +113,21 @@ def fused(requests: Sequence[Request], left: Sequence[str]) -> Request:
         seconds=math.fsum(request.seconds for request in requests),
         memory=sum(request.memory for request in requests),
         alone=any(request.alone for request in requests if request.job_id in left),
-        gpu_memory=max(request.gpu_memory for request in requests),
-        jobs_per_gpu=min(request.jobs_per_gpu for request in requests),
+        gpu_memory=_in_one_process([request.gpu_memory for request in requests if request.gpu]),
+        jobs_per_gpu=1,
         jobs=tuple(left),
         trainer="fused",
     )
+
+
+def _in_one_process(sizes: Sequence[int]) -> int:
+    """Return the GPU memory of jobs that share a context, from what each needs with its own.
+
+    >>> _in_one_process([GPU_CONTEXT_BYTES + 3, GPU_CONTEXT_BYTES + 4]) - GPU_CONTEXT_BYTES
+    7
+    """
+    tensors = sum(max(0, size - GPU_CONTEXT_BYTES) for size in sizes)
+    return tensors + GPU_CONTEXT_BYTES if sizes else 0
 
 
 def units(requests: Mapping[str, Request], groups: Iterable[tuple[str, ...]]) -> dict[str, Request]:

@@ -2,13 +2,14 @@
 
 The size of a group changes bits, so the same sweep must get the same groups on an idle and on a
 busy machine. A timing counts only if it is far from the rule, and is then cached for this machine
-(`why_not_here`). The groups are written in the plan.
+(`why_not_here`). On a GPU there is no rule, and only a timing decides for fusion, see `gpu_fusion`.
+The groups are written in the plan.
 
 ::
 
-    fuse=False, a GPU ──────────────────────────────► no groups
+    fuse=False ─────────────────────────────────────► no groups
     the run has a plan, or plan_from another ───────► its groups
-    else, for each model:  fusible?  pays?  ────────► equal groups, one for each core or more
+    else, for each model:  fusible?  pays?  ────────► equal groups, at least one a core or GPU
 """
 
 from __future__ import annotations
@@ -73,8 +74,6 @@ similar operations their geometric mean."""
 GAINING_JOBS = 5
 """Group size beyond which the gain per job hardly grows."""
 
-ON_CPUS = "only jobs on CPUs are fused"
-
 Fuse = bool | int | str
 """``"auto"``, True for every model that can be fused, False, or the number of jobs per group."""
 
@@ -97,13 +96,21 @@ class Grouping:
     why: Mapping[str, str] = field(default_factory=dict)
     widths: Mapping[str, int] = field(default_factory=dict)
 
+    def beside(self, on_gpus: Grouping) -> Grouping:
+        """Return these groups, of jobs on cores, and those of other jobs on GPUs."""
+        both = self.why.keys() & on_gpus.why.keys()
+        joined = {name: f"on cores {self.why[name]}; on GPUs {on_gpus.why[name]}" for name in both}
+        return Grouping(
+            (*self.groups, *on_gpus.groups),
+            {**self.why, **on_gpus.why, **joined},
+            {**on_gpus.widths, **self.widths},
+        )
+
 
 def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, flops: int) -> str:
-    """Return why the jobs of a model are not fused; empty if they are."""
+    """Return why the jobs of a model are not fused; empty if they are, or on a GPU may be."""
     if fuse is False:
         return "fuse is False"
-    if plan.device != "cpu":
-        return ON_CPUS
     if plan.params.trainer != "plain":
         return f"its jobs use the trainer {plan.params.trainer!r}"
     if plan.params.compile:
@@ -111,7 +118,7 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
     jobs = [job for job in plan.jobs if job.model == model]
     if len(jobs) < 2:
         return "there is one job"
-    if fuse != "auto":
+    if fuse != "auto" or plan.device == "cuda":
         return ""
     if flops > MOST_FLOPS:
         return f"a step of {flops / 1e6:.3g} MFLOP, and {MOST_FLOPS / 1e6:g} is the most"
@@ -122,6 +129,15 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
     if seconds < least:
         return f"its jobs take about {seconds:.2g} s in all, and {least:.2g} s is the least"
     return ""
+
+
+def unfit(fuse: Fuse, model: str, reason: str) -> tuple[str, str, str]:
+    """Return rule, received and remedy for a model that must be fused and cannot be."""
+    return (
+        f"fuse={fuse} needs models that can be fused",
+        f"model {model}: {reason}",
+        "Pass fuse='auto' or fuse=False, or leave the model out.",
+    )
 
 
 def gain(flops: float, jobs: int, measured: float = 0.0) -> float:
@@ -215,13 +231,13 @@ def grouped(
     Parameters
     ----------
     plan : Plan
-        With its threads.
+        With its threads; all of its jobs on one kind of device.
     fuse : "auto", bool or int
         The user's setting.
     why_not : Mapping of str to str
         By model why it is not fused; empty if it is.
     cores : int
-        Allotted cores.
+        Allotted cores; GPUs for jobs on GPUs.
     before : Plan, optional
         Plan of this run or of another, whose groups are kept.
     failing : collection of str
@@ -250,26 +266,23 @@ def grouped(
     known = set() if before is None else {job.id for job in before.jobs}
     for model in dict.fromkeys(job.model for job in plan.jobs):
         jobs = [job for job in plan.jobs if job.model == model]
-        if plan.devices:
-            jobs = [job for job in jobs if plan.device_of(job.candidate) == "cpu"]
         names = [job.id for job in jobs]
         mine = [group for group in kept if group[0] in names]
         fresh = [job.id for job in jobs if job.id not in known and job.candidate not in failing]
         reason = why_not.get(model, "it could not be checked")
-        if not names:
-            reason = ON_CPUS
         if not fresh and not known.issuperset(names):
             reason = reason or "its dry run failed"
         fitting = (most or {}).get(model, len(names))
         if fitting < 2 and fresh:
             reason = reason or "no two of its jobs fit into the memory at once"
-        places = cores * (1 / plan.threads_of(model))
+        on_gpus = plan.device == "cuda"
+        places = cores if on_gpus else cores * (1 / plan.threads_of(model))
         made = [] if reason or not fresh else _divided(fresh, fuse, places, fitting)
         if not reason and fresh and not made:
-            reason = f"{len(fresh)} jobs are too few for {cores} cores"
+            reason = f"{len(fresh)} jobs are too few for {cores} {'GPUs' if on_gpus else 'cores'}"
         mine += made
         groups += mine
-        taken_over = bool(names) and known.issuperset(names)
+        taken_over = known.issuperset(names)
         why[model] = _group_sentence(mine, len(names), reason, taken_over=taken_over)
         if made and made != _divided(fresh, fuse, places, len(names)):
             why[model] += f", since no more than {fitting} at once fit into the memory"

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from asynckfold.jobs.cost import Cost
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES
+from asynckfold.planning.gpu_fusion import NOT_TIMED, with_fused_gain
 from asynckfold.planning.thread_search import Model
 from asynckfold.planning.workload import (
-    GPU_CONTEXT_BYTES,
     PROBE_SHARE,
     SETTING_SECONDS,
     Choice,
@@ -43,6 +44,9 @@ def with_gpu_sharing(
     if not models:
         return choice
     found, failures = measured(workload, models, probe, place)
+    for model in models:
+        if cost := found.get(model.name):
+            found[model.name] = with_fused_gain(workload, model, cost, probe, place)
     per_gpu, why = dict(choice.per_gpu), dict(choice.why)
     for name in (model.name for model in models):
         text = "1 job on a GPU: " + ("its probe failed" if name in failures else "not probed")
@@ -63,12 +67,7 @@ def measured(
     workload: Workload, models: Sequence[Model], probe: Probe | None, place: Path | None
 ) -> tuple[dict[str, Cost], dict[str, str]]:
     """Return measured costs by model, and tracebacks of failed probes."""
-    if workload.plan.params.processes > 1:
-        # A probe is one process on the GPU; it tells nothing about a job with ranks on cores.
-        return {}, {}
-    steps = sum(work.steps for model in models for work in model.jobs)
-    most = GPU_START_SECONDS + (1 + len(CROWDS)) * len(models) * SETTING_SECONDS
-    if most > PROBE_SHARE * steps * GPU_STEP_SECONDS / max(1, workload.gpus):
+    if not may_probe(workload, models):
         return {}, {}
 
     def measure(model: Model, probe: Probe) -> Cost | str | None:
@@ -92,6 +91,27 @@ def measured(
         return cost
 
     return workload.measured(models, probe, place, measure)
+
+
+def may_probe(workload: Workload, models: Sequence[Model]) -> bool:
+    """Return whether a sweep is long enough for probes of these models on a GPU."""
+    if workload.plan.params.processes > 1:
+        # A probe is one process on the GPU; it tells nothing about a job with ranks on cores.
+        return False
+    steps = sum(work.steps for model in models for work in model.jobs)
+    most = GPU_START_SECONDS + (1 + len(CROWDS)) * len(models) * SETTING_SECONDS
+    return most <= PROBE_SHARE * steps * GPU_STEP_SECONDS / max(1, workload.gpus)
+
+
+def why_not_timed_fused(
+    workload: Workload, name: str, before: Choice | None, probe: Probe | None
+) -> str:
+    """Return why fused steps of a model are not timed on a GPU; empty if they are, or were."""
+    if before is not None and name in before.per_gpu:
+        timed = bool({**before.costs, **before.gpu_costs}[name].fused_gain)
+    else:
+        timed = probe is not None and may_probe(workload, workload.models())
+    return "" if timed else NOT_TIMED
 
 
 def jobs_per_gpu(cost: Cost) -> tuple[int, str]:

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from asynckfold.jobs.cost import Cost, Timing, Work, gathered, work_of
 from asynckfold.jobs.decoding import decoded, finite, within
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.placement import Request
-from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.messages import Facts, Fusibility
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Request
+from asynckfold.jobs.plan import Job, Plan
 from asynckfold.planning import cost_cache, fusion_groups
 from asynckfold.planning.flop_model import gpu_rule_cost, rule_cost
 from asynckfold.planning.thread_search import LastJobs, Model, Prediction, predict, size_of
@@ -23,9 +23,6 @@ PROBE_SHARE = 0.05
 SETTING_SECONDS = 0.5
 """Approximate duration of one probe of a model: 0.25 s of steps (see `training.probe`), and as much
 for building, warming up and three evaluations."""
-
-GPU_CONTEXT_BYTES = 1 << 29
-"""GPU memory of a process besides its tensors: its context and the code of its kernels."""
 
 
 class Probe(Protocol):
@@ -84,6 +81,11 @@ class Choice:
     gpu_costs: Mapping[str, Cost] = field(default_factory=dict)
     devices: str = ""
 
+    def cost_of(self, job: Job, plan: Plan) -> Cost:
+        """Return the cost of a job on its kind of device."""
+        gpu = plan.device_of(job.candidate) == "cuda" and job.model in self.gpu_costs
+        return (self.gpu_costs if gpu else self.costs)[job.model]
+
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data for JSON."""
         return asdict(self)
@@ -125,6 +127,8 @@ class Workload:
         What else seconds depend on: processor, versions.
     gpus : int
         Allotted GPUs, used by other processes or not.
+    on_gpu : Mapping of str to Fusibility
+        What the comparison of fused and separate jobs on a GPU found, by model that was compared.
     """
 
     plan: Plan
@@ -133,6 +137,7 @@ class Workload:
     cores: int
     machine: Mapping[str, Any]
     gpus: int = 0
+    on_gpu: Mapping[str, Fusibility] = field(default_factory=dict)
 
     def models(self) -> list[Model]:
         """Return each model with its jobs' work and its cost by the rule."""
@@ -181,7 +186,9 @@ class Workload:
         return dict.fromkeys(sorted(mine[: last.jobs]), last.threads)
 
     def may_fuse(self, name: str) -> bool:
-        """Return whether jobs of a model can be fused, and are by the rule."""
+        """Return whether jobs of a model can be fused, and on cores are by the rule."""
+        if self.plan.device == "cuda":
+            return name in self.on_gpu and not self.on_gpu[name].refusal
         return self.facts.fusible.get(name) == ""
 
     def key(self, name: str) -> str:
@@ -197,7 +204,8 @@ class Workload:
                 "device": plan.device,
                 "cores": self.cores,
                 "machine": self.machine,
-                **({"fused": True} if self.may_fuse(name) else {}),
+                # On a GPU, the gain has an entry of its own.
+                **({"fused": True} if plan.device == "cpu" and self.may_fuse(name) else {}),
                 **plan.params.options,
                 **({"channels_last": True} if name in plan.channels_last else {}),
             }
@@ -267,12 +275,14 @@ def requests(
     found = {}
     for job in plan.jobs:
         gpu = plan.device_of(job.candidate) == "cuda"
-        costs = choice.gpu_costs if gpu and job.model in choice.gpu_costs else choice.costs
-        cost = costs[job.model].shared_by(params.processes)
+        cost = choice.cost_of(job, plan).shared_by(params.processes)
         threads = choice.last_threads.get(job.id, choice.threads[job.model])
         cores = threads * params.processes
-        per_gpu = choice.per_gpu.get(job.model, 1) if gpu else 1
-        gain = fusion_groups.gain(cost.flops, together.get(job.id, 1), cost.fused_gain)
+        width = together.get(job.id, 1)
+        per_gpu = choice.per_gpu.get(job.model, 1) if gpu and width == 1 else 1
+        # The table of gains is of cores: on a GPU, a gain that was not measured counts as none.
+        known = not gpu or cost.fused_gain
+        gain = fusion_groups.gain(cost.flops, width, cost.fused_gain) if known else 1.0
         found[job.id] = Request(
             job.id,
             cost.shared(per_gpu).fused(gain).seconds(works[job.id], cores),

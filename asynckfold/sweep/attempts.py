@@ -14,7 +14,6 @@ from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import Noted, RetryableFailure, RunEvent, Started, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import FAILED, Result, job_by_id
-from asynckfold.planning.workload import GPU_CONTEXT_BYTES
 from asynckfold.scheduling.retries import decide
 from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
@@ -163,8 +162,7 @@ class Attempts:
         )
         self._pending.finish(result.job_id)
         if complete.peak_gpu_memory:
-            expected = complete.peak_gpu_memory + GPU_CONTEXT_BYTES
-            self._pending.learn_gpu_memory(result.job_id, expected)
+            self._pending.learn_gpu_memory(result.job_id, complete.peak_gpu_memory)
         if self._store.record(complete):
             self._recorded.append(complete)
 

@@ -6,7 +6,14 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from asynckfold.jobs.placement import Load, Placement, Request, Wait, fused
+from asynckfold.jobs.placement import (
+    GPU_CONTEXT_BYTES,
+    Load,
+    Placement,
+    Request,
+    Wait,
+    fused,
+)
 from asynckfold.jobs.plan import Plan
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
@@ -92,12 +99,17 @@ class PendingJobs:
         now = self._clock()
         self._pauses[self._unit(job_id)] = now, now + retry.after_s, reason
 
-    def learn_gpu_memory(self, job_id: str, size: int) -> None:
-        """Expect at least `size` bytes on a GPU from the waiting jobs of a job's model."""
+    def learn_gpu_memory(self, job_id: str, peak: int) -> None:
+        """Expect what a job took on a GPU at least from the waiting jobs of its model.
+
+        `peak` are the bytes of its process; the jobs of a group have equal shares of them.
+        """
         model, changed = self._models[job_id], set()
-        for name in self._left:
+        size = peak // self.group_size(job_id) + GPU_CONTEXT_BYTES
+        # Also of finished jobs, which stay in their group.
+        for name in (name for name, other in self._models.items() if other == model):
             request = self._requests[name]
-            if self._models[name] == model and request.gpu and request.gpu_memory < size:
+            if request.gpu and request.gpu_memory < size:
                 self._requests[name] = replace(request, gpu_memory=size)
                 changed.add(self._unit(name))
         for unit in sorted(changed):

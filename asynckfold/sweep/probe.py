@@ -16,9 +16,8 @@ from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.messages import Started
-from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Placement
 from asynckfold.jobs.plan import Plan
-from asynckfold.planning.workload import GPU_CONTEXT_BYTES
 from asynckfold.scheduling.reservations import emptiest, usable
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.single_task import TICK_SECONDS, room
@@ -60,7 +59,7 @@ class Prober:
         count, gpu = max(1, min(copies, len(order) // threads, fitting)), None
         if on_gpu:
             gpu = min(load.gpus, key=lambda gpu: (gpu.busy, *emptiest(gpu)))
-            size = self.gpu_memory.get(model, 0) + GPU_CONTEXT_BYTES
+            size = together * self.gpu_memory.get(model, 0) + GPU_CONTEXT_BYTES
             count = max(1, min(count, usable(gpu) // size))
         placements = [
             Placement(
@@ -79,7 +78,8 @@ class Prober:
             self.signals.check()
             self.engine.load(placements)
         timings = [_timing(future) for future in futures]
-        self.gpu_memory[model] = max(item.gpu_memory for item in timings)
+        if together == 1:
+            self.gpu_memory[model] = max(item.gpu_memory for item in timings)
         # Probes that did not meet were not side by side.
         return timings if met else timings[:1]
 

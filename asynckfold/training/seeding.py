@@ -37,6 +37,24 @@ def seed_all(seed: int) -> None:
         torch.cuda.manual_seed(seed)
 
 
+def generator_on(device: torch.device) -> torch.Generator:
+    """Return a generator of the kind from which a model on a device draws."""
+    return torch.Generator(device if device.type == "cuda" else "cpu")
+
+
+def state_on(device: torch.device) -> torch.Tensor:
+    """Return the state of the generator from which a model on a device draws."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def restore_on(device: torch.device, found: torch.Tensor) -> None:
+    """Set that generator to a state that `state_on` returned."""
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(found, device)
+    else:
+        torch.set_rng_state(found)
+
+
 def state() -> dict[str, Any]:
     """Return the state of the global generators as a tree that a checkpoint can hold."""
     version, words, gauss = random.getstate()

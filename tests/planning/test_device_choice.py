@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from asynckfold.api.planner import group
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.planning.device_choice import KINDS, Probes, chosen, decide
 from asynckfold.planning.forecast import forecast
+from asynckfold.planning.group_choice import group
 from asynckfold.planning.workload import Choice, Workload, requests
 from tests.planning.test_thread_choice import FOLDS, SMALL, workload
 
@@ -113,7 +113,7 @@ def test_the_forecast_runs_both_at_once_and_only_jobs_on_cores_are_fused() -> No
     choice = chosen(work, None, None, None, Probes())
     groups = group(work, choice, None, True, None)
     assert {name.split("/")[0] for item in groups.groups for name in item} == {"tiny"}
-    assert groups.why["vgg"] == "not fused: only jobs on CPUs are fused"
+    assert groups.why["vgg"] == "not fused: it could not be checked"
     found = forecast(work, choice, groups)
     on = {span.job.split("/")[0]: span.gpu for span in found.simulation.spans}
     assert on == {"tiny": None, "vgg": 0}

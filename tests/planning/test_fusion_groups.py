@@ -149,9 +149,20 @@ def test_groups_are_part_of_the_plan() -> None:
     assert plan.group_of("m0/s0/fold-1") == ("m0/s0/fold-1",)
 
 
-def test_a_cuda_plan_and_a_single_job_are_not_fused() -> None:
-    gpu = replace(plan_of(), device="cuda")
-    assert "CPUs" in why_not_paying(True, gpu, folds(5), "m0", 1)
+def test_jobs_on_a_gpu_are_grouped_by_gpus_and_the_rule_of_cores_says_nothing() -> None:
+    gpu = replace(plan_of(), device="cuda", threads_per_job=4)
+    for fuse in ("auto", True, 3):
+        assert why_not_paying(fuse, gpu, folds(5), "m0", 10**15) == ""
+    assert why_not_paying(False, gpu, folds(5), "m0", 1) == "fuse is False"
+    assert "one job" in why_not_paying(True, replace(plan_of(count=1), device="cuda"), (), "m0", 1)
+    sizes = [len(group) for group in grouped(gpu, "auto", {"m0": ""}, 1).groups]
+    assert sizes == [5]
+    assert [len(group) for group in grouped(gpu, True, {"m0": ""}, 2).groups] == [2, 3]
+    few = grouped(gpu, "auto", {"m0": ""}, 3)
+    assert few.why == {"m0": "not fused: 5 jobs are too few for 3 GPUs"}
+
+
+def test_a_single_job_is_not_fused() -> None:
     assert "one job" in why_not_paying(True, plan_of(count=1), folds(1), "m0", 1)
 
 

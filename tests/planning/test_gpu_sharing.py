@@ -28,12 +28,12 @@ from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.cost import Cost, Timing
 from asynckfold.jobs.messages import Noted, Started, Task
-from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, Placement, Request
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.gpu_sharing import CROWD_GAIN, CROWDS, jobs_per_gpu, memory_share
 from asynckfold.planning.thread_choice import chosen
-from asynckfold.planning.workload import GPU_CONTEXT_BYTES, Choice, Workload, requests
+from asynckfold.planning.workload import Choice, Workload, requests
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.sweep.probe import Prober

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold.api.planner import group
 from asynckfold.errors import InputError
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.folds import Fold
@@ -19,6 +18,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.planning.group_choice import group
 from asynckfold.planning.thread_choice import chosen
 from asynckfold.planning.workload import Choice, Workload, requests
 

@@ -26,11 +26,10 @@ from asynckfold.jobs.messages import (
     RunEvent,
     Task,
 )
-from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.workload import GPU_CONTEXT_BYTES
 from asynckfold.store import RunStore
 from asynckfold.sweep.loop import Sweep
 

@@ -77,6 +77,7 @@ class JoinedDraw:
     epoch: int
     batches: npt.NDArray[np.int64]  # sample numbers, (R, B)
     place: int = 0
+    sent: Mapping[int, Tensor] = field(default_factory=dict)  # as in `Draw`, of all batches
 
     @property
     def indices(self) -> npt.NDArray[np.int64]:
@@ -91,10 +92,12 @@ class JoinedDraw:
 
     def at(self, place: int) -> JoinedDraw:
         """Return the draw of another step for the same samples."""
-        return JoinedDraw(self.seeds, self.epoch, self.batches, place)
+        return replace(self, place=place)
 
     def bits_on(self, device: torch.device) -> Tensor:
-        """Return `bits` as int64 on a device."""
+        """Return `bits` as int64 on a device; they were sent before, or are now."""
+        if self.place in self.sent:
+            return self.sent[self.place]
         return torch.from_numpy(self.bits().view(np.int64)).to(device)
 
 

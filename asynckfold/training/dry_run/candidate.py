@@ -5,8 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from torch import nn
 from asynckfold.data.batches import Batches
 from asynckfold.errors import InputError
 from asynckfold.jobs.objective import OutputSample
-from asynckfold.planning import fusion_groups, memory_format
-from asynckfold.training import lr_schedules, pretraining, seeding, setup
+from asynckfold.planning import memory_format
+from asynckfold.training import lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.dry_run import checks, loss_trial, schedule_fit
@@ -26,15 +25,6 @@ from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
-from asynckfold.training.fusion import (
-    backward,
-    check_equivalence,
-    fuse,
-    fuse_criterion,
-    fuse_optimizers,
-    parts_of,
-)
-from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
@@ -62,7 +52,7 @@ class CandidateTrial:
     def __init__(self, bundle: Bundle, data: Batches, name: str, schedule: str) -> None:
         recipe, plan = bundle.recipe, bundle.plan
         self.bundle, self.name, self.schedule = bundle, name, schedule
-        self.counter, self.fused = FlopCounter(), ""
+        self.counter = FlopCounter()
         self.outputs: torch.Tensor | None = None
         seeding.seed_all(bundle.folds[0].index)
         self.model = recipe.models[name]()
@@ -262,69 +252,3 @@ class CandidateTrial:
 
     def _outputs(self, model: nn.Module, most: int | None = None) -> Any:
         return outputs_of(model, self.inputs[:most], self.bundle.plan.params.precision_on_cores)
-
-    def why_not_fusible(self) -> str:
-        """Return why jobs of the model are not fused; empty if they are."""
-        bundle, recipe = self.bundle, self.bundle.recipe
-        if pretraining.has_pretraining(self.model):
-            return "it has pretraining, which each job runs separately"
-        if bundle.plan.params.precision == "fp16":
-            return "in float16, each job scales its own losses"
-        reason = fusion_groups.why_not_paying(
-            bundle.fuse, bundle.plan, bundle.folds, self.name, self.counter.flops
-        )
-        if reason:
-            return reason
-        # An exception of user code in two replicas is the reason.
-        try:
-            models = [recipe.models[self.name]() for _ in range(2)]
-            opt_fn = partial(with_fused_kernel, recipe.opt_fn)
-            precision, steps = bundle.plan.params.precision_on_cores, self._steps()
-            found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
-            if found.fused is None:
-                return str(found.refusal)
-            if found.fused.why_vmap:
-                return f"it has no batched form: {found.fused.why_vmap}"
-            self.fused = str(found)
-            optimizers = [opt_fn(model) for model in found.fused.models]
-            own = why_not_stackable(found.fused, optimizers, range(2))
-            if own is None:
-                return ""
-            self.fused += f"; each job steps its own optimizer: {own}"
-            views = self._why_not_on_views(models, opt_fn, steps[-1])
-            return f"{own}, and {views}" if views else ""
-        except Exception as error:  # noqa: BLE001
-            return f"{type(error).__name__} was raised: {error}"
-
-    def _why_not_on_views(
-        self,
-        models: Sequence[nn.Module],
-        opt_fn: Callable[[nn.Module], torch.optim.Optimizer],
-        batches: Sequence[tuple[torch.Tensor, torch.Tensor]],
-    ) -> str | None:
-        """Return why separate optimizers cannot step views of the stacked parameters, or None."""
-        plain, (inputs, targets) = [copied(model) for model in models], batches[0]
-        fused = fuse(models, [inputs])
-        optimizers, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
-        criterion = self.bundle.recipe.criterion
-        together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
-        backward(fused, together, parts_of(batches), self.bundle.plan.params.precision_on_cores)
-        return why_not_on_views(fused, optimizers, plain, [opt_fn(model) for model in plain])
-
-    def _steps(self) -> list[list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Return the batches of two steps of two replicas.
-
-        Replicas with unequal batches, as in the first step, are computed one by one, which hides
-        what they do to each other; the second step and the evaluation compute them together. If
-        possible no two batches share a sample, so that a replica that sees another's samples is
-        noticed.
-        """
-        most = min(REPLICA_BATCH, len(self.inputs))
-        rows = torch.from_numpy(self.rows)
-        return [
-            [
-                self.seen.train(rows.roll(-(2 * step + row) * most)[:size], row, step)
-                for row, size in enumerate(sizes)
-            ]
-            for step, sizes in enumerate([(most, most - 1), (most, most)])
-        ]

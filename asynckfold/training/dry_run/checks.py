@@ -11,6 +11,7 @@ from torch import nn
 from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY
+from asynckfold.planning import fusion_groups
 from asynckfold.training import checkpoint, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
@@ -281,11 +282,7 @@ def check_fusible(bundle: Bundle, name: str, reason: str) -> None:
     """Refuse a model that cannot be fused where fusion is required."""
     several = sum(job.model == name for job in bundle.plan.jobs) > 1
     if reason and several and bundle.fuse not in ("auto", False):
-        raise Refused(
-            f"fuse={bundle.fuse} needs models that can be fused",
-            f"model {name}: {reason}",
-            "Pass fuse='auto' or fuse=False, or leave the model out.",
-        )
+        raise Refused(*fusion_groups.unfit(bundle.fuse, name, reason))
 
 
 def _optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -18,10 +18,10 @@ from dataclasses import replace
 from typing import Any
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.messages import Facts
+from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import checks, fingerprints
+from asynckfold.training.dry_run import checks, fingerprints, fusibility
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.checks import Refused, TooFewOutputs
 from asynckfold.training.isolation.guard import isolated
@@ -83,12 +83,8 @@ def check(
                         heartbeat.begin_long_phase()
                         notes |= dict.fromkeys(dry.notes())
                         changed = ", ".join(traces.look())
-                        # Each job must begin in an unchanged process, and fused ones share one.
-                        reason = f"it changes its process ({changed})" if changed else ""
-                        reason = facts.fusible[name] = reason or dry.why_not_fusible()
-                        if not reason:
-                            facts.fused[name] = dry.fused
-                        checks.check_fusible(bundle, name, reason)
+                        if bundle.plan.device == "cpu":
+                            _check_fusible(dry, facts, changed)
             except Refused as refused:
                 problems[refused.args] = None
             except TooFewOutputs:
@@ -106,3 +102,14 @@ def check(
         **(SUMS if sums else {}),
     }
     return replace(facts, recipe=recorded, problems=tuple(problems), notes=tuple(notes))
+
+
+def _check_fusible(dry: CandidateTrial, facts: Facts, changed: str) -> None:
+    """Note whether jobs can be fused on cores; `changed` is what the model changes outside."""
+    # Each job must begin in an unchanged process, and fused ones share one.
+    changing = Fusibility(f"it changes its process ({changed})")
+    found = changing if changed else fusibility.on_cores(dry)
+    facts.fusible[dry.name] = found.refusal
+    if not found.refusal:
+        facts.fused[dry.name] = found.found
+    checks.check_fusible(dry.bundle, dry.name, found.refusal)

@@ -63,21 +63,26 @@ class Replica(Training):
         """Order the samples, and seed or restore the replica's generator."""
         self.order_samples()
         if self.random is not None:
-            self.generator.set_state(self.random["torch"])
+            self.generator.set_state(self.random[self._stream])
             self.random = None
         if self.batch == 0:
             self.generator.manual_seed(seeding.epoch_seed(self.task.job.seed, self.epoch))
 
+    @property
+    def _stream(self) -> str:
+        """Which of the generators in a checkpoint is the replica's."""
+        return "cuda" if self.device.type == "cuda" else "torch"
+
     @contextmanager
     def drawing(self) -> Iterator[None]:
         """Let the plain model draw from the replica's generator."""
-        before = torch.get_rng_state()
-        torch.set_rng_state(self.generator.get_state())
+        before = seeding.state_on(self.device)
+        seeding.restore_on(self.device, self.generator.get_state())
         try:
             yield
         finally:
-            self.generator.set_state(torch.get_rng_state())
-            torch.set_rng_state(before)
+            self.generator.set_state(seeding.state_on(self.device))
+            seeding.restore_on(self.device, before)
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the replica's part of the shared optimizer's state."""
@@ -94,7 +99,7 @@ class Replica(Training):
         """
         with seeding.preserved():
             seeding.seed_all(seeding.epoch_seed(self.task.job.seed, self.epoch))
-            return {**seeding.state(), "torch": self.generator.get_state()}
+            return {**seeding.state(), self._stream: self.generator.get_state()}
 
     def stand_at(self, epoch: int, batch: int) -> None:
         """Move a replica whose output is discarded to a position."""

@@ -56,6 +56,10 @@ class GroupBatches:
 
     def _gathered(self, run: range, epoch: int, batch: int) -> ReplicaBatches:
         first, part = self._replicas[run.start], slice(run.start, run.stop)
+        if first.device.type != "cpu":
+            ordered = [replica.ordered for replica in self._replicas[part]]
+            found = first.data.train_in_order(ordered, *first.bounds[batch])
+            return ReplicaBatches(run, *found)
         orders = self._orders[part, slice(*first.bounds[batch])]
         return ReplicaBatches(run, *first.data.train_together(orders, self._seeds[part], epoch))
 

@@ -125,7 +125,7 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
         for module, training in zip(model.modules(), mode, strict=True):
             module.training = training
     device = next(iter(example_inputs)).device
-    generators = [torch.Generator(device).manual_seed(index) for index in range(len(models))]
+    generators = [seeding.generator_on(device).manual_seed(index) for index in range(len(models))]
     return FusedModule(models, programs, stack, generators, why_vmap=why_vmap)
 
 

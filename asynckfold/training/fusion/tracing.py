@@ -18,6 +18,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from asynckfold.training import seeding
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.side_effects import describe
 
@@ -133,7 +134,7 @@ def trace(
     """Trace a copy of the model in one mode, without tracing into modules of `leaf_types`."""
     root = copied(model).train(training)
     known = dict(root.named_parameters()) | dict(root.named_buffers())
-    random = torch.get_rng_state()
+    drawn = _generator_states(inputs)
     tracer = _Tracer(leaf_types, len(inputs))
     # The user's code may raise anything on proxies; that becomes the reason.
     try:
@@ -143,7 +144,7 @@ def trace(
         raise
     except Exception as error:
         raise NotFusible(f"{tracer.layer} cannot be traced: {first_sentence(error)}") from error
-    if not torch.equal(torch.get_rng_state(), random):
+    if not all(map(torch.equal, _generator_states(inputs), drawn)):
         raise NotFusible("the forward draws random numbers that no input leads to")
     after = dict(root.named_parameters()) | dict(root.named_buffers())
     for name, tensor in known.items():
@@ -156,6 +157,11 @@ def trace(
         elif node.op == "call_module":
             leaves[node.target] = root.get_submodule(node.target)
     return Trace(graph, leaves, constants)
+
+
+def _generator_states(inputs: Sequence[Any]) -> list[torch.Tensor]:
+    devices = {item.device: None for item in inputs if isinstance(item, torch.Tensor)}
+    return [seeding.state_on(device) for device in (torch.device("cpu"), *devices)]
 
 
 def with_examples(

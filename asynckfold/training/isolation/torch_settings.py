@@ -7,7 +7,8 @@ that differ from torch's defaults are recorded with the software.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,26 +106,54 @@ def _float32_precision() -> list[Setting]:
     return found
 
 
-def allow_tf32() -> None:
-    """Let GPUs round the inputs of matrix products and convolutions to TF32.
+def allow_tf32(allowed: bool = True) -> None:
+    """Let GPUs round the inputs of matrix products and convolutions to TF32, or forbid it.
 
     By the older names, after which both kinds can be read; by the newer ones where the caller used
     these: torch refuses to read older names beside newer ones that say something else.
     """
-    older = [
-        *_flag(torch.backends.cuda.matmul, "cuda.matmul.allow_tf32", False, gpu=True),
-        *_flag(torch.backends.cudnn, "cudnn.allow_tf32", True, gpu=True),
-    ]
+    older = _older_tf32()
     # Some versions of torch warn of the older names.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if all(setting.value() != UNREADABLE for setting in older):
             for setting in older:
-                setting.put(True)
+                setting.put(allowed)
             return
-    for cell in _CELLS:
-        if cell[0] == "cuda" and cell[1] != "all":
-            _cell(*cell).put("tf32")
+    for setting in _newer_tf32():
+        setting.put("tf32" if allowed else "ieee")
+
+
+def _older_tf32() -> list[Setting]:
+    return [
+        *_flag(torch.backends.cuda.matmul, "cuda.matmul.allow_tf32", False, gpu=True),
+        *_flag(torch.backends.cudnn, "cudnn.allow_tf32", True, gpu=True),
+    ]
+
+
+def _newer_tf32() -> list[Setting]:
+    return [_cell(*cell) for cell in _CELLS if cell[0] == "cuda" and cell[1] != "all"]
+
+
+def tf32_is_allowed() -> bool:
+    """Return whether GPUs may round the inputs of some operation to TF32."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        older = [setting.value() for setting in _older_tf32()]
+        if UNREADABLE not in older:
+            return True in older
+    return any(setting.value() == "tf32" for setting in _newer_tf32())
+
+
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Forbid TF32 meanwhile."""
+    before = current()
+    allow_tf32(False)
+    try:
+        yield
+    finally:
+        apply(before)
 
 
 def _attention() -> list[Setting]:

@@ -2,7 +2,7 @@
 
 ::
 
-    execute ── isolate, apply settings ─┬─ preflight, measure, estimate, probe
+    execute ── isolate, apply settings ─┬─ preflight, fusibility, measure, estimate, probe
                                         └─ plain, fused, several processes ── one attempt:
                                            user code raises → failed Result, or RetryableFailure
 """
@@ -32,7 +32,7 @@ from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, probe, serial_baseline
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import preflight
+from asynckfold.training.dry_run import fusibility, preflight
 from asynckfold.training.fusion import trainer
 from asynckfold.training.isolation import denormals, torch_settings
 from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
@@ -68,7 +68,7 @@ def execute(
 
     Returns, by trainer: for each task a `Result`, a `RetryableFailure`, or None if `stop` asked to
     leave; the `Facts` of a preflight (of all models, or those of the placement's jobs); the
-    `Baseline` of a serial loop; the `Timing` of a probe.
+    `Fusibility` of a model on a GPU; the `Baseline` of a serial loop; the `Timing` of a probe.
 
     Raises
     ------
@@ -122,6 +122,10 @@ def _execute(
                 return [serial_baseline.measure(bundle, data, stop, device)]
             if placement.trainer == "estimate":
                 return [serial_baseline.estimate(bundle, data, stop, device)]
+            if placement.trainer == "fusibility":
+                heartbeat.begin_long_phase()
+                job = next(job for job in bundle.plan.jobs if job.id in placement.jobs)
+                return [fusibility.on_gpu(bundle, job, data, device)]
             if placement.trainer == "probe":
                 jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
                 with isolated(patches=True):

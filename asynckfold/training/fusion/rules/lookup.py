@@ -84,6 +84,20 @@ def _attention(
     generators: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return outputs and weights of (R, ..., length, features) (Vaswani et al. 2017)."""
+    weights = attention_weights(query, key, mask, is_causal, scale)
+    if dropout_p > 0:
+        weights = drop(weights, dropout_p, generators)
+    return weights @ value, weights
+
+
+def attention_weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    """Return the weights of keys (..., length, features) for each query."""
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * factor) @ key.transpose(-1, -2)
     if is_causal:
@@ -91,10 +105,7 @@ def _attention(
         scores = scores.masked_fill(~allowed, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = torch.softmax(scores, -1)
-    if dropout_p > 0:
-        weights = drop(weights, dropout_p, generators)
-    return weights @ value, weights
+    return torch.softmax(scores, -1)
 
 
 def multihead(

@@ -24,7 +24,7 @@ def dropout(low: Lowering, input: Value, p: float = 0.5, training: bool = True) 
     """Emit each replica's own mask."""
     if not training or p == 0:
         return input.layout, input.node
-    node = low.emit(drop, low.stacked(input), p, low.generators, _memory_order(input))
+    node = low.emit(drop, low.stacked(input), p, low.generators, memory_order(input.example))
     return Layout.STACKED, node
 
 
@@ -32,14 +32,14 @@ def drop(x: torch.Tensor, p: float, generators: Generators, order: Order = None)
     """Return (R, ...) with elements set to 0 with probability p, the others scaled to match."""
     if p == 1:
         return x * 0
-    return x * _mask(x, p, generators, order).div_(1 - p)
+    return x * mask_of(x, p, generators, order).div_(1 - p)
 
 
-def _memory_order(value: Value) -> Order:
-    """Return the dimensions of the plain value from the outermost in memory to the innermost."""
-    strides = value.example.stride()
-    order = tuple(sorted(range(value.rank), key=lambda dim: -strides[dim]))
-    return None if order == tuple(range(value.rank)) else order
+def memory_order(plain: torch.Tensor) -> Order:
+    """Return the dimensions of a plain value from the outermost in memory to the innermost."""
+    strides = plain.stride()
+    order = tuple(sorted(range(plain.dim()), key=lambda dim: -strides[dim]))
+    return None if order == tuple(range(plain.dim())) else order
 
 
 def _feature_rule(spatial: int) -> Rule:
@@ -60,28 +60,33 @@ def _drop_features(x: torch.Tensor, p: float, generators: Generators) -> torch.T
     one_each = x[(slice(None),) * 3 + (slice(1),) * (x.dim() - 3)]
     if p == 1:
         return x * 0
-    return x * _mask(one_each, p, generators).div_(1 - p)
+    return x * mask_of(one_each, p, generators).div_(1 - p)
 
 
 def alpha_dropout(low: Lowering, input: Value, p: float = 0.5, training: bool = False) -> Emitted:
     """Emit the dropout that keeps mean and variance (Klambauer et al. 2017)."""
     if not training or p == 0:
         return input.layout, input.node
-    node = low.emit(_alpha_drop, low.stacked(input), p, low.generators, _memory_order(input))
+    node = low.emit(_alpha_drop, low.stacked(input), p, low.generators, memory_order(input.example))
     return Layout.STACKED, node
 
 
 def _alpha_drop(x: torch.Tensor, p: float, generators: Generators, order: Order) -> torch.Tensor:
     if p == 1:
         return x * 0
+    return with_alpha(x, mask_of(x, p, generators, order), p)
+
+
+def with_alpha(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    """Return x where the mask is 1, and the constant of alpha dropout elsewhere, rescaled."""
     alpha = 1.7580993408473766
     scale = ((alpha**2 * p + 1) * (1 - p)) ** -0.5
-    mask = _mask(x, p, generators, order)
     found: torch.Tensor = x * (mask * scale) + ((mask - 1) * (alpha * scale) + alpha * scale * p)
     return found
 
 
-def _mask(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
+def mask_of(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
+    """Return what is kept of (R, ...), 1 with probability 1 - p, else 0."""
     return _drawn(x, generators, order, lambda own, g: own.bernoulli_(1 - p, generator=g))
 
 
@@ -98,16 +103,18 @@ def _drawn(
 
 def _like_rule(draw: Callable[..., Any]) -> Rule:
     def like(low: Lowering, input: Value) -> Emitted:
-        return low.on_stacked(draw, input, low.generators, _memory_order(input))
+        return low.on_stacked(draw, input, low.generators, memory_order(input.example))
 
     return like
 
 
-def _uniform(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+def uniform(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+    """``torch.rand_like``."""
     return _drawn(x, generators, order, lambda own, g: own.uniform_(generator=g))
 
 
-def _normal(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+def normal(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+    """``torch.randn_like``."""
     return _drawn(x, generators, order, lambda own, g: own.normal_(generator=g))
 
 
@@ -118,8 +125,8 @@ FUNCTIONS: dict[Any, Rule] = {
     F.dropout2d: _feature_rule(2),
     F.dropout3d: _feature_rule(3),
     F.alpha_dropout: alpha_dropout,
-    torch.rand_like: _like_rule(_uniform),
-    torch.randn_like: _like_rule(_normal),
+    torch.rand_like: _like_rule(uniform),
+    torch.randn_like: _like_rule(normal),
 }
 
 # Without training they return what they were given.

@@ -1,0 +1,132 @@
+"""Whether the jobs of a model can be fused: two replicas of it are, and compared with the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from asynckfold.data.batches import Batches
+from asynckfold.jobs.messages import Fusibility
+from asynckfold.jobs.plan import Job
+from asynckfold.planning import fusion_groups
+from asynckfold.training import pretraining
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
+from asynckfold.training.fused_optimizers import with_fused_kernel
+from asynckfold.training.fusion import (
+    backward,
+    check_equivalence,
+    fuse,
+    fuse_criterion,
+    fuse_optimizers,
+    parts_of,
+)
+from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
+from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.isolation.guard import isolated
+
+Step = list[tuple[torch.Tensor, torch.Tensor]]
+"""The batch of each replica."""
+
+_CPU = torch.device("cpu")
+
+
+def on_cores(trial: CandidateTrial) -> Fusibility:
+    """Check a model on cores, where the rule says that fusing it may pay."""
+    plan, bundle = trial.bundle.plan, trial.bundle
+    refusal = _unfit(trial) or fusion_groups.why_not_paying(
+        bundle.fuse, plan, bundle.folds, trial.name, trial.counter.flops
+    )
+    if refusal:
+        return Fusibility(refusal)
+    return _compared(trial, _CPU, plan.params.precision_on_cores)
+
+
+def on_gpu(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Fusibility:
+    """Check the model of a job on a GPU, in the precision of its jobs there."""
+    # User code may raise anything here, and did not in the dry run: that is the reason.
+    try:
+        with isolated(patches=True) as traces:
+            trial = CandidateTrial(bundle, data, job.model, job.lr_schedule)
+            if refusal := _unfit(trial):
+                return Fusibility(refusal)
+            found = _compared(trial, device, bundle.plan.params.precision)
+            changed = ", ".join(traces.look())
+    except (Exception, SystemExit) as error:  # noqa: BLE001
+        return Fusibility(f"{type(error).__name__} was raised: {error}")
+    return Fusibility(f"it changes its process ({changed})") if changed else found
+
+
+def _unfit(trial: CandidateTrial) -> str:
+    """Return why jobs of a model are fused on no device; empty if nothing speaks against it."""
+    if pretraining.has_pretraining(trial.model):
+        return "it has pretraining, which each job runs separately"
+    if trial.bundle.plan.params.precision == "fp16":
+        return "in float16, each job scales its own losses"
+    return ""
+
+
+def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fusibility:
+    recipe = trial.bundle.recipe
+    # An exception of user code in two replicas is the reason.
+    try:
+        models = [recipe.models[trial.name]().to(device) for _ in range(2)]
+        opt_fn = partial(with_fused_kernel, recipe.opt_fn)
+        steps = _steps(trial)
+        found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision, device)
+        if found.fused is None:
+            return Fusibility(str(found.refusal))
+        if found.fused.why_vmap:
+            return Fusibility(f"it has no batched form: {found.fused.why_vmap}")
+        optimizers = [opt_fn(model) for model in found.fused.models]
+        own = why_not_stackable(found.fused, optimizers, range(2))
+        if own is None:
+            return Fusibility("", str(found))
+        last = [(inputs.to(device), targets.to(device)) for inputs, targets in steps[-1]]
+        criterion = copy.deepcopy(recipe.criterion)
+        if isinstance(criterion, nn.Module):
+            criterion = criterion.to(device)
+        views = _why_not_on_views(models, criterion, opt_fn, last, precision)
+        if views:
+            return Fusibility(f"{own}, and {views}")
+        return Fusibility("", f"{found}; each job steps its own optimizer: {own}")
+    except Exception as error:  # noqa: BLE001
+        return Fusibility(f"{type(error).__name__} was raised: {error}")
+
+
+def _why_not_on_views(
+    models: Sequence[nn.Module],
+    criterion: Callable[..., torch.Tensor],
+    opt_fn: Callable[[nn.Module], torch.optim.Optimizer],
+    batches: Step,
+    precision: str,
+) -> str | None:
+    """Return why separate optimizers cannot step views of the stacked parameters, or None."""
+    plain, (inputs, targets) = [copied(model) for model in models], batches[0]
+    fused = fuse(models, [inputs])
+    optimizers, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
+    together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
+    backward(fused, together, parts_of(batches), precision)
+    return why_not_on_views(fused, optimizers, plain, [opt_fn(model) for model in plain])
+
+
+def _steps(trial: CandidateTrial) -> list[Step]:
+    """Return the batches of two steps of two replicas.
+
+    Replicas with unequal batches, as in the first step, are computed one by one, which hides what
+    they do to each other; the second step and the evaluation compute them together. If possible no
+    two batches share a sample, so that a replica that sees another's samples is noticed.
+    """
+    most = min(REPLICA_BATCH, len(trial.inputs))
+    rows = torch.from_numpy(trial.rows)
+    return [
+        [
+            trial.seen.train(rows.roll(-(2 * step + row) * most)[:size], row, step)
+            for row, size in enumerate(sizes)
+        ]
+        for step, sizes in enumerate([(most, most - 1), (most, most)])
+    ]

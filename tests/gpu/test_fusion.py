@@ -1,0 +1,134 @@
+"""Fusion on a real GPU: the comparison in each format, and sweeps whose jobs are fused there."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults
+from asynckfold.planning import gpu_sharing
+from asynckfold.store import RunStore
+from asynckfold.system.machine import Machine
+from asynckfold.training.fusion import (
+    Equivalence,
+    backward,
+    check_equivalence,
+    fuse,
+    fuse_criterion,
+    parts_of,
+)
+from asynckfold.training.fusion.rules import linear
+from tests.toy import Tiny, adam, samples
+from tests.training.fusion.test_gpu_checks import exchanged, slightly
+from tests.training.fusion.test_zoo import replicas, steps
+from tests.training.fusion.zoo import ZOO, Animal
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a GPU that torch can use"
+)
+
+needs_nvml = pytest.mark.skipif(not Machine().gpus().gpus, reason="needs NVML")
+
+GPU = torch.device("cuda", 0)
+
+
+def compared(animal: Animal, precision: str = "fp32") -> Equivalence:
+    """On the GPU, from models and batches of the host."""
+    return check_equivalence(
+        replicas(animal),
+        nn.CrossEntropyLoss(),
+        steps(animal),
+        lambda model: torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-3),
+        precision,
+        GPU,
+    )
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("name", [name for name in ZOO if ZOO[name].way == "batched"])
+def test_fused_is_plain(name: str, precision: str) -> None:
+    found = compared(ZOO[name], precision)
+    if found.plain_short is not None and found.plain_short.largest > 0.5:
+        pytest.skip("the format leaves no digit to compare")
+    assert found.refusal is None, found.refusal
+    assert found.float64 is not None
+    assert found.float64.largest < 1e-9
+    assert found.short is not None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("wrong", [slightly, exchanged])
+def test_a_wrongly_stacked_module_is_refused(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[..., Any], precision: str
+) -> None:
+    monkeypatch.setattr(linear, "affine", wrong)
+    assert "the fused losses differ from the plain ones" in str(
+        compared(ZOO["mlp"], precision).refusal
+    )
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5", "residual", "transformer"])
+def test_each_replica_draws_masks_of_its_own_from_its_generator(name: str) -> None:
+    animal = ZOO[name]
+    models = [model.to(GPU) for model in replicas(animal)]
+    batches = [tuple(item.to(GPU) for item in animal.batch(5, 0)) for _ in models]
+    losses = []
+    for seeds in ((0, 1, 2), (0, 1, 2), (0, 9, 2)):
+        fused = fuse(copy.deepcopy(models), [batches[0][0]])
+        for generator, seed in zip(fused.generators, seeds, strict=True):
+            assert generator.device == GPU
+            generator.manual_seed(seed)
+        outputs = torch.zeros(5, animal.classes, device=GPU)
+        criterion = fuse_criterion(nn.CrossEntropyLoss(), 3, outputs, batches[0][1])
+        losses.append(backward(fused, criterion, parts_of(batches)))
+    torch.testing.assert_close(losses[0], losses[1])
+    torch.testing.assert_close(losses[0][::2], losses[2][::2])
+
+
+@pytest.fixture
+def _deterministic_kernels(monkeypatch: pytest.MonkeyPatch, fresh_servers: None) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def sweep(root: Path, epochs: int = 3, **settings: Any) -> CVResults:
+    settings = {"baseline": None, "verbose": 0, "devices": [0], "fuse": True, **settings}
+    kfold = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, **settings)
+    return kfold([Tiny], ["cosine", "step"], adam, {"epochs": epochs})
+
+
+@needs_nvml
+@pytest.mark.usefixtures("_deterministic_kernels")
+def test_a_group_gives_the_same_bits_again_in_this_process_and_after_interruptions(
+    root: Path,
+) -> None:
+    whole = sweep(root / "whole", 200)
+    assert [len(group) for group in whole.plan.groups] == [6]
+    assert set(whole.to_frame("fold")["device"]) == {"cuda:0"}
+    assert whole.best_score_ > 0.6
+    alone = sweep(root / "alone", 200, n_jobs=1, parallelize=False)
+    begun = sweep(root / "cut", 200, time_budget_s=5.0)
+    while begun.counts["pending"]:
+        begun = sweep(root / "cut", 200, fuse=False, time_budget_s=5.0)
+    assert whole.fingerprint == alone.fingerprint == begun.fingerprint
+
+
+@needs_nvml
+def test_auto_asks_the_gpu_and_keeps_its_answer(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_sharing, "PROBE_SHARE", 1e9)
+    found = sweep(root, fuse="auto")
+    with RunStore.read(root) as store:
+        (why,) = [event.text for event in store.events() if event.kind == "fusing"]
+    assert "measured here: fused steps" in why
+    assert bool(found.plan.groups) == ("not fused" not in why)
+    assert sweep(root, fuse=True).plan.groups == found.plan.groups

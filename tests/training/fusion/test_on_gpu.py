@@ -1,0 +1,116 @@
+"""A fusion group on a GPU: what it asks of the host, and which generator its jobs draw from.
+
+Nothing here runs on a GPU: a device of shapes counts copies, and a stand-in holds the generator.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from asynckfold.data.transforms import JoinedDraw
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.system.heartbeat import Heartbeat
+from asynckfold.training import seeding
+from asynckfold.training.fusion import trainer
+from asynckfold.training.fusion.group import FusionGroup
+from tests.training.counting import Counting
+from tests.training.fusion.test_trainer import Grouped, grouped
+from tests.training.test_gpu_step import META, Conv, Event, images
+
+GPU = torch.device("cuda", 0)
+
+
+def built(tiny: Grouped, device: torch.device, logs: ExitStack, data: object = None) -> FusionGroup:
+    tasks = [Task(job) for job in tiny.jobs]
+    batches = data or tiny.batches
+    return trainer.build(tiny.bundle, tasks, batches, device, Heartbeat(), logs, logged=False)
+
+
+def test_the_host_waits_for_no_step_of_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a single job: sample numbers and draws of an epoch are sent once."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    params = TrainerParams(epochs=2, clip_grad_norm=1.0)
+    # The mean of nn.CrossEntropyLoss depends on values of the targets, which are not there.
+    tiny = Grouped(tmp_path, {"conv": Conv}, params=params, criterion=nn.functional.cross_entropy)
+    with ExitStack() as logs:
+        group = built(tiny, META, logs, images())
+        # torch does not know the device's autocast.
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+        with Counting() as mode:
+            group.begin_epoch()
+            begun = mode.take()
+            # For each job its order, and the draws of two steps.
+            assert (begun.sent, begun.synchronisations) == (3 * len(tiny.jobs), 0), begun
+            group.step()
+            mode.take()
+            for _ in range(group.batches - 1):
+                group.step()
+                step = mode.take()
+                assert (step.sent, step.fetched, step.synchronisations) == (0, 0, 0), step
+
+
+def test_batches_by_orders_that_were_sent_are_those_that_are_gathered_together() -> None:
+    data, generator = images(), np.random.default_rng(1)
+    orders = [generator.permutation(60) for _ in range(3)]
+    seeds = [7, 8, 9]
+    sent = [
+        data.ordered(order, seed, 3, training=True)
+        for order, seed in zip(orders, seeds, strict=True)
+    ]
+    for low, high in ((0, 16), (50, 60)):
+        found = data.train_in_order(sent, low, high)
+        rows = torch.from_numpy(np.stack([order[low:high] for order in orders]))
+        for one, other in zip(found, data.train_together(rows, seeds, 3), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_draws_that_were_sent_are_taken_and_not_sent_again() -> None:
+    bits = torch.arange(6)
+    draw = JoinedDraw([1, 2], 0, np.arange(6).reshape(2, 3), sent={2: bits})
+    assert draw.at(2).bits_on(META) is bits
+    assert (
+        draw.at(1).bits_on(torch.device("cpu")).tolist()
+        == draw.at(1).bits().view(np.int64).tolist()
+    )
+
+
+def test_jobs_of_a_group_draw_from_the_generator_of_the_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_gpu = torch.Generator().manual_seed(5)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: of_gpu.get_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: of_gpu.set_state(state))
+    with ExitStack() as logs:
+        group = built(grouped(tmp_path), torch.device("cpu"), logs)
+        replica = group.replicas[0]
+        replica.begin_epoch()
+        on_core = replica.random_state()
+        assert torch.equal(on_core["torch"], replica.generator.get_state())
+        replica.device = GPU
+        before, here = of_gpu.get_state(), torch.get_rng_state()
+        with replica.drawing():
+            assert torch.equal(of_gpu.get_state(), replica.generator.get_state())
+            drawn = torch.rand(3, generator=of_gpu)
+        assert torch.equal(of_gpu.get_state(), before)
+        assert torch.equal(torch.get_rng_state(), here)
+        # What was drawn is drawn from the replica's; its checkpoint holds the state after it.
+        kept = replica.random_state()
+        assert torch.equal(kept["cuda"], replica.generator.get_state())
+        assert not torch.equal(kept["cuda"], on_core["torch"])
+        seeding.seed_all(seeding.epoch_seed(replica.task.job.seed, 0))
+        assert torch.equal(kept["torch"], torch.get_rng_state())
+        following = torch.rand(3, generator=replica.generator)
+        replica.random = kept
+        replica.batch = 1
+        replica.begin_epoch()
+        assert torch.equal(torch.rand(3, generator=replica.generator), following)
+        assert not torch.equal(drawn, following)
