@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import TensorDataset
 
 from asynckfold import AsyncKFold, load_results
 from asynckfold.api.arguments import Settings
@@ -375,7 +376,7 @@ def test_a_use_that_is_not_known_gives_no_speedup(root: Path) -> None:
     )
 
 
-class Slow(Even):
+class Slow(Tiny):
     """Takes long enough for a reading of the load."""
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -404,7 +405,7 @@ def test_a_disturbed_serial_loop_is_timed_again_by_the_same_call(
     root: Path, disturbed: str
 ) -> None:
     torch.manual_seed(0)
-    first = run_of(root, Even).baseline
+    first = run_of(root, Tiny).baseline
     assert first is not None
     noted = replace(first, **{"others": 0.0, "packed_others": 0.0, disturbed: 1.7})
     with RunStore.hold(root) as store:
@@ -414,7 +415,7 @@ def test_a_disturbed_serial_loop_is_timed_again_by_the_same_call(
         disturbed == "packed_others"
     )
     torch.manual_seed(0)
-    again = run_of(root, Even).baseline
+    again = run_of(root, Tiny).baseline
     assert (again == noted) == (disturbed == "packed_others")
 
 
@@ -424,7 +425,7 @@ def test_no_serial_loop_runs_unless_it_is_asked_for(root: Path) -> None:
     data = TensorDataset(torch.zeros(24, 4), torch.arange(24) % 2)
     words: dict[str, Any] = {"parallelize": False, "verbose": 0}
     results = AsyncKFold(2, data, root, nn.CrossEntropyLoss(), 8, **words)(
-        [Even], ["step"], adam, {"epochs": 1}
+        [Tiny], ["step"], adam, {"epochs": 1}
     )
     assert results.baseline is None
     with RunStore.read(root) as store:

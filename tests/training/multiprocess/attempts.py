@@ -51,7 +51,9 @@ def attempt(
     task = Task(tiny.jobs[0], number, tuple(refs))
     before = descendants()
     try:
-        result = several.train(tiny.bundle, task, tiny.batches, (), events.append, stop, gpus=[gpu] if gpu else ())
+        result = several.train(
+            tiny.bundle, task, tiny.batches, (), events.append, stop, gpus=[gpu] if gpu else ()
+        )
     finally:
         assert descendants() <= before
     return result, events
