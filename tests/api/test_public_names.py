@@ -14,7 +14,12 @@ import asynckfold
 
 ROOT = Path(__file__).parents[2]
 
-PACKAGES = {"PIL": "pillow", "pynvml": "nvidia-ml-py", "sklearn": "scikit-learn"}
+PACKAGES = {
+    "PIL": "pillow",
+    "pynvml": "nvidia-ml-py",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
 """Import names that differ from the package's."""
 
 

@@ -200,7 +200,7 @@ def test_a_page_has_further_tables_and_pictures_beside_it(
     monkeypatch.setattr(trainers, "table", lambda **_: table)
     monkeypatch.setattr(partitions, "table", lambda **_: more)
     page = tmp_path / "page.md"
-    assert main(["bench", "trainers", "--save", str(page)]) == 0
+    assert main(["dev", "bench", "trainers", "--save", str(page)]) == 0
     printed = capsys.readouterr().out
     for text in ("A note.", "Further", "small", "Another note.", "picture: ", "page-mlp.svg"):
         assert text in printed

@@ -291,7 +291,7 @@ def test_a_job_with_a_process_on_a_gpu_has_a_worker_of_its_own(
     assert gone({*own})
     for pid, log in zip(own, logs, strict=True):
         assert "GPU 0 taken by " in log
-        assert f", a child of {pid}\n" in log
+        assert f", a child of {pid}:" in log
 
 
 class WhereGpusAre(Tiny):

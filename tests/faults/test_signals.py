@@ -358,7 +358,7 @@ sys.exit(program())
 
 
 AT_EACH_OF_THE_FIRST_CALLS = """
-import os, signal, sys
+import faulthandler, os, signal, sys
 from asynckfold.cli import load, program
 
 load(["status"])
@@ -374,8 +374,9 @@ def struck(strike):
             if calls == strike:
                 signal.raise_signal(signal.SIGINT)
 
+    faulthandler.dump_traceback_later(20, exit=True)
     sys.setprofile(count)
-    sys.exit(program())
+    os._exit(program())
 
 for strike in range(1, 201):
     if not (child := os.fork()):

@@ -422,7 +422,7 @@ def test_a_disturbed_serial_loop_is_timed_again_by_the_same_call(
 def test_no_serial_loop_runs_unless_it_is_asked_for(root: Path) -> None:
     (argument,) = [item for name, item in arguments(Settings).items() if name == "baseline"]
     assert (argument.default, argument.problem(None)) == ("none", None)
-    data = TensorDataset(torch.zeros(24, 4), torch.arange(24) % 2)
+    data = TensorDataset(torch.zeros(24, 8), torch.arange(24) % 3)
     words: dict[str, Any] = {"parallelize": False, "verbose": 0}
     results = AsyncKFold(2, data, root, nn.CrossEntropyLoss(), 8, **words)(
         [Tiny], ["step"], adam, {"epochs": 1}

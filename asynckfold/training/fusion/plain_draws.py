@@ -27,8 +27,9 @@ def drawing_as_replica(
     Examples
     --------
     >>> with drawing_as_replica(torch.Generator().manual_seed(0)):
-    ...     F.dropout(torch.ones(4), 0.5).tolist()
-    [2.0, 0.0, 2.0, 2.0]
+    ...     drawn = F.dropout(torch.ones(4), 0.5)
+    >>> set(drawn.tolist()) <= {0.0, 2.0}
+    True
     """
     draws = _Draws(generator, dtype)
     exchanged = [
