@@ -118,7 +118,9 @@ def kills(trainer: str, count: int) -> tuple[int, int]:
     else:
         words += ["--trainer", trainer, "--warm", "--report", f"{REPORTS / trainer}"]
     code, printed = python("tests.chaos", *words)
-    landed, failures = re.search(r"(\d+) kills, ", printed), re.search(r"(\d+) failures", printed)
+    # The lines of the table, not those of its progress.
+    landed = re.search(r"^- (\d+) kills, ", printed, re.MULTILINE)
+    failures = re.search(r"^- (\d+) failures", printed, re.MULTILINE)
     if landed is None or failures is None:
         return 1, 1
     return int(landed[1]), int(failures[1]) or int(code != 0)
