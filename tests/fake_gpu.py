@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +21,18 @@ from tests.toy import Tiny
 GIB = 1 << 30
 
 KINDS = {"partition_size": {"cpu": 40, "gpu": 100}, "epochs_per_round": {"cpu": 1, "gpu": 2}}
+
+
+@dataclass(frozen=True)
+class CpuToTake:
+    """A GPU that is a CPU, and notes who takes it."""
+
+    path: Path
+
+    def take(self) -> torch.device:
+        with self.path.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return torch.device("cpu")
 
 
 def load_nvml() -> tuple[Any, str]:

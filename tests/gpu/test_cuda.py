@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,16 +39,7 @@ def test_the_cpu_is_used_when_it_is_asked_for(root: Path) -> None:
     assert set(results.to_frame("fold")["device"]) == {"cpu"}
 
 
-@pytest.fixture
-def _deterministic_kernels(monkeypatch: pytest.MonkeyPatch, fresh_servers: None) -> Iterator[None]:
-    """As whoever wants the same bits asks torch for them; the workers have it from here."""
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.usefixtures("_deterministic_kernels")
+@pytest.mark.usefixtures("deterministic_kernels")
 def test_the_last_process_of_averaging_computes_on_it_with_the_same_bits(root: Path) -> None:
     cores, words = len(os.sched_getaffinity(0)), {"epochs": 3, "eval_batch_size": 4}
     if cores < 2:
@@ -100,7 +90,7 @@ def several_gpus(root: Path, processes: int) -> CVResults:
     return kfold([Tiny], ["cosine"], adam, {"epochs": 3, "eval_batch_size": 4})
 
 
-@pytest.mark.usefixtures("_deterministic_kernels")
+@pytest.mark.usefixtures("deterministic_kernels")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_allreduce_has_a_gpu_for_each_process_and_the_same_bits(root: Path, processes: int) -> None:
     if min(torch.cuda.device_count(), len(os.sched_getaffinity(0))) < processes:

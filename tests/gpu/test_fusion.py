@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +91,6 @@ def test_each_replica_draws_masks_of_its_own_from_its_generator(name: str) -> No
     torch.testing.assert_close(losses[0][::2], losses[2][::2])
 
 
-@pytest.fixture
-def _deterministic_kernels(monkeypatch: pytest.MonkeyPatch, fresh_servers: None) -> Iterator[None]:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
 def sweep(root: Path, epochs: int = 3, **settings: Any) -> CVResults:
     settings = {"baseline": None, "verbose": 0, "devices": [0], "fuse": True, **settings}
     kfold = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, **settings)
@@ -106,7 +98,7 @@ def sweep(root: Path, epochs: int = 3, **settings: Any) -> CVResults:
 
 
 @needs_nvml
-@pytest.mark.usefixtures("_deterministic_kernels")
+@pytest.mark.usefixtures("deterministic_kernels")
 def test_a_group_gives_the_same_bits_again_in_this_process_and_after_interruptions(
     root: Path,
 ) -> None:

@@ -10,9 +10,10 @@ import contextlib
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Sequence
 from typing import Any
+
+from asynckfold.system import terminal
 
 EACH_SECONDS = 90.0
 """Limit for opening one GPU; they open side by side."""
@@ -27,7 +28,7 @@ def main(uuids: Sequence[str]) -> None:
     else:
         # To count GPUs without NVML may initialise CUDA, after which no fork can use it.
         found = {str(index): _answer(index) for index in range(torch.cuda.device_count())}
-    sys.stdout.write(json.dumps(found) + "\n")
+    terminal.write(f"{json.dumps(found)}\n")
 
 
 def _in_forks(uuids: Sequence[str]) -> dict[str, dict[str, Any]]:

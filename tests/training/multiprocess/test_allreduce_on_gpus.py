@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.multiprocess import train
 from asynckfold.training.process_group import collectives
 from asynckfold.training.process_group.collectives import Collectives, Packed
+from tests.fake_gpu import CpuToTake
 from tests.leftovers import descendants, descriptors
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
@@ -45,18 +46,6 @@ def _meeting_places() -> Iterator[None]:
             os.close(number)
 
 
-@dataclass(frozen=True)
-class Fake:
-    """A GPU that is a CPU, and notes who takes it."""
-
-    path: Path
-
-    def take(self) -> torch.device:
-        with self.path.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        return torch.device("cpu")
-
-
 def tiny(root: Path, processes: int = 2, **given: Any) -> Tiny:
     """40 samples to train on, 20 to evaluate in batches of 4; running statistics and dropout."""
     words = {"epochs": 2, "eval_batch_size": 4, "lr_step": "batch"}
@@ -77,7 +66,7 @@ def attempt(
     """One attempt at the first job; it leaves no process."""
     events: list[RunEvent] = []
     task = Task(made.jobs[0], number, tuple(refs or ()))
-    gpus = [Fake(made.root / f"gpu-{rank}") for rank in range(made.params.processes)]
+    gpus = [CpuToTake(made.root / f"gpu-{rank}") for rank in range(made.params.processes)]
     bundle, before = replace(made.bundle, backend="gloo"), descendants()
     try:
         found = train.train(
@@ -267,10 +256,10 @@ def test_a_rank_lost_while_all_meet_ends_the_attempt(
 def test_a_gpu_that_cannot_be_taken_ends_the_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def take(self: Fake) -> torch.device:
+    def take(self: CpuToTake) -> torch.device:
         raise RuntimeError("CUDA error: all CUDA-capable devices are busy")
 
-    monkeypatch.setattr(Fake, "take", take)
+    monkeypatch.setattr(CpuToTake, "take", take)
     with pytest.raises(RuntimeError, match="devices are busy"):
         attempt(tiny(tmp_path))
 

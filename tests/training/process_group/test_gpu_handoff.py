@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from asynckfold.training.multiprocess import train as several
 from asynckfold.training.multiprocess.base import frozen, thawed
 from asynckfold.training.process_group import gpu_handoff
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu, hide_gpus, open_gpu
+from tests.fake_gpu import CpuToTake
 from tests.training.multiprocess.attempts import OPTIMIZERS, attempt, noted, noting, train
 from tests.training.tiny import (
     CLASSES,
@@ -39,18 +39,6 @@ KINDS: dict[str, Any] = {
     "partition_size": {"cpu": 10, "gpu": 30},
     "epochs_per_round": {"cpu": 1, "gpu": 3},
 }
-
-
-@dataclass(frozen=True)
-class Fake:
-    """A GPU that is a CPU, and notes who takes it."""
-
-    path: Path
-
-    def take(self) -> torch.device:
-        with self.path.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        return torch.device("cpu")
 
 
 def tiny(root: Path, processes: Any = 3, epochs: int = 3, **given: Any) -> Tiny:
@@ -80,7 +68,7 @@ def test_where_it_computes_changes_no_bit(tmp_path: Path, optimizer: str, how: A
     def made(name: str) -> Tiny:
         return tiny(tmp_path / name, opt_fn=OPTIMIZERS[optimizer], **how)
 
-    on_gpu = train(made("gpu"), Fake(tmp_path / "taken"))
+    on_gpu = train(made("gpu"), CpuToTake(tmp_path / "taken"))
     on_cpus = train(made("cpus"))
     assert on_gpu.digest == on_cpus.digest
     assert on_gpu.averaged == on_cpus.averaged
@@ -91,7 +79,7 @@ def test_where_it_computes_changes_no_bit(tmp_path: Path, optimizer: str, how: A
 
 def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path) -> None:
     path, models = tmp_path / "noted", {"m": noting(tmp_path / "noted", Plain)}
-    _, events = attempt(tiny(tmp_path / "run", models=models), gpu=Fake(tmp_path / "taken"))
+    _, events = attempt(tiny(tmp_path / "run", models=models), gpu=CpuToTake(tmp_path / "taken"))
     (taker,) = map(int, (tmp_path / "taken").read_text().split())
     counts: dict[int, int] = {}
     for pid, numbers in noted(path):
@@ -107,7 +95,7 @@ def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path
 @pytest.mark.nightly
 def test_two_of_three_processes_take_the_gpu(tmp_path: Path) -> None:
     made = tiny(tmp_path / "run", **KINDS, processes={"cpu": 1, "gpu": 2})
-    _, events = attempt(made, gpu=Fake(tmp_path / "taken"))
+    _, events = attempt(made, gpu=CpuToTake(tmp_path / "taken"))
     takers = (tmp_path / "taken").read_text().split()
     assert len(set(takers)) == len(takers) == 2
     (remark,) = [item.text for item in events if isinstance(item, Noted)]
@@ -118,7 +106,7 @@ def test_two_of_three_processes_take_the_gpu(tmp_path: Path) -> None:
 def test_it_evaluates_its_share_with_the_model_of_all(tmp_path: Path) -> None:
     path = tmp_path / "noted"
     made = tiny(tmp_path / "run", models={"m": noting(path, Plain, training=False)})
-    train(made, Fake(tmp_path / "taken"))
+    train(made, CpuToTake(tmp_path / "taken"))
     taker = int((tmp_path / "taken").read_text())
     seen = [number for pid, numbers in noted(path) if pid == taker for number in numbers]
     assert len(seen) == 3 * 8
@@ -144,13 +132,13 @@ def test_stopped_after_every_round_the_bits_are_the_same(
     stopped, refs = made("stopped"), list[CheckpointRef]()
     result: Result | None = None
     for number in range(1, 100):
-        result, events = attempt(stopped, number, refs, always, Fake(tmp_path / "taken"))
+        result, events = attempt(stopped, number, refs, always, CpuToTake(tmp_path / "taken"))
         if result is not None:
             break
         refs = checkpoints(events)
     assert number > 3
     assert result is not None
-    whole = train(made("whole"), Fake(tmp_path / "taken"))
+    whole = train(made("whole"), CpuToTake(tmp_path / "taken"))
     assert result.digest == whole.digest == train(made("cpus")).digest
     assert result.averaged == whole.averaged
     # What was saved goes on where there is no GPU, too, with the same bits here.
@@ -182,7 +170,7 @@ def test_a_pretrained_dbn_has_a_process_on_the_gpu_too(
         return found
 
     monkeypatch.setattr(pretraining, "pretrain", without_gradients)
-    found = train(made("gpu"), Fake(tmp_path / "taken"))
+    found = train(made("gpu"), CpuToTake(tmp_path / "taken"))
     assert len(found.pretraining) == 4
     assert found.digest == train(made("cpus")).digest
 
@@ -210,7 +198,7 @@ class Counting(Heartbeat):
 def test_while_the_last_process_has_more_to_do_there_are_signs_of_life(tmp_path: Path) -> None:
     parts = {"partition_size": {"cpu": 5, "gpu": 30}, "epochs_per_round": {"cpu": 1, "gpu": 3}}
     made = tiny(tmp_path / "run", 2, 1, models={"slow": Slow}, **parts)
-    heartbeat, gpu = Counting(), Fake(tmp_path / "taken")
+    heartbeat, gpu = Counting(), CpuToTake(tmp_path / "taken")
     task = Task(made.jobs[0], 1, ())
     several.train(made.bundle, task, made.batches, (), lambda events: None, never, heartbeat, [gpu])
     # It takes 18 steps, and rank 0 the first batch alone; some more are of the evaluation.
@@ -238,7 +226,7 @@ def test_a_criterion_with_a_state_begins_as_those_of_the_others(tmp_path: Path) 
         found.criterion = Centred()
         return found
 
-    assert train(made("gpu"), Fake(tmp_path / "taken")).digest == train(made("cpus")).digest
+    assert train(made("gpu"), CpuToTake(tmp_path / "taken")).digest == train(made("cpus")).digest
 
 
 def test_no_tensor_goes_to_the_gpus_process_as_one() -> None:
