@@ -159,8 +159,9 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
         then = f"; continue with: {refit['continue_with']}" if refit["continue_with"] else ""
         why = f", {refit['ended']}" if name == "pending" and refit["ended"] else ""
         yield f"{refit['candidate']} on all samples: {text}{why}{then}"
-    verdict = Reproducibility(tuple(state["bit_identity"]["reasons"]))
-    yield f"fingerprint {state['fingerprint']}, {verdict}"
+    if state["pending"] < state["planned"]:
+        verdict = Reproducibility(tuple(state["bit_identity"]["reasons"]))
+        yield f"fingerprint {state['fingerprint']}, {verdict}"
 
 
 def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:

@@ -431,6 +431,15 @@ class Net(nn.Sequential):
     assert "asynckfold run --data digits" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("state", ["pending", "done"])
+def test_status_shows_no_fingerprint_before_there_is_a_result(
+    root: Path, capsys: pytest.CaptureFixture[str], state: str
+) -> None:
+    write_run(root, Synthetic(status=lambda job: state))
+    assert main(["status", str(root)]) == 0
+    assert ("fingerprint" in capsys.readouterr().out) == (state == "done")
+
+
 # Interrupted, continued, held
 
 

@@ -124,11 +124,17 @@ def headline(summary: Summary) -> str:
 
 
 def decision(summary: Summary) -> str:
-    """Say which candidate is best, if the folds decide that."""
+    """Say which candidate is best, or else which model or LR schedule, if the folds decide that."""
     verdict = summary.verdict
     if not verdict.models + verdict.lr_schedules:
         return "Nothing to compare"
-    return f"{verdict.best} is best" if verdict.best else "Undecided"
+    if verdict.best:
+        return f"{verdict.best} is best"
+    if verdict.models and len(verdict.best_models) == 1:
+        return f"{verdict.best_models[0]} is the best model"
+    if verdict.lr_schedules and len(verdict.best_lr_schedules) == 1:
+        return f"{verdict.best_lr_schedules[0]} is the best LR schedule"
+    return "Undecided"
 
 
 def unbeaten(names: Sequence[str], noun: str) -> str:

@@ -23,19 +23,29 @@ def summary(complete: Path) -> Summary:
 
 
 @pytest.mark.parametrize(
-    ("best", "pairs", "words"),
+    ("best", "models", "lr_schedules", "words"),
     [
-        ("A/cosine", 1, "A/cosine is best"),
-        (None, 1, "Undecided"),
-        (None, 0, "Nothing to compare"),
+        ("A/cosine", "A", "cosine", "A/cosine is best"),
+        (None, "A", "cosine warm", "A is the best model"),
+        (None, "A B", "warm", "warm is the best LR schedule"),
+        (None, "A B", "cosine warm", "Undecided"),
+        (None, "A", "", "A is the best model"),
+        (None, "", "", "Nothing to compare"),
     ],
 )
 def test_the_decision_says_best_only_of_the_best(
-    summary: Summary, best: str | None, pairs: int, words: str
+    summary: Summary, best: str | None, models: str, lr_schedules: str, words: str
 ) -> None:
+    pair = summary.verdict.models[:1]
     verdict = replace(
-        summary.verdict, best=best, models=summary.verdict.models[:pairs], lr_schedules=()
+        summary.verdict,
+        best=best,
+        models=pair if models else (),
+        lr_schedules=pair if lr_schedules else (),
+        best_models=tuple(models.split()),
+        best_lr_schedules=tuple(lr_schedules.split()) or ("cosine",),
     )
+    assert len(pair) == 1
     assert sentences.decision(replace(summary, verdict=verdict)) == words
 
 
