@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := runs/demo
-SIDE_BY_SIDE := -n 2 --dist worksteal
+# One more than the cores of the smallest machine: kills and sleeps leave them idle.
+SIDE_BY_SIDE := -n 3 --dist worksteal
 
 .PHONY: help install demo docs test gpu strace check nightly durability chaos faults format clean
 

@@ -165,8 +165,10 @@ class Campaign:
 
         with ThreadPoolExecutor(self._at_once) as threads:
             (first, seconds), (second, _) = threads.map(make, ["golden-1", "golden-2"])
-        if first != second:
-            raise Invalid("the golden run is not the same twice")
+        try:
+            compare(first, second)
+        except Hurt as hurt:
+            raise Invalid(f"the golden run is not the same twice: {hurt}") from None
         self._golden, self.outcome.golden_seconds = first, seconds
 
     @contextlib.contextmanager
@@ -207,7 +209,7 @@ class Campaign:
     def _lands(self, chain: Chain, kill: Kill) -> bool:
         if chain.strike(kill):
             return True
-        # The run was over before: the same kill in the next one, and half as late.
+        # It came too late: the same kill in the next run, and half as late.
         if kill.index >= 0:
             with self._lock:
                 self._misses[kill.index] += 1
@@ -397,14 +399,20 @@ def write(outcome: Outcome, command: str, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def folder_for(keep: Path | None) -> Iterator[Path]:
-    """A folder for the runs: a new one that stays, or one for a while."""
+def folder_for(outcome: Outcome, keep: Path | None) -> Iterator[Path]:
+    """A new folder for the runs; it stays if a run was hurt, or if it was asked for."""
     if keep is not None:
         keep.mkdir(parents=True)
-        yield keep
-        return
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        yield Path(folder)
+    folder = keep or Path(tempfile.mkdtemp(prefix="chaos-"))
+    hurt = True
+    try:
+        yield folder
+        hurt = bool(outcome.failures)
+    finally:
+        if hurt:
+            print(f"The runs that were hurt, and the golden ones, are in {folder}")
+        elif keep is None:
+            shutil.rmtree(folder)
 
 
 def main(words: Sequence[str]) -> int:
@@ -418,7 +426,7 @@ def main(words: Sequence[str]) -> int:
         "--warm", action="store_true", help="begin where importing torch has ended: sooner done"
     )
     parser.add_argument("--only", type=int, nargs="+", help="these kills alone")
-    parser.add_argument("--keep", type=Path, help="a new folder for runs that were hurt")
+    parser.add_argument("--keep", type=Path, help="a new folder for the runs")
     parser.add_argument("--report", type=Path, help="a folder for README.md and campaign.json")
     parsed = parser.parse_args(words)
     kills = planned(parsed.seed, parsed.kills)
@@ -428,7 +436,7 @@ def main(words: Sequence[str]) -> int:
         kills = [kills[index] for index in parsed.only]
     outcome = Outcome(parsed.seed, parsed.kills, parsed.trainer)
     try:
-        with folder_for(parsed.keep) as folder, contextlib.ExitStack() as stack:
+        with folder_for(outcome, parsed.keep) as folder, contextlib.ExitStack() as stack:
             kind = KINDS[parsed.trainer]
             count = parsed.at_once if parsed.warm else 0
             nurseries = [stack.enter_context(nursery()) for _ in range(count)]

@@ -18,8 +18,8 @@ from asynckfold.system.signals import Interruption, listening
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 
-BATCH_SECONDS = 0.08
-BUDGET_SECONDS = 4.0
+BATCH_SECONDS = 0.05
+BUDGET_SECONDS = 2.5
 """Half of what all jobs take one after another, and far more than what comes before the first."""
 
 
@@ -64,7 +64,7 @@ def test_the_results_so_far_come_back_and_the_same_call_continues(
     with RunStore.read(root) as store:
         told = [event.text for event in store.events() if event.kind == "interrupted"]
         outcomes = {item.outcome for item in store.attempts()}
-    assert told == ["the time budget of 4 s is over"]
+    assert told == ["the time budget of 2.5 s is over"]
     assert outcomes <= {"ok", "interrupted"}
     assert Path(results.report()).is_file()
     done = {name for name, item in results.results.items() if item.status == "done"}
@@ -135,7 +135,7 @@ def test_the_command_ends_with_the_code_of_timeout(root: Path, warm: Nursery) ->
     words = ["-m", "asynckfold", "run", "--data", "digits", "--models", "mlp", "--schedulers"]
     words += ["cosine,step", "--folds", "3", "--epochs", "2000", "--fuse", "no", "--n-jobs", "1"]
     words += ["--baseline", "none", "--root", str(root)]
-    run = warm.start([*words, "--time-budget", "6"], root.with_name("printed"))
+    run = warm.start([*words, "--time-budget", "4"], root.with_name("printed"))
     assert run.wait(100) == OUT_OF_TIME, run.printed()
     assert "the time budget is over; continue with: asynckfold run" in run.printed()
     assert "pending" in run.printed()

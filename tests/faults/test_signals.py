@@ -378,7 +378,7 @@ def struck(strike):
     sys.setprofile(count)
     os._exit(program())
 
-for strike in range(1, 201):
+for strike in range(1, 101):
     if not (child := os.fork()):
         struck(strike)
     if (code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) != 130:
@@ -391,7 +391,7 @@ def test_ctrl_c_while_the_handlers_are_installed(tmp_path: Path, warm: Nursery) 
     run = warm.start(["-c", AT_EACH_OF_THE_FIRST_CALLS], path)
     assert run.wait(GUARD) == 0, run.printed()
     told = run.printed().splitlines()
-    assert told == 200 * ["interrupted by SIGINT", "continue with: asynckfold status nowhere"]
+    assert told == 100 * ["interrupted by SIGINT", "continue with: asynckfold status nowhere"]
 
 
 @pytest.mark.nightly

@@ -234,7 +234,7 @@ def test_timed_out_after_each_batch_it_ends_with_the_same_bits(tmp_path: Path) -
     assert result.digest == Tiny(tmp_path / "whole").train().digest
 
 
-@pytest.mark.nightly(but=["hogwild", "averaging"])
+@pytest.mark.nightly(but=["averaging"])
 @pytest.mark.parametrize("trainer", SEVERAL)
 def test_a_job_of_several_processes_times_out_and_leaves_no_process(
     tmp_path: Path, trainer: str

@@ -166,9 +166,10 @@ class Chain:
                 item.detect_seconds = self._keeper.deaths[item.pid] - item.at
 
     def strike(self, kill: Kill) -> bool:
-        """Kill at the moment that is meant; False when the run ended before."""
+        """Kill at the moment that is meant; False when the run ended, or its start did, before."""
         process = self._running()
-        if not self._moment(kill, process):
+        late = not self._moment(kill, process)
+        if late or (kill.phase == "start" and self._keeper.stage != "start"):
             self._keeper.release()
             return False
         family = Family.of(process.pid)
@@ -449,11 +450,12 @@ LEAST_ACCURACY = 0.6
 def canonical(root: Path) -> dict[str, Any]:
     """Return what must be the same, byte for byte, whatever happened to a run."""
     with RunStore.read(root) as store:
-        results, fingerprint = store.results(), store.fingerprint()
+        results, fingerprint, plan = store.results(), store.fingerprint(), store.plan
         noted = {f"{name} {item.number}": _numbers(item) for name, item in store.epochs()}
     outputs = {name: item.outputs for name, item in results.items() if item.outputs is not None}
+    # The fingerprint stands last: what comes before says where it differs.
     return {
-        "fingerprint": fingerprint,
+        "plan": {"fingerprint": plan.fingerprint},
         "weights": {name: item.weights for name, item in results.items()},
         "outputs": {name: _sha256(array.tobytes()) for name, array in outputs.items()},
         "scores": {
@@ -471,6 +473,7 @@ def canonical(root: Path) -> dict[str, Any]:
             str(path.relative_to(root)): _sha256(path.read_bytes())
             for path in sorted((root / "oof").iterdir())
         },
+        "fingerprint": {"results": fingerprint},
     }
 
 
@@ -484,9 +487,24 @@ def _sha256(data: bytes) -> str:
 
 
 def compare(found: dict[str, Any], golden: dict[str, Any]) -> None:
-    """Raise `Hurt` where a run ended otherwise than the golden one."""
+    """Raise `Hurt` with every part and every entry that differ from those of the golden run."""
     # Progress may be lost in a crash; what there is of it must be right.
-    progress = {key: golden["progress"][key] for key in found["progress"]}
-    for part, value in {**golden, "progress": progress}.items():
-        if found[part] != value:
-            raise Hurt(f"{part} differ from the golden run: {found[part]} instead of {value}")
+    progress = {key: golden["progress"].get(key) for key in found["progress"]}
+    differing = [
+        f"{part}: {line}"
+        for part, value in {**golden, "progress": progress}.items()
+        for line in _differing(found[part], value)
+    ]
+    if differing:
+        count = f"{len(differing)} values differ from the golden run:"
+        raise Hurt("\n    ".join([count, *differing]))
+
+
+def _differing(found: Any, golden: Any) -> list[str]:
+    if not isinstance(golden, dict):
+        return [] if found == golden else [f"{found} instead of {golden}"]
+    return [
+        f"{name} is {found.get(name)} instead of {golden.get(name)}"
+        for name in sorted({*found, *golden})
+        if found.get(name) != golden.get(name)
+    ]

@@ -16,9 +16,9 @@
                           ├───────┤             or ("error" | "lost" | "storage", …)
                           │       └─ exit, pipe closed, or a job left something behind: end
 
-Between two batches a job pauses or changes its threads when the sweep asks for it. SIGTERM asks for
-a checkpoint after the current batch. SIGINT, which a terminal sends to every process, is ignored:
-the sweep decides what follows.
+Between two batches a job pauses while the sweep asks for it. SIGTERM asks for a checkpoint after
+the current batch. SIGINT, which a terminal sends to every process, is ignored: the sweep decides
+what follows.
 """
 
 from __future__ import annotations
