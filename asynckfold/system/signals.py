@@ -8,10 +8,10 @@
 An exception from a signal handler may be raised between any two instructions: between a row and its
 checksum, or inside a library's lock. So while workers run and the store is written, signals are
 only noted, and every wait checks for them. Elsewhere (reading the data, building a report) they
-raise at once, except in what must not be left halfway: the import of a compiled module, which might
-crash the process, and `unbroken` functions. If a library wraps the exception it is still an
-interruption; if Python would drop it (in a finalizer, or a callback after an import) it is raised
-again.
+raise at once, except in what must not be left halfway: the import of a compiled library, which may
+crash the process at once or at its exit, and `unbroken` functions. If a library wraps the exception
+it is still an interruption; if Python would drop it (in a finalizer, or a callback after an import)
+it is raised again.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 _UNTOUCHED = {signal.SIGINT: signal.default_int_handler}
 """The handlers that Python installs; any other was set on purpose."""
+
+_COMPILED = ("torch", "torchvision", "numpy", "scipy", "sklearn", "pandas", "matplotlib")
+"""Their Python modules are parts of compiled ones: torch calls back from C++ while it is imported,
+and ends the process on an exception there."""
 
 _AGAIN_SECONDS = 0.01
 """Interval between attempts to raise."""
@@ -175,6 +179,10 @@ def _must_wait(frame: FrameType | None) -> bool:
         importlib = frame.f_code.co_filename == "<frozen importlib._bootstrap_external>"
         if importlib and isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
             return True
+        if frame.f_code.co_name == "<module>":
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            if package in _COMPILED:
+                return True
         if frame.f_code in _unbroken:
             return True
         frame = frame.f_back

@@ -781,38 +781,49 @@ def test_only_the_second_breaks_into_user_code() -> None:
 
 INTO_AN_IMPORT = """
 import os, signal, sys
+from importlib import import_module
 from importlib.machinery import ExtensionFileLoader
 from asynckfold.system.signals import listening
 
 def strike(frame, event, argument):
-    caller = frame.f_back and frame.f_back.f_back
-    loader = caller and caller.f_locals.get("self")
-    if isinstance(loader, ExtensionFileLoader) and "importlib" not in frame.f_code.co_filename:
+    if struck(frame):
         sys.setprofile(None)
         print("struck", flush=True)
         os.kill(os.getpid(), signal.SIGINT)
 
+def compiled(frame):
+    caller = frame.f_back and frame.f_back.f_back
+    loader = caller and caller.f_locals.get("self")
+    return isinstance(loader, ExtensionFileLoader) and "importlib" not in frame.f_code.co_filename
+
+def python(frame):
+    return frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "torch.distributed"
+
+name, way = sys.argv[1:]
+struck = {"compiled": compiled, "python": python}[way]
 try:
     with listening(signal.SIGINT):
         sys.setprofile(strike)
-        import matplotlib.ft2font
+        import_module(name)
         while True:
             pass
 except KeyboardInterrupt as interrupt:
-    print(interrupt, type(interrupt.__context__))
+    print(interrupt, type(interrupt.__context__), sys.modules[name].__spec__._initializing)
 """
 
 
-def test_an_interruption_waits_for_the_import_of_a_compiled_module() -> None:
-    """Given up halfway, this one ends the process by an abort: in its code, not in Python's."""
+@pytest.mark.parametrize(("name", "way"), [("matplotlib.ft2font", "compiled"), ("torch", "python")])
+def test_an_interruption_waits_for_the_import_of_a_compiled_library(name: str, way: str) -> None:
+    """Given up halfway, these may end the process by an abort: in their code, not in Python's."""
     ended = subprocess.run(
-        [sys.executable, "-c", INTO_AN_IMPORT],
+        [sys.executable, "-c", INTO_AN_IMPORT, name, way],
         capture_output=True,
         text=True,
         timeout=GUARD,
         check=False,
     )
-    assert ended.stdout == "struck\ninterrupted by SIGINT <class 'NoneType'>\n", ended.stderr
+    told = "struck\ninterrupted by SIGINT <class 'NoneType'> False\n"
+    assert ended.stdout == told, ended.stderr
     assert ended.returncode == 0, ended.stderr
 
 
