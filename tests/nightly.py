@@ -76,7 +76,7 @@ def tests(*words: str) -> tuple[int, int]:
     with tempfile.TemporaryDirectory(prefix="nightly-") as folder:
         record = Path(folder, "junit.xml")
         code, _ = python(
-            *("pytest", "-q", "--nightly", "-n", "2", "--dist", "worksteal"),
+            *("pytest", "-q", "--nightly", "-n", "3", "--dist", "worksteal"),
             *(f"--junit-xml={record}", *words),
         )
         return counted(record, code)
