@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import csv
+import hashlib
 import io
 import json
 import re
@@ -35,16 +37,28 @@ ALLOWED: Mapping[str, set[str]] = {
     "meta": {"charset", "name", "content", "http-equiv"},
     "img": {"src", "width", "height", "alt"},
     "a": {"href"},
-    "nav": {"aria-label"},
+    "nav": {"aria-label", "class"},
     "script": {"type", "id"},
     "figure": {"id"},
     "h2": {"id"},
-    "th": {"class", "scope"},
-    **{name: {"class"} for name in ("td", "tr", "p", "div", "section", "table")},
+    "th": {"class", "scope", "data-label"},
+    "td": {"class", "data-label"},
+    "div": {"class", "id"},
+    "section": {"class", "id", "aria-label"},
+    "table": {"class", "aria-label"},
+    **{name: {"class"} for name in ("tr", "p")},
 }
 PLAIN = {
     "head", "title", "style", "body", "header", "main", "footer", "h1", "h3", "ul",
-    "li", "thead", "tbody", "figcaption", "pre", "code", "details", "summary", "strong",
+    "li", "thead", "tbody", "figcaption", "pre", "code", "details", "summary",
+}  # fmt: skip
+DRAWN = {"svg", "g", "text", "line", "circle", "path", "rect", "polyline", "polygon"}
+LOOKS = {
+    "aria-label", "class", "color", "cx", "cy", "d", "data-series", "fill", "fill-opacity",
+    "font-family", "font-size", "font-weight", "height", "overflow", "points",
+    "preserveaspectratio", "r", "role", "stroke", "stroke-dasharray", "stroke-opacity",
+    "stroke-width", "style", "text-anchor", "vector-effect", "viewbox", "width", "x", "x1",
+    "x2", "y", "y1", "y2",
 }  # fmt: skip
 VOID = {"meta", "img"}
 
@@ -75,9 +89,9 @@ class Walker(HTMLParser):
         self.ids: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in ALLOWED or tag in PLAIN, f"<{tag}> is not in the template"
+        assert tag in {*ALLOWED, *PLAIN, *DRAWN}, f"<{tag}> is not in the template"
         names = {name for name, _ in attrs}
-        assert names <= ALLOWED.get(tag, set()), f"<{tag}> has {names}"
+        assert names <= (LOOKS if tag in DRAWN else ALLOWED.get(tag, set())), f"<{tag}> has {names}"
         values = {name: value or "" for name, value in attrs}
         self.ids.add(values.get("id", ""))
         if tag == "a":
@@ -120,7 +134,7 @@ def report(root: Path, run: Synthetic | None = None) -> Path:
 
 
 def numbers(walker: Walker) -> dict[str, Any]:
-    (text,) = walker.texts["script"]
+    _, text = walker.texts["script"]
     return dict(json.loads(text, parse_constant=_refuse))
 
 
@@ -147,15 +161,19 @@ def test_the_first_screen_shows_best_lead_speedup_and_failures(folder: Path) -> 
     assert "20 of 20 jobs finished" in first
     assert data["bit_identity"] == {"claimed": True, "reasons": []}
     assert ", reproducible." in first
-    assert data["fingerprint"].startswith(walker.texts["code"][0])
+    (short, *_) = walker.texts["code"]
+    assert data["fingerprint"].startswith(short)
 
 
 def test_the_page_is_self_contained_and_small(folder: Path) -> None:
     page = folder / "index.html"
     text = page.read_text("utf-8")
-    assert len(walk(page).images) == 8
+    assert len([name for name in walk(page).ids if name.startswith("figure-")]) == 8
     assert page.stat().st_size < 5 << 20
-    assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in text
+    script = walk(page).texts["script"][0]
+    told = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src"
+    assert f"{policy} 'sha256-{told}'" in text
     assert "http://" not in text
     assert "https://" not in text
 
