@@ -145,7 +145,7 @@
 
   function filtering(table) {
     const rows = [...table.tBodies[0].rows];
-    if (rows.length < 8) return;
+    if (rows.length < 12) return;
     const label = document.createElement("label");
     const field = document.createElement("input");
     const count = document.createElement("span");

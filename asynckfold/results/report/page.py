@@ -26,15 +26,15 @@ from asynckfold.jobs.result import Epoch
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.read import read_results
 from asynckfold.results.report import page_tables, sentences
-from asynckfold.results.report.charts import Chart, draw, inline
+from asynckfold.results.report.charts import draw, inline
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
-EMBEDDED_BYTES = 1 << 20
+EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 160 << 10, 1 << 10
 BULKY = ["curves", "confusion", "bars", "use", "events", "loss_over_time", "averaged"]
-BULKY += ["class_accuracy", "serial_class_accuracy", "verdict"]
+BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "verdict"]
 """Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
@@ -56,7 +56,7 @@ def write_report(store: RunReader, folder: Path | None = None) -> Path:
     # Without `indent`, which would bypass the C encoder and take ten times as long.
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()
-    files["index.html"] = render(summary, charts).encode()
+    files["index.html"] = render(summary).encode()
     if folder is None:
         root, folder = store.root, store.root / "report"
         make_folders(root, folder)
@@ -76,40 +76,36 @@ def write_report(store: RunReader, folder: Path | None = None) -> Path:
 # The page
 
 
-def render(summary: Summary, charts: Sequence[Chart]) -> str:
+def render(summary: Summary) -> str:
     """Return the page as text."""
-    numbers, left_out = embedded_numbers(summary)
+    limit = EMBEDDED_BYTES + EMBEDDED_BYTES_PER_JOB * summary.counts["planned"]
+    numbers, left_out = embedded_numbers(summary, limit)
     folder = Path(__file__).parent
     script = (folder / "page.js").read_text("utf-8")
+    digest = hashlib.sha256(script.encode()).digest()
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
-    environment.filters["base64"] = _base64
     return environment.get_template("page.html.jinja").render(
         run=summary,
         facts=summary.facts,
         say=sentences,
         tables=page_tables,
-        charts={chart.name: chart for chart in charts},
         drawn=inline(summary),
         script=Markup(script),
-        script_hash=f"sha256-{_base64(hashlib.sha256(script.encode()).digest())}",
+        script_hash=f"sha256-{base64.b64encode(digest).decode()}",
         numbers=numbers,
         left_out=left_out,
     )
 
 
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode("ascii")
-
-
 # The numbers inside the page
 
 
-def embedded_numbers(summary: Summary, limit: int = EMBEDDED_BYTES) -> tuple[Markup, list[str]]:
+def embedded_numbers(summary: Summary, limit: int) -> tuple[Markup, list[str]]:
     """Return the summary as inert JSON of at most `limit` bytes, and the parts left out for it."""
     numbers = summary.to_dict()
     left_out: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from asynckfold.results.verdict_text import p_value
 
 FOLDS = 10
 """Folds with a column of their own."""
+CLASSES, CONFUSED = 25, 10
+"""Classes with a column of their own, and pairs of classes in the table of mistakes."""
 ROWS = 200
 """Rows of a table that has one for each job or event."""
 
@@ -104,6 +107,75 @@ def differences(run: Summary) -> PageTable:
         for pair in pairs[:ROWS]
     ]
     return PageTable("Differences", columns, rows, total=len(pairs))
+
+
+@dataclass(frozen=True)
+class HeatTable:
+    """A table whose cells are shaded; a cell is its text and its shade in percent."""
+
+    label: str
+    corner: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[tuple[str, int]]]]
+
+
+def class_accuracy(run: Summary) -> HeatTable | None:
+    """Return the recall of each class in percent, shaded by what it lacks."""
+    listed = [row for row in run.candidates if row.class_accuracy is not None]
+    if not listed:
+        return None
+    first = listed[0].class_accuracy or ()
+    hardest = sorted(range(len(first)), key=lambda place: (math.isnan(first[place]), first[place]))
+    places = sorted(hardest[:CLASSES])
+    rows = []
+    for row in listed[:ROWS]:
+        for name, shares in (
+            (row.name, row.class_accuracy),
+            (f"{row.name}, serial loop", row.serial_class_accuracy),
+        ):
+            if shares:
+                rows.append((name, [_recall(shares[place]) for place in places]))
+    columns = [run.facts.classes[place] for place in places]
+    return HeatTable("Recall of each class", "recall in percent", columns, rows)
+
+
+def _recall(share: float) -> tuple[str, int]:
+    known = math.isfinite(share)
+    return (f"{100 * share:.0f}", round(50 * math.sqrt(1 - share))) if known else ("n/a", 0)
+
+
+def confusion(run: Summary) -> HeatTable | None:
+    """Return what the first candidate takes each class for, shaded by the share of mistakes."""
+    row = next((row for row in run.candidates if row.confusion is not None), None)
+    names = run.class_names
+    if row is None or row.confusion is None or len(names) > CLASSES:
+        return None
+    rows = []
+    for true, counts in enumerate(row.confusion):
+        total = max(1, sum(counts))
+        cells = [
+            (
+                str(count) if count else "·",
+                0 if place == true else round(50 * math.sqrt(count / total)),
+            )
+            for place, count in enumerate(counts)
+        ]
+        rows.append((names[true], cells))
+    return HeatTable(f"Confusion matrix of {row.name}", "true \\ predicted", names, rows)
+
+
+def confused(run: Summary) -> PageTable:
+    """Return the most frequent mistakes of the first candidate."""
+    row = next((row for row in run.candidates if row.confusion is not None), None)
+    counts = row.confusion if row and row.confusion else ()
+    names = run.class_names
+    rows = [
+        (names[true], names[guess], count, say.percent(count / sum(counts[true])))
+        for true, guess, count in say.mistakes(counts)[:CONFUSED]
+    ]
+    columns: list[Column] = [("true class", "name"), ("taken for", "text")]
+    label = f"Most frequent mistakes of {row.name if row else 'no candidate'}"
+    return PageTable(label, [*columns, *_numbers("times", "share of the class")], rows)
 
 
 def use(run: Summary) -> PageTable:

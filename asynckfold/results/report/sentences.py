@@ -276,15 +276,17 @@ def hardest(classes: Sequence[str], accuracy: Sequence[float]) -> tuple[str, flo
     return min(known, key=lambda pair: pair[1]) if known else None
 
 
-def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
-    """Return (true class, predicted class, count) of the most frequent mistake."""
-    mistakes = [
-        (count, -true, -predicted)
+def mistakes(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """Return (true class, predicted class, count) of all mistakes, the most frequent first."""
+    found = [
+        (true, predicted, count)
         for true, row in enumerate(confusion)
         for predicted, count in enumerate(row)
         if count and true != predicted
     ]
-    if not mistakes:
-        return None
-    count, true, predicted = max(mistakes)
-    return -true, -predicted, count
+    return sorted(found, key=lambda mistake: -mistake[2])
+
+
+def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
+    """Return the most frequent mistake."""
+    return next(iter(mistakes(confusion)), None)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from asynckfold.results.report.charts import style
+from asynckfold.results.report.sentences import plural
 
 INK, FAINT = "var(--ink, currentColor)", "var(--faint, currentColor)"
 GRID, PAPER = "var(--line, #8884)", "var(--paper, transparent)"
@@ -80,13 +81,16 @@ class Scale:
     low: float
     high: float
     log: bool = False
+    whole: bool = False  # whether its ticks are whole numbers
 
     @classmethod
-    def over(cls, values: Iterable[float], log: bool = False) -> Scale:
+    def over(cls, values: Iterable[float], log: bool = False, whole: bool = False) -> Scale:
         """Return the axis that holds all finite values."""
         known = [value for value in values if math.isfinite(value)] or [0.0]
         low, high = min(known), max(known)
-        return cls(low, high, log) if low < high else cls(low - 0.5, high + 0.5)
+        # A single value stands in the middle.
+        room = 0.0 if low < high else 0.5 * abs(low) or 0.5
+        return cls(low - room, high + room, log, whole)
 
     def __call__(self, value: float) -> float:
         """Return the place of a value; of one beyond the axis, its end."""
@@ -106,7 +110,8 @@ class Scale:
             found = LogLocator(subs=subs, numticks=most + 1).tick_values(self.low, self.high)
         elif max(abs(self.low), abs(self.high)) < 1e300:
             steps = [1, 2, 2.5, 5, 10]
-            found = MaxNLocator(most, steps=steps).tick_values(self.low, self.high)
+            locator = MaxNLocator(most, steps=steps, integer=self.whole)
+            found = locator.tick_values(self.low, self.high)
         else:
             found = [self.low, self.high]
         return [float(tick) for tick in found if self.low <= tick <= self.high]
@@ -132,3 +137,17 @@ def fitted(name: str, columns: int) -> str:
     while width(tail) > half:
         tail = tail[1:]
     return f"{head}…{tail}"
+
+
+def legend(names: Mapping[str, int]) -> Markup:
+    """Name the candidates by the colour of their place; those beyond the colours are one entry."""
+    own = [(name, place) for name, place in names.items() if place < len(style.COLOURS)]
+    others = len(names) - len(own)
+    entries = [
+        element("li", name, data_legend=place, style=f"--own:{colour(place)}")
+        for name, place in own
+    ]
+    if others:
+        look = f"--own:{colour(len(style.COLOURS))}"
+        entries.append(element("li", f"{plural(others, 'other candidate')}", style=look))
+    return element("ul", *entries, class_="legend")
