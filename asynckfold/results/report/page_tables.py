@@ -20,7 +20,7 @@ ROWS = 200
 """Rows of a table that has one for each job or event."""
 
 Column = tuple[str, str]
-"""Title, and "name", "number", "text", or "" for a short word."""
+"""Title, and "name", "number", "text", "short" or "" for a word."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def ranking(run: Summary) -> PageTable:
     columns = [*_numbers("rank"), ("candidate", "name"), *[("device", "")] * on_both]
     columns += _numbers(run.metric, "95 % interval")
     columns += _numbers("difference to the first", "its 95 % interval", "p") if several else []
-    columns += [*_numbers(*run.metrics[1:], "fit seconds"), ("folds", "")]
+    columns += [*_numbers(*run.metrics[1:], "fit seconds"), ("folds", "short")]
     rows = [
         (
             row.rank or "–",
@@ -206,7 +206,9 @@ def forecast(run: Summary) -> PageTable:
             ("longest job", known.longest if known else None, found.longest),
         ]
     cells = [(name, _seconds(predicted), _seconds(seen)) for name, predicted, seen in rows]
-    return PageTable("Forecast", [("", "name"), *_numbers("predicted, s", "measured, s")], cells)
+    return PageTable(
+        "Forecast", [("span", "name"), *_numbers("predicted, s", "measured, s")], cells
+    )
 
 
 def _seconds(value: float | None) -> str:
@@ -240,6 +242,22 @@ def averaged(run: Summary) -> PageTable:
         for item in run.averaged[:ROWS]
     ]
     return PageTable("Parameter averaging", columns, rows, total=len(run.averaged))
+
+
+def waits(run: Summary) -> PageTable:
+    """Return what jobs waited for, the reason of most jobs first."""
+    found: dict[str, list[float]] = {}
+    for bar in run.bars:
+        for wait in bar.waits:
+            seconds, _, reason = wait.partition(" s for ")
+            known = seconds.replace(".", "", 1).isdecimal()
+            found.setdefault(reason or wait, []).append(float(seconds) if known else math.nan)
+    rows = [
+        (reason, len(seconds), say.seconds(max(seconds)))
+        for reason, seconds in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]
+    columns: list[Column] = [("waited for", "name"), *_numbers("attempts", "longest wait, s")]
+    return PageTable("Waits", columns, rows[:ROWS], total=len(rows))
 
 
 def attempts(run: Summary) -> PageTable:
@@ -309,7 +327,7 @@ def retried(run: Summary) -> PageTable:
 
 def log(run: Summary) -> PageTable:
     """Return the last events."""
-    columns = [*_numbers("at, s"), ("kind", ""), ("job", "name"), ("what happened", "text")]
+    columns = [*_numbers("at, s"), ("kind", ""), ("job", "short"), ("what happened", "text")]
     rows = [(f"{event.at:.1f}", event.kind, event.job, event.text) for event in run.events[-ROWS:]]
     return PageTable("Log", columns, rows, total=len(run.events))
 

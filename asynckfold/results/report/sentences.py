@@ -75,6 +75,8 @@ def plural(count: int, noun: str) -> str:
 def mean_std(row: CandidateRow, metric: str) -> str:
     """Return ``"0.9400 ± 0.0133"``."""
     mean, std = number(row.mean[metric]), row.std[metric]
+    if not math.isfinite(std):
+        return mean
     # No more digits than the mean.
     plain = std < 100 and len(mean.partition(".")[2]) == 4
     return f"{mean} ± {f'{std:.4f}' if plain else number(std)}"

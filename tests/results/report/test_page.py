@@ -3,9 +3,11 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import html
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -214,8 +216,8 @@ def test_averaging_is_shown_in_the_page_and_the_tables(root: Path) -> None:
     page = report(root, run)
     text = page.read_text("utf-8")
     assert "samples × epochs of each process" in text
-    assert text.count('<td class="number">77</td>') == 7
-    assert text.count('<td class="number">200, 100, 100</td>') == 7
+    assert text.count('data-label="rounds">77</td>') == 7
+    assert text.count('process">200, 100, 100</td>') == 7
     first, *others = numbers(walk(page))["averaged"]
     assert (first["job"], len(others)) == ("LeNet5/cosine/fold-1", 6)
     assert (first["rounds"], first["samples"]) == (77, [200, 100, 100])
@@ -226,6 +228,71 @@ def test_averaging_is_shown_in_the_page_and_the_tables(root: Path) -> None:
 
 def all_but_the_first(job: Job) -> str:
     return FAILED if (job.candidate, job.fold) == ("LeNet5/cosine", 0) else DONE
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
+PROBE = """
+addEventListener("load", () => {
+  const all = (selector) => [...document.querySelectorAll(selector)];
+  const ranked = () => [...all("#results table")[0].tBodies[0].rows];
+  const names = () => ranked().map((row) => row.cells[1].textContent);
+  const found = { tabs: all("[role=tab]").map((tab) => tab.textContent) };
+  found.hidden = all("section[role=tabpanel]").map((panel) => panel.hidden);
+  found.before = names();
+  all("#results table")[0].querySelectorAll("th button")[2].click();
+  found.after = names();
+  all("[role=tab]")[1].click();
+  found.then = all("section[role=tabpanel]").map((panel) => panel.hidden);
+  const entry = all("section:not([hidden]) .legend button")[0];
+  entry.click();
+  found.off = all("section:not([hidden]) .off").length;
+  document.querySelector("header > button").click();
+  found.theme = document.documentElement.dataset.theme;
+  found.wide = document.documentElement.scrollWidth > innerWidth;
+  document.title = JSON.stringify(found);
+});
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here")
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_a_browser_runs_the_script_of_the_page_and_no_other(
+    folder: Path, tmp_path: Path, is_allowed: bool
+) -> None:
+    text = (
+        (folder / "index.html")
+        .read_text("utf-8")
+        .replace("<body>", f"<body><script>{PROBE}</script>")
+    )
+    if is_allowed:
+        told = base64.b64encode(hashlib.sha256(PROBE.encode()).digest()).decode()
+        text = text.replace("script-src ", f"script-src 'sha256-{told}' ", 1)
+    copy = tmp_path / "index.html"
+    copy.write_text(text, "utf-8")
+    words = f"--headless --no-sandbox --disable-gpu --user-data-dir={tmp_path / 'profile'}"
+    words += " --window-size=390,900 --virtual-time-budget=5000 --dump-dom --enable-logging=stderr"
+    done = subprocess.run(
+        [CHROMIUM, *words.split(), copy.as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    title = html.unescape(re.findall("<title>(.*?)</title>", done.stdout)[0])
+    if not is_allowed:
+        assert "Content Security Policy" in done.stderr
+        assert title.startswith("Cross-validation report")
+        assert 'aria-selected="true"' in done.stdout
+        return
+    assert "CONSOLE" not in done.stderr
+    found = json.loads(title)
+    assert found["tabs"] == ["Results", "Run details"]
+    assert (found["hidden"], found["then"]) == ([False, True], [True, False])
+    assert found["after"] == found["before"][::-1]
+    assert found["off"] > 0
+    assert found["theme"] in ("light", "dark")
+    assert not found["wide"]
 
 
 def test_other_trainers_have_no_averaging_rounds(folder: Path) -> None:

@@ -43,13 +43,18 @@ def forest_svg(
     scale = _scale([row for _, row in drawn])
     bottom = ROW * len(drawn) + 6
     parts = list(_axis(scale, bottom, metric))
-    first = _x(scale, drawn[0][1].mean)
-    parts.append(svg.rule(first, 18, bottom, stroke=svg.FAINT, stroke_dasharray="3 3"))
+    if _is_complete(drawn[0][1]):
+        first = _x(scale, drawn[0][1].mean)
+        parts.append(svg.rule(first, 18, bottom, stroke=svg.FAINT, stroke_dasharray="3 3"))
     for line, (place, row) in enumerate(drawn):
         parts.append(_row(row, svg.colour(place), ROW * line, scale, fold_names))
     said = "; ".join(_words(row) for _, row in drawn)
     label = f"{metric} of {plural(len(drawn), 'candidate')}. {said}"
     return svg.figure(bottom + AXIS, label, *parts)
+
+
+def _is_complete(row: ForestRow) -> bool:
+    return not any(math.isnan(score) for score in row.scores)
 
 
 def _words(row: ForestRow) -> str:
@@ -103,7 +108,8 @@ def _row(
             marks.append(
                 svg.element("circle", said, **point, fill="currentColor", fill_opacity=0.4)
             )
-    diamond = svg.element("path", d="M0-7 7 0 0 7-7 0z", fill="currentColor", stroke=svg.PAPER)
+    fill, edge = ("currentColor", svg.PAPER) if _is_complete(row) else (svg.PAPER, "currentColor")
+    diamond = svg.element("path", d="M0-7 7 0 0 7-7 0z", fill=fill, stroke=edge)
     place = {"x": svg.percent(_x(scale, row.mean)), "y": y, "overflow": "visible"}
     marks.append(svg.element("svg", words, diamond, **place))
     return svg.element(

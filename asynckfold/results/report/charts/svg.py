@@ -104,16 +104,16 @@ class Scale:
 
     def ticks(self, most: int) -> list[float]:
         """Return round values on the axis."""
-        if self.log:
+        if max(abs(self.low), abs(self.high)) > 1e150 or (self.log and self.low < 1e-150):
+            found = [self.low, self.high]
+        elif self.log:
             decades = math.log10(self.high / self.low)
             subs = (1.0, 2.0, 5.0) if decades < 2 else (1.0,)
             found = LogLocator(subs=subs, numticks=most + 1).tick_values(self.low, self.high)
-        elif max(abs(self.low), abs(self.high)) < 1e300:
+        else:
             steps = [1, 2, 2.5, 5, 10]
             locator = MaxNLocator(most, steps=steps, integer=self.whole)
             found = locator.tick_values(self.low, self.high)
-        else:
-            found = [self.low, self.high]
         return [float(tick) for tick in found if self.low <= tick <= self.high]
 
 

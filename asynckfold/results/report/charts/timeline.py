@@ -197,7 +197,9 @@ def timeline_svg(summary: Summary) -> Markup | None:
         anchor = "start" if scale(tick) < 0.05 else "end" if scale(tick) > 0.95 else "middle"
         parts.append(svg.rule(scale(tick), 0, bottom))
         parts.append(svg.text(f"{tick:g}", scale(tick), bottom + 15, anchor, class_="faint"))
-    parts.append(svg.text(f"{unit} since the first job began", 0.5, bottom + 31, "middle"))
+    parts.append(
+        svg.text(f"{unit} since the first job began", 0.5, bottom + 31, "middle", class_="faint")
+    )
     for line, (label, bars) in enumerate(lanes[:LANES]):
         y = top + step * line
         if room:
