@@ -43,7 +43,7 @@ def forest_svg(
     scale = _scale([row for _, row in drawn])
     bottom = ROW * len(drawn) + 6
     parts = list(_axis(scale, bottom, metric))
-    if _is_complete(drawn[0][1]):
+    if len(rows) > 1 and _is_complete(drawn[0][1]):
         first = _x(scale, drawn[0][1].mean)
         parts.append(svg.rule(first, 18, bottom, stroke=svg.FAINT, stroke_dasharray="3 3"))
     for line, (place, row) in enumerate(drawn):

@@ -105,7 +105,7 @@ class Scale:
     def ticks(self, most: int) -> list[float]:
         """Return round values on the axis."""
         if max(abs(self.low), abs(self.high)) > 1e150 or (self.log and self.low < 1e-150):
-            found = [self.low, self.high]
+            found: Sequence[float] = [self.low, self.high]
         elif self.log:
             decades = math.log10(self.high / self.low)
             subs = (1.0, 2.0, 5.0) if decades < 2 else (1.0,)
@@ -144,7 +144,7 @@ def legend(names: Mapping[str, int]) -> Markup:
     own = [(name, place) for name, place in names.items() if place < len(style.COLOURS)]
     others = len(names) - len(own)
     entries = [
-        element("li", name, data_legend=place, style=f"--own:{colour(place)}")
+        element("li", fitted(name, 60), data_legend=place, style=f"--own:{colour(place)}")
         for name, place in own
     ]
     if others:

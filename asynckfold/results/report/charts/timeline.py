@@ -204,7 +204,7 @@ def timeline_svg(summary: Summary) -> Markup | None:
         y = top + step * line
         if room:
             parts.append(svg.text(label, 0, y - 5, class_="faint tick"))
-        for group in _together(bars, 0.003 * longest):
+        for group in _together(bars):
             start, end = ((at - first) / divisor for at in (group[0].start, group[-1].end))
             where = {"x": svg.percent(scale(start)), "y": y, "height": thick}
             where |= {"width": svg.percent(max(scale(end) - scale(start), 0.001))}
@@ -222,11 +222,12 @@ def timeline_svg(summary: Summary) -> Markup | None:
     return Markup().join([svg.element("p", title), drawn, legend])
 
 
-def _together(bars: Sequence[Bar], slack: float) -> list[list[Bar]]:
+def _together(bars: Sequence[Bar]) -> list[list[Bar]]:
     """Group the jobs that began and ended at the same time: those of a fusion group."""
     groups: list[list[Bar]] = []
     for bar in sorted(bars, key=lambda bar: (bar.start, bar.end)):
         last = groups[-1][-1] if groups else None
+        slack = 0.05 * (bar.end - bar.start)
         if last and abs(bar.start - last.start) <= slack and abs(bar.end - last.end) <= slack:
             groups[-1].append(bar)
         else:
