@@ -183,6 +183,19 @@
     });
   }
 
+  // A finger does not hover: a tap shows what a pointer would.
+  function telling() {
+    all("figure").forEach((figure) => {
+      const said = document.createElement("p");
+      said.setAttribute("role", "status");
+      figure.lastElementChild.before(said);
+      figure.addEventListener("click", (event) => {
+        const title = event.target.querySelector(":scope > title");
+        if (title) said.textContent = title.textContent;
+      });
+    });
+  }
+
   // Only what scrolls is a stop for the keyboard.
   function scrollers() {
     all(".scroll").forEach((place) => {
@@ -201,6 +214,7 @@
     copying();
     all("table:not(.settings, .heat)").forEach((table) => { sorting(table); filtering(table); });
     toggling();
+    telling();
     tabs();
     addEventListener("resize", scrollers);
     all("details").forEach((item) => item.addEventListener("toggle", scrollers));

@@ -246,6 +246,10 @@ addEventListener("load", () => {
   const entry = all("section:not([hidden]) .legend button")[0];
   entry.click();
   found.off = all("section:not([hidden]) .off").length;
+  const bar = all("#figure-timeline rect")[0];
+  bar.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+  found.said = document.querySelector("#figure-timeline > [role=status]").textContent;
+  found.title = bar.querySelector("title").textContent;
   document.querySelector("header > button").click();
   found.theme = document.documentElement.dataset.theme;
   found.wide = document.documentElement.scrollWidth > innerWidth;
@@ -291,6 +295,8 @@ def test_a_browser_runs_the_script_of_the_page_and_no_other(
     assert (found["hidden"], found["then"]) == ([False, True], [True, False])
     assert found["after"] == found["before"][::-1]
     assert found["off"] > 0
+    assert found["said"] == found["title"]
+    assert " on core " in found["said"]
     assert found["theme"] in ("light", "dark")
     assert not found["wide"]
 

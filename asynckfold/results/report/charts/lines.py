@@ -21,7 +21,7 @@ LR = "lr"
 
 
 @dataclass(frozen=True)
-class Line:
+class PanelLine:
     """One line of a panel."""
 
     place: int  # of its candidate in the ranking, which gives the colour
@@ -30,7 +30,7 @@ class Line:
     band: Sequence[tuple[float, float]] = ()  # lowest and highest value at each point
     dashed: bool = False
 
-    def at(self, places: Sequence[int]) -> Line:
+    def at(self, places: Sequence[int]) -> PanelLine:
         """Return the line with these of its points."""
         points = [self.points[place] for place in places]
         band = [self.band[place] for place in places] if self.band else ()
@@ -38,7 +38,12 @@ class Line:
 
 
 def panel(
-    title: str, lines: Sequence[Line], x: svg.Scale, y: svg.Scale, under: str, height: int = HEIGHT
+    title: str,
+    lines: Sequence[PanelLine],
+    x: svg.Scale,
+    y: svg.Scale,
+    under: str,
+    height: int = HEIGHT,
 ) -> Markup:
     """Draw lines over one pair of axes; labels of the y axis stand on its grid lines."""
     parts = [*_axes(x, y, under, height)]
@@ -67,7 +72,7 @@ def _across(share: float) -> float:
     return LEFT + (1 - LEFT - RIGHT) * share
 
 
-def _series(line: Line, x: svg.Scale, y: svg.Scale, height: int) -> Markup:
+def _series(line: PanelLine, x: svg.Scale, y: svg.Scale, height: int) -> Markup:
     count = len(line.points)
     thin = line.at(_spread(count, POINTS)) if count > POINTS else line
     box: dict[str, object] = {"x": svg.percent(LEFT), "width": svg.percent(1 - LEFT - RIGHT)}
@@ -96,7 +101,7 @@ def _series(line: Line, x: svg.Scale, y: svg.Scale, height: int) -> Markup:
     return svg.element("g", drawn, *marks, **series)
 
 
-def _marks(line: Line, x: svg.Scale, y: svg.Scale, height: int) -> Iterator[Markup]:
+def _marks(line: PanelLine, x: svg.Scale, y: svg.Scale, height: int) -> Iterator[Markup]:
     seen = len(line.points) <= MARKS
     for place in _spread(len(line.points), MARKS):
         at, value = line.points[place]
@@ -189,7 +194,7 @@ def _axis(values: Sequence[float]) -> svg.Scale:
     return svg.Scale.over(known, log=log)
 
 
-def _epoch_line(place: int, name: str, title: str, curve: Curve) -> Line:
+def _epoch_line(place: int, name: str, title: str, curve: Curve) -> PanelLine:
     points, said, band = [], [], []
     for epoch, mean in enumerate(curve.mean, 1):
         values = [line[epoch - 1] for line in curve.folds if len(line) >= epoch]
@@ -199,7 +204,7 @@ def _epoch_line(place: int, name: str, title: str, curve: Curve) -> Line:
         band.append((low, high))
         between = f", folds {number(low)} to {number(high)}" if low < high else ""
         said.append(f"{name}, epoch {epoch}: {title} {number(mean)}{between}")
-    return Line(place, points, said, band)
+    return PanelLine(place, points, said, band)
 
 
 # Loss over time
@@ -221,12 +226,12 @@ def loss_over_time(summary: Summary) -> Markup | None:
             ]
             if points:
                 place = places[pair.candidate]
-                lines.append(Line(place, points, said, dashed=kind == "serial"))
+                lines.append(PanelLine(place, points, said, dashed=kind == "serial"))
     if not lines:
         return None
     divisor, unit = style.time_unit(max(line.points[-1][0] for line in lines))
     lines = [
-        Line(
+        PanelLine(
             line.place,
             [(at / divisor, loss) for at, loss in line.points],
             line.said,
@@ -257,13 +262,13 @@ def cpu(summary: Summary) -> Markup | None:
 
 def _phase(use: CpuUse, x: svg.Scale, divisor: float, unit: str) -> Markup:
     moments = [at / divisor for at in use.seconds]
-    own = Line(
+    own = PanelLine(
         0,
         list(zip(moments, use.own, strict=True)),
         [f"after {duration(at)}: {cpu_use(a, b, use.cores)}" for at, a, b in _use_points(use)],
         [(0.0, value) for value in use.own],
     )
-    everyone = Line(1, list(zip(moments, use.used, strict=True)), dashed=True)
+    everyone = PanelLine(1, list(zip(moments, use.used, strict=True)), dashed=True)
     mean = use.mean_own if math.isfinite(use.mean_own) else 0.0
     title = f"{use.phase}: {cpu_use(mean, use.mean_used, use.cores)}"
     y = svg.Scale.over([0.0, float(use.cores), *use.used])

@@ -239,5 +239,8 @@ def _said(group: Sequence[Bar], lane: str) -> str:
     names = ", ".join(bar.job for bar in group[:5])
     more = f" and {len(group) - 5} more" if len(group) > 5 else ""
     outcomes = ", ".join(dict.fromkeys(bar.outcome for bar in group))
-    spent = sentences.duration(group[0].end - group[0].start)
-    return f"{names}{more}: {spent} on {lane}, {outcomes}"
+    first = group[0]
+    spent = sentences.duration(first.end - first.start)
+    facts = [f"{names}{more}: {spent} on {lane}", f"{outcomes}, attempt {first.attempt}"]
+    facts += [f"waited {wait}" for wait in first.waits]
+    return "; ".join([*facts, *([first.error[:200]] if first.error else [])])
