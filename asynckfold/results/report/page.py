@@ -1,13 +1,15 @@
 """The page of a run, and the files beside it.
 
-``index.html`` is self-contained: it embeds figures and numbers, fetches nothing and runs no script.
-All text passes jinja2's autoescape; no character of the ``application/json`` block can end it.
+``index.html`` is self-contained: it embeds figures and numbers, fetches nothing, and runs one
+script, whose hash stands in its policy. Without script everything can still be read. All text
+passes jinja2's autoescape; no character of the ``application/json`` block can end it.
 """
 
 from __future__ import annotations
 
 import base64
 import csv
+import hashlib
 import io
 import json
 import math
@@ -23,17 +25,16 @@ from markupsafe import Markup
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.read import read_results
-from asynckfold.results.report import sentences
-from asynckfold.results.report.charts import Chart, draw
+from asynckfold.results.report import page_tables, sentences
+from asynckfold.results.report.charts import draw, inline
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary, summarize
-from asynckfold.results.verdict_text import p_value
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
-EMBEDDED_BYTES = 1 << 20
+EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 160 << 10, 1 << 10
 BULKY = ["curves", "confusion", "bars", "use", "events", "loss_over_time", "averaged"]
-BULKY += ["class_accuracy", "serial_class_accuracy", "verdict"]
+BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "verdict"]
 """Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
@@ -55,7 +56,7 @@ def write_report(store: RunReader, folder: Path | None = None) -> Path:
     # Without `indent`, which would bypass the C encoder and take ten times as long.
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()
-    files["index.html"] = render(summary, charts).encode()
+    files["index.html"] = render(summary).encode()
     if folder is None:
         root, folder = store.root, store.root / "report"
         make_folders(root, folder)
@@ -75,57 +76,36 @@ def write_report(store: RunReader, folder: Path | None = None) -> Path:
 # The page
 
 
-def render(summary: Summary, charts: Sequence[Chart]) -> str:
+def render(summary: Summary) -> str:
     """Return the page as text."""
-    numbers, left_out = embedded_numbers(summary)
+    limit = EMBEDDED_BYTES + EMBEDDED_BYTES_PER_JOB * summary.counts["planned"]
+    numbers, left_out = embedded_numbers(summary, limit)
+    folder = Path(__file__).parent
+    script = (folder / "page.js").read_text("utf-8")
+    digest = hashlib.sha256(script.encode()).digest()
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
-    environment.filters["p_value"] = p_value
-    environment.filters["base64"] = lambda data: base64.b64encode(data).decode("ascii")
     return environment.get_template("page.html.jinja").render(
         run=summary,
         facts=summary.facts,
         say=sentences,
-        charts={chart.name: chart for chart in charts},
+        tables=page_tables,
+        drawn=inline(summary),
+        script=Markup(script),
+        script_hash=f"sha256-{base64.b64encode(digest).decode()}",
         numbers=numbers,
         left_out=left_out,
-        plan_rows=_plan_rows(summary),
     )
-
-
-def _plan_rows(summary: Summary) -> list[tuple[str, Any]]:
-    facts = summary.facts
-    rows: list[tuple[str, Any]] = [
-        ("models", ", ".join(facts.models)),
-        ("LR schedules", ", ".join(facts.lr_schedules)),
-        ("folds", f"{facts.folds}" + (f" × {facts.repeats}" if facts.repeats > 1 else "")),
-        ("samples", facts.samples),
-        ("targets", facts.targets),
-        ("classes", len(facts.classes) or "none"),
-        ("outputs", facts.outputs),
-        ("batch size", facts.batch_size),
-        ("random state (seed)", facts.random_state),
-        ("threads per job", facts.threads_per_job),
-        ("device", facts.device),
-        ("scoring", ", ".join(summary.metrics)),
-    ]
-    rows += [(name, clean(value)) for name, value in facts.params.items()]
-    return [
-        *rows,
-        ("fingerprint of the plan", facts.plan_fingerprint),
-        ("fingerprint of the data", facts.dataset),
-        ("fingerprint of the folds", facts.folds_fingerprint),
-    ]
 
 
 # The numbers inside the page
 
 
-def embedded_numbers(summary: Summary, limit: int = EMBEDDED_BYTES) -> tuple[Markup, list[str]]:
+def embedded_numbers(summary: Summary, limit: int) -> tuple[Markup, list[str]]:
     """Return the summary as inert JSON of at most `limit` bytes, and the parts left out for it."""
     numbers = summary.to_dict()
     left_out: list[str] = []

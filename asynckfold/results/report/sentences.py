@@ -6,6 +6,7 @@ One sentence in one place, so that a figure and the page cannot contradict each 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -74,6 +75,8 @@ def plural(count: int, noun: str) -> str:
 def mean_std(row: CandidateRow, metric: str) -> str:
     """Return ``"0.9400 ± 0.0133"``."""
     mean, std = number(row.mean[metric]), row.std[metric]
+    if not math.isfinite(std):
+        return mean
     # No more digits than the mean.
     plain = std < 100 and len(mean.partition(".")[2]) == 4
     return f"{mean} ± {f'{std:.4f}' if plain else number(std)}"
@@ -137,11 +140,6 @@ def decision(summary: Summary) -> str:
     return "Undecided"
 
 
-def unbeaten(names: Sequence[str], noun: str) -> str:
-    """Return ``"LR schedules that no other beats: cosine and warm"``."""
-    return f"{noun} that no other beats: {listed(names)}"
-
-
 def cpu_use(own: float, used: float, cores: int) -> str:
     """Return the CPU use of this run and of other programs."""
     others = max(0.0, used - own)
@@ -152,14 +150,21 @@ def speed(summary: Summary) -> str:
     """Say how long the run took, with the speedup, an estimate of it, or why there is none."""
     packed = f"{duration(summary.packed_seconds)} packed"
     found = summary.speedup
-    if found is None:
-        return f"{packed}. Speedup not reported: {NOT_TAKEN}"
-    if found.why_not:
-        return f"{packed}. Speedup not reported: {found.why_not}"
+    if found is None or found.why_not:
+        return f"{packed}. Speedup not reported: {no_speedup(summary)}"
     if found.ratio is not None and found.serial_seconds is not None:
         serial = f"{duration(found.serial_seconds)} serial (measured)"
         return f"{found.ratio:.2f}× as fast: {packed} against {serial}"
+    return no_speedup(summary)
+
+
+def no_speedup(summary: Summary) -> str:
+    """Say why there is no measured speedup, or what the estimate is."""
+    found = summary.speedup
+    if found is None or found.why_not:
+        return found.why_not if found else NOT_TAKEN
     serial = f"{duration(found.estimated_serial_seconds or math.nan)} serial (estimated)"
+    packed = f"{duration(summary.packed_seconds)} packed"
     return f"{packed} against {serial}, an estimated speedup of {found.estimate:.1f}"
 
 
@@ -196,7 +201,7 @@ def unequal_work(summary: Summary) -> str:
 def accuracies(summary: Summary) -> str:
     """Return the mean accuracy over all candidates, packed and serial; ``""`` if not known."""
     means = _mean_accuracies(summary)
-    return f"accuracy {number(means[0])} against {number(means[1])}" if means else ""
+    return f"accuracy {number(means[0])} against {number(means[1])} serial" if means else ""
 
 
 def costs_accuracy(summary: Summary) -> bool:
@@ -237,6 +242,24 @@ def retried(summary: Summary) -> list[Bar]:
     return [bar for bar in summary.bars if bar.attempt < newest[bar.job]]
 
 
+_FOREIGN = re.compile(
+    r"[/\\](?:site-packages|dist-packages|python3[.\d]*)[/\\]|<frozen |"
+    r"[/\\]asynckfold[/\\](?:api|cli|data|engines|jobs|models|sweep|system|training)[/\\]"
+)
+"""Files of libraries, and of this package."""
+
+
+def own_frames(traceback: str) -> str:
+    """Return the frames of a traceback that are the user's code; ``""`` if there are none.
+
+    >>> text = 'Traceback:\\n  File "/x/site-packages/torch/nn.py", line 1, in call\\n    go()\\n'
+    >>> own_frames(text + '  File "model.py", line 7, in forward\\n    x @ y\\nError: no')
+    '  File "model.py", line 7, in forward\\n    x @ y'
+    """
+    frames = re.findall(r"^  File .*(?:\n    .*)*", traceback, re.MULTILINE)
+    return "\n".join(frame for frame in frames if not _FOREIGN.search(frame.partition("\n")[0]))
+
+
 def shorten(name: str, limit: int) -> str:
     """Cut the middle out of a long name.
 
@@ -255,15 +278,17 @@ def hardest(classes: Sequence[str], accuracy: Sequence[float]) -> tuple[str, flo
     return min(known, key=lambda pair: pair[1]) if known else None
 
 
-def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
-    """Return (true class, predicted class, count) of the most frequent mistake."""
-    mistakes = [
-        (count, -true, -predicted)
+def mistakes(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """Return (true class, predicted class, count) of all mistakes, the most frequent first."""
+    found = [
+        (true, predicted, count)
         for true, row in enumerate(confusion)
         for predicted, count in enumerate(row)
         if count and true != predicted
     ]
-    if not mistakes:
-        return None
-    count, true, predicted = max(mistakes)
-    return -true, -predicted, count
+    return sorted(found, key=lambda mistake: -mistake[2])
+
+
+def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
+    """Return the most frequent mistake."""
+    return next(iter(mistakes(confusion)), None)

@@ -89,7 +89,11 @@ def test_regression_has_no_classes(summarized: Summarize) -> None:
     assert summary.best is not None
     assert all(row.confusion is None and row.class_accuracy is None for row in summary.candidates)
     measures = {curve.measure for row in summary.candidates for curve in row.curves}
-    assert measures == {"train_loss", "valid_loss"}
+    assert measures == {"train_loss", "valid_loss", "lr"}
+    assert summary.predictions is not None
+    assert summary.predictions.total == summary.facts.samples
+    true, predicted = map(np.array, (summary.predictions.true, summary.predictions.predicted))
+    assert np.corrcoef(true, predicted)[0, 1] > 0.9
 
 
 def test_repeats_have_a_score_each(summarized: Summarize) -> None:
@@ -102,7 +106,8 @@ def test_repeats_have_a_score_each(summarized: Summarize) -> None:
 def test_curves_average_the_folds(complete: Path) -> None:
     with RunStore.read(complete) as store:
         row = summarize(store).candidates[0]
-    assert [curve.measure for curve in row.curves] == ["train_loss", "valid_loss", "accuracy"]
+    measures = ["train_loss", "valid_loss", "accuracy", "lr"]
+    assert [curve.measure for curve in row.curves] == measures
     for curve in row.curves:
         assert curve.mean == pytest.approx(np.mean(curve.folds, axis=0))
         assert np.shape(curve.folds) == (5, 5)

@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.baseline_curves import Line, LossOverTime
-from asynckfold.results.report.charts import style
+from asynckfold.results.report.charts import style, svg
 from asynckfold.results.report.sentences import duration, number
 from asynckfold.results.report.summary import Summary
 
@@ -26,6 +27,18 @@ SERIAL, PACKED = "#8d95a1", style.COLOURS[0]
 @style.applied
 def draw_speedup(summary: Summary) -> style.Drawing | None:
     """Draw serial and packed seconds of each model, and its speedup if it was measured."""
+    found = _seconds(summary)
+    if found is None:
+        return None
+    models, whole, kind = found
+    ideal = sentences.ideal(summary) if kind == "measured" else None
+    return speedup_bars(models, whole, ideal, sentences.speed(summary), kind=kind)
+
+
+def _seconds(
+    summary: Summary,
+) -> tuple[dict[str, tuple[float, float]], tuple[float, float], str] | None:
+    """Return (serial, packed) seconds of each model and of the whole, and their kind."""
     found = summary.speedup
     if found is None or found.why_not:
         return None
@@ -38,9 +51,7 @@ def draw_speedup(summary: Summary) -> style.Drawing | None:
         pairs[row.model] = serial + own[0], packed + own[1]
     models = {name: pair for name, pair in pairs.items() if min(pair) > 0}
     serial_seconds = found.serial_seconds if is_measured else found.estimated_serial_seconds
-    whole = serial_seconds or 0.0, found.packed_seconds
-    ideal = sentences.ideal(summary) if is_measured else None
-    return speedup_bars(models, whole, ideal, sentences.speed(summary), kind=found.kind)
+    return models, (serial_seconds or 0.0, found.packed_seconds), found.kind
 
 
 @style.applied
@@ -118,6 +129,35 @@ def _draw_ratios(axes: Axes, rows: Sequence[tuple[float, float]], ideal: float |
     axes.set_xlim(0, 1.25 * max([*ratios, ideal or 1.0]))
     axes.set_xlabel("speedup")
     axes.set_title("serial / packed seconds; longer is better", loc="left")
+
+
+def speedup_svg(summary: Summary) -> Markup | None:
+    """Draw the same as inline SVG."""
+    found = _seconds(summary)
+    if found is None:
+        return None
+    models, whole, kind = found
+    rows = {**dict(list(models.items())[:MODELS]), **({WHOLE: whole} if len(models) != 1 else {})}
+    longest = max(max(pair) for pair in rows.values()) or 1.0
+    parts = []
+    for line, (name, (serial, packed)) in enumerate(rows.items()):
+        top = 62 * line
+        parts.append(svg.text(svg.fitted(name, 40), 0, top + 14, font_weight="600"))
+        ratio = f", {serial / packed:.2f}× as fast" if kind == "measured" else ""
+        about = "" if kind == "measured" else "about "
+        bars = [
+            (serial, svg.colour(len(style.COLOURS)), f"{about}{duration(serial)} serial ({kind})"),
+            (packed, svg.colour(0), f"{duration(packed)} packed{ratio}"),
+        ]
+        for step, (seconds, colour, words) in enumerate(bars):
+            y = top + 20 + 18 * step
+            wide = max(0.4 * seconds / longest, 0.002)
+            look = {"fill": colour} if step or kind == "measured" else {"fill": "none"}
+            look |= {"stroke": colour, "stroke_dasharray": "3 2"} if look["fill"] == "none" else {}
+            place = {"x": 0, "y": y, "width": svg.percent(wide), "height": 14}
+            parts.append(svg.element("rect", **place, **look))
+            parts.append(svg.text(words, wide, y + 11, dx=6))
+    return svg.figure(62 * len(rows), sentences.speed(summary), *parts)
 
 
 # Training loss over time

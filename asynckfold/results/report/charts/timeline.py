@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts import style
+from asynckfold.results.report.charts import style, svg
 from asynckfold.results.report.summary import Bar, CpuUse, Summary
 
 
@@ -168,3 +169,78 @@ def _draw_lane(
             alpha=1 if good else 0.6,
         )
         drawn.set_in_layout(False)
+
+
+# The same as inline SVG
+
+LABELLED = 16
+"""Cores with room for a label."""
+LANES = 128
+
+
+def timeline_svg(summary: Summary) -> Markup | None:
+    """Draw which job ran on which core when; jobs of a fusion group are one bar."""
+    if not summary.bars:
+        return None
+    lanes = _lanes(summary.bars)
+    first = min(bar.start for bar in summary.bars)
+    longest = max(bar.end for bar in summary.bars) - first
+    title = _gantt_title(summary, lanes, longest)
+    divisor, unit = style.time_unit(longest)
+    scale = svg.Scale(0, max(longest / divisor, 1e-3))
+    places = {row.name: place for place, row in enumerate(summary.candidates)}
+    room = len(lanes) <= LABELLED
+    step, thick, top = (38, 16, 20) if room else (8, 7, 6)
+    bottom = top + step * min(len(lanes), LANES)
+    parts = []
+    for tick in scale.ticks(6):
+        anchor = "start" if scale(tick) < 0.05 else "end" if scale(tick) > 0.95 else "middle"
+        parts.append(svg.rule(scale(tick), 0, bottom))
+        parts.append(svg.text(f"{tick:g}", scale(tick), bottom + 15, anchor, class_="faint"))
+    parts.append(
+        svg.text(f"{unit} since the first job began", 0.5, bottom + 31, "middle", class_="faint")
+    )
+    for line, (label, bars) in enumerate(lanes[:LANES]):
+        y = top + step * line
+        if room:
+            parts.append(svg.text(label, 0, y - 5, class_="faint tick"))
+        for group in _together(bars):
+            start, end = ((at - first) / divisor for at in (group[0].start, group[-1].end))
+            where = {"x": svg.percent(scale(start)), "y": y, "height": thick}
+            where |= {"width": svg.percent(max(scale(end) - scale(start), 0.001))}
+            own = svg.colour(places[group[0].candidate])
+            good = all(bar.outcome in ("ok", "running") for bar in group)
+            look: dict[str, object] = {"fill": own, "stroke": svg.PAPER if good else own}
+            look |= {} if good else {"fill_opacity": 0.25, "stroke_dasharray": "3 2"}
+            said = svg.element("title", _said(group, label))
+            parts.append(
+                svg.element("rect", said, **where, **look, data_series=places[group[0].candidate])
+            )
+    drawn = svg.figure(bottom + 36, f"{title}. A bar per attempt at a job, a row per core.", *parts)
+    held = {bar.candidate for bar in summary.bars}
+    legend = svg.legend({name: place for name, place in places.items() if name in held})
+    return Markup().join([svg.element("p", title), drawn, legend])
+
+
+def _together(bars: Sequence[Bar]) -> list[list[Bar]]:
+    """Group the jobs that began and ended at the same time: those of a fusion group."""
+    groups: list[list[Bar]] = []
+    for bar in sorted(bars, key=lambda bar: (bar.start, bar.end)):
+        last = groups[-1][-1] if groups else None
+        slack = 0.05 * (bar.end - bar.start)
+        if last and abs(bar.start - last.start) <= slack and abs(bar.end - last.end) <= slack:
+            groups[-1].append(bar)
+        else:
+            groups.append([bar])
+    return groups
+
+
+def _said(group: Sequence[Bar], lane: str) -> str:
+    names = ", ".join(bar.job for bar in group[:5])
+    more = f" and {len(group) - 5} more" if len(group) > 5 else ""
+    outcomes = ", ".join(dict.fromkeys(bar.outcome for bar in group))
+    first = group[0]
+    spent = sentences.duration(first.end - first.start)
+    facts = [f"{names}{more}: {spent} on {lane}", f"{outcomes}, attempt {first.attempt}"]
+    facts += [f"waited {wait}" for wait in first.waits]
+    return "; ".join([*facts, *([first.error[:200]] if first.error else [])])

@@ -24,7 +24,7 @@ from asynckfold.results.statistics import Difference, train_valid_ratio
 class Curve:
     """One measure over the epochs of a candidate."""
 
-    measure: str  # "train_loss", "valid_loss" or "accuracy"
+    measure: str  # "train_loss", "valid_loss", "accuracy" or "lr"
     mean: tuple[float, ...]  # over `folds`; NaN from the epoch on that one of them lacks
     folds: tuple[tuple[float, ...], ...]  # a line per job with epochs, from epoch 1
 
@@ -146,7 +146,7 @@ def _to_first(found: Outcome) -> dict[str, Difference]:
 
 
 def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
-    measures = ("train_loss", "valid_loss", "accuracy")
+    measures = ("train_loss", "valid_loss", "accuracy", "lr")
     curves = (_curve(measure, histories) for measure in measures)
     return tuple(curve for curve in curves if curve is not None)
 

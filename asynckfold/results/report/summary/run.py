@@ -32,6 +32,7 @@ from asynckfold.results.report.summary.jobs import (
     shown_packing,
 )
 from asynckfold.results.report.summary.machine import CpuUse, uses
+from asynckfold.results.report.summary.predictions import Predictions, predictions
 from asynckfold.results.report.summary.speedup import TimedSpeedup, timing_of
 from asynckfold.results.utilization import Packing
 from asynckfold.results.verdict import Verdict
@@ -65,6 +66,7 @@ class Summary:
     bit_identity: Reproducibility
     loss_over_time: tuple[LossOverTime, ...]
     averaged: tuple[AveragedJob, ...]
+    predictions: Predictions | None
     refit: str  # how the refit on all samples ended; empty without one
 
     @property
@@ -128,5 +130,6 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         ),
         loss_over_time=loss_over_time(found, times_of(found)),
         averaged=averaged(found),
+        predictions=predictions(found, targets),
         refit=clean(refit_note(store), ERROR_LIMIT),
     )

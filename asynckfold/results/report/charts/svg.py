@@ -1,0 +1,153 @@
+"""Inline SVG for pages and notebooks: x in percent, y in pixels.
+
+So a figure takes the width that it is given, and its text keeps its size. Colours are variables of
+the page with a fallback, and follow its theme.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from asynckfold.results.report.charts import style
+from asynckfold.results.report.sentences import plural
+
+INK, FAINT = "var(--ink, currentColor)", "var(--faint, currentColor)"
+GRID, PAPER = "var(--line, #8884)", "var(--paper, transparent)"
+FONT = 12
+
+
+def colour(place: int) -> str:
+    """Return the colour of a candidate by its place in the ranking, from 0."""
+    if place >= len(style.COLOURS):
+        return f"var(--others, {style.OTHERS})"
+    return f"var(--c{place}, {style.COLOURS[place]})"
+
+
+def element(name: str, *children: str, **attributes: object) -> Markup:
+    """Return an element; text and values are escaped.
+
+    >>> element("text", "a < b", text_anchor="end", class_="x")
+    Markup('<text text-anchor="end" class="x">a &lt; b</text>')
+    """
+    given = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
+        for key, value in attributes.items()
+    )
+    return Markup(f"<{name}{given}>{Markup().join(children)}</{name}>")
+
+
+def _value(value: object) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def percent(share: float) -> str:
+    """Return a share of the width.
+
+    >>> percent(0.5), percent(1 / 3)
+    ('50%', '33.33%')
+    """
+    return f"{100 * share:.4g}%"
+
+
+def text(words: str, x: float, y: float, anchor: str = "start", **look: object) -> Markup:
+    """Return one line of text; `x` is a share of the width."""
+    place: dict[str, object] = {"x": percent(x), "y": y, "font_size": FONT, "fill": INK}
+    return element("text", words, **place, text_anchor=anchor, **look)
+
+
+def rule(x: float, top: float, bottom: float, **look: object) -> Markup:
+    """Return a vertical line."""
+    place = {"x1": percent(x), "x2": percent(x), "y1": top, "y2": bottom}
+    return element("line", **{**place, "stroke": GRID, **look})
+
+
+def figure(height: float, label: str, *children: str) -> Markup:
+    """Return an SVG as wide as its place; `label` describes it to who cannot see it."""
+    given: dict[str, object] = {"width": "100%", "height": height, "role": "img"}
+    look = {"aria_label": label, "font_family": "inherit", "style": "overflow:visible"}
+    return element("svg", *children, **given, **look)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """An axis, from `low` at 0 to `high` at 1."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False  # whether its ticks are whole numbers
+
+    @classmethod
+    def over(cls, values: Iterable[float], log: bool = False, whole: bool = False) -> Scale:
+        """Return the axis that holds all finite values."""
+        known = [value for value in values if math.isfinite(value)] or [0.0]
+        low, high = min(known), max(known)
+        # A single value stands in the middle.
+        room = 0.0 if low < high else 0.5 * abs(low) or 0.5
+        return cls(low - room, high + room, log, whole)
+
+    def __call__(self, value: float) -> float:
+        """Return the place of a value; of one beyond the axis, its end."""
+        low, high = self.low, self.high
+        value = min(max(value, low), high)
+        if self.log:
+            low, high, value = math.log(low), math.log(high), math.log(value)
+        # Halves, since the whole range may be more than the largest float.
+        span = high / 2 - low / 2
+        return (value / 2 - low / 2) / span if span > 0 and math.isfinite(value) else 0.5
+
+    def ticks(self, most: int) -> list[float]:
+        """Return round values on the axis."""
+        if max(abs(self.low), abs(self.high)) > 1e150 or (self.log and self.low < 1e-150):
+            found: Sequence[float] = [self.low, self.high]
+        elif self.log:
+            decades = math.log10(self.high / self.low)
+            subs = (1.0, 2.0, 5.0) if decades < 2 else (1.0,)
+            found = LogLocator(subs=subs, numticks=most + 1).tick_values(self.low, self.high)
+        else:
+            steps = [1, 2, 2.5, 5, 10]
+            locator = MaxNLocator(most, steps=steps, integer=self.whole)
+            found = locator.tick_values(self.low, self.high)
+        return [float(tick) for tick in found if self.low <= tick <= self.high]
+
+
+def fitted(name: str, columns: int) -> str:
+    """Cut the middle out of a name that is too wide; wide letters count twice.
+
+    >>> fitted("LeNet5/cosine", 9), fitted("漢字漢字漢字", 9)
+    ('LeNe…sine', '漢字…漢字')
+    """
+
+    def width(letters: Sequence[str]) -> int:
+        return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in letters)
+
+    letters = " ".join(name.split())
+    if width(letters) <= columns:
+        return letters
+    half = (columns - 1) // 2
+    head, tail = letters[:half], letters[-half:]
+    while width(head) > half:
+        head = head[:-1]
+    while width(tail) > half:
+        tail = tail[1:]
+    return f"{head}…{tail}"
+
+
+def legend(names: Mapping[str, int]) -> Markup:
+    """Name the candidates by the colour of their place; those beyond the colours are one entry."""
+    own = [(name, place) for name, place in names.items() if place < len(style.COLOURS)]
+    others = len(names) - len(own)
+    entries = [
+        element("li", fitted(name, 60), data_legend=place, style=f"--own:{colour(place)}")
+        for name, place in own
+    ]
+    if others:
+        look = f"--own:{colour(len(style.COLOURS))}"
+        entries.append(element("li", f"{plural(others, 'other candidate')}", style=look))
+    return element("ul", *entries, class_="legend")

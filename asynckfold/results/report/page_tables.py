@@ -1,0 +1,363 @@
+"""The tables of the page: what stands in their cells, as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asynckfold.results.report import sentences as say
+from asynckfold.results.report.sanitize import clean
+from asynckfold.results.report.summary import CandidateRow, Summary
+from asynckfold.results.verdict_text import p_value
+
+FOLDS = 10
+"""Folds with a column of their own."""
+CLASSES, CONFUSED = 25, 10
+"""Classes with a column of their own, and pairs of classes in the table of mistakes."""
+ROWS = 200
+"""Rows of a table that has one for each job or event."""
+
+Column = tuple[str, str]
+"""Title, and "name", "number", "text", "short" or "" for a word."""
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of the page; `marks` are the classes of its rows, if it has any."""
+
+    label: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[object]]
+    marks: Sequence[str] = ()
+    total: int = 0  # rows in results.json; more than these if the page leaves some out
+
+    @property
+    def left_out(self) -> int:
+        """Rows that only results.json has."""
+        return max(0, self.total - len(self.rows))
+
+
+def _numbers(*titles: str) -> list[Column]:
+    return [(title, "number") for title in titles]
+
+
+def ranking(run: Summary) -> PageTable:
+    """Rank the candidates, each compared with the first."""
+    several, on_both = len(run.candidates) > 1, run.on_both
+    columns = [*_numbers("rank"), ("candidate", "name"), *[("device", "")] * on_both]
+    columns += _numbers(run.metric, "95 % interval")
+    columns += _numbers("difference to the first", "its 95 % interval", "p") if several else []
+    columns += [*_numbers(*run.metrics[1:], "fit seconds"), ("folds", "short")]
+    rows = [
+        (
+            row.rank or "–",
+            row.name,
+            *([row.device] if on_both else []),
+            say.mean_std(row, run.metric),
+            say.interval(row.ci_low, row.ci_high),
+            *(_to_first(row) if several else ()),
+            *(say.mean_std(row, name) for name in run.metrics[1:]),
+            say.seconds(row.fit_seconds),
+            say.folds_note(row) + ("" if row.complete else f", {row.status}"),
+        )
+        for row in run.candidates
+    ]
+    marks = ["best" if row.rank == 1 else "" if row.complete else "faint" for row in run.candidates]
+    return PageTable("Ranking", columns, rows, marks)
+
+
+def _to_first(row: CandidateRow) -> tuple[str, str, str]:
+    found = row.to_first
+    if found is None:
+        return "–", "–", "–"
+    sign = 1 if found.first == row.name else -1
+    low, high = sorted((sign * found.ci_low, sign * found.ci_high))
+    return say.signed(sign * found.mean), say.interval(low, high), p_value(found.p)
+
+
+def folds(run: Summary) -> PageTable:
+    """Return the score of each fold; many folds share a cell."""
+    names, rows = run.fold_names, run.candidates
+    scores = [[say.number(value) for value in row.scores[run.metric]] for row in rows]
+    if len(names) > FOLDS:
+        title = f"{names[0]} to {names[-1]}, in order"
+        columns, cells = [(title, "text")], [[" ".join(line)] for line in scores]
+    else:
+        columns, cells = _numbers(*names), scores
+    lines = [(row.name, *line) for row, line in zip(rows, cells, strict=True)]
+    return PageTable("Scores of each fold", [("candidate", "name"), *columns], lines)
+
+
+def differences(run: Summary) -> PageTable:
+    """Return the pairs of models and of LR schedules."""
+    pairs = run.verdict.models + run.verdict.lr_schedules
+    columns = [("higher mean", "name"), ("lower mean", "name")]
+    columns += _numbers("difference", "95 % interval", "p", "folds won")
+    rows = [
+        (
+            pair.first,
+            pair.second,
+            say.number(pair.mean),
+            say.interval(pair.ci_low, pair.ci_high),
+            p_value(pair.p),
+            f"{pair.won} of {pair.folds}",
+        )
+        for pair in pairs[:ROWS]
+    ]
+    return PageTable("Differences", columns, rows, total=len(pairs))
+
+
+@dataclass(frozen=True)
+class HeatTable:
+    """A table whose cells are shaded; a cell is its text and its shade in percent."""
+
+    label: str
+    corner: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[tuple[str, int]]]]
+
+
+def class_accuracy(run: Summary) -> HeatTable | None:
+    """Return the recall of each class in percent, shaded by what it lacks."""
+    listed = [row for row in run.candidates if row.class_accuracy is not None]
+    if not listed:
+        return None
+    first = listed[0].class_accuracy or ()
+    hardest = sorted(range(len(first)), key=lambda place: (math.isnan(first[place]), first[place]))
+    places = sorted(hardest[:CLASSES])
+    rows = []
+    for row in listed[:ROWS]:
+        for name, shares in (
+            (row.name, row.class_accuracy),
+            (f"{row.name}, serial loop", row.serial_class_accuracy),
+        ):
+            if shares:
+                rows.append((name, [_recall(shares[place]) for place in places]))
+    columns = [run.facts.classes[place] for place in places]
+    return HeatTable("Recall of each class", "recall in percent", columns, rows)
+
+
+def _recall(share: float) -> tuple[str, int]:
+    known = math.isfinite(share)
+    return (f"{100 * share:.0f}", round(50 * math.sqrt(1 - share))) if known else ("n/a", 0)
+
+
+def confusion(run: Summary) -> HeatTable | None:
+    """Return what the first candidate takes each class for, shaded by the share of mistakes."""
+    row = next((row for row in run.candidates if row.confusion is not None), None)
+    names = run.class_names
+    if row is None or row.confusion is None or len(names) > CLASSES:
+        return None
+    rows = []
+    for true, counts in enumerate(row.confusion):
+        total = max(1, sum(counts))
+        cells = [
+            (
+                str(count) if count else "·",
+                0 if place == true else round(50 * math.sqrt(count / total)),
+            )
+            for place, count in enumerate(counts)
+        ]
+        rows.append((names[true], cells))
+    return HeatTable(f"Confusion matrix of {row.name}", "true \\ predicted", names, rows)
+
+
+def confused(run: Summary) -> PageTable:
+    """Return the most frequent mistakes of the first candidate."""
+    row = next((row for row in run.candidates if row.confusion is not None), None)
+    counts = row.confusion if row and row.confusion else ()
+    names = run.class_names
+    rows = [
+        (names[true], names[guess], count, say.percent(count / sum(counts[true])))
+        for true, guess, count in say.mistakes(counts)[:CONFUSED]
+    ]
+    columns: list[Column] = [("true class", "name"), ("taken for", "text")]
+    label = f"Most frequent mistakes of {row.name if row else 'no candidate'}"
+    return PageTable(label, [*columns, *_numbers("times", "share of the class")], rows)
+
+
+def use(run: Summary) -> PageTable:
+    """Return the mean use of the cores in each phase."""
+    titles = ("allowed cores", "this run, mean cores", "other programs, mean cores")
+    rows = [
+        (
+            item.phase,
+            item.cores,
+            f"{item.mean_own:.2f}",
+            f"{max(0.0, item.mean_used - item.mean_own):.2f}",
+            say.percent(item.mean_own / item.cores if item.cores else 0),
+        )
+        for item in run.use
+    ]
+    return PageTable("CPU use", [("phase", "name"), *_numbers(*titles, "share of this run")], rows)
+
+
+def forecast(run: Summary) -> PageTable:
+    """Compare the predicted and the measured seconds of the whole run."""
+    found = run.packing
+    rows = []
+    if found is not None:
+        known = found.predicted
+        rows = [
+            ("first start to last end", known.makespan if known else None, found.makespan),
+            ("lower bound", known.lower_bound if known else None, found.lower_bound),
+            ("longest job", known.longest if known else None, found.longest),
+        ]
+    cells = [(name, _seconds(predicted), _seconds(seen)) for name, predicted, seen in rows]
+    return PageTable(
+        "Forecast", [("span", "name"), *_numbers("predicted, s", "measured, s")], cells
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "n/a" if value is None else say.seconds(value)
+
+
+def models(run: Summary) -> PageTable:
+    """Compare predicted and measured cost of each model's jobs."""
+    titles = ("threads", "jobs ended", "predicted, s", "measured, s", "memory reserved", "peak")
+    rows = [
+        (
+            item.model,
+            item.threads,
+            item.jobs,
+            say.seconds(item.predicted_seconds),
+            say.seconds(item.seconds),
+            say.gibibytes(item.memory),
+            say.gibibytes(item.peak_memory),
+        )
+        for item in (run.packing.models if run.packing else ())
+    ]
+    return PageTable("Cost of each model", [("model", "name"), *_numbers(*titles)], rows)
+
+
+def averaged(run: Summary) -> PageTable:
+    """Return what parameter averaging did."""
+    columns = [("job", "name"), *_numbers("rounds", "seconds")]
+    columns += _numbers("samples × epochs of each process")
+    rows = [
+        (item.job, item.rounds, say.seconds(item.seconds), ", ".join(map(str, item.samples)))
+        for item in run.averaged[:ROWS]
+    ]
+    return PageTable("Parameter averaging", columns, rows, total=len(run.averaged))
+
+
+def waits(run: Summary) -> PageTable:
+    """Return what jobs waited for, the reason of most jobs first."""
+    found: dict[str, list[float]] = {}
+    for bar in run.bars:
+        for wait in bar.waits:
+            seconds, _, reason = wait.partition(" s for ")
+            known = seconds.replace(".", "", 1).isdecimal()
+            found.setdefault(reason or wait, []).append(float(seconds) if known else math.nan)
+    rows = [
+        (reason, len(seconds), say.seconds(max(seconds)))
+        for reason, seconds in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]
+    columns: list[Column] = [("waited for", "name"), *_numbers("attempts", "longest wait, s")]
+    return PageTable("Waits", columns, rows[:ROWS], total=len(rows))
+
+
+def attempts(run: Summary) -> PageTable:
+    """Return where each attempt ran, and what it waited for."""
+    columns: list[Column] = [("job", "name"), *_numbers("attempt", "start, s"), ("ran on", "")]
+    columns += [*_numbers("seconds (predicted)", "peak (reserved)"), ("outcome", "")]
+    rows = [
+        (
+            bar.job,
+            bar.attempt,
+            say.seconds(bar.start),
+            say.ran_on(bar),
+            f"{say.seconds(bar.end - bar.start)} ({say.seconds(bar.expected)})",
+            f"{say.gibibytes(bar.peak_memory)} ({say.gibibytes(bar.memory)})",
+            bar.outcome,
+            "; ".join(bar.waits),
+        )
+        for bar in run.bars[:ROWS]
+    ]
+    return PageTable("Attempts", [*columns, ("waited before", "text")], rows, total=len(run.bars))
+
+
+def baseline(run: Summary) -> PageTable:
+    """Compare each candidate with the serial loop."""
+    titles = ("serial, s", "packed, s", "speedup", "accuracy, serial", "accuracy, packed")
+    disturbance = run.speedup.disturbance if run.speedup else ""
+    rows = [
+        (
+            row.name,
+            *say.times(row, disturbance),
+            say.number(row.serial_accuracy),
+            say.number(row.packed_accuracy),
+            say.signed(row.packed_accuracy - row.serial_accuracy),
+        )
+        for row in run.candidates
+    ]
+    columns = [("candidate", "name"), *_numbers(*titles, "difference")]
+    return PageTable("Serial loop and packed run", columns, rows)
+
+
+def baseline_folds(run: Summary) -> PageTable:
+    """Return the accuracy of each fold, packed and serial."""
+    titles = ("fold", "fused", "accuracy, packed", "accuracy, serial", "difference")
+    rows = [
+        (
+            pair.candidate,
+            fold.fold,
+            fold.together,
+            say.number(fold.packed),
+            say.number(fold.serial),
+            say.signed(fold.packed - fold.serial),
+        )
+        for pair in (run.speedup.accuracy if run.speedup else ())
+        for fold in pair.folds
+    ]
+    columns = [("candidate", "name"), *_numbers(*titles)]
+    return PageTable("Accuracy of each fold", columns, rows[:ROWS], total=len(rows))
+
+
+def retried(run: Summary) -> PageTable:
+    """Return the attempts that another followed."""
+    columns = [("job", "name"), *_numbers("attempt"), ("outcome", ""), ("error", "text")]
+    bars = say.retried(run)
+    rows = [(bar.job, bar.attempt, bar.outcome, bar.error) for bar in bars[:ROWS]]
+    return PageTable("Attempts that were retried", columns, rows, total=len(bars))
+
+
+def log(run: Summary) -> PageTable:
+    """Return the last events."""
+    columns = [*_numbers("at, s"), ("kind", ""), ("job", "short"), ("what happened", "text")]
+    rows = [(f"{event.at:.1f}", event.kind, event.job, event.text) for event in run.events[-ROWS:]]
+    return PageTable("Log", columns, rows, total=len(run.events))
+
+
+def settings(label: str, values: Mapping[str, Any] | Iterator[tuple[str, Any]]) -> PageTable:
+    """Return names and values."""
+    rows = list(dict(values).items())
+    return PageTable(label, [("setting", "name"), ("value", "text")], rows)
+
+
+def plan(run: Summary) -> PageTable:
+    """Return what the plan says."""
+    return settings("Plan", _plan(run))
+
+
+def _plan(run: Summary) -> Iterator[tuple[str, Any]]:
+    facts = run.facts
+    yield "models", ", ".join(facts.models)
+    yield "LR schedules", ", ".join(facts.lr_schedules)
+    yield "folds", f"{facts.folds}" + (f" × {facts.repeats}" if facts.repeats > 1 else "")
+    yield "samples", facts.samples
+    yield "targets", facts.targets
+    yield "classes", len(facts.classes) or "none"
+    yield "outputs", facts.outputs
+    yield "batch size", facts.batch_size
+    yield "random state (seed)", facts.random_state
+    yield "threads per job", facts.threads_per_job
+    yield "device", facts.device
+    yield "scoring", ", ".join(run.metrics)
+    yield from ((name, clean(value)) for name, value in facts.params.items())
+    yield "fingerprint of the plan", facts.plan_fingerprint
+    yield "fingerprint of the data", facts.dataset
+    yield "fingerprint of the folds", facts.folds_fingerprint
