@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +69,14 @@ def joblibs_memory() -> set[tuple[int, str]]:
     names = [entry.name for entry in Path("/dev/shm").iterdir()]
     found = (re.match(r"(?:sem\.loky-|joblib_memmapping_folder_)(\d+)", name) for name in names)
     return {(int(match[1]), match.string) for match in found if match}
+
+
+def until(condition: Callable[[], bool], seconds: float = 200.0) -> None:
+    """Wait until it is so; fail if that takes too long."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
 
 
 def gone(pids: set[int], seconds: float = 5.0) -> bool:

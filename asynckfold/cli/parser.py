@@ -284,6 +284,15 @@ def _directory(verb: Verb) -> None:
     verb.add_argument("directory", metavar="DIR", help="the run's folder")
 
 
+def _report(verb: Verb) -> None:
+    _directory(verb)
+    verb.add_argument(
+        "--serve",
+        action="store_true",
+        help="serve the page to a browser on this machine; it grows while the run goes on",
+    )
+
+
 def _resume(verb: Verb) -> None:
     _directory(verb)
     add_flags(verb, verb.problems, ("allow_different_software",))
@@ -421,7 +430,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "data": ("print the columns, classes and omissions of a data source", DATA_HELP, _data),
     "resume": ("continue a run of built-in models and data by its folder", "", _resume),
     "status": ("print the progress of a run, and why cores and GPUs are idle", "", _directory),
-    "report": ("build the HTML report, figures and tables of a run", "", _directory),
+    "report": ("build the HTML report, figures and tables of a run", "", _report),
     "export": ("write the trained weights of a job as a safetensors file", "", _export),
     "predict": (
         "predict other samples with the models of all folds of a candidate",

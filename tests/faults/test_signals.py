@@ -36,7 +36,7 @@ from asynckfold.store import RunStore
 from asynckfold.store.run_file import RunFile
 from asynckfold.system.signals import ENDINGS, Interruption, listening
 from tests import here
-from tests.leftovers import descendants, gone, shared_memory
+from tests.leftovers import descendants, gone, shared_memory, until
 from tests.nursery import Nursery
 from tests.size import NIGHTLY
 from tests.toy import Tiny, adam, samples
@@ -204,13 +204,6 @@ class Terminal:
         self.close()
         text = self.shown.decode("utf-8", "replace")
         return self.process.wait(timeout=GUARD), " ".join(text.split())
-
-
-def until(condition: Callable[[], bool], seconds: float = GUARD) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 def listens(pid: int) -> bool:

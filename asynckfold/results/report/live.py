@@ -1,0 +1,175 @@
+"""The page of a run over HTTP, to this machine only, drawn anew while the run goes on.
+
+::
+
+    browser ── GET /TOKEN/ ──► changed since the last drawing? ── read the run, draw the page
+       ▲                                                                  │
+       └───── Refresh: 5, while jobs are left ◄───────────────────────────┘
+
+It listens on the loopback interface. Other users of the machine reach that, too, and so do pages
+of other sites by way of the browser: the address holds a random token, and a request must name the
+host as the address does (else a foreign name that resolves to 127.0.0.1 would do). Whoever lacks
+either learns nothing, not even that there is a run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.results.read import read_results
+from asynckfold.results.report.page import render
+from asynckfold.results.report.summary import summarize
+from asynckfold.store import RunStore
+from asynckfold.store.layout import DATABASE
+
+HOST = "127.0.0.1"
+
+REFRESH_SECONDS = 5
+"""How often a browser asks again while jobs are left."""
+
+SHARE = 0.05
+"""Largest share of a core's time spent on drawing: the machine is there to train."""
+
+HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+NOTICE = jinja2.Template(
+    "<!DOCTYPE html><html lang=en><meta charset=utf-8><title>{{ text }}</title><p>{{ text }}",
+    autoescape=True,
+)
+
+
+class LivePage:
+    """The page of a run as it is now.
+
+    Parameters
+    ----------
+    root : Path
+        The run's folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._lock = threading.Lock()
+        self._seen: object = None
+        self._page, self._goes_on = "", True
+        self._next = 0.0
+
+    def now(self) -> tuple[str, bool]:
+        """Return the page and whether it may change; it is drawn if the run has changed.
+
+        A run that cannot be read has a page that says why.
+        """
+        with self._lock:
+            state = _state(self._root)
+            if state != self._seen and time.monotonic() >= self._next:
+                started = time.monotonic()
+                self._page, self._goes_on = self._drawn()
+                took = time.monotonic() - started
+                self._seen, self._next = state, started + took / SHARE
+            return self._page, self._goes_on or state != self._seen
+
+    def _drawn(self) -> tuple[str, bool]:
+        try:
+            with RunStore.read(self._root) as store:
+                if not store.has_plan:
+                    return NOTICE.render(text="The run has no plan yet."), True
+                summary = summarize(store, read_results(store))
+        except AsyncKFoldError as error:
+            return NOTICE.render(text=str(error)), True
+        return render(summary), summary.counts["pending"] > 0
+
+
+def _state(root: Path) -> object:
+    """Return a value that differs after every change of the run's database."""
+    found: list[tuple[int, int, int] | None] = []
+    for name in (DATABASE, f"{DATABASE}-wal"):
+        try:
+            status = (root / name).stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves the page of a run on the loopback interface, at a port that is free.
+
+    Parameters
+    ----------
+    root : Path
+        The run's folder.
+
+    Raises
+    ------
+    OSError
+        No port can be opened.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, root: Path) -> None:
+        super().__init__((HOST, 0), _Handler)
+        self.page = LivePage(root)
+        self.path = f"/{secrets.token_urlsafe(32)}/"
+
+    @property
+    def host(self) -> str:
+        """What a request must name."""
+        return f"{HOST}:{self.server_port}"
+
+    @property
+    def address(self) -> str:
+        """The page's address."""
+        return f"http://{self.host}{self.path}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: browsers close connections whenever they like."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: LiveServer
+    server_version, sys_version = "asynckfold", ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        is_path = secrets.compare_digest(self.path.encode(), self.server.path.encode())
+        if not is_path or self.headers.get("Host") != self.server.host:
+            self.send_response_only(404)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        text, goes_on = self.server.page.now()
+        body = text.encode()
+        self.send_response_only(200)
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        if goes_on:
+            self.send_header("Refresh", f"{REFRESH_SECONDS}")
+        self.send_header("Content-Length", f"{len(body)}")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Print nothing."""

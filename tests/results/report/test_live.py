@@ -1,0 +1,137 @@
+"""The page over HTTP: what a browser on this machine sees, and what nobody else does."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from asynckfold.results.report import live
+from asynckfold.results.report.live import REFRESH_SECONDS, LivePage, LiveServer
+from tests.leftovers import until
+from tests.nursery import Nursery
+from tests.synthetic import Synthetic, write_run
+
+
+@contextmanager
+def served(root: Path) -> Iterator[LiveServer]:
+    with LiveServer(root) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def asked(
+    server: LiveServer, path: str, method: str = "GET", host: str | None = None
+) -> tuple[int, dict[str, str], str]:
+    """Status, headers and body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+    try:
+        connection.request(method, path, headers={} if host is None else {"Host": host})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def test_a_finished_run_is_shown_and_not_asked_for_again(complete: Path) -> None:
+    with served(complete) as server:
+        status, headers, text = asked(server, server.path)
+        assert (status, headers.get("Refresh")) == (200, None)
+        assert headers["Content-Type"] == "text/html; charset=utf-8"
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert "LeNet5" in text
+        assert "http-equiv" in text
+        status, headers, body = asked(server, server.path, "HEAD")
+        assert (status, body) == (200, "")
+        assert headers["Content-Length"] == f"{len(text.encode())}"
+
+
+def test_without_the_token_or_by_another_name_there_is_nothing(complete: Path) -> None:
+    with served(complete) as server:
+        assert len(server.path) > 40
+        for path in ("/", server.path[:-1], server.path[:-2] + "x/", f"{server.path}index.html"):
+            assert asked(server, path)[::2] == (404, "")
+        for host in ("example.com", f"localhost:{server.server_port}", "127.0.0.1"):
+            assert asked(server, server.path, host=host)[::2] == (404, "")
+        assert asked(server, "/nothing")[1].keys() == {"Content-Length"}
+        assert asked(server, server.path, "POST")[0] == 501
+        assert asked(server, server.path)[0] == 200
+
+
+def test_only_this_machine_is_listened_to(complete: Path) -> None:
+    with LiveServer(complete) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        assert server.address == f"http://127.0.0.1:{server.server_port}{server.path}"
+
+
+def test_two_servers_have_other_addresses(complete: Path) -> None:
+    with LiveServer(complete) as first, LiveServer(complete) as second:
+        assert first.server_port != second.server_port
+        assert first.path != second.path
+
+
+def test_it_grows_with_the_run_and_survives_its_end(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SHARE", 1e9)  # draw at every change
+    page = LivePage(root)
+    assert page.now() == (page.now()[0], True)
+    assert "no run" in page.now()[0]
+    root.mkdir()
+    (root / "run.db").touch()
+    states = {
+        "begun": Synthetic(status=lambda job: "done" if job.fold < 2 else "pending"),
+        "ended": Synthetic(),
+    }
+    shown = {}
+    for name, run in states.items():
+        shutil.rmtree(root)
+        write_run(root, run)
+        shown[name] = page.now()
+    assert [goes_on for _, goes_on in shown.values()] == [True, False]
+    assert "8 of 20 jobs" in shown["begun"][0]
+    assert "20 of 20 jobs" in shown["ended"][0]
+
+
+def test_it_is_drawn_once_for_each_state(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(live, "render", lambda summary: drawn.append(summary) or f"{len(drawn)}")
+    page = LivePage(complete)
+    assert [page.now()[0] for _ in range(3)] == ["1", "1", "1"]
+    os.utime(complete / "run.db")
+    # Soon after a drawing the last one is shown again; the browser asks later.
+    assert page.now() == ("1", True)
+    page._next = 0.0
+    assert page.now() == ("2", False)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_command_prints_the_address_and_ends_with_ctrl_c(
+    complete: Path, tmp_path: Path, warm: Nursery, number: signal.Signals
+) -> None:
+    printed = tmp_path / "printed"
+    command = warm.start(["-m", "asynckfold", "report", str(complete), "--serve"], printed)
+    until(lambda: "Ctrl-C ends it" in command.printed(), 60)
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\S+/", command.printed())
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        assert "LeNet5" in answer.read().decode()
+        assert answer.headers.get("Refresh") in (None, f"{REFRESH_SECONDS}")
+    os.kill(command.pid, number)
+    assert command.wait(60) == (0 if number == signal.SIGINT else 143)
+    assert "Traceback" not in command.printed()
