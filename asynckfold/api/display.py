@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from types import TracebackType
 from typing import Protocol, TextIO
 
@@ -17,6 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.api.notebook import Cell, is_notebook
 from asynckfold.jobs.messages import EpochEnded, Noted, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
@@ -78,8 +81,10 @@ class Display:
 
     def __init__(self, verbose: int = 1, stream: TextIO | None = None) -> None:
         self._verbose = verbose
-        self._console = console(stderr=True, stream=stream, force_jupyter=False)
-        self._live: Live | None = None
+        cell = Cell(self._render) if stream is None and is_notebook() else None
+        terminal = console(stderr=True, stream=stream, force_jupyter=False)
+        self._cell, self._console = cell, cell.console if cell else terminal
+        self._live: Live | Cell | None = None
         self._state: State | None = None
         self._printed = 0.0
         self._spinner = Spinner(spinner(self._console), style="dim")
@@ -88,7 +93,7 @@ class Display:
     @unbroken
     def __enter__(self) -> Display:
         if self._verbose and self._console.is_terminal:
-            self._live = Live(
+            self._live = self._cell or Live(
                 get_renderable=self._render,
                 console=self._console,
                 refresh_per_second=5,
@@ -106,9 +111,15 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._doing = ""
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def warn(self, text: str, category: type[Warning]) -> None:
+        """Warn of something; a notebook shows it in the same output."""
+        with redirect_stderr(self._cell.console.file if self._cell else sys.stderr):
+            warnings.warn(text, category, stacklevel=5)
 
     def doing(self, text: str) -> None:
         """Say which stage the run is in."""
@@ -291,7 +302,8 @@ class State:
         bar = ProgressBar(total=len(self.plan.jobs), completed=len(self.results), width=BAR_COLUMNS)
         head = Table.grid(padding=(0, 1))
         head.add_row(bar, Text(self.summary()))
-        lines = [Text(one_line(text), style="dim") for text in (self.best(), self._cores()) if text]
+        cores = self._cores() if self.running or self.waiting else ""
+        lines = [Text(one_line(text), style="dim") for text in (self.best(), cores) if text]
         return Group(head, self._table(), *lines) if self.running else Group(head, *lines)
 
     def _table(self) -> Table:

@@ -73,7 +73,7 @@ def speedup_bars(
     panels[0].set_ylim(len(rows) - 0.45, -0.55)
     for axes in panels:
         axes.tick_params(axis="y", length=0)
-    style.legend_below(figure, handles)
+    style.add_legend(figure, handles)
     alt = "; ".join(
         f"{name}: serial {duration(serial)} ({kind}), packed {duration(packed)}"
         + (f", {serial / packed:.2f} times as fast" if is_measured else "")
