@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -118,8 +118,15 @@ class Display:
 
     def warn(self, text: str, category: type[Warning]) -> None:
         """Warn of something; a notebook shows it in the same output."""
-        with redirect_stderr(self._cell.console.file if self._cell else sys.stderr):
+        if self._cell is None:
             warnings.warn(text, category, stacklevel=5)
+            return
+        # Not into the cell itself: to show it, ipykernel flushes standard error.
+        with redirect_stderr(io.StringIO()) as told:
+            warnings.warn(text, category, stacklevel=5)
+        if told.getvalue():
+            self._cell.write(told.getvalue())
+            self._cell.flush()
 
     def doing(self, text: str) -> None:
         """Say which stage the run is in."""

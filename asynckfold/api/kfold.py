@@ -259,7 +259,7 @@ class AsyncKFold:
             return
         lines = "\n".join(failure_lines(results))
         text = f"{len(failed)} of {len(results.plan.jobs)} jobs failed:\n{lines}"
-        first = f"{text}\n{own_frames(failed[0].traceback)}"
+        first = f"{text}\n{own_frames(failed[0].traceback)}".rstrip()
         if self.settings.error_score == "raise":
             raise JobFailedError(first)
         if len(failed) == len(results.plan.jobs):

@@ -89,7 +89,7 @@ class Cell(io.TextIOBase):
         self._handle: Handle | None = None
         self._lines = deque[str](maxlen=LINES)
         self._printed, self._shown = Bundle(), Bundle()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 

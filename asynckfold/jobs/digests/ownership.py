@@ -55,7 +55,7 @@ def is_own_file(file: str) -> bool:
 
 
 def own_frames(trace: str) -> str:
-    """Return a traceback's text with the user's own frames only.
+    """Return a traceback's text with the user's own frames only; empty if there are none.
 
     >>> lines = ['Traceback (most recent call last):', '  File "<frozen runpy>", line 88, in run',
     ...          '  File "/home/ann/net.py", line 7, in forward', '    return self.layers(inputs)',
@@ -66,16 +66,17 @@ def own_frames(trace: str) -> str:
         return self.layers(inputs)
     RuntimeError: no
     """
-    kept, is_kept = [], True
+    kept, is_kept, frames = [], True, 0
     for line in trace.splitlines():
         if found := _FRAME.match(line):
             file = found[1]
             is_kept = not file.startswith(("<frozen", _PACKAGE)) and is_own_file(file)
+            frames += is_kept
         elif not line.startswith("    "):
             is_kept = True
         if is_kept:
             kept.append(line)
-    return "\n".join(kept)
+    return "\n".join(kept) if frames else ""
 
 
 @functools.lru_cache(maxsize=1)

@@ -80,7 +80,7 @@ def _draw_measure(
     axes.set_title(_MEASURES[measure], loc="left")
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.grid(axis="y")
+    style.grid(axes, "y")
     _limit_to_complete(axes, rows, measure)
 
 

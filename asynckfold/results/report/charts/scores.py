@@ -29,7 +29,7 @@ def draw_scores(summary: Summary, given: Axes | None = None) -> style.Drawing | 
     axes.set_yticks(range(len(shown)), [_rank_label(row) for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlabel(style.plotted(summary.metric))
-    axes.grid(axis="x")
+    style.grid(axes, "x")
     axes.tick_params(axis="y", length=0)
     hidden = (
         f"; the first {style.SHOWN} of {len(rows)} candidates" if len(rows) > style.SHOWN else ""

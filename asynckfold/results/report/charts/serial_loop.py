@@ -166,7 +166,7 @@ def loss_lines(
         style.log_axis(axes, decades=math.log10(max(known) / min(known)))
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{unit} that all folds of a candidate took")
-    axes.grid(axis="y")
+    style.grid(axes, "y")
     several = f", {processes} processes a job" if processes > 1 else ""
     dashed = "; dashed: the serial loop" if any(pair.serial for pair in shown) else ""
     axes.set_title(f"mean train loss; solid: packed{several}{dashed}", loc="left")

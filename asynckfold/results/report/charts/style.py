@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -203,6 +203,12 @@ def time_unit(longest_seconds: float) -> tuple[float, str]:
 def draw_line(axes: Axes, places: Sequence[float], values: Sequence[float], **look: Any) -> None:
     """Draw a line, with a dot at each value if they are few."""
     axes.plot(places, values, marker="o" if len(values) <= 12 else "", markersize=3.5, **look)
+
+
+def grid(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """Draw the lines of a grid below the data, also on the caller's axes."""
+    axes.set_axisbelow(True)
+    axes.grid(axis=axis, color=GRID)
 
 
 def log_axis(axes: Axes, decades: float) -> None:

@@ -61,7 +61,7 @@ def _draw_phase(axes: Axes, phase: str, use: CpuUse | None, divisor: float, colo
     axes.axhline(use.cores, color=style.FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_ylim(0, use.cores * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
-    axes.grid(axis="y")
+    style.grid(axes, "y")
     key = "" if math.isnan(use.mean_own) else "; filled: this run, line: everyone"
     axes.set_title(f"{phase}: {_cpu_use(use)}{key}", loc="left")
 
@@ -87,7 +87,7 @@ def draw_gantt(summary: Summary, given: Axes | None = None) -> style.Drawing | N
     axes.set_xlim(0, max(longest / divisor * 1.01, 1e-3))
     axes.set_xlabel(f"{unit} since the first job began")
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x")
+    style.grid(axes, "x")
     ended_badly = any(bar.outcome not in ("ok", "running") for bar in summary.bars)
     axes.set_title("hatched: ended without a score" if ended_badly else "", loc="left")
     candidates = [bar.candidate for bar in summary.bars]
