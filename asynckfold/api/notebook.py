@@ -88,7 +88,8 @@ class Cell(io.TextIOBase):
         self._show = show
         self._handle: Handle | None = None
         self._lines = deque[str](maxlen=LINES)
-        self._printed, self._shown = Bundle(), Bundle()
+        self._printed: Bundle | None = None
+        self._shown: Bundle = {}
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -97,7 +98,7 @@ class Cell(io.TextIOBase):
         """Take whole lines, with escape sequences for colours."""
         with self._lock:
             self._lines.extend(text.splitlines())
-            self._printed = _exported(Text.from_ansi("\n".join(self._lines)))
+            self._printed = None
         return len(text)
 
     def flush(self) -> None:
@@ -129,6 +130,8 @@ class Cell(io.TextIOBase):
 
     def _refresh(self) -> None:
         with self._lock:
+            if self._printed is None:
+                self._printed = _exported(Text.from_ansi("\n".join(self._lines)))
             parts = [self._printed, _exported(self._live())]
             html, text = (
                 "\n".join(filter(None, [part.get(kind) for part in parts]))
