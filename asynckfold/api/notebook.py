@@ -129,10 +129,11 @@ class Cell(io.TextIOBase):
                 self._refresh()
 
     def _refresh(self) -> None:
+        live = _exported(self._live())
         with self._lock:
             if self._printed is None:
                 self._printed = _exported(Text.from_ansi("\n".join(self._lines)))
-            parts = [self._printed, _exported(self._live())]
+            parts = [self._printed, live]
             html, text = (
                 "\n".join(filter(None, [part.get(kind) for part in parts]))
                 for kind in (HTML, PLAIN)
