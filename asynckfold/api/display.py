@@ -309,8 +309,7 @@ class State:
         bar = ProgressBar(total=len(self.plan.jobs), completed=len(self.results), width=BAR_COLUMNS)
         head = Table.grid(padding=(0, 1))
         head.add_row(bar, Text(self.summary()))
-        cores = self._cores() if self.running or self.waiting else ""
-        lines = [Text(one_line(text), style="dim") for text in (self.best(), cores) if text]
+        lines = [Text(one_line(text), style="dim") for text in (self.best(), self._cores()) if text]
         return Group(head, self._table(), *lines) if self.running else Group(head, *lines)
 
     def _table(self) -> Table:
