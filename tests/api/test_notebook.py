@@ -72,7 +72,7 @@ def test_a_sweep_is_one_output_even_with_forced_colours(
     lines = output.text.splitlines()
     assert lines[0] == "labels were numbered"
     assert sum("ValueError: no" in line for line in lines) == 2
-    assert "4/6 done, 2 failed" in output.text
+    assert re.search("4.* 2 failed", output.text)
     assert "reading the data" not in output.text
 
 
