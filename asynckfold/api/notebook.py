@@ -16,6 +16,7 @@ from typing import Any, Protocol, TextIO, cast
 
 from rich.console import RenderableType
 from rich.text import Text
+from rich.theme import Theme
 
 from asynckfold.system.console import console
 
@@ -38,6 +39,8 @@ _LOOK: dict[str, Any] = {
     "force_jupyter": False,
     "force_terminal": True,
     "color_system": "truecolor",
+    # On white and on black; rich's own are for black.
+    "theme": Theme({"bar.back": "#a0a0a0", "bar.complete": "#0072b2", "bar.finished": "#009e73"}),
 }
 
 
