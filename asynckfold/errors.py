@@ -24,8 +24,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,52 @@ class Problem:
         return f"{self.rule}: received {self.received}. {self.remedy}"
 
 
-class AsyncKFoldError(Exception):
+class _ShortInIPython(BaseException):
+    """An error whose traceback in IPython and notebooks has the user's own frames only."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the traceback; IPython calls this in place of its own formatter."""
+        lines: list[str] = []
+        error: BaseException | None = self
+        while error is not None:
+            trace = _users_frames(error.__traceback__)
+            if trace is not None or error is self:
+                lines = [*_rendered(error, trace), *lines]
+            error = error.__cause__
+        return lines
+
+
+def _rendered(error: BaseException, trace: TracebackType | None) -> list[str]:
+    """Format an error without its causes, as the user set up IPython."""
+    from IPython.core.getipython import get_ipython
+
+    shell: Any = get_ipython()
+    cause, is_alone = error.__cause__, error.__suppress_context__
+    try:
+        error.__cause__ = None
+        found = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+        return list(found)
+    finally:
+        error.__cause__, error.__suppress_context__ = cause, is_alone
+
+
+def _users_frames(trace: TracebackType | None) -> TracebackType | None:
+    if trace is None:
+        return None
+    following = _users_frames(trace.tb_next)
+    if not _is_users(trace.tb_frame):
+        return following
+    return TracebackType(following, trace.tb_frame, trace.tb_lasti, trace.tb_lineno)
+
+
+def _is_users(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    if package == "asynckfold" or package in sys.stdlib_module_names:
+        return False
+    return not any(name in frame.f_code.co_filename for name in ("site-packages", "dist-packages"))
+
+
+class AsyncKFoldError(_ShortInIPython, Exception):
     """Base of everything that asynckfold raises on purpose."""
 
     exit_code = 1
@@ -171,7 +219,7 @@ OUT_OF_TIME = 124
 """The exit code of a run whose time budget is over: that of the command ``timeout``."""
 
 
-class InterruptedRunError(KeyboardInterrupt):
+class InterruptedRunError(_ShortInIPython, KeyboardInterrupt):
     """Ctrl-C, or a signal that the command takes. What was finished is recorded.
 
     The same call continues.

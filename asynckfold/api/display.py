@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from types import TracebackType
 from typing import Protocol, TextIO
 
@@ -17,6 +19,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold.api.notebook import Cell, is_notebook
 from asynckfold.jobs.messages import EpochEnded, Noted, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
@@ -78,8 +81,10 @@ class Display:
 
     def __init__(self, verbose: int = 1, stream: TextIO | None = None) -> None:
         self._verbose = verbose
-        self._console = console(stderr=True, stream=stream, force_jupyter=False)
-        self._live: Live | None = None
+        cell = Cell(self._render) if stream is None and is_notebook() else None
+        terminal = console(stderr=True, stream=stream, force_jupyter=False)
+        self._cell, self._console = cell, cell.console if cell else terminal
+        self._live: Live | Cell | None = None
         self._state: State | None = None
         self._printed = 0.0
         self._spinner = Spinner(spinner(self._console), style="dim")
@@ -88,7 +93,7 @@ class Display:
     @unbroken
     def __enter__(self) -> Display:
         if self._verbose and self._console.is_terminal:
-            self._live = Live(
+            self._live = self._cell or Live(
                 get_renderable=self._render,
                 console=self._console,
                 refresh_per_second=5,
@@ -106,9 +111,22 @@ class Display:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._doing = ""
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def warn(self, text: str, category: type[Warning]) -> None:
+        """Warn of something; a notebook shows it in the same output."""
+        if self._cell is None:
+            warnings.warn(text, category, stacklevel=5)
+            return
+        # Not into the cell itself: to show it, ipykernel flushes standard error.
+        with redirect_stderr(io.StringIO()) as told:
+            warnings.warn(text, category, stacklevel=5)
+        if told.getvalue():
+            self._cell.write(told.getvalue())
+            self._cell.flush()
 
     def doing(self, text: str) -> None:
         """Say which stage the run is in."""

@@ -7,7 +7,6 @@ import functools
 import inspect
 import io
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec
 
@@ -33,6 +32,7 @@ from asynckfold.errors import (
     refuse,
 )
 from asynckfold.jobs.argument import with_parameters
+from asynckfold.jobs.digests.ownership import own_frames
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, cause
@@ -155,7 +155,7 @@ class AsyncKFold:
         found = load_results(store.reader, settings.error_value)
         results = with_models(found, settings, session.call.recipe, session.checked)
         write_out_of_fold(results)
-        self._judge(results)
+        self._judge(results, session.display)
         if settings.refit and not session.signals.stop_requested():
             self._refit(session, results)
         return results
@@ -173,7 +173,7 @@ class AsyncKFold:
             if budget is None
             else max(0.001, budget - (time.monotonic() - session.call.started))
         )
-        Display(self.settings.verbose).note(f"now {best.name} on all {results.n_samples:,} samples")
+        session.display.note(f"now {best.name} on all {results.n_samples:,} samples")
         alone = copy.copy(self)
         alone.settings = on_all_samples(self.settings, best, left)
         try:
@@ -252,18 +252,19 @@ class AsyncKFold:
             planned = make_plan(session, checked)
             return look_ahead(session, planned)
 
-    def _judge(self, results: CVResults) -> None:
+    def _judge(self, results: CVResults, display: Display) -> None:
         """Warn of failed jobs, or raise."""
         failed = [item for item in results.results.values() if item.status != DONE]
         if not failed:
             return
         lines = "\n".join(failure_lines(results))
         text = f"{len(failed)} of {len(results.plan.jobs)} jobs failed:\n{lines}"
+        first = f"{text}\n{own_frames(failed[0].traceback)}".rstrip()
         if self.settings.error_score == "raise":
-            raise JobFailedError(f"{text}\n{failed[0].traceback}")
+            raise JobFailedError(first)
         if len(failed) == len(results.plan.jobs):
-            raise AllJobsFailedError(f"{text}\n{failed[0].traceback}")
-        warnings.warn(text, JobsFailedWarning, stacklevel=4)
+            raise AllJobsFailedError(first)
+        display.warn(text, JobsFailedWarning)
 
 
 AsyncKFold.__doc__ = with_parameters(AsyncKFold.__doc__, Settings)

@@ -72,10 +72,10 @@ def load_results(run: str | Path | RunReader, error_score: float = float("nan"))
         with RunStore.read(root) as reader:
             return write_report(reader)
 
-    def draw(kind: str) -> Any:
+    def draw(kind: str, ax: Any) -> Any:
         from asynckfold.results.report.charts import plots
 
-        return plots.of_run(root, kind)
+        return plots.of_run(root, kind, ax)
 
     def load_weights(result: Result) -> dict[str, Any]:
         from asynckfold.training.checkpoint import trained_weights

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import InputError
+from asynckfold.errors import AsyncKFoldError, InputError
 from asynckfold.jobs.result import Result
+from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.ensemble import FoldEnsemble, FoldModels
 from asynckfold.results.outcome import Outcome
@@ -42,7 +45,7 @@ class CVResults(Outcome):
     """
 
     _build_report: Callable[[], Path] | None = None
-    _draw: Callable[[str], Any] | None = None
+    _draw: Callable[[str, Any], Any] | None = None
     _load_weights: Callable[[Result], dict[str, Any]] | None = None
     _load_refit: Callable[[Candidate], CVResults | None] | None = None
     _models: FoldModels | None = None
@@ -157,7 +160,7 @@ class CVResults(Outcome):
             raise ValueError("these results have no run on disk; use `asynckfold report DIR`")
         return self._build_report()
 
-    def plot(self, kind: str) -> Any:
+    def plot(self, kind: str, ax: Any = None) -> Any:
         """Draw one figure of the report; `asynckfold.plots` draws some of them from arrays, too.
 
         Parameters
@@ -165,20 +168,37 @@ class CVResults(Outcome):
         kind : str
             ``"scores"``, ``"curves"``, ``"loss_vs_time"``, ``"class_accuracy"``, ``"confusion"``,
             ``"cpu_usage"``, ``"timeline"`` or ``"speedup"``.
+        ax : matplotlib.axes.Axes, optional
+            Draw on these axes: scores, curves, confusion and timeline do. Curves then shows the
+            validation loss; a sequence of axes takes all of its panels.
 
         Returns
         -------
         matplotlib.figure.Figure
-            ``results.plot("speedup").savefig("speedup.pdf")`` writes it.
+            The figure of `ax`, or a new one, which notebooks show and
+            ``results.plot("scores").savefig("scores.pdf")`` writes.
 
         Raises
         ------
         InputError
-            There is no such figure, or the run has no numbers for it.
+            There is no such figure, or the run has no numbers for it, or `ax` does not fit.
         """
         if self._draw is None:
             raise ValueError("these results have no run on disk; use `asynckfold report DIR`")
-        return self._draw(kind)
+        return self._draw(kind, ax)
+
+    def _repr_html_(self) -> str:
+        page = tables.link_html(self.root_dir / "report" / "index.html")
+        return super()._repr_html_() + tables.image_html(_scores_svg(self)) + page
+
+
+def _scores_svg(found: CVResults) -> bytes:
+    """Return the figure of the scores; empty if there is none to draw."""
+    buffer = io.BytesIO()
+    with contextlib.suppress(AsyncKFoldError, OSError):
+        if found._draw is not None:
+            found._draw("scores", None).savefig(buffer, format="svg")
+    return buffer.getvalue()
 
 
 def _name_of(found: CVResults, candidate: str | None) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import html
 import math
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,9 @@ from asynckfold.results.speedup import AgainstSerial
 from asynckfold.system.plain_text import one_line
 
 Row = dict[str, Any]
+
+SHOWN = 20
+"""Candidates in the table of a notebook."""
 
 
 def score_table(rows: Sequence[Candidate], metrics: Sequence[str]) -> dict[str, Any]:
@@ -180,12 +187,35 @@ def as_text(title: str, cells: Sequence[Sequence[str]], verdict: str) -> str:
 
 
 def as_html(title: str, cells: Sequence[Sequence[str]], verdict: str) -> str:
-    """Return a table for a notebook."""
+    """Return verdict and table for a notebook."""
     head, *body = [[html.escape(cell) for cell in line] for line in cells]
-    rows = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in body]
+    rows = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in body[:SHOWN]]
+    hidden = len(body) - SHOWN
+    more = f"<p>and {hidden} more, see <code>results.to_frame()</code></p>" if hidden > 0 else ""
     return (
-        f"<p><b>{html.escape(verdict)}</b></p><p>CVResults: {html.escape(title)}</p>"
+        f"<p><b>{html.escape(verdict)}</b></p>"
         f"<table><thead><tr>"
         f"{''.join(f'<th>{cell}</th>' for cell in head)}</tr></thead>"
-        f"<tbody>{''.join(rows)}</tbody></table>"
+        f"<tbody>{''.join(rows)}</tbody></table>{more}<p>{html.escape(title)}</p>"
+    )
+
+
+def image_html(svg: bytes) -> str:
+    """Return an image of the scores for a notebook; empty without one."""
+    if not svg:
+        return ""
+    image = base64.b64encode(svg).decode()
+    alt = "dots: scores of the folds; bar: their mean and its 95 % interval"
+    return f'<p><img alt="{alt}" width="760" src="data:image/svg+xml;base64,{image}"></p>'
+
+
+def link_html(page: Path) -> str:
+    """Return a link to the report for a notebook, relative where that is possible."""
+    if not page.is_file():
+        return "<p>No report yet: <code>results.report()</code> writes it.</p>"
+    with contextlib.suppress(ValueError):
+        page = page.absolute().relative_to(Path.cwd())
+    address = html.escape(urllib.parse.quote(page.as_posix()))
+    return (
+        f'<p>Report: <a href="{address}" target="_blank">{html.escape(one_line(str(page)))}</a></p>'
     )

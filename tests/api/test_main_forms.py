@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import notebooks
 from tests.leftovers import descendants, gone, shared_memory
 from tests.nursery import Nursery
 
@@ -193,44 +194,31 @@ def _check(out: str, form: str, seen: dict[str, str]) -> None:
     assert len(set(seen.values())) == 1, seen
 
 
-NOTEBOOK = """
-import json, sys
-import nbformat
-from nbclient import NotebookClient
-
-cells = json.load(sys.stdin)
-notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-client = NotebookClient(notebook, kernel_name="asynckfold-test", timeout=90)
-client.execute()
-for cell in notebook.cells:
-    for output in cell.outputs:
-        print(output.get("text", output.get("data", {}).get("text/html", "")))
-"""
-
-
 def test_a_notebook_cell(
     tmp_path: Path, seen: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for needed in ("ipykernel", "nbclient"):
-        pytest.importorskip(needed, reason=f"{needed} is not installed")
-    kernel = tmp_path / "kernels" / "asynckfold-test"
-    kernel.mkdir(parents=True)
-    command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    spec = {"argv": command, "display_name": "test", "language": "python"}
-    (kernel / "kernel.json").write_text(json.dumps(spec))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    root = str(tmp_path / "run")
     cells = [
-        BODY,
-        f"cross_validate({str(tmp_path / 'run')!r})",
-        "from asynckfold import RunStore, load_results\n"
-        f"load_results(RunStore.read({str(tmp_path / 'run')!r}))",
+        BODY.replace("verbose=0, ", "").replace(", report=False", ""),
+        f"cross_validate({root!r})",
+        f"from asynckfold import load_results\nload_results({root!r})",
+        f"load_results({root!r}).plot('scores')",
+        "def study():\n    AsyncKFold(1, (X, y), 'other', None, 0)\nstudy()",
     ]
     before = descendants()
-    out, code = run([sys.executable, "-c", NOTEBOOK], tmp_path, json.dumps(cells))
+    out, code = run(notebooks.command(tmp_path, monkeypatch), tmp_path, json.dumps(cells))
     assert code == 0
-    _check(out, "notebook", seen)
-    assert "<table>" in out
-    assert "Net" in out
+    _, call, results, figure, error = json.loads(out)
+    assert all(map(notebooks.is_quiet, (call, results, figure)))
+    _check(notebooks.text_of(call), "notebook", seen)
+    assert re.search("3(/| of )3", notebooks.text_of(call))
+    page = results[0]["data"]["text/html"]
+    assert all(part in page for part in ("<table>", "Net", "data:image/svg+xml;base64,"))
+    assert 'href="run/report/index.html"' in page
+    assert "image/png" in figure[0]["data"]
+    trace = re.sub("\x1b\\[[0-9;]*m", "", notebooks.text_of(error))
+    assert "InputError: 3 problems, nothing was started" in trace
+    assert "in study()" in trace
+    assert "site-packages" not in trace
+    assert "asynckfold/" not in trace
     assert not descendants() - before

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import html
+import io
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -14,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch import nn
 
 from asynckfold import (
@@ -241,6 +245,63 @@ def test_every_figure_of_a_run_by_its_name(folder: Path) -> None:
         assert results.plot(kind).get_suptitle()
     with pytest.raises(InputError, match=r"kind must be one of .*'speedups'.*Did you mean 'speed"):
         results.plot("speedups")
+
+
+def test_figures_are_drawn_on_the_callers_axes(folder: Path) -> None:
+    results, given = load_results(folder), Figure(figsize=(24, 12), layout="constrained")
+    axes = given.subplots(2, 4)
+    for ax, kind in zip(axes[0], ("scores", "curves", "confusion", "timeline"), strict=True):
+        assert results.plot(kind, ax=ax) is given
+        assert ax.has_data()
+        assert ax.get_xlabel()
+    assert axes[0, 1].get_title(loc="left") == "valid loss"
+    results.plot("curves", ax=axes[1, :3])
+    titles = [ax.get_title(loc="left") for ax in axes[1]]
+    assert titles == ["train loss", "valid loss", "accuracy", ""]
+    assert given.get_suptitle() == ""
+    given.savefig(io.BytesIO(), format="png")
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "message"),
+    [
+        ("speedup", 1, "ax is for scores, curves, confusion, timeline: speedup has a figure of"),
+        ("scores", 2, "scores has one panel: received 2 of ax"),
+        ("curves", 2, "curves needs one of ax, or 3 for train_loss, valid_loss and accuracy"),
+        ("scores", 0, "ax must be an Axes of matplotlib: received 'left'"),
+    ],
+)
+def test_axes_that_do_not_fit_are_refused(
+    folder: Path, kind: str, count: int, message: str
+) -> None:
+    given = Figure().subplots(1, count, squeeze=False)[0] if count else "left"
+    with pytest.raises(InputError, match=message):
+        load_results(folder).plot(kind, ax=given)
+
+
+def test_notebooks_show_a_figure_without_pyplot(folder: Path) -> None:
+    assert load_results(folder).plot("scores")._repr_png_().startswith(b"\x89PNG")
+
+
+def test_results_show_scores_and_a_link_to_the_report(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = load_results(folder)
+    monkeypatch.chdir(folder.parent)
+    page = results._repr_html_()
+    assert page.startswith(f"<p><b>{html.escape(str(results.verdict))}</b></p>")
+    assert "data:image/svg+xml;base64," in page
+    assert "<code>results.report()</code> writes it" in page
+    results.report()
+    assert 'href="run/report/index.html"' in results._repr_html_()
+
+
+def test_results_are_shown_when_their_folder_is_gone(root: Path) -> None:
+    results = load_results(write_run(root, Synthetic(folds=2, epochs=1)))
+    shutil.rmtree(root)
+    page = results._repr_html_()
+    assert "<table>" in page
+    assert "<img" not in page
 
 
 def test_a_figure_without_numbers_says_what_it_needs(root: Path) -> None:

@@ -38,6 +38,7 @@ from asynckfold.results.statistics import (
     holm,
     paired_differences,
 )
+from asynckfold.results.tables import SHOWN, as_html
 
 TARGETS = np.array([0, 1] * 6)
 MODELS, SCHEDULES = ["B<b>", "A"], ["cosine", "warm"]
@@ -334,6 +335,13 @@ def test_html_repr_escapes_names() -> None:
     page = make_results(all_scores())._repr_html_()
     assert "B&lt;b&gt;" in page
     assert "B<b>" not in page
+
+
+def test_html_repr_shows_a_screenful_of_candidates() -> None:
+    cells = [("", "model")] + [(f"{rank}", "A") for rank in range(1, SHOWN + 4)]
+    page = as_html("title", cells, "verdict")
+    assert page.count("<tr>") == 1 + SHOWN
+    assert "and 3 more, see <code>results.to_frame()</code>" in page
 
 
 def test_a_run_without_results_can_be_shown() -> None:

@@ -12,8 +12,12 @@ import re
 import site
 import sys
 import sysconfig
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+
+_FRAME = re.compile(r'  File "(.+)", line \d+, in ')
+_PACKAGE = str(Path(__file__).parents[2] / "_")[:-1]
 
 
 def is_own(value: Any) -> bool:
@@ -48,6 +52,31 @@ def is_own_file(file: str) -> bool:
     if file.endswith((".so", ".pyd")) or re.search(r"[/\\](site|dist)-packages[/\\]", file):
         return False
     return not any(file.startswith(folder) for folder in _library_folders())
+
+
+def own_frames(trace: str) -> str:
+    """Return a traceback's text with the user's own frames only; empty if there are none.
+
+    >>> lines = ['Traceback (most recent call last):', '  File "<frozen runpy>", line 88, in run',
+    ...          '  File "/home/ann/net.py", line 7, in forward', '    return self.layers(inputs)',
+    ...          'RuntimeError: no']
+    >>> print(own_frames("\\n".join(lines)))
+    Traceback (most recent call last):
+      File "/home/ann/net.py", line 7, in forward
+        return self.layers(inputs)
+    RuntimeError: no
+    """
+    kept, is_kept, frames = [], True, 0
+    for line in trace.splitlines():
+        if found := _FRAME.match(line):
+            file = found[1]
+            is_kept = not file.startswith(("<frozen", _PACKAGE)) and is_own_file(file)
+            frames += is_kept
+        elif not line.startswith("    "):
+            is_kept = True
+        if is_kept:
+            kept.append(line)
+    return "\n".join(kept) if frames else ""
 
 
 @functools.lru_cache(maxsize=1)

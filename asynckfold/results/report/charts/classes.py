@@ -107,7 +107,7 @@ def _write_cells(
 
 
 @style.applied
-def draw_confusion(summary: Summary) -> style.Drawing | None:
+def draw_confusion(summary: Summary, given: Axes | None = None) -> style.Drawing | None:
     """Draw the out-of-fold confusion matrix of the best candidate."""
     row = next((row for row in summary.candidates if row.confusion is not None), None)
     if row is None or row.confusion is None:
@@ -117,8 +117,8 @@ def draw_confusion(summary: Summary) -> style.Drawing | None:
     title = _confusion_title(summary, row, counts, repeated)
     size = len(counts)
     inches = float(np.clip(1.6 + 0.42 * size, 3.2, 7.6))
-    figure = style.new_figure(inches, title)
-    axes = figure.subplots()
+    _, axes = style.panel(inches, title, given)
+    figure = style.drawn_on(axes)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
     colorbar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.04)

@@ -6,19 +6,25 @@ import math
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from asynckfold.errors import InputError
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import style
 from asynckfold.results.report.sentences import number
 from asynckfold.results.report.summary import CandidateRow, Curve, Summary
+from asynckfold.results.verdict_text import listed
 
 _MEASURES = {"train_loss": "train loss", "valid_loss": "valid loss", "accuracy": "accuracy"}
 
 
 @style.applied
-def draw_curves(summary: Summary) -> style.Drawing | None:
-    """Draw losses and accuracy over the epochs: mean over folds, with a thin line per fold."""
+def draw_curves(summary: Summary, *given: Axes) -> style.Drawing | None:
+    """Draw losses and accuracy over the epochs: mean over folds, with a thin line per fold.
+
+    On one of the caller's axes, the validation loss.
+    """
     rows = [row for row in summary.candidates if row.curves]
     measures = [
         name
@@ -28,14 +34,23 @@ def draw_curves(summary: Summary) -> style.Drawing | None:
     if not measures:
         return None
     title = _curves_title(rows[0])
-    figure = style.new_figure(3.3 + 0.16 * min(len(rows), 9), title)
-    panels = figure.subplots(1, len(measures), squeeze=False)[0]
+    if len(given) == 1 and "valid_loss" in measures:
+        measures = ["valid_loss"]
+    if given and len(given) != len(measures):
+        rule = f"curves needs one of ax, or {len(measures)} for {listed(measures)}"
+        raise InputError.one(rule, f"{len(given)}", f"Pass plt.subplots(1, {len(measures)})[1].")
+    place: Figure | Axes
+    if given:
+        place, panels = given[-1], list(given)
+    else:
+        place = style.new_figure(3.3 + 0.16 * min(len(rows), 9), title)
+        panels = list(place.subplots(1, len(measures), squeeze=False)[0])
     colours = style.colours_of(row.name for row in summary.candidates)
     for axes, measure in zip(panels, measures, strict=True):
         _draw_measure(axes, colours, rows, measure)
-    style.name_candidates(figure, colours, [row.name for row in rows], lines=True)
+    style.name_candidates(place, colours, [row.name for row in rows], lines=True)
     alt = f"Mean over folds per epoch for {sentences.plural(len(rows), 'candidate')}; thin: folds."
-    return style.Drawing(title, alt, figure)
+    return style.Drawing(title, alt, style.drawn_on(panels[0]))
 
 
 def _curves_title(row: CandidateRow) -> str:
@@ -65,7 +80,7 @@ def _draw_measure(
     axes.set_title(_MEASURES[measure], loc="left")
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.grid(axis="y")
+    style.grid(axes, "y")
     _limit_to_complete(axes, rows, measure)
 
 

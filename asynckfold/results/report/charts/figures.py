@@ -29,6 +29,14 @@ FIGURES: Mapping[str, Callable[[Summary], Drawing | None]] = {
 }
 """The figures, by name of file and of `CVResults.plot`; None without numbers to draw."""
 
+ON_AXES: Mapping[str, Callable[..., Drawing | None]] = {
+    "scores": draw_scores,
+    "curves": draw_curves,
+    "confusion": draw_confusion,
+    "timeline": draw_gantt,
+}
+"""Those that the caller's axes can take."""
+
 
 def draw(summary: Summary) -> tuple[Chart, ...]:
     """Draw every figure that the run has numbers for."""

@@ -21,15 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.jobs.argument import one_line
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.baseline_curves import Line, LossOverTime
 from asynckfold.results.report.charts import classes as class_charts
 from asynckfold.results.report.charts import serial_loop, timeline
-from asynckfold.results.report.charts.figures import FIGURES
+from asynckfold.results.report.charts.figures import FIGURES, ON_AXES
 from asynckfold.results.report.sentences import duration
 from asynckfold.results.report.summary import CpuUse, summarize
 from asynckfold.store import open_run
@@ -239,20 +241,35 @@ def loss_vs_time(
     return serial_loop.loss_lines(pairs, names).figure
 
 
-def of_run(run: Run | None, kind: str) -> Figure:
+def of_run(run: Run | None, kind: str, ax: Any = None) -> Figure:
     """Draw a figure of a run on disk; see `CVResults.plot`."""
+    given = () if ax is None else tuple(np.asarray(ax, dtype=object).ravel())
+    _check_axes(kind, given)
     if kind not in FIGURES:
         rule = f"kind must be one of {', '.join(FIGURES)}"
         raise InputError([Problem(rule, repr(kind), nearest(str(kind), FIGURES).strip())])
     with open_run(run.root_dir if isinstance(run, Outcome) else run or "") as store:
         summary = summarize(store)
-    drawing = FIGURES[kind](summary)
+    drawing = ON_AXES[kind](summary, *given) if given else FIGURES[kind](summary)
     if drawing is None:
         needs, remedy = _NEEDS[kind]
         why = summary.speedup.why_not if summary.speedup and kind == "speedup" else ""
         received = f"{store.root}: {why or 'it has none'}"
         raise InputError([Problem(f"{kind} needs {needs}", received, remedy)])
     return drawing.figure
+
+
+def _check_axes(kind: str, given: Sequence[Any]) -> None:
+    if not given:
+        return
+    if kind in FIGURES and kind not in ON_AXES:
+        rule = f"ax is for {', '.join(ON_AXES)}: {kind} has a figure of its own"
+        raise InputError.one(rule, "ax", "Leave ax out.")
+    if not all(isinstance(item, Axes) for item in given):
+        rule = "ax must be an Axes of matplotlib"
+        raise InputError.one(rule, one_line(given[0]), "Pass plt.subplots()[1].")
+    if kind != "curves" and len(given) > 1:
+        raise InputError.one(f"{kind} has one panel", f"{len(given)} of ax", "Pass one Axes.")
 
 
 _LATER = "Finish its jobs, or draw another figure."

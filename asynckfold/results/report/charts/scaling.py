@@ -60,7 +60,7 @@ def draw_scaling(
         look = {"color": style.INK, "marker": "o", "markerfacecolor": "white", **_MODEL}
         keys.append(Line2D([], [], label="fitted model; hollow: not measured", **look))
     keys.append(Line2D([], [], label="ideal: one core's seconds / cores", **_IDEAL))
-    style.legend_below(figure, keys)
+    style.add_legend(figure, keys)
     return style.Drawing(title, "; ".join(map(_in_words, lines)), figure)
 
 

@@ -1,4 +1,4 @@
-"""Scores of each candidate: its folds, and mean ± std."""
+"""Scores of each candidate: its folds, the mean and its interval."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from asynckfold.results.report.summary import CandidateRow, Summary
 
 
 @style.applied
-def draw_scores(summary: Summary) -> style.Drawing | None:
-    """Draw one dot per fold, and mean ± std, for each candidate."""
+def draw_scores(summary: Summary, given: Axes | None = None) -> style.Drawing | None:
+    """Draw one dot per fold, the mean and its interval, for each candidate."""
     rows = [row for row in summary.candidates if math.isfinite(row.mean[summary.metric])]
     if not rows:
         return None
     title = sentences.headline(summary)
     shown = rows[: style.SHOWN]
-    figure = style.new_figure(1.35 + 0.3 * len(shown), title)
-    axes = figure.subplots()
+    _, axes = style.panel(1.35 + 0.3 * len(shown), title, given)
     colours = style.colours_of(row.name for row in summary.candidates)
     for place, row in enumerate(shown):
         _draw_folds(axes, place, row.scores[summary.metric], colours[row.name])
@@ -30,17 +29,17 @@ def draw_scores(summary: Summary) -> style.Drawing | None:
     axes.set_yticks(range(len(shown)), [_rank_label(row) for row in shown])
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.set_xlabel(style.plotted(summary.metric))
-    axes.grid(axis="x")
+    style.grid(axes, "x")
     axes.tick_params(axis="y", length=0)
     hidden = (
         f"; the first {style.SHOWN} of {len(rows)} candidates" if len(rows) > style.SHOWN else ""
     )
-    axes.set_title(f"dots: folds; bar: mean ± std{hidden}", loc="left")
+    axes.set_title(f"dots: folds; bar: mean and its 95 % interval{hidden}", loc="left")
     alt = "; ".join(
         f"{row.name}: {sentences.mean_std(row, summary.metric)} ({sentences.folds_note(row)})"
         for row in shown[:10]
     )
-    return style.Drawing(title, alt, figure)
+    return style.Drawing(title, alt, style.drawn_on(axes))
 
 
 def _draw_folds(axes: Axes, place: int, scores: Sequence[float], colour: str) -> None:
@@ -49,8 +48,8 @@ def _draw_folds(axes: Axes, place: int, scores: Sequence[float], colour: str) ->
 
 
 def _draw_mean(axes: Axes, place: int, row: CandidateRow, metric: str, colour: str) -> None:
-    mean, std = row.mean[metric], row.std[metric]
-    axes.plot([mean - std, mean + std], [place, place], color=colour, linewidth=2.2, alpha=0.9)
+    mean = row.mean[metric]
+    axes.plot([row.ci_low, row.ci_high], [place, place], color=colour, linewidth=2.2, alpha=0.9)
     face = colour if row.complete else "white"
     axes.plot([mean], [place], "D", markersize=6, color=colour, markerfacecolor=face)
 

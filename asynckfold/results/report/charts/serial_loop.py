@@ -84,7 +84,7 @@ def speedup_bars(
     panels[0].set_ylim(len(rows) - 0.45, -0.55)
     for axes in panels:
         axes.tick_params(axis="y", length=0)
-    style.legend_below(figure, handles)
+    style.add_legend(figure, handles)
     alt = "; ".join(
         f"{name}: serial {duration(serial)} ({kind}), packed {duration(packed)}"
         + (f", {serial / packed:.2f} times as fast" if is_measured else "")
@@ -206,7 +206,7 @@ def loss_lines(
         style.log_axis(axes, decades=math.log10(max(known) / min(known)))
     axes.set_xlim(left=0)
     axes.set_xlabel(f"{unit} that all folds of a candidate took")
-    axes.grid(axis="y")
+    style.grid(axes, "y")
     several = f", {processes} processes a job" if processes > 1 else ""
     dashed = "; dashed: the serial loop" if any(pair.serial for pair in shown) else ""
     axes.set_title(f"mean train loss; solid: packed{several}{dashed}", loc="left")

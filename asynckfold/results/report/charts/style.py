@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -50,6 +50,15 @@ _STYLE: Any = {
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
+
+
+class ShownFigure(Figure):
+    """A figure that notebooks show without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png")
+        return buffer.getvalue()
 
 
 @dataclass(frozen=True)
@@ -105,11 +114,26 @@ def plotted(text: str, limit: int = 30) -> str:
 
 def new_figure(height_inches: float, title: str) -> Figure:
     """Return an empty figure of the common width, with its title."""
-    figure = Figure(figsize=(WIDTH_INCHES, height_inches))
+    figure = ShownFigure(figsize=(WIDTH_INCHES, height_inches))
     figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.07)
     FigureCanvasAgg(figure)
     text = "\n".join(textwrap.wrap(plotted(title, 170), 82))
     figure.suptitle(text, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK)
+    return figure
+
+
+def panel(height_inches: float, title: str, given: Axes | None) -> tuple[Figure | Axes, Axes]:
+    """Return the place of the legend, and the axes: the caller's, or those of a new figure."""
+    if given is not None:
+        return given, given
+    figure = new_figure(height_inches, title)
+    return figure, figure.subplots()
+
+
+def drawn_on(axes: Axes) -> Figure:
+    """Return the whole figure that axes belong to."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     return figure
 
 
@@ -139,7 +163,7 @@ def colours_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def name_candidates(
-    figure: Figure, colours: Mapping[str, str], names: Iterable[str], *, lines: bool
+    place: Figure | Axes, colours: Mapping[str, str], names: Iterable[str], *, lines: bool
 ) -> None:
     """Add the legend: candidates that have their own colour by name, the others as one."""
     present = set(names)
@@ -148,8 +172,8 @@ def name_candidates(
     others = len(present.difference(named))
     if others:
         labels.append((OTHERS, f"the other {others}"))
-    legend_below(
-        figure,
+    add_legend(
+        place,
         [
             Line2D([], [], color=colour, linewidth=2, label=label)
             if lines
@@ -159,11 +183,14 @@ def name_candidates(
     )
 
 
-def legend_below(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
-    """Add the legend below the figure."""
+def add_legend(place: Figure | Axes, handles: Sequence[Line2D | Patch]) -> None:
+    """Add the legend: below a figure, or beside the caller's axes."""
+    if isinstance(place, Axes):
+        place.legend(handles=list(handles), loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+        return
     longest = max((len(str(item.get_label())) for item in handles), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
-    figure.legend(handles=list(handles), loc="outside lower left", ncols=columns, fontsize=8)
+    place.legend(handles=list(handles), loc="outside lower left", ncols=columns, fontsize=8)
 
 
 def time_unit(longest_seconds: float) -> tuple[float, str]:
@@ -176,6 +203,12 @@ def time_unit(longest_seconds: float) -> tuple[float, str]:
 def draw_line(axes: Axes, places: Sequence[float], values: Sequence[float], **look: Any) -> None:
     """Draw a line, with a dot at each value if they are few."""
     axes.plot(places, values, marker="o" if len(values) <= 12 else "", markersize=3.5, **look)
+
+
+def grid(axes: Axes, axis: Literal["x", "y"]) -> None:
+    """Draw the lines of a grid below the data, also on the caller's axes."""
+    axes.set_axisbelow(True)
+    axes.grid(axis=axis, color=GRID)
 
 
 def log_axis(axes: Axes, decades: float) -> None:

@@ -62,13 +62,13 @@ def _draw_phase(axes: Axes, phase: str, use: CpuUse | None, divisor: float, colo
     axes.axhline(use.cores, color=style.FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set_ylim(0, use.cores * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
-    axes.grid(axis="y")
+    style.grid(axes, "y")
     key = "" if math.isnan(use.mean_own) else "; filled: this run, line: everyone"
     axes.set_title(f"{phase}: {_cpu_use(use)}{key}", loc="left")
 
 
 @style.applied
-def draw_gantt(summary: Summary) -> style.Drawing | None:
+def draw_gantt(summary: Summary, given: Axes | None = None) -> style.Drawing | None:
     """Draw which job ran on which core when."""
     if not summary.bars:
         return None
@@ -76,8 +76,7 @@ def draw_gantt(summary: Summary) -> style.Drawing | None:
     first = min(bar.start for bar in summary.bars)
     longest = max(bar.end for bar in summary.bars) - first
     title = _gantt_title(summary, lanes, longest)
-    figure = style.new_figure(1.7 + 0.3 * min(len(lanes), 24), title)
-    axes = figure.subplots()
+    place_of_legend, axes = style.panel(1.7 + 0.3 * min(len(lanes), 24), title, given)
     divisor, unit = style.time_unit(longest)
     colours = style.colours_of(row.name for row in summary.candidates)
     for place, (_, bars) in enumerate(lanes):
@@ -89,11 +88,13 @@ def draw_gantt(summary: Summary) -> style.Drawing | None:
     axes.set_xlim(0, max(longest / divisor * 1.01, 1e-3))
     axes.set_xlabel(f"{unit} since the first job began")
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x")
+    style.grid(axes, "x")
     ended_badly = any(bar.outcome not in ("ok", "running") for bar in summary.bars)
     axes.set_title("hatched: ended without a score" if ended_badly else "", loc="left")
-    style.name_candidates(figure, colours, [bar.candidate for bar in summary.bars], lines=False)
-    return style.Drawing(title, "A bar per attempt at a job, a row per core.", figure)
+    candidates = [bar.candidate for bar in summary.bars]
+    style.name_candidates(place_of_legend, colours, candidates, lines=False)
+    alt = "A bar per attempt at a job, a row per core."
+    return style.Drawing(title, alt, style.drawn_on(axes))
 
 
 def _gantt_title(

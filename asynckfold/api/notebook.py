@@ -1,0 +1,158 @@
+"""The progress of a sweep in a notebook: one output of the cell, updated in place.
+
+Nothing goes to standard error, and a saved or converted notebook shows the last state.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import io
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol, TextIO, cast
+
+from rich.console import RenderableType
+from rich.text import Text
+from rich.theme import Theme
+
+from asynckfold.system.console import console
+
+COLUMNS = 100
+LINES = 200
+"""Printed lines shown; older ones are in the log of the run."""
+
+REFRESH_SECONDS = 0.5
+
+HTML, PLAIN = "text/html", "text/plain"
+Bundle = dict[str, str]
+"""The same content by MIME type."""
+
+_STYLE = (
+    "margin:0;line-height:normal;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
+    "font-family:Menlo,DejaVu Sans Mono,Consolas,monospace"
+)
+_LOOK: dict[str, Any] = {
+    "width": COLUMNS,
+    "force_jupyter": False,
+    "force_terminal": True,
+    "color_system": "truecolor",
+    # On white and on black; rich's own are for black.
+    "theme": Theme({"bar.back": "#a0a0a0", "bar.complete": "#0072b2", "bar.finished": "#009e73"}),
+}
+
+
+class Handle(Protocol):
+    """An output of a cell, such as `IPython.display.DisplayHandle`."""
+
+    def update(self, bundle: Bundle, *, raw: bool) -> Any:
+        """Replace the output."""
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, such as Jupyter, VS Code or Colab."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def show(bundle: Bundle) -> Handle:
+    """Add an output to the running cell."""
+    from IPython import display
+
+    publish: Any = display.display
+    handle: Handle = publish(bundle, raw=True, display_id=True)
+    return handle
+
+
+class Cell(io.TextIOBase):
+    """One output of a cell: what was printed, and below it a live part.
+
+    Parameters
+    ----------
+    live : callable
+        Returns the live part.
+    show : callable
+        Adds an output to the cell.
+
+    Attributes
+    ----------
+    console : Console
+        Prints to the output.
+    """
+
+    def __init__(
+        self, live: Callable[[], RenderableType], show: Callable[[Bundle], Handle] = show
+    ) -> None:
+        self.console = console(stream=cast("TextIO", self), **_LOOK)
+        self._live = live
+        self._show = show
+        self._handle: Handle | None = None
+        self._lines = deque[str](maxlen=LINES)
+        self._printed: Bundle | None = None
+        self._shown: Bundle = {}
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def write(self, text: str) -> int:
+        """Take whole lines, with escape sequences for colours."""
+        with self._lock:
+            self._lines.extend(text.splitlines())
+            self._printed = None
+        return len(text)
+
+    def flush(self) -> None:
+        """Show what was written; a running thread does so soon."""
+        if self._thread is None:
+            self._refresh()
+
+    def start(self) -> None:
+        """Keep the live part fresh."""
+        self._refresh()
+        # In the context of the cell: ipykernel reads there whose output it is.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._keep_fresh,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave the last state."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._refresh()
+
+    def _keep_fresh(self) -> None:
+        while not self._ended.wait(REFRESH_SECONDS):
+            # A job may start or end while its line is drawn.
+            with suppress(RuntimeError):
+                self._refresh()
+
+    def _refresh(self) -> None:
+        live = _exported(self._live())
+        with self._lock:
+            if self._printed is None:
+                self._printed = _exported(Text.from_ansi("\n".join(self._lines)))
+            parts = [self._printed, live]
+            html, text = (
+                "\n".join(filter(None, [part.get(kind) for part in parts]))
+                for kind in (HTML, PLAIN)
+            )
+            bundle = {HTML: f"<pre style='{_STYLE}'>{html}</pre>", PLAIN: text}
+            if bundle == self._shown:
+                return
+            self._shown = bundle
+            if self._handle is None:
+                self._handle = self._show(bundle)
+            else:
+                self._handle.update(bundle, raw=True)
+
+
+def _exported(what: RenderableType) -> Bundle:
+    recorder = console(stream=io.StringIO(), record=True, **_LOOK)
+    recorder.print(what)
+    html = recorder.export_html(clear=False, inline_styles=True, code_format="{code}")
+    return {HTML: html.rstrip("\n"), PLAIN: recorder.export_text().rstrip("\n")}
