@@ -59,9 +59,10 @@ RUN_HELP = (
 
 TRAIN_HELP = (
     "Takes the flags of run, with one model and one LR schedule, and scores the model on the "
-    "samples that --held-out sets aside. Use --trainer and --processes for several cores. The last "
-    "checkpoint in the run's folder holds the trained weights. With --root, the same command "
-    "continues a run after a kill or Ctrl-C; without it, each command begins a run in a new folder."
+    "samples that --held-out sets aside. Use --trainer and --processes for several cores. "
+    "final.safetensors in the job's folder holds the trained weights. With --root, the same "
+    "command continues a run after a kill or Ctrl-C; without it, each command begins a run in a "
+    "new folder."
 )
 
 PLAN_HELP = (
