@@ -351,6 +351,11 @@ def _predict(verb: Verb) -> None:
 def _compare(verb: Verb) -> None:
     verb.add_argument("directory", metavar="A", help="the folder of one run")
     verb.add_argument("other", metavar="B", help="the folder of the other")
+    verb.add_argument(
+        "--bits",
+        action="store_true",
+        help="compare bit for bit, and print where the runs first differ; exit code 1 if they do",
+    )
 
 
 def _doctor(verb: Verb) -> None:
@@ -429,7 +434,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
         PREDICT_HELP,
         _predict,
     ),
-    "compare": ("compare two runs bit for bit, and print where they first differ", "", _compare),
+    "compare": ("compare the scores of two runs, fold by fold, or all their bits", "", _compare),
     "doctor": ("print what this machine offers, what would be used, and why", "", _doctor),
     "completion": (
         "print the script with which a shell completes the command",
