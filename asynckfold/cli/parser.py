@@ -285,6 +285,16 @@ def _directory(verb: Verb) -> None:
     verb.add_argument("directory", metavar="DIR", help="the run's folder")
 
 
+def _report(verb: Verb) -> None:
+    _directory(verb)
+    verb.add_argument(
+        "--figures",
+        metavar="png|svg|pdf",
+        default="png",
+        help="also write the figures as SVG or PDF files (default png)",
+    )
+
+
 def _resume(verb: Verb) -> None:
     _directory(verb)
     add_flags(verb, verb.problems, ("allow_different_software",))
@@ -427,7 +437,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "data": ("print the columns, classes and omissions of a data source", DATA_HELP, _data),
     "resume": ("continue a run of built-in models and data by its folder", "", _resume),
     "status": ("print the progress of a run, and why cores and GPUs are idle", "", _directory),
-    "report": ("build the HTML report, figures and tables of a run", "", _directory),
+    "report": ("build the HTML report, figures and tables of a run", "", _report),
     "export": ("write the trained weights of a job as a safetensors file", "", _export),
     "predict": (
         "predict other samples with the models of all folds of a candidate",

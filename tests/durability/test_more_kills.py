@@ -86,7 +86,9 @@ def finishing() -> Iterator[Nursery]:
     yield from named("finishing")
 
 
-FINISHED = re.compile(rf"{DOCUMENTED.pattern}|oof/A-cosine\.npz|report/[\w-]+\.(html|png|csv|json)")
+FINISHED = re.compile(
+    rf"{DOCUMENTED.pattern}|oof/A-cosine\.npz|report/[\w-]+\.(html|png|csv|json|md|tex)"
+)
 
 
 def left_over(root: Path) -> list[str]:
