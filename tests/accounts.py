@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.jobs.result import DONE, ENDED
-from asynckfold.store import RunReader, RunStore
+from asynckfold.jobs.result import DONE, ENDED, FAILED
+from asynckfold.store import RunReader, RunStore, job_folder
+from asynckfold.store.layout import SUMMARY
 from asynckfold.system.files import sha256
 
 
@@ -18,7 +20,8 @@ def wrong_in(root: Path) -> list[str]:
         with RunStore.read(root) as store:
             if not store.has_plan:
                 return []
-            return [*_wrong_counts(store), *_wrong_attempts(store), *_wrong_files(store)]
+            wrong = [*_wrong_counts(store), *_wrong_attempts(store), *_wrong_files(store)]
+            return [*wrong, *_wrong_summaries(store)]
     except AsyncKFoldError as error:
         return [f"{type(error).__name__}: {error}"]
 
@@ -61,3 +64,17 @@ def _wrong_files(store: RunReader) -> Iterator[str]:
                 yield f"{ref.file} of {name} is gone"
             elif sha256(path) != ref.sha256:
                 yield f"{ref.file} of {name} is not what was recorded"
+
+
+def _wrong_summaries(store: RunReader) -> Iterator[str]:
+    """No job has a summary of another end than its own; a kill may leave it without one."""
+    results = store.results()
+    for job in store.plan.jobs:
+        path, result = job_folder(store.root, job) / SUMMARY, results.get(job.id)
+        found = json.loads(path.read_text()) if path.is_file() else None
+        # A kill as a failed job becomes pending again leaves its summary until it has another.
+        if found is None or (result is None and found["status"] == FAILED):
+            continue
+        own = (result.status, result.attempt, len(result.epochs)) if result else None
+        if (found["status"], found["attempts"], found["epochs"]) != own:
+            yield f"{SUMMARY} of {job.id} tells of another end: {found['status']}, not {own}"

@@ -73,6 +73,10 @@ class Settings(Sharing, JobTrainer):
         ROC AUC where one output stands for two classes; accuracy of all labels and micro F1 for
         several labels per sample; R² for numbers. Scorers receive the labels of the data, functions
         the raw outputs, in the order of ``results.classes_``.
+    keep_going : bool
+        Train the other candidates if one breaks a rule, such as a model that cannot take the
+        samples. The jobs of that candidate then fail without being started, with the broken rule as
+        their error. By default the call is refused before anything starts.
     error_score : float or "raise"
         Score of a job that failed. "raise" raises `JobFailedError` at the end.
     train_transform : callable, optional
@@ -171,6 +175,7 @@ class Settings(Sharing, JobTrainer):
         remedy="Pass stall_timeout='auto', or more seconds than the longest batch takes.",
     )
     scoring: Any = argument(None, group="training", metavar="A,B", reads=words_of, is_common=True)
+    keep_going: bool = argument(False, group="candidates")
     error_score: float | Literal["raise"] = argument(float("nan"), group="advanced")
     train_transform: Callable[[Any], Any] | None = argument(None, group="data")
     eval_transform: Callable[[Any], Any] | None = argument(None, group="data")

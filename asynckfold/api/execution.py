@@ -26,6 +26,7 @@ from asynckfold.planning import workload
 from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import packing_of
+from asynckfold.store import RunStore
 from asynckfold.store.layout import network_notes
 from asynckfold.sweep.loop import Sweep
 from asynckfold.system.machine import Machine
@@ -110,6 +111,7 @@ def _sweep(session: Session, planned: Planned, bundle: Any) -> None:
     make, plan = planned.make, bundle.plan
     requests = workload.requests(planned.choice, planned.work, planned.groups.groups)
     finish = _Finish(job_by_id(plan), bundle, planned.data, settings, store.event)
+    _fail_refused(store, planned)
     finished = store.reader.results()
     display.doing("")
     display.begin(plan, requests, list(finished.values()))
@@ -144,6 +146,19 @@ def _sweep(session: Session, planned: Planned, bundle: Any) -> None:
         ) from interrupt
     finally:
         store.packing(None)
+
+
+def _fail_refused(store: RunStore, planned: Planned) -> None:
+    """Record the jobs of candidates that break a rule as failed: they never start."""
+    plan, refused = store.reader.plan, planned.checked.facts.refused
+    ended, now = store.reader.finished(), store.now()
+    with store.together():
+        for job in plan.jobs:
+            if job.candidate in refused and job.id not in ended:
+                error = refused[job.candidate]
+                number = store.start_attempt(job.id, (), 0, "cpu", 0.0)
+                result = Result(job.id, number, FAILED, error=error, traceback=error, threads=0)
+                store.record(replace(result, started=now, ended=now))
 
 
 @dataclass(frozen=True, eq=False)

@@ -172,12 +172,12 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
         ]
     )
     session.display.doing("checking the candidates")
-    facts = _check(make, bundle)
+    facts = _check(session, make, bundle)
     if score_checks.must_be_numbered(data, settings.known_criterion, facts.output_samples):
         data = data.numbered()
         make = replace(make, data=data)
         bundle = _drafted(session, data, opened)
-        facts = _check(make, bundle)
+        facts = _check(session, make, bundle)
     draft, notes = score_checks.with_objective(
         settings, bundle.plan, data, facts.output_samples, folds
     )
@@ -295,9 +295,12 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
     )
 
 
-def _check(make: Engines, bundle: Any) -> Facts:
+def _check(session: Session, make: Engines, bundle: Any) -> Facts:
     everywhere = make.everything("preflight", 1)
-    return DryRun(make, everywhere, make.allotted, make.max_wait, make.signals)(bundle)
+    # Runs of earlier versions may hold candidates that are refused now.
+    plan = bundle.plan if session.settings.keep_going else session.stored
+    spared = {job.candidate for job in plan.jobs} if plan else set()
+    return DryRun(make, everywhere, make.allotted, make.max_wait, make.signals, spared)(bundle)
 
 
 def _asked_to_fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:

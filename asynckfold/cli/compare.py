@@ -1,21 +1,69 @@
-"""The verb ``compare``: are two runs the same, and where do they first differ?"""
+"""The verb ``compare``: the scores of two runs, or with ``--bits`` where they first differ."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from rich.table import Table
+from rich.text import Text
+
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run
+from asynckfold.results.between_runs import CandidateScores, ScoreComparison, compare_scores
 from asynckfold.results.compare import Comparison, compare_runs
+from asynckfold.results.read import read_results
+from asynckfold.results.verdict_text import p_value
+from asynckfold.system.plain_text import one_line
 
 
 def compare(parsed: argparse.Namespace, out: Output) -> int:
-    """Compare two runs; return 0 if they are the same, else 1."""
+    """Compare two runs; return 0, or with ``--bits`` 1 if they are not the same."""
     names = (parsed.directory, parsed.other)
     with open_run(names[0], parsed.problems) as first, open_run(names[1]) as second:
-        found = compare_runs(first, second)
+        bits = compare_runs(first, second)
+        if parsed.bits:
+            return _say_bits(bits, names, out)
+        shown = one_line(names[0]), one_line(names[1])
+        scores = compare_scores(read_results(first), read_results(second), shown)
+    out.data({**asdict(scores), "identical": bits.identical, "plan": bits.plan})
+    for sentence in scores.sentences:
+        out.say(sentence)
+    out.say(_table(scores))
+    if bits.plan:
+        out.say(f"plan: {bits.plan}")
+    out.say(f"bits: {'identical' if bits.identical else 'not identical, --bits says where'}")
+    return 0
+
+
+def _table(found: ScoreComparison) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(f"{found.metric} of")
+    for name in (*found.runs, "difference", "95 % interval", "p"):
+        table.add_column(Text(name), justify="right")
+    for row in found.candidates:
+        scores = (
+            "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}"
+            for mean, std in zip(row.means, row.stds, strict=True)
+        )
+        table.add_row(Text(row.name), *scores, *_difference(row, found.runs))
+    return table
+
+
+def _difference(row: CandidateScores, runs: tuple[str, str]) -> tuple[str, str, str]:
+    """Return second - first, its interval and p."""
+    difference, found = row.means[1] - row.means[0], row.difference
+    if found is None:
+        return "" if math.isnan(difference) else f"{difference:+.4f}", "", ""
+    sign = 1 if found.first == runs[1] else -1
+    low, high = sorted((sign * found.ci_low, sign * found.ci_high))
+    interval = "" if math.isnan(low) else f"{low:+.4f} … {high:+.4f}"
+    return f"{sign * found.mean + 0:+.4f}", interval, p_value(found.p)
+
+
+def _say_bits(found: Comparison, names: tuple[str, str], out: Output) -> int:
     out.data(asdict(found))
     for line in _lines(found):
         out.say(line)

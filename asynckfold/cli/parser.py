@@ -59,9 +59,10 @@ RUN_HELP = (
 
 TRAIN_HELP = (
     "Takes the flags of run, with one model and one LR schedule, and scores the model on the "
-    "samples that --held-out sets aside. Use --trainer and --processes for several cores. The last "
-    "checkpoint in the run's folder holds the trained weights. With --root, the same command "
-    "continues a run after a kill or Ctrl-C; without it, each command begins a run in a new folder."
+    "samples that --held-out sets aside. Use --trainer and --processes for several cores. "
+    "final.safetensors in the job's folder holds the trained weights. With --root, the same "
+    "command continues a run after a kill or Ctrl-C; without it, each command begins a run in a "
+    "new folder."
 )
 
 PLAN_HELP = (
@@ -291,6 +292,12 @@ def _report(verb: Verb) -> None:
         action="store_true",
         help="serve the page to a browser on this machine; it grows while the run goes on",
     )
+    verb.add_argument(
+        "--figures",
+        metavar="png|svg|pdf",
+        default="png",
+        help="also write the figures as SVG or PDF files (default png)",
+    )
 
 
 def _resume(verb: Verb) -> None:
@@ -359,6 +366,11 @@ def _predict(verb: Verb) -> None:
 def _compare(verb: Verb) -> None:
     verb.add_argument("directory", metavar="A", help="the folder of one run")
     verb.add_argument("other", metavar="B", help="the folder of the other")
+    verb.add_argument(
+        "--bits",
+        action="store_true",
+        help="compare bit for bit, and print where the runs first differ; exit code 1 if they do",
+    )
 
 
 def _doctor(verb: Verb) -> None:
@@ -437,7 +449,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
         PREDICT_HELP,
         _predict,
     ),
-    "compare": ("compare two runs bit for bit, and print where they first differ", "", _compare),
+    "compare": ("compare the scores of two runs, fold by fold, or all their bits", "", _compare),
     "doctor": ("print what this machine offers, what would be used, and why", "", _doctor),
     "completion": (
         "print the script with which a shell completes the command",

@@ -1,27 +1,39 @@
-"""The verb ``report``: build the HTML report of a run, or serve it while the run goes on."""
+"""The verb ``report``: build the report of a run, or serve its page while the run goes on."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run
-from asynckfold.errors import InterruptedRunError
+from asynckfold.errors import InterruptedRunError, Problem, nearest
 from asynckfold.system import terminal
+
+FIGURES = ("png", "svg", "pdf")
 
 
 def report(parsed: argparse.Namespace, out: Output) -> int:
     """Build the report and print its path."""
-    with open_run(parsed.directory, parsed.problems) as store:
+    with open_run(parsed.directory, [*parsed.problems, *_problems(parsed)]) as store:
         if not parsed.serve:
             from asynckfold.results.report.page import write_report
 
-            path = str(write_report(store))
+            path = str(write_report(store, figures=parsed.figures))
             out.data({"report": path})
             out.say(path)
             return 0
     return _serve(Path(parsed.directory), out)
+
+
+def _problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    figures = parsed.figures
+    if figures not in FIGURES:
+        rule = f"--figures must be one of {', '.join(FIGURES)}"
+        yield Problem(rule, repr(figures), nearest(figures, FIGURES).strip() or "Pass pdf.")
+    elif parsed.serve and figures != FIGURES[0]:
+        yield Problem("--serve writes no files", f"--figures {figures}", "Pass one of the two.")
 
 
 def _serve(root: Path, out: Output) -> int:

@@ -126,6 +126,8 @@ class Facts:
     problems: tuple[tuple[str, str, str], ...] = ()
     # by candidate: traceback of its own code; its jobs will fail by themselves
     failures: dict[str, str] = field(default_factory=dict)
+    # by candidate: the problem that it has; without any other its jobs must not start
+    refused: dict[str, str] = field(default_factory=dict)
     flops: dict[str, int] = field(default_factory=dict)  # of one training step
     # why jobs cannot be fused on cores; empty: they can; missing: not checked
     fusible: dict[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from pathlib import Path
 from asynckfold.errors import StorageError
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Job
-from asynckfold.store.layout import CHECKPOINT, SPLITS, job_folder, up_to
+from asynckfold.store.layout import CHECKPOINT, SPLITS, SUMMARY, job_folder, up_to
 from asynckfold.system.files import (
     TEMPORARY,
     alone,
@@ -49,12 +49,19 @@ def damaged(
             yield ref, reason
 
 
-def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[str]]) -> None:
-    """Remove temporary files, and checkpoints that are not in `recorded`, by job id."""
-    ours = re.compile(f"{TEMPORARY.pattern}|{CHECKPOINT.pattern}")
+def clear_up(
+    root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[str]]
+) -> tuple[Job, ...]:
+    """Remove temporary files, and checkpoints and summaries that are not in `recorded`, by job id.
+
+    Returns the jobs whose summary is recorded and missing.
+    """
+    ours = re.compile(f"{TEMPORARY.pattern}|{CHECKPOINT.pattern}|{re.escape(SUMMARY)}")
+    without = []
     for job in jobs:
         names = {Path(file).name: None for file in recorded.get(job.id, ())}
-        settle(root, job_folder(root, job), ours, names)
+        if SUMMARY in settle(root, job_folder(root, job), ours, names):
+            without.append(job)
     settle(root, root, re.compile(rf"{SPLITS}\.\d+\.tmp"), {})
     settle(root, root / "oof", TEMPORARY, {})
     try:
@@ -64,3 +71,4 @@ def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[st
         # It is missing, no folder, or being written at this moment.
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EAGAIN):
             raise
+    return tuple(without)

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.placement import Wait
-from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result, job_by_id
 from asynckfold.store import recovery
-from asynckfold.store.layout import DATABASE, SPLITS
+from asynckfold.store.job_summary import write_summary
+from asynckfold.store.layout import DATABASE, SPLITS, SUMMARY
 from asynckfold.store.lock import now_text
 from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
@@ -71,6 +72,8 @@ class RunStore(Closing):
     _packed_since: float | None = None
     _is_grouped: bool = False
     _is_wanted: bool = False
+    _jobs: dict[str, Job] = field(default_factory=dict)
+    _ended: list[Result] = field(default_factory=list)
 
     @classmethod
     def hold(cls: type[Store], root: Path | str) -> Store:
@@ -186,10 +189,11 @@ class RunStore(Closing):
             for table in ("attempts", "sessions"):
                 file.write_checksums(table, "seal IS NULL")
         self._session = int(cursor.lastrowid or 0)
+        self._jobs = job_by_id(plan)
         recovery.make_job_folders(self.root, plan.jobs)
         _set_aside_damage(self)
         self.flush()
-        _remove_leftovers(self)
+        _replace_summaries(self, _remove_leftovers(self))
 
     def now(self) -> float:
         """Run seconds: wall time of all sessions so far."""
@@ -272,6 +276,7 @@ class RunStore(Closing):
         self.file.write_checksums("results", "job_id = ?", (result.job_id,))
         outcome = {DONE: "ok", FAILED: "error"}.get(result.status, result.status)
         _end_attempt(self, result.job_id, result.attempt, outcome, result.pid, result.error)
+        self._ended.append(result)
         self.flush()
         return True
 
@@ -372,6 +377,7 @@ class RunStore(Closing):
         )
         self.file.write_checksums("sessions", "session = ?", (self._session,))
         self.file.commit()
+        _write_summaries(self)
 
 
 def log_line(root: Path, kind: str, text: str) -> None:
@@ -407,9 +413,30 @@ def _set_aside_damage(store: RunStore) -> None:
             _forget_checkpoint(store, job.id, ref.file)
 
 
-def _remove_leftovers(store: RunStore) -> None:
-    """Remove temporary files, and checkpoints that no committed row names."""
-    named: dict[str, list[str]] = {}
+def _write_summaries(store: RunStore) -> None:
+    """Write the summaries of results that are durable now."""
+    while store._ended:
+        result = store._ended.pop(0)
+        job = store._jobs.get(result.job_id)
+        kept = "SELECT 1 FROM results WHERE job_id = ? AND attempt = ?"
+        # A transaction that was rolled back took its results along.
+        if job and store.file.rows(kept, (result.job_id, result.attempt)):
+            write_summary(store.root, job, result)
+
+
+def _replace_summaries(store: RunStore, missing: Sequence[Job]) -> None:
+    """Write the summaries that a crash, or an earlier version, left out."""
+    results = store.reader.results() if missing else {}
+    for job in missing:
+        write_summary(store.root, job, results[job.id])
+
+
+def _remove_leftovers(store: RunStore) -> Sequence[Job]:
+    """Remove temporary files, and checkpoints and summaries that no committed row stands for.
+
+    Returns the jobs whose summary is missing.
+    """
+    named = {job_id: [SUMMARY] for job_id in store.reader.finished()}
     for job_id, file in store.file.rows("SELECT job_id, file FROM checkpoints"):
         named.setdefault(job_id, []).append(file)
-    recovery.clear_up(store.root, store.reader.plan.jobs, named)
+    return recovery.clear_up(store.root, store.reader.plan.jobs, named)

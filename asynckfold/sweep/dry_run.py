@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
@@ -32,7 +32,8 @@ ATTEMPTS = 3
 class DryRun:
     """Checks the models of a bundle.
 
-    `make` starts an engine for a bundle; `everywhere` is a placement on all allowed cores.
+    `make` starts an engine for a bundle; `everywhere` is a placement on all allowed cores. The
+    candidates `spared` may break rules: they fail, if any other is left.
     """
 
     make: Callable[[Any], AbstractContextManager[Engine]]
@@ -40,6 +41,7 @@ class DryRun:
     most: int
     max_wait: float | None
     signals: Interruption
+    spared: Collection[str] = ()
 
     def __call__(self, bundle: Any) -> Facts:
         """Return the facts of all models.
@@ -59,8 +61,10 @@ class DryRun:
             for name in [name for name, facts in found.items() if facts is None]:
                 found[name] = self._alone(engine, name, placements[name])
         facts = merged([item for name in placements if (item := found[name]) is not None])
-        refuse(Problem(*problem) for problem in facts.problems)
-        return facts
+        left = {job.candidate for job in bundle.plan.jobs} - facts.refused.keys()
+        if not left or not facts.refused.keys() <= {*self.spared}:
+            refuse(Problem(*problem) for problem in facts.problems)
+        return replace(facts, failures=facts.failures | facts.refused)
 
     def _side_by_side(
         self, engine: Engine, placements: Mapping[str, Placement]

@@ -2,6 +2,9 @@
 
 No pickle: nothing in a run's folder can run code. The store has the SHA-256 of each file, so that
 damage is detected before parsing.
+
+The last checkpoint of a job leaves its weights to ``final.safetensors`` beside it, which anybody
+can load, and holds the SHA-256 of that file.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from safetensors.torch import save as save_tensors
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.recipe import InitialState, Recipe
-from asynckfold.store.layout import initial_weights
+from asynckfold.store.layout import FINAL, initial_weights
 from asynckfold.system.files import make_folders, read_plain, write_whole
 
 _DTYPES = {
@@ -41,7 +44,9 @@ _DAMAGE = (
 """What parsing foreign data raises; torch raises RuntimeError for sizes."""
 
 
-def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple[str, int]:
+def save(
+    path: Path, tree: Mapping[str, Any], root: Path | None = None, *, is_last: bool = False
+) -> tuple[str, int]:
     """Write `tree` durably to a new file; return the SHA-256 and the size of the file.
 
     Parameters
@@ -53,17 +58,41 @@ def save(path: Path, tree: Mapping[str, Any], root: Path | None = None) -> tuple
         read back as Python numbers, named tuples as tuples, other mappings as dicts.
     root : Path, optional
         No link is followed below this folder; by default the folder of `path`.
+    is_last : bool
+        Write the tensors of ``tree["model"]`` to ``final.safetensors`` first, under their names.
 
     Raises
     ------
     TypeError
         Something in the tree cannot be written; names its place.
     """
+    state = tree["model"] if is_last else {}
+    weights = {name: value for name, value in state.items() if _is_plain(name, value)}
+    if is_last:
+        tree = {**tree, "model": {name: state[name] for name in state if name not in weights}}
     tensors: dict[str, torch.Tensor] = {}
-    skeleton = _freeze(tree, "", tensors)
-    data = save_tensors(_copies(tensors), {"tree": json.dumps(skeleton)})
+    about = {"tree": json.dumps(_freeze(tree, "", tensors))}
+    if is_last:
+        final = save_tensors(_copies(weights), {"format": "pt"})
+        write_whole(path.with_name(FINAL), final, root)
+        # `weights_digest` depends on the order, which safetensors changes.
+        names, digest = list(state), hashlib.sha256(final).hexdigest()
+        about["final"] = json.dumps({"sha256": digest, "names": names})
+    data = save_tensors(_copies(tensors), about)
     write_whole(path, data, root)
     return hashlib.sha256(data).hexdigest(), len(data)
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Whether safetensors can hold a tensor under its own name."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.layout is torch.strided
+        and value.dtype in _DTYPES
+        and not value.is_meta
+        and name.isprintable()
+        and name != "__metadata__"
+    )
 
 
 def check_storable(tree: Mapping[str, Any]) -> None:
@@ -95,13 +124,35 @@ def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
-    """Read what `save` wrote, if the file has the recorded digest.
+    """Read what `save` wrote, if the files have the recorded digests.
 
     Raises
     ------
     StoreCorruptError
-        The file is missing, or its digest differs.
+        A file is missing, or its digest differs.
     """
+    data = _verified(path, sha256, root)
+    try:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        about = header["__metadata__"]
+        tree = _thaw(json.loads(about["tree"]), load_tensors(data))
+        if "final" in about:
+            tree["model"] = _with_final(tree["model"], json.loads(about["final"]), path, root)
+    except _DAMAGE as error:
+        raise StoreCorruptError(f"{path} is not an asynckfold checkpoint: {error}") from error
+    if not isinstance(tree, dict):
+        raise StoreCorruptError(f"{path} is not an asynckfold checkpoint")
+    return tree
+
+
+def _with_final(rest: dict[str, Any], final: Any, path: Path, root: Path | None) -> dict[str, Any]:
+    """Return the ``state_dict`` of which `rest` is in the checkpoint at `path`."""
+    state = rest | load_tensors(_verified(path.with_name(FINAL), final["sha256"], root))
+    return OrderedDict((name, state[name]) for name in final["names"])
+
+
+def _verified(path: Path, sha256: str, root: Path | None) -> bytes:
+    """Return the content of a file that has the recorded digest."""
     try:
         data = read_plain(path, root)
     except OSError as error:
@@ -111,14 +162,7 @@ def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
             f"checkpoint {path} ({len(data)} bytes) is not the file that was recorded: "
             "its SHA-256 differs"
         )
-    try:
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        tree = _thaw(json.loads(header["__metadata__"]["tree"]), load_tensors(data))
-    except _DAMAGE as error:
-        raise StoreCorruptError(f"{path} is not an asynckfold checkpoint: {error}") from error
-    if not isinstance(tree, dict):
-        raise StoreCorruptError(f"{path} is not an asynckfold checkpoint")
-    return tree
+    return data
 
 
 def _freeze(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -400,13 +400,15 @@ def test_what_only_a_dry_run_shows_is_told_at_once_and_leaves_no_process(root: P
         )
     text = str(caught.value)
     for part in (
-        "5 problems, nothing was started",
+        "6 problems, nothing was started",
         "model two must return (samples, classes) scores for the 3 classes: received shape (10, 2)."
         " Give its last layer 3 outputs.",
         "model flat must return one row for each sample: received shape (30,) for 10 samples.",
         "model pair must return one tensor: received tuple.",
         "model text must be a torch.nn.Module: received str.",
         "opt_fn must return a torch.optim.Optimizer: received None.",
+        "model raises must take the samples, in batches of float32 (10, 8): received RuntimeError "
+        "in its forward(), which gets float32 (10, 8): ",
     ):
         assert part in text
     assert not root.exists()

@@ -321,9 +321,34 @@ def test_error_score_raise(root: Path) -> None:
 
 def test_all_jobs_fail(root: Path) -> None:
     with pytest.raises(AllJobsFailedError, match=r"(?s)3 of 3 jobs failed.*3 × RuntimeError"):
-        kfold(root)({"wide": lambda: nn.Linear(9, 3)}, ["step"], adam, EPOCHS)
+        kfold(root)([Broken], ["step"], adam, EPOCHS)
     with RunStore.read(root) as store:
         assert store.counts()["failed"] == 3
+
+
+def test_a_model_that_cannot_take_the_samples_is_refused_or_left_out(root: Path) -> None:
+    models = {"wide": lambda: nn.Linear(9, 3), "Tiny": Tiny}
+    refusal = r"wide must take the samples, in batches of float32 \(10, 8\): received RuntimeError"
+    with pytest.raises(InputError, match=refusal):
+        kfold(root)(models, ["step"], adam, EPOCHS)
+    assert not root.exists()
+    with pytest.raises(InputError, match=refusal):
+        kfold(root, keep_going=True)({"wide": models["wide"]}, ["step"], adam, EPOCHS)
+    # A run of an earlier version may hold such a model: it continues without the argument.
+    for attempt, keep_going in ((1, True), (2, False)):
+        with pytest.warns(JobsFailedWarning, match=f"3 of 6 jobs failed:\n  3 × model {refusal}"):
+            results = kfold(root, keep_going=keep_going)(models, ["step"], adam, EPOCHS)
+        assert (results.counts["done"], results.counts["failed"]) == (3, 3)
+        failed = [item for item in results.results.values() if item.status == "failed"]
+        assert {(item.attempt, item.cores, item.epochs) for item in failed} == {(attempt, (), ())}
+        assert results.best_params_["model"] == "Tiny"
+        assert not list(root.glob("wide/step/*/log.txt")), "none was started"
+    assert "must take the samples" in results.report().read_text()
+
+
+class Broken(Tiny):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("broken")
 
 
 class Kills(Tiny):

@@ -26,6 +26,7 @@ from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.results.read import read_results
+from asynckfold.store import job_folder
 from asynckfold.training.checkpoint import trained_weights, weights_digest
 from tests.toy import Tiny, adam, samples
 
@@ -59,6 +60,8 @@ def test_a_job_gives_its_model_back(root: Path, settings: dict[str, Any]) -> Non
     for job in results.plan.jobs:
         state = results.state_dict(job.candidate, job.fold, job.repeat)
         assert weights_digest(state) == results.results[job.id].weights
+        final = load_file(job_folder(root, job) / "final.safetensors")
+        assert weights_digest({name: final[name] for name in state}) == weights_digest(state)
         model = Tiny().eval()
         model.load_state_dict(state)
         with torch.no_grad():
@@ -123,7 +126,11 @@ def test_weights_that_are_damaged_or_gone_are_told_and_never_older_ones_given(ro
     path.unlink()
     with pytest.raises(StoreCorruptError, match="cannot be read"):
         results.state_dict(job.candidate, job.fold)
-    assert results.state_dict(job.candidate, job.fold + 1)
+    final = job_folder(root, results.plan.jobs[1]) / "final.safetensors"
+    final.write_bytes(final.read_bytes()[:-1] + b"x")
+    with pytest.raises(StoreCorruptError, match=r"final.safetensors.*SHA-256 differs\. The result"):
+        results.state_dict(job.candidate, job.fold + 1)
+    assert results.state_dict(job.candidate, job.fold + 2)
 
 
 def test_results_without_a_run_say_so(root: Path) -> None:

@@ -400,7 +400,11 @@ def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_all_jobs_fail(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "bad.py").write_text(SWEEP + "models = {'wide': lambda: nn.Linear(5, 2)}\n")
+    broken = (
+        "class Broken(nn.Linear):\n    def forward(self, inputs): raise RuntimeError('broken')\n"
+    )
+    models = "models = {'broken': lambda: Broken(5, 2)}\n"
+    (tmp_path / "bad.py").write_text(SWEEP + broken + models)
     assert main(["run", str(tmp_path / "bad.py"), "--root", str(root)]) == 1
     out, err = capsys.readouterr()
     assert "0 of 3 jobs finished, 3 failed" in out
@@ -408,6 +412,19 @@ def test_all_jobs_fail(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture
     assert "speedup" not in out
     assert "Traceback" in err
     assert (root / "report" / "index.html").is_file()
+
+
+def test_a_model_that_cannot_take_the_samples(
+    tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = tmp_path / "wide.py"
+    sweep.write_text(SWEEP + "models['wide'] = lambda: nn.Linear(5, 2)\n")
+    command = ["run", str(sweep), "--root", str(root), "--no-report"]
+    assert main(command) == 2
+    assert "model wide must take the samples" in capsys.readouterr().err
+    assert main([*command, "--keep-going"]) == 1
+    out, _ = capsys.readouterr()
+    assert "3 × model wide must take the samples" in out
 
 
 def test_a_model_of_a_module_in_this_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -21,7 +22,7 @@ from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.store import RunStore, job_folder
 from asynckfold.system.files import TEMPORARY, settle, write_whole
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
-from tests.records import make_result
+from tests.records import finish, make_result
 
 JOB = PLAN.jobs[0]
 SEED = 20
@@ -307,6 +308,30 @@ def test_only_leftovers_of_a_crash_are_removed(half: Path, tmp_path: Path) -> No
         assert [path for path in ours if path.exists()] == []
         assert [path for path in theirs if not path.exists()] == []
     assert (folder / "checkpoint-9.safetensors.7.tmp").is_symlink()
+
+
+def test_a_job_has_the_summary_of_its_end_and_of_no_other(
+    half: Path, golden: str, tmp_path: Path
+) -> None:
+    canary = tmp_path / "canary"
+    canary.write_text("mine")
+    path = job_folder(half, JOB) / "summary.json"
+    path.write_text('{"status": "failed"}')
+    with begun(half) as store:
+        assert not path.exists()
+        assert finish(store, JOB.id, status="failed", outputs=None)
+        assert json.loads(path.read_text())["status"] == "failed"
+    begun(half).close()
+    assert not path.exists(), "the job is tried again"
+    with Path(os.devnull).open("wb") as nowhere:
+        assert work(half, nowhere.fileno()) == golden
+    text = path.read_text()
+    path.unlink()
+    path.symlink_to(canary)
+    begun(half).close()
+    assert not path.is_symlink()
+    assert path.read_text() == text, "what a kill left out is made up for"
+    assert canary.read_text() == "mine"
 
 
 def test_no_link_is_followed_on_the_way_to_a_job(root: Path, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.timeout(1200 if NIGHTLY else 300)
 
 DOCUMENTED = re.compile(
     r"run\.lock|run\.db|splits\.npz|A/cosine/fold-\d/checkpoint-\d{4}-\d{6}-\d+\.safetensors"
+    r"|A/cosine/fold-\d/summary\.json"
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.results.report.page import write_report
@@ -55,6 +56,8 @@ def test_a_worker_killed_at_any_call_leaves_checkpoints_whole(
     training: Nursery, tmp_path: Path, record_property: Record
 ) -> None:
     golden = train(tmp_path / "golden", [], lambda ref: None)
+    (final,) = (tmp_path / "golden").rglob("final.safetensors")
+    whole_weights = load_file(final).keys()
     assert train(tmp_path / "again", [], lambda ref: None) == golden
     every = [point for point in training.points(tmp_path / "undisturbed") if point.ours]
     points = chosen(every, 6)
@@ -66,9 +69,11 @@ def test_a_worker_killed_at_any_call_leaves_checkpoints_whole(
         refs = [CheckpointRef(*json.loads(line)) for line in path.read_text().splitlines()]
         for ref in refs:
             assert sha256(root / ref.file) == ref.sha256, point
-        whole = {sha256(file) for file in root.rglob("*.safetensors")}
+        whole = {sha256(file) for file in root.rglob("checkpoint-*.safetensors")}
         # One may be there that was not reported any more.
         assert len(whole) - len(refs) in (0, 1), point
+        for file in root.rglob("final.safetensors"):
+            assert load_file(file).keys() == whole_weights, point
         assert train(root, refs[::-1], lambda ref: None) == golden, point
     told(record_property, len(points), len(every))
 
@@ -81,7 +86,9 @@ def finishing() -> Iterator[Nursery]:
     yield from named("finishing")
 
 
-FINISHED = re.compile(rf"{DOCUMENTED.pattern}|oof/A-cosine\.npz|report/[\w-]+\.(html|png|csv|json)")
+FINISHED = re.compile(
+    rf"{DOCUMENTED.pattern}|oof/A-cosine\.npz|report/[\w-]+\.(html|png|csv|json|md|tex)"
+)
 
 
 def left_over(root: Path) -> list[str]:

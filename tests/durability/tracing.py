@@ -93,7 +93,9 @@ class Nursery:
             if match := re.match(r"(\w+)\(", line):
                 seen[match[1]] += 1
                 ours = re.search(rf"{re.escape(str(root))}[/>\"]", line) is not None
-                subject = re.search(r"checkpoint|run\.db-journal|run\.db|splits|run\.lock", line)
+                subject = re.search(
+                    r"checkpoint|final|summary|run\.db-journal|run\.db|splits|run\.lock", line
+                )
                 kind = subject[0] if subject else ""
                 found.append(Point(match[1], seen[match[1]], ours, kind))
         return found

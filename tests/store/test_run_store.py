@@ -38,7 +38,7 @@ from asynckfold.jobs.result import (
     fingerprint,
 )
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore
+from asynckfold.store import RunStore, job_folder
 from asynckfold.store.records import epochs_text, result_of, result_row
 from asynckfold.system.files import storage_error
 from tests.records import (
@@ -127,6 +127,23 @@ def test_scores_may_be_numpy_numbers(root: Path) -> None:
     with begin(root) as store:
         assert finish(store, FIRST, scores={"accuracy": np.float32(0.5)})
         assert store.reader.results()[FIRST].scores == {"accuracy": 0.5}
+
+
+def test_the_summary_of_a_job_is_written_once_its_result_is_durable(root: Path) -> None:
+    path = job_folder(root, PLAN.jobs[0]) / "summary.json"
+    with begin(root) as store:
+        with store.together():
+            finish(store, FIRST, scores={"accuracy": np.float32(0.5), "f1": math.nan})
+            assert not path.exists()
+        found = json.loads(path.read_text())
+        with store.together():
+            finish(store, PLAN.jobs[1].id)
+            store.file.roll_back()
+    assert found["scores"] == {"accuracy": 0.5, "f1": None}
+    assert (found["job"], found["status"], found["attempts"]) == (FIRST, "done", 1)
+    assert (found["epochs"], found["seconds"], found["train_loss"]) == (2, 1.5, 0.4)
+    assert (found["device"], found["cores"], found["threads"]) == ("cpu", [0, 1], 2)
+    assert len(list(root.rglob("summary.json"))) == 1, "one was rolled back"
 
 
 def test_plan_folds_and_targets_survive_the_store(root: Path) -> None:

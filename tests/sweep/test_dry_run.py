@@ -54,18 +54,26 @@ class Engines:
             future.set_exception(WorkerDiedError(1, "SIGKILL", outcome))
             return future
         problems = (RULE,) if name in self.refused else ()
-        facts = Facts({"architecture": {name: "x"}}, {}, {}, problems)
+        told = {name: "told"} if problems else {}
+        facts = Facts({"architecture": {name: "x"}}, {}, {}, problems, refused=told)
         future.set_result(Answer([facts], 1, 0))
         return future
 
 
-def found(engines: Engines, names: Sequence[str], most: int = 8) -> Facts:
-    jobs = [SimpleNamespace(id=f"{name}/{n}", model=name) for name in names for n in range(3)]
+def found(
+    engines: Engines, names: Sequence[str], most: int = 8, spared: Sequence[str] = ()
+) -> Facts:
+    jobs = [
+        SimpleNamespace(id=f"{name}/{n}", model=name, candidate=name)
+        for name in names
+        for n in range(3)
+    ]
     bundle = SimpleNamespace(
         recipe=SimpleNamespace(models=dict.fromkeys(names)), plan=SimpleNamespace(jobs=jobs)
     )
     everywhere = Placement((), tuple(range(8)), 1, trainer="preflight")
-    return DryRun(engines, everywhere, most, None, Interruption())(bundle)  # type: ignore[arg-type]
+    run = DryRun(engines, everywhere, most, None, Interruption(), spared)  # type: ignore[arg-type]
+    return run(bundle)
 
 
 @given(st.integers(1, 9), st.integers(0, 8), st.integers(1, 8))
@@ -118,6 +126,15 @@ def test_a_problem_of_several_models_is_reported_once() -> None:
     with pytest.raises(InputError) as caught:
         found(Engines((0, 1, 2), refused=("a", "b")), ["a", "b"])
     assert len(caught.value.problems) == 1
+
+
+def test_candidates_that_are_spared_fail_while_any_other_is_left() -> None:
+    engines = Engines((0, 1, 2), refused=("a",))
+    facts = found(engines, ["a", "b"], spared=("a", "b"))
+    assert facts.failures == facts.refused == {"a": "told"}
+    for names, spared in ((["a"], ["a"]), (["a", "b"], ["b"])):
+        with pytest.raises(InputError):
+            found(Engines((0, 1, 2), refused=("a",)), names, spared=spared)
 
 
 def test_facts_of_all_fields_are_merged() -> None:

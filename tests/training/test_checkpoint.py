@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 
 from asynckfold.errors import StorageError, StoreCorruptError
@@ -164,6 +165,46 @@ def test_an_error_names_the_place_of_an_unsupported_value(
 def test_a_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="could not write"):
         checkpoint.save(tmp_path / "missing" / "c", {})
+
+
+class _Odd(nn.Module):
+    """Has what no file of plain weights can hold under its name, and two names for one tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(3, 3)
+        self.first = self.last
+        self.waves = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        self.register_parameter("\u202e", nn.Parameter(torch.ones(1)))
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"steps": 3}
+
+
+def test_the_last_checkpoint_leaves_plain_weights_to_a_file_of_their_own(tmp_path: Path) -> None:
+    state = _Odd().state_dict()
+    tree = {"epoch": 2, "model": state}
+    digest, _ = checkpoint.save(tmp_path / "last", tree, is_last=True)
+    final = load_file(tmp_path / "final.safetensors")
+    names = ["first.bias", "first.weight", "last.bias", "last.weight"]
+    assert sorted(final) == names
+    assert all(torch.equal(final[name], state[name]) for name in names)
+    found = checkpoint.load(tmp_path / "last", digest)
+    assert checkpoint.weights_digest(found["model"]) == checkpoint.weights_digest(state)
+    assert found["epoch"] == 2
+    assert len(load_file(tmp_path / "last")) == 2, "no tensor is on the disk twice"
+
+
+def test_a_final_file_of_other_weights_is_refused(tmp_path: Path) -> None:
+    digest, _ = checkpoint.save(
+        tmp_path / "a", {"model": nn.Linear(2, 2).state_dict()}, is_last=True
+    )
+    other, _ = checkpoint.save(
+        tmp_path / "b", {"model": nn.Linear(2, 2).state_dict()}, is_last=True
+    )
+    with pytest.raises(StoreCorruptError, match=r"final.safetensors .* is not the file"):
+        checkpoint.load(tmp_path / "a", digest)
+    assert checkpoint.load(tmp_path / "b", other)
 
 
 # ---- damage ----

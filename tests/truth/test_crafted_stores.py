@@ -156,6 +156,7 @@ def look(root: Path, *, everything: bool = True) -> dict[str, int]:
         "status": ("status", root),
         "json": ("status", root, "--json"),
         "compare": ("compare", root, root),
+        "bits": ("compare", root, root, "--bits"),
     }
     if everything:
         verbs["report"] = ("report", root)

@@ -27,6 +27,8 @@ from asynckfold.results.cv_results import CVResults
 from asynckfold.results.read import read_results
 from asynckfold.results.report import page_tables, sentences
 from asynckfold.results.report.charts import draw, inline
+from asynckfold.results.report.charts.files import figure_files
+from asynckfold.results.report.ranking_tables import table_files
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunReader
@@ -42,8 +44,10 @@ CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epo
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def write_report(store: RunReader, folder: Path | None = None) -> Path:
+def write_report(store: RunReader, folder: Path | None = None, figures: str = "png") -> Path:
     """Write the page, its figures and tables, by default to ``report`` in the run's folder.
+
+    Figures are written as PNG and, if asked for, as ``"svg"`` or ``"pdf"``.
 
     The run may be incomplete or still running. Returns the path of the page, written last; raises
     `StorageError` and `StoreCorruptError`.
@@ -53,6 +57,8 @@ def write_report(store: RunReader, folder: Path | None = None) -> Path:
     charts = draw(summary)
     files = {name: csv_table(_records(results, level)) for name, level in CSV_FILES.items()}
     files |= {f"{chart.name}.png": chart.png for chart in charts}
+    files |= table_files(summary)
+    files |= figure_files(summary, figures) if figures != "png" else {}
     # Without `indent`, which would bypass the C encoder and take ten times as long.
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()

@@ -22,6 +22,7 @@ from asynckfold.training.dry_run import checks, loss_trial, schedule_fit
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
 from asynckfold.training.dry_run.checks import Refused, first_line
 from asynckfold.training.dry_run.fingerprints import tensors_of
+from asynckfold.training.dry_run.misfit import misfit
 from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
@@ -139,7 +140,12 @@ class CandidateTrial:
     def _step(self, output_samples: dict[str, OutputSample] | None = None) -> float:
         started = time.perf_counter()
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        outputs = self._outputs(self.model.train())
+        try:
+            outputs = self._outputs(self.model.train())
+        except Exception as error:
+            if refusal := misfit(self.name, self.model, self.inputs, error):
+                raise refusal from error
+            raise
         if output_samples is not None and isinstance(outputs, torch.Tensor):
             output_samples[self.name] = output_sample(outputs)
         checks.check_outputs(self.name, outputs, self.targets, self.bundle)

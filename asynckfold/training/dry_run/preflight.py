@@ -7,7 +7,7 @@
           └─ first time for a model: step, timed and counted ── checks ── channels last? ── fusible?
                  │                                                │
                  user code raised → a failure: its jobs will      a broken rule → a problem: the
-                 fail, the others run                             sweep is refused
+                 fail, the others run                             sweep is refused, or the candidate
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.system.heartbeat import Heartbeat
+from asynckfold.system.plain_text import one_line
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import checks, fingerprints, fusibility
 from asynckfold.training.dry_run.candidate import CandidateTrial
@@ -46,6 +47,7 @@ def check(
     for name in names:
         for schedule in recipe.lr_schedules:
             heartbeat.begin_long_phase()
+            concerned = [f"{name}/{schedule}"]
             # User code may raise anything here, and will again in its jobs.
             try:
                 with isolated(patches=True) as traces:
@@ -58,8 +60,11 @@ def check(
                     checks.check_storable(f"LR schedule {schedule}", dry.lr_schedule)
                     fit = dry.schedule_fit()
                     problems |= dict.fromkeys(fit.problems)
+                    if fit.problems:
+                        facts.refused[concerned[0]] = _told(*fit.problems[0])
                     notes |= dict.fromkeys(fit.notes)
                     if name not in facts.step_seconds:
+                        concerned = [f"{name}/{other}" for other in recipe.lr_schedules]
                         dry.check_model()
                         facts.step_seconds[name] = dry.step_seconds(facts.output_samples)
                         dry.check_learning()
@@ -87,6 +92,7 @@ def check(
                             _check_fusible(dry, facts, changed)
             except Refused as refused:
                 problems[refused.args] = None
+                facts.refused.update(dict.fromkeys(concerned, _told(*refused.args)))
             except TooFewOutputs:
                 continue
             except (Exception, SystemExit):  # noqa: BLE001
@@ -102,6 +108,11 @@ def check(
         **(SUMS if sums else {}),
     }
     return replace(facts, recipe=recorded, problems=tuple(problems), notes=tuple(notes))
+
+
+def _told(rule: str, received: str, _: str) -> str:
+    """Return a problem without its remedy, on one line."""
+    return one_line(f"{rule}: received {received}")
 
 
 def _check_fusible(dry: CandidateTrial, facts: Facts, changed: str) -> None:

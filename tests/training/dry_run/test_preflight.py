@@ -23,7 +23,7 @@ from torch.nn import functional
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.training.dry_run import candidate, preflight
+from asynckfold.training.dry_run import candidate, misfit, preflight
 from asynckfold.training.fusion.rules import linear
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples, sgd
 
@@ -202,9 +202,8 @@ def raising(*arguments: Any) -> Any:
         {"models": {"bad": raising, "good": Plain}},
         {"models": {"bad": lambda: Through(raising), "good": Plain}},
         {"models": {"bad": lambda: sys.exit(1), "good": Plain}},
-        {"models": {"bad": lambda: nn.Linear(5, 3), "good": Plain}},
     ],
-    ids=["constructor", "forward", "exit", "shapes"],
+    ids=["constructor", "forward", "exit"],
 )
 def test_user_code_that_raises_fails_only_its_own_jobs(
     tmp_path: Path, parts: dict[str, Any]
@@ -214,6 +213,71 @@ def test_user_code_that_raises_fails_only_its_own_jobs(
     assert list(facts.failures) == ["bad/constant"]
     assert "Traceback" in facts.failures["bad/constant"]
     assert set(facts.step_seconds) == {"good"}
+
+
+class Reshaping(Plain):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs).view(-1, 7)
+
+
+SCHEDULES = {"constant": "constant", "cosine": "cosine"}
+MISFITS: dict[str, tuple[Any, str, str]] = {
+    "dense": (
+        lambda: nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(784, 3))),
+        "RuntimeError in its layer 1.0, Linear(in_features=784, out_features=3, bias=True), which "
+        f"gets float32 (10, {FEATURES}): ",
+        "cannot be multiplied",
+    ),
+    "convolution": (
+        lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten()),
+        "RuntimeError in its layer 0, Conv2d(1, 3, kernel_size=(3, 3), stride=(1, 1)), which gets ",
+        "(unbatched)",
+    ),
+    "type": (lambda: nn.Embedding(3, 3), "RuntimeError in its forward(), which gets ", "indices"),
+    "view": (
+        Reshaping,
+        "RuntimeError in its forward(), which gets float32",
+        "is invalid for input",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_model_that_cannot_take_the_samples_is_refused_by_layer_and_shape(
+    tmp_path: Path, name: str
+) -> None:
+    model, where, why = MISFITS[name]
+    facts = check(tmp_path, models={"bad": model, "good": Plain}, lr_schedules=SCHEDULES)
+    ((rule, received, remedy),) = facts.problems
+    assert rule == f"model bad must take the samples, in batches of float32 (10, {FEATURES})"
+    assert received.startswith(where)
+    assert why in received
+    assert "keep_going=True" in remedy
+    told = f"{rule}: received {received}"
+    assert facts.refused == {"bad/constant": told, "bad/cosine": told}
+    assert (facts.failures, set(facts.step_seconds)) == ({}, {"good"})
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: no kernel", "can't allocate memory", '"addmm" not implemented for Half']
+)
+def test_what_a_gpu_may_have_or_time_may_mend_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    def lacks(text: str) -> Any:
+        raise RuntimeError(text)
+
+    monkeypatch.setattr(misfit, "_is_of_torch", lambda error: True)
+    for said, count in ((text, 0), ("shapes differ", 1)):
+        model = functools.partial(Through, lambda _, said=said: lacks(said))
+        assert len(check(tmp_path, models={"bad": model}).problems) == count
+
+
+def test_a_broken_rule_concerns_every_candidate_of_its_model(tmp_path: Path) -> None:
+    frozen = check(tmp_path, models={"m": Frozen, "good": Plain}, lr_schedules=SCHEDULES)
+    assert list(frozen.refused) == ["m/constant", "m/cosine"]
+    bad = {"bad": lambda optimizer: None, "cosine": "cosine"}
+    assert list(check(tmp_path, lr_schedules=bad).refused) == ["plain/bad"]
 
 
 def test_a_schedule_that_raises_fails_only_its_candidates(tmp_path: Path) -> None:

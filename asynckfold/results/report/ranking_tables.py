@@ -1,0 +1,84 @@
+"""The ranking as a table for a README (Markdown) or a paper (LaTeX with ``booktabs``)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from asynckfold.results.report.summary import Summary
+from asynckfold.results.verdict_text import p_value
+from asynckfold.system.plain_text import one_line
+
+_WORDS = 3
+"""Columns that are aligned to the left: rank, model, LR schedule."""
+
+# In the plain text font of TeX these print other signs.
+_LATEX = {"<": "$<$", ">": "$>$", "|": "\\textbar{}", "±": "$\\pm$", "& -": "& $-$"}
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
+
+
+def table_files(summary: Summary) -> dict[str, bytes]:
+    """Return the tables by the names of their files."""
+    header, *rows = ranking(summary)
+    return {
+        "results.md": markdown(header, rows).encode(),
+        "results.tex": latex(header, rows, str(summary.verdict)).encode(),
+    }
+
+
+def ranking(summary: Summary) -> list[list[str]]:
+    """Return header and rows: the candidates, best first, against the best of them."""
+    metrics, rows = summary.metrics, summary.candidates
+    tested = ("95 % interval", "difference", "p")
+    found = [["rank", "model", "LR schedule", *metrics, *tested, "folds", "seconds"]]
+    for row in rows:
+        scores = (_mean_std(row.mean[metric], row.std[metric]) for metric in metrics)
+        behind = row.mean[summary.metric] - rows[0].mean[summary.metric]
+        is_compared = row.to_first is not None and math.isfinite(behind)
+        interval = f"{row.ci_low:.4f} to {row.ci_high:.4f}"
+        found.append(
+            [
+                str(row.rank or ""),
+                row.model,
+                row.lr_schedule,
+                *scores,
+                interval if math.isfinite(row.ci_low) else "",
+                f"{behind:+.4f}" if is_compared else "",
+                p_value(row.to_first.p) if row.to_first and is_compared else "",
+                f"{row.folds_done} of {row.folds}",
+                f"{row.fit_seconds:.1f}" if math.isfinite(row.fit_seconds) else "",
+            ]
+        )
+    return found
+
+
+def _mean_std(mean: float, std: float) -> str:
+    return f"{mean:.4f} ± {std:.4f}" if math.isfinite(mean) else "n/a"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in GitHub's Markdown.
+
+    >>> print(markdown(["rank", "model", "LR schedule", "p"], [["1", "a|b", "step", ""]]))
+    | rank | model | LR schedule | p |
+    | --- | --- | --- | ---: |
+    | 1 | a\\|b | step |  |
+    <BLANKLINE>
+    """
+    aligned = ["---" if place < _WORDS else "---:" for place in range(len(header))]
+    cells = [[_MARKDOWN.sub(r"\\\1", one_line(cell)) for cell in row] for row in (header, *rows)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in (cells[0], aligned, *cells[1:]))
+
+
+def latex(header: Sequence[str], rows: Sequence[Sequence[str]], verdict: str) -> str:
+    """Return a ``tabular`` with the rules of ``booktabs``, the verdict as a comment above it."""
+    import pandas as pd
+
+    frame = pd.DataFrame([[one_line(cell) for cell in row] for row in rows], columns=list(header))
+    aligned = "l" * _WORDS + "r" * (len(header) - _WORDS)
+    table = frame.to_latex(index=False, escape=True, column_format=aligned)
+    for sign, command in _LATEX.items():
+        table = table.replace(sign, command)
+    return f"% \\usepackage{{booktabs}}\n% {one_line(verdict)}\n{table}"
