@@ -235,7 +235,8 @@ class Display:
         below = [*more, progress.best(), progress.cores()]
         return [
             head,
-            Text(one_line(f"{progress.summary()}, {progress.times()}")),
+            Text(one_line(progress.summary())),
+            Text(progress.times()),
             *(Text(one_line(text)) for text in lines[:MOST_ROWS]),
             *(Text(one_line(text), style="dim") for text in below if text),
         ]

@@ -47,6 +47,14 @@ class Output:
         text = Text(one_line(what)) if isinstance(what, str) else what
         console(width=width, soft_wrap=not (is_terminal and wraps)).print(text)
 
+    def has_room_for(self, what: Any) -> bool:
+        """Whether standard output is wide enough for a table."""
+        if not terminal.is_terminal():
+            return True
+        from asynckfold.system.console import console
+
+        return console(width=10 * WIDE).measure(what).maximum <= console().width
+
     def say_path(self, name: str, path: Path) -> None:
         """Print a path, as a hyperlink where the terminal makes links."""
         if not shows_links():

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -16,15 +17,11 @@ from asynckfold.jobs.result import counts_line
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunStore
-from asynckfold.system import terminal
 from asynckfold.system.plain_text import one_line
 from asynckfold.system.units import duration
 
 MOST_ROWS = 10
 """Candidates in the table, unless ``-v`` asks for all."""
-
-WIDE_COLUMNS = 80
-"""Of a terminal that has room for intervals."""
 
 
 def print_results(root: Path, out: Output, *, with_report: bool) -> int:
@@ -45,9 +42,9 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
             "report": str(page) if page else None,
         }
     )
-    is_wide = not terminal.is_terminal() or terminal.width() >= WIDE_COLUMNS
     rows = None if out.verbose else MOST_ROWS
-    out.say(_results_table(results, rows, with_interval=is_wide))
+    table = _results_table(results, rows)
+    out.say(table if out.has_room_for(table) else _results_table(results, rows, interval=False))
     if rows is not None and len(results.candidates) > rows:
         more = len(results.candidates) - rows
         out.say(f"and {more} more, which -v and the report show")
@@ -107,17 +104,18 @@ def _best(results: CVResults) -> dict[str, str] | None:
         return None  # no candidate has a score on every fold
 
 
-def _results_table(results: CVResults, most: int | None, *, with_interval: bool) -> Table:
+def _results_table(results: CVResults, most: int | None, *, interval: bool = True) -> Table:
     """Return the ranking; a candidate that beats all others is marked."""
     metric, winner = results.plan.scoring[0], results.verdict.best
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     device = ("device",) if results.plan.devices else ()
     words = ("model", "scheduler", *device)
-    interval = ("95 % interval",) if with_interval else ()
+    bounds = ("95 % interval",) if interval else ()
     last = ("",) if winner else ()
-    for name in ("rank", *words, metric, *interval, "folds", "seconds", *last):
+    for name in ("rank", *words, metric, *bounds, "folds", "seconds", *last):
         is_name = name in words
-        table.add_column(name, justify="left" if is_name else "right", no_wrap=not is_name)
+        justify: JustifyMethod = "left" if is_name else "right"
+        table.add_column(name, justify=justify, no_wrap=not is_name, overflow="fold")
     for row in results.to_frame().to_dict("records")[:most]:
         is_winner = f"{row['model']}/{row['scheduler']}" == winner
         known = row[f"mean_{metric}"] == row[f"mean_{metric}"]
@@ -128,7 +126,7 @@ def _results_table(results: CVResults, most: int | None, *, with_interval: bool)
             Text(one_line(row["scheduler"])),
             *(row[name] for name in device),
             f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
-            *[f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "" for _ in interval],
+            *[f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "" for _ in bounds],
             f"{row['folds_done']}/{row['folds']}",
             f"{row['fit_seconds']:.1f}" if row["fit_seconds"] == row["fit_seconds"] else "",
             *["winner" if is_winner else "" for _ in last],

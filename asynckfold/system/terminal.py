@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -164,11 +163,6 @@ def open_standard() -> None:
 def is_terminal(*, stderr: bool = False) -> bool:
     """Whether standard output, or error, is a terminal."""
     return steady(sys.stderr if stderr else sys.stdout).isatty()
-
-
-def width() -> int:
-    """Columns of the terminal."""
-    return shutil.get_terminal_size().columns
 
 
 def shows_links() -> bool:
