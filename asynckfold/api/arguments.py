@@ -99,10 +99,9 @@ class Settings(Sharing, JobTrainer):
         Folder of another run whose devices, threads, memory formats and fusion groups are taken
         over.
     verbose : int
-        0 is silent. 1 shows bars on a terminal; elsewhere, as in a log file, a line every 30
-        seconds and for each failed job. 2 adds a line for each job and how jobs are trained, 3 a
-        line for each epoch. The logger ``asynckfold`` of the module `logging` gets all of it at
-        every verbosity: epochs as DEBUG, failed jobs as WARNING, the rest as INFO.
+        0 is silent, 1 bars on a terminal and a line every 30 seconds elsewhere, 2 also a line per
+        job, 3 also a line per epoch. The logger ``asynckfold`` of the module `logging` gets all of
+        it at every verbosity: epochs as DEBUG, failed jobs as WARNING, the rest as INFO.
     allow_different_software : bool
         Continue a run with another torch, kind of processor or number of threads. The results are
         then no longer reproducible bit by bit.

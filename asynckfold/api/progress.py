@@ -300,8 +300,10 @@ class SweepProgress:
 
     def line(self) -> str:
         """Return all of it on one line."""
-        found = f"{self.percent} % of the steps: {self.summary()}, {self.times()}"
-        return "; ".join(filter(None, [found, self.best()]))
+        found = f"{self.summary()}, {self.times()}"
+        if self.is_over:
+            return found
+        return "; ".join(filter(None, [f"{self.percent} % of the steps: {found}", self.best()]))
 
     def lines(self) -> list[str]:
         """Return a line for each placement that runs, in the order of the plan."""
@@ -319,7 +321,7 @@ class SweepProgress:
         parts = [name, f"epoch {found.epoch}" if found.epoch else "starting"]
         if is_fused:
             parts.append(f"{number} {'folds' if len(candidates) == 1 else 'jobs'} fused")
-        elif number > 1:
+        elif number > 1 and not self.title:
             parts.append(f"{len(self._live(found))} jobs in turn")
         speed = found.meter.per_second(self._clock())
         if speed > 0:

@@ -107,7 +107,7 @@ def state_of(store: RunReader) -> dict[str, Any]:
         "bit_identity": asdict(reproducibility_of(store.plan, store.software())),
         "holder": holder,
         "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
-        "progress": _progress(interim) if holder and interim else None,
+        "progress": _progress(interim) if holder and interim and counts["pending"] else None,
         "scores": _scores(store),
         "verdict": list(interim.verdict) if interim else [],
         "idle": _idle(store.waiting, at_work) if holder else None,

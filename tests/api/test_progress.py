@@ -293,7 +293,7 @@ def test_jobs_in_turn_are_one_line_and_the_next_one_ends_the_one_before() -> Non
     progress.heard(at_batch(A(2), 4))
     assert progress.summary() == "serial baseline: job 3 of 3"
     assert progress.steps_done == 24
-    assert progress.lines()[0].startswith("A/step/fold-2 · epoch 1/1 · 3 jobs in turn")
+    assert progress.lines()[0].startswith("A/step/fold-2 · epoch 1/1 · batch")
 
 
 def test_a_gpu_stands_in_place_of_a_core() -> None:
