@@ -230,7 +230,8 @@ class SweepProgress:
         count = max(1, len(running), self._placements if self.waiting else 0)
         # The jobs of a group train at once: each has its share.
         waiting = math.fsum(self._seconds(job) / self._width_of(job) for job in self.waiting)
-        return max([(waiting + math.fsum(running)) / count, *running])
+        found = max([(waiting + math.fsum(running)) / count, *running])
+        return found if math.isfinite(found) else None
 
     def _left(self, found: PlacementProgress) -> float:
         """Return the expected seconds until a placement ends."""
