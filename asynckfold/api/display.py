@@ -21,7 +21,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.api.progress import SweepProgress
+from asynckfold.api.progress import SweepProgress, cores_in_use
 from asynckfold.jobs.messages import EpochEnded, Noted, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
@@ -232,7 +232,7 @@ class Display:
         head.add_row(bar, f"{progress.percent} %")
         lines = progress.lines()
         more = [f"and {len(lines) - MOST_ROWS} more"] if len(lines) > MOST_ROWS else []
-        below = [*more, progress.best(), progress.cores()]
+        below = [*more, progress.best(), cores_in_use(progress)]
         return [
             head,
             Text(one_line(progress.summary())),

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
 from asynckfold.jobs.messages import EpochEnded, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
 from asynckfold.system.units import duration
 
@@ -124,6 +123,9 @@ class SweepProgress:
         self._epochs: dict[str, tuple[float, int]] = {}  # seconds and number by model
         self._rough: dict[str, float] = {}  # seconds of a job by model, from the speed of its steps
         self._placements = 1
+        self._statuses = Counter[str]()
+        self._best: str | None = None
+        self._order = {name: place for place, name in enumerate(self._jobs)}
         for result in results:
             self.ended(result)
 
@@ -191,6 +193,10 @@ class SweepProgress:
         if name not in self.results:
             self._ended_steps += steps
             self._skipped += steps - done
+        else:
+            self._statuses[self.results[name].status] -= 1
+        self._statuses[result.status] += 1
+        self._best = None
         # Their outputs are large.
         self.results[name] = replace(result, outputs=None, epochs=(), traceback="")
 
@@ -214,11 +220,6 @@ class SweepProgress:
         """Share of the steps that are done; 100 only at the end."""
         return 100 if self.is_over else min(99, 100 * self.steps_done // max(1, self.steps))
 
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the beginning of this session."""
-        return self._clock() - self._begun
-
     def seconds_left(self) -> float | None:
         """Expected wall time until the last job ends; None before the first epoch or speed."""
         if self.is_over:
@@ -229,7 +230,7 @@ class SweepProgress:
         # Between the end of a placement and the start of the next there is one less.
         count = max(1, len(running), self._placements if self.waiting else 0)
         # The jobs of a group train at once: each has its share.
-        waiting = math.fsum(self._seconds(job) / self._width_of(job) for job in self.waiting)
+        waiting = math.fsum(self._seconds(job) / self._width.get(job, 1) for job in self.waiting)
         found = max([(waiting + math.fsum(running)) / count, *running])
         return found if math.isfinite(found) else None
 
@@ -248,10 +249,7 @@ class SweepProgress:
         total, count = self._epochs.get(model, (0.0, 0))
         if count:
             return total / count * self.plan.params.epochs
-        return self._rough.get(model, self._expected.get(name, 0.0) * self._width_of(name))
-
-    def _width_of(self, name: str) -> int:
-        return self._width.get(name, 1)
+        return self._rough.get(model, self._expected.get(name, 0.0) * self._width.get(name, 1))
 
     def _steps_of(self, name: str) -> int:
         return self._batches[name] * self.plan.params.epochs
@@ -260,37 +258,23 @@ class SweepProgress:
         return [name for name in found.placement.jobs if self.running.get(name) is found]
 
     def best(self) -> str:
-        """The candidate with the highest mean so far, and on how many folds."""
-        metric = self.plan.scoring[0]
-        by_candidate: dict[str, list[float]] = {}
-        for result in self.results.values():
-            if result.status == DONE and not math.isnan(result.scores.get(metric, math.nan)):
-                scores = by_candidate.setdefault(self._jobs[result.job_id].candidate, [])
-                scores.append(result.scores[metric])
-        if not by_candidate:
-            return ""
-        most = max(map(len, by_candidate.values()))
-        means = {name: fmean(found) for name, found in by_candidate.items() if len(found) == most}
-        highest = max(means.values())
-        first, *others = sorted(name for name, mean in means.items() if mean == highest)
-        score = f"{metric} {highest:.4f} ({most} {'fold' if most == 1 else 'folds'})"
-        if others:
-            return f"so far {first} is tied with {len(others)} more at {score}"
-        return f"best so far {first} {score}"
+        """Return the candidate with the highest mean so far, and on how many folds."""
+        if self._best is None:
+            self._best = _best_of(self.plan, self._jobs, self.results.values())
+        return self._best
 
     def summary(self) -> str:
         """Return the number of jobs by state."""
         if self.title:
             return f"{self.title}: job {max(1, len(self._done))} of {len(self._jobs)}"
-        found = Counter(result.status for result in self.results.values())
         pending = len(self._jobs) - len(self.results)
-        counts = {"planned": len(self._jobs), **{name: found[name] for name in ENDED}}
+        counts = {"planned": len(self._jobs), **{name: self._statuses[name] for name in ENDED}}
         counts |= {"pending": pending, "running": len(self.running)}
         return counts_line(counts, is_held=True)
 
     def times(self) -> str:
         """Return the time that passed and is left, and the speed."""
-        parts = [f"{duration(self.elapsed)} elapsed"]
+        parts = [f"{duration(self._clock() - self._begun)} elapsed"]
         left = self.seconds_left()
         if left is not None and not self.is_over:
             parts.append(f"{duration(left)} left")
@@ -308,42 +292,69 @@ class SweepProgress:
 
     def lines(self) -> list[str]:
         """Return a line for each placement that runs, in the order of the plan."""
-        order = {name: place for place, name in enumerate(self._jobs)}
-        found = sorted(self.placements, key=lambda item: order[item.placement.jobs[0]])
-        return [self._line_of(item) for item in found]
+        found = sorted(self.placements, key=lambda item: self._order[item.placement.jobs[0]])
+        return [_line_of(self, item) for item in found]
 
-    def _line_of(self, found: PlacementProgress) -> str:
-        jobs = [self._jobs[name] for name in found.placement.jobs]
-        name, number = found.job or jobs[0].id, len(jobs)
-        is_fused = number > 1 and not found.placement.is_job_batch
-        if is_fused:
-            candidates = {job.candidate for job in jobs}
-            name = jobs[0].candidate if len(candidates) == 1 else jobs[0].model
-        parts = [name, f"epoch {found.epoch}" if found.epoch else "starting"]
-        if is_fused:
-            parts.append(f"{number} {'folds' if len(candidates) == 1 else 'jobs'} fused")
-        elif number > 1 and not self.title:
-            parts.append(f"{len(self._live(found))} jobs in turn")
-        speed = found.meter.per_second(self._clock())
-        if speed > 0:
-            parts.append(_speed(speed, "it"))
-        score = [found.valid[job.id] for job in jobs if job.id in found.valid]
-        if not is_fused:
-            score = [found.valid[name]] if name in found.valid else []
-        if score:
-            parts.append(f"{found.measure} {fmean(score):.3f}")
-        elif found.batch:
-            parts += [f"batch {found.batch}", f"loss {found.loss:.4g}"]
-        return " · ".join([*parts, found.where])
 
-    def cores(self) -> str:
-        """Return how many cores the jobs hold, and how many are left to others."""
-        if self.load is None:
-            return ""
-        taken = {core for found in self.placements for core in found.placement.cores}
-        used = f"{len(taken)} of {len(self.load.cores)} cores in use"
-        others = len(self.load.cores) - len(self.load.idle)
-        return f"{used}, {others} left to other programs" if others else used
+def cores_in_use(progress: SweepProgress) -> str:
+    """Return how many cores the jobs hold, and how many are left to others."""
+    if progress.load is None:
+        return ""
+    taken = {core for found in progress.placements for core in found.placement.cores}
+    used = f"{len(taken)} of {len(progress.load.cores)} cores in use"
+    others = len(progress.load.cores) - len(progress.load.idle)
+    return f"{used}, {others} left to other programs" if others else used
+
+
+def _line_of(progress: SweepProgress, found: PlacementProgress) -> str:
+    jobs = [progress._jobs[name] for name in found.placement.jobs]
+    name, number = found.job or jobs[0].id, len(jobs)
+    is_fused = number > 1 and not found.placement.is_job_batch
+    if is_fused:
+        candidates = {job.candidate for job in jobs}
+        name = jobs[0].candidate if len(candidates) == 1 else jobs[0].model
+    parts = [name, f"epoch {found.epoch}" if found.epoch else "starting"]
+    if is_fused:
+        parts.append(f"{number} {'folds' if len(candidates) == 1 else 'jobs'} fused")
+    elif number > 1 and not progress.title:
+        parts.append(f"{len(progress._live(found))} jobs in turn")
+    speed = found.meter.per_second(progress._clock())
+    if speed > 0:
+        parts.append(_speed(speed, "it"))
+    score = [found.valid[job.id] for job in jobs if job.id in found.valid]
+    if not is_fused:
+        score = [found.valid[name]] if name in found.valid else []
+    if score:
+        parts.append(f"{found.measure} {_mean(score):.3f}")
+    elif found.batch:
+        parts += [f"batch {found.batch}", f"loss {found.loss:.4g}"]
+    return " · ".join([*parts, found.where])
+
+
+def _best_of(plan: Plan, jobs: Mapping[str, Job], results: Iterable[Result]) -> str:
+    metric = plan.scoring[0]
+    by_candidate: dict[str, list[float]] = {}
+    for result in results:
+        if result.status == DONE and not math.isnan(result.scores.get(metric, math.nan)):
+            scores = by_candidate.setdefault(jobs[result.job_id].candidate, [])
+            scores.append(result.scores[metric])
+    most = max(map(len, by_candidate.values()), default=0)
+    means = {name: _mean(found) for name, found in by_candidate.items() if len(found) == most}
+    means = {name: mean for name, mean in means.items() if not math.isnan(mean)}
+    if not means:
+        return ""
+    highest = max(means.values())
+    first, *others = sorted(name for name, mean in means.items() if mean == highest)
+    score = f"{metric} {highest:.4f} ({most} {'fold' if most == 1 else 'folds'})"
+    if others:
+        return f"so far {first} is tied with {len(others)} more at {score}"
+    return f"best so far {first} {score}"
+
+
+def _mean(values: Iterable[float]) -> float:
+    """Return the mean, whatever the order; NaN of infinities of both signs."""
+    found = sorted(values)
+    return sum(found) / len(found)
 
 
 def _speed(per_second: float, unit: str) -> str:

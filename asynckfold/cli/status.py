@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.cli.output import Output
@@ -149,7 +148,7 @@ def _scores(store: RunReader) -> list[dict[str, Any]]:
         {
             "candidate": name,
             "metric": metric,
-            "mean": fmean(values),
+            "mean": sum(values) / len(values),  # of infinities of both signs NaN
             "folds": len(values),
             "planned": planned[name],
         }

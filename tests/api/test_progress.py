@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -312,6 +313,13 @@ def test_best_so_far_compares_candidates_with_equally_many_folds() -> None:
     assert progress.best() == "best so far A/step accuracy 0.6000 (2 folds)"
     progress.ended(result(B(1), status=FAILED))
     assert progress.best() == "best so far A/step accuracy 0.6000 (2 folds)"
+
+
+def test_infinite_scores_end_nothing() -> None:
+    progress = make_progress()
+    for name, score in ((A(0), math.inf), (A(1), -math.inf), (B(0), 0.5), (B(1), 0.5)):
+        progress.ended(result(name, score))
+    assert progress.best() == "best so far B/step accuracy 0.5000 (2 folds)"
 
 
 def test_best_is_never_said_of_a_tie() -> None:
