@@ -57,6 +57,7 @@ class PlacementProgress:
     placement: Placement
     begun: float
     heard: float
+    steps: int = 0  # that its jobs trained
     passed: int = 0  # jobs that run in turn: number of those before `job`
     job: str = ""  # of which there was an event last
     epoch: str = ""  # of that job, as text
@@ -117,7 +118,7 @@ class SweepProgress:
         self._batches = {name: (batches or {}).get(name, 1) for name in self._jobs}
         self.steps = sum(self._batches.values()) * plan.params.epochs
         self._done: dict[str, int] = {}  # steps of running jobs
-        self._ended_steps = 0
+        self._ended_steps = self._running_steps = 0
         self._skipped = 0  # counted as done, but not trained just now
         self._meter = Meter()
         self._epochs: dict[str, tuple[float, int]] = {}  # seconds and number by model
@@ -134,7 +135,9 @@ class SweepProgress:
         found = PlacementProgress(placement, self._clock(), self._clock())
         for name in placement.jobs:
             self.waiting.discard(name)
-            self._skipped -= self._done.pop(name, 0)
+            done = self._done.pop(name, 0)
+            self._skipped -= done
+            self._running_steps -= done
             self.running[name] = found
         self._placements = len(self.placements)
 
@@ -168,21 +171,32 @@ class SweepProgress:
         place = found.placement.jobs.index(name)
         for before in found.placement.jobs[found.passed : place]:
             if self.running.get(before) is found:
-                self._done[before] = self._steps_of(before)
+                self._count(before, self._steps_of(before))
         found.passed = max(found.passed, place)
 
     def _advance(self, name: str, epoch: int, batch: int) -> None:
-        before = epoch * self._batches[name]
+        before, found = epoch * self._batches[name], self.running[name]
         if name not in self._done:
+            # Those of a checkpoint were trained before.
             self._skipped += before
-        self._done[name] = before + batch
-        found = self.running[name]
-        live = [self._done.get(other, 0) for other in self._live(found)]
-        found.meter.look(found.heard, sum(live) if found.placement.is_job_batch else max(live))
+            found.steps -= before
+            self._count(name, before)
+        self._count(name, before + batch)
+        count = found.steps
+        if not found.placement.is_job_batch:
+            count = max(self._done.get(other, 0) for other in self._live(found))
+        found.meter.look(found.heard, count)
         speed = found.meter.per_second(found.heard)
         if speed > 0:
             self._rough[self._jobs[name].model] = self._steps_of(name) / speed
         self._meter.look(found.heard, self.steps_done - self._skipped)
+
+    def _count(self, name: str, steps: int) -> None:
+        """Set the steps of a running job."""
+        more = steps - self._done.get(name, 0)
+        self._done[name] = steps
+        self._running_steps += more
+        self.running[name].steps += more
 
     def ended(self, result: Result) -> None:
         """A job went from running, or from waiting when its worker died, to ended."""
@@ -190,6 +204,7 @@ class SweepProgress:
         self.running.pop(name, None)
         self.waiting.discard(name)
         done, steps = self._done.pop(name, 0), self._steps_of(name)
+        self._running_steps -= done
         if name not in self.results:
             self._ended_steps += steps
             self._skipped += steps - done
@@ -213,7 +228,7 @@ class SweepProgress:
     @property
     def steps_done(self) -> int:
         """Steps that are done, of `steps`; those of ended jobs count as done."""
-        return self._ended_steps + sum(self._done.values())
+        return self._ended_steps + self._running_steps
 
     @property
     def percent(self) -> int:
@@ -316,8 +331,8 @@ def _line_of(progress: SweepProgress, found: PlacementProgress) -> str:
     parts = [name, f"epoch {found.epoch}" if found.epoch else "starting"]
     if is_fused:
         parts.append(f"{number} {'folds' if len(candidates) == 1 else 'jobs'} fused")
-    elif number > 1 and not progress.title:
-        parts.append(f"{len(progress._live(found))} jobs in turn")
+    elif number > 1 and not progress.title and (others := len(progress._live(found)) - 1):
+        parts.append(f"then {others} more")
     speed = found.meter.per_second(progress._clock())
     if speed > 0:
         parts.append(_speed(speed, "it"))

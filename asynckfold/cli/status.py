@@ -219,6 +219,8 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
     else:
         then = f"; continue with: {state['continue_with']}" if state["continue_with"] else ""
         yield f"{state['ended']}{then}"
+    yield from _score_lines(state["scores"])
+    yield from state["verdict"]
     for item in state["running_jobs"]:
         where = item["device"] if item["device"] != "cpu" else f"cores {item['cores']}"
         yield (
@@ -226,8 +228,6 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
             f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"
         )
     yield from _idle_lines(state["idle"])
-    yield from _score_lines(state["scores"])
-    yield from state["verdict"]
     for refit in state["refits"]:
         name = next(
             word for word in ("done", "failed", "diverged", "cancelled", "pending") if refit[word]

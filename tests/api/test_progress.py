@@ -297,6 +297,23 @@ def test_jobs_in_turn_are_one_line_and_the_next_one_ends_the_one_before() -> Non
     assert progress.lines()[0].startswith("A/step/fold-2 · epoch 1/1 · batch")
 
 
+def test_the_speed_of_jobs_in_turn_goes_on_from_job_to_job() -> None:
+    watch = Clock()
+    progress = make_progress(watch, models=("A",), folds=5, epochs=1)
+    place(progress, *map(A, range(5)))
+    for index in range(4):
+        for batch in (5, 10):
+            progress.heard(at_batch(A(index), batch))
+            watch.now += 1
+        assert f"then {4 - index} more" in progress.lines()[0]
+        progress.ended(result(A(index)))
+    progress.heard(at_batch(A(4), 5))
+    assert progress.lines() == [
+        "A/step/fold-4 · epoch 1/1 · 5.0 it/s · batch 5/10 · loss 0.5 · core 0"
+    ]
+    assert progress.times() == "8.0 s elapsed, 1.0 s left, 5.0 steps/s"
+
+
 def test_a_gpu_stands_in_place_of_a_core() -> None:
     progress = make_progress()
     progress.placed(Placement((A(0),), (0,), gpu=3))
