@@ -21,7 +21,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.api.progress import SweepProgress, cores_in_use
+from asynckfold.api.progress import SweepProgress, cores_in_use, overview
 from asynckfold.jobs.messages import EpochEnded, Noted, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
@@ -206,7 +206,7 @@ class Display:
             self.note(_line(result), verbose=2)
         if self._progress.is_over:
             self._publish(self._progress)
-            self.note(self._progress.line())
+            self.note(overview(self._progress))
 
     def ticked(self, load: Load | None = None) -> None:
         """Some time passed; the load was looked at."""
@@ -217,7 +217,7 @@ class Display:
         now = self._clock()
         if not self._live and now - self._printed >= LINE_SECONDS:
             self._printed = now
-            self.note(self._progress.line())
+            self.note(overview(self._progress))
 
     def _render(self) -> Group:
         self._spinner.update(text=Text(one_line(self._doing), style="dim"))

@@ -298,17 +298,19 @@ class SweepProgress:
             parts.append(_speed(speed, "step"))
         return ", ".join(parts)
 
-    def line(self) -> str:
-        """Return all of it on one line."""
-        found = f"{self.summary()}, {self.times()}"
-        if self.is_over:
-            return found
-        return "; ".join(filter(None, [f"{self.percent} % of the steps: {found}", self.best()]))
-
     def lines(self) -> list[str]:
         """Return a line for each placement that runs, in the order of the plan."""
         found = sorted(self.placements, key=lambda item: self._order[item.placement.jobs[0]])
         return [_line_of(self, item) for item in found]
+
+
+def overview(progress: SweepProgress) -> str:
+    """Return how far a sweep is on one line."""
+    found = f"{progress.summary()}, {progress.times()}"
+    if progress.is_over:
+        return found
+    found = f"{progress.percent} % of the steps: {found}"
+    return "; ".join(filter(None, [found, progress.best()]))
 
 
 def cores_in_use(progress: SweepProgress) -> str:
