@@ -103,7 +103,9 @@ class Settings(Sharing, JobTrainer):
         Folder of another run whose devices, threads, memory formats and fusion groups are taken
         over.
     verbose : int
-        0 is silent, 1 a live table, 2 a line per job, 3 a line per epoch.
+        0 is silent, 1 bars on a terminal and a line every 30 seconds elsewhere, 2 also a line per
+        job, 3 also a line per epoch. The logger ``asynckfold`` of the module `logging` gets all of
+        it at every verbosity: epochs as DEBUG, failed jobs as WARNING, the rest as INFO.
     allow_different_software : bool
         Continue a run with another torch, kind of processor or number of threads. The results are
         then no longer reproducible bit by bit.

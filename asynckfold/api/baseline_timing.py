@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from asynckfold.api.planner import Planned
 from asynckfold.api.session import Session, interrupted
 from asynckfold.errors import NoRoomError, WorkerDiedError
+from asynckfold.jobs.placement import Placement, Request
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.result import DONE, Baseline
@@ -52,7 +57,8 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
         if placement.threads < min(usual, len(make.machine.unreserved())):
             store.event("baseline", _fewer_threads_text(placement.threads, usual))
         try:
-            baseline = ask(engine, placement, make.max_wait, session.signals, sampler)
+            hear = _shown(session, planned, ordinary, placement) if wanted == "measure" else None
+            baseline = ask(engine, placement, make.max_wait, session.signals, sampler, hear)
         except (WorkerDiedError, NoRoomError) as error:
             store.event("baseline", f"the serial baseline could not run: {error}")
             return
@@ -75,6 +81,41 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
     store.set_baseline(baseline)
     if baseline.disturbance:
         store.event("baseline", baseline.disturbance)
+
+
+def batches_of(bundle: Any) -> dict[str, int]:
+    """Return the batches of an epoch by job, before it tells: a few samples may be left out."""
+    plan = bundle.plan
+    return {
+        job.id: math.ceil(len(bundle.fold_of(job).train) / plan.batch_size) for job in plan.jobs
+    }
+
+
+def _shown(
+    session: Session, planned: Planned, bundle: Any, placement: Placement
+) -> Callable[[], None]:
+    """Show a bar for the serial loop; return what takes its events."""
+    display, inbox, jobs = session.display, planned.make.inbox, bundle.plan.jobs
+    before = display.progress.results if display.progress else {}
+    # The packed jobs tell how long a job takes, compared with others.
+    seconds = {job.id: before[job.id].fit_seconds if job.id in before else 0.0 for job in jobs}
+    requests = {name: Request(name, found) for name, found in seconds.items()}
+    with suppress(queue.Empty):
+        while True:
+            inbox.get_nowait()  # nobody waits for what the sweep left
+    display.doing("")
+    display.begin(bundle.plan, requests, [], batches_of(bundle), title="serial baseline")
+    display.placed(replace(placement, jobs=tuple(requests), trainer="plain"))
+
+    def hear() -> None:
+        with suppress(queue.Empty):
+            while True:
+                item = inbox.get_nowait()
+                if not isinstance(item, Future):
+                    display.heard(item)
+        display.ticked()
+
+    return hear
 
 
 def _other_samples(params: TrainerParams) -> str:

@@ -1,18 +1,22 @@
-"""What a person sees while a sweep runs: one live table on a terminal, plain lines elsewhere."""
+"""What a person sees while a sweep runs: bars on a terminal, some lines elsewhere, and a log.
+
+All of it also goes to the logger ``asynckfold`` of the module `logging`, at every verbosity: epochs
+as DEBUG, jobs and notes as INFO, failed jobs as WARNING.
+"""
 
 from __future__ import annotations
 
 import io
-import math
+import logging
+import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from types import TracebackType
 from typing import Protocol, TextIO
 
-import numpy as np
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
@@ -20,22 +24,26 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold.api.notebook import Cell, is_notebook
-from asynckfold.jobs.messages import EpochEnded, Noted, Progress, RunEvent
+from asynckfold.api.progress import SweepProgress, cores_in_use, overview
+from asynckfold.jobs.messages import EpochEnded, Noted, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, Result
-from asynckfold.system.console import console, spinner
+from asynckfold.system.console import animates, console, spinner
 from asynckfold.system.plain_text import one_line
 from asynckfold.system.signals import unbroken
 
-LINE_SECONDS = 2.0
-"""Between two plain lines at verbosity 1."""
+LINE_SECONDS = 30.0
+"""Between two lines where there is no terminal."""
 
 MOST_ROWS = 16
-"""Running jobs shown at once."""
+"""Running placements shown at once."""
 
-BAR_COLUMNS, NAME_COLUMNS = 24, 48
-"""Widths that leave room for the rest in 100 columns."""
+BAR_COLUMNS = 40
+
+LOG = logging.getLogger("asynckfold")
+# Else Python prints warnings of a program that has set up no logging.
+LOG.addHandler(logging.NullHandler())
 
 
 class Shown(Protocol):
@@ -74,25 +82,40 @@ class Display:
     Parameters
     ----------
     verbose : int
-        0 silent, 1 one live table or some lines, 2 a line for each job, 3 a line for each epoch.
+        0 silent, 1 bars or some lines, 2 also a line for each job and how it is trained, 3 also a
+        line for each epoch.
     stream : file, optional
         Standard error by default.
+    clock : callable
+        Monotonic seconds.
     """
 
-    def __init__(self, verbose: int = 1, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        verbose: int = 1,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._verbose = verbose
+        self._clock = clock
         cell = Cell(self._render) if stream is None and is_notebook() else None
-        terminal = console(stderr=True, stream=stream, force_jupyter=False)
+        self._animates = cell is not None or animates(stderr=True, stream=stream)
+        # A terminal gets lines broken between words; a file gets them whole.
+        terminal = console(
+            stderr=True, stream=stream, force_jupyter=False, soft_wrap=not self._animates
+        )
         self._cell, self._console = cell, cell.console if cell else terminal
         self._live: Live | Cell | None = None
-        self._state: State | None = None
-        self._printed = 0.0
+        self._progress: SweepProgress | None = None
+        self._lock = threading.Lock()  # of the progress, which a thread draws
+        self._printed = clock()
         self._spinner = Spinner(spinner(self._console), style="dim")
         self._doing = ""
+        self._publish: Callable[[SweepProgress], None] = lambda progress: None
 
     @unbroken
     def __enter__(self) -> Display:
-        if self._verbose and self._console.is_terminal:
+        if self._verbose and self._animates:
             self._live = self._cell or Live(
                 get_renderable=self._render,
                 console=self._console,
@@ -128,66 +151,114 @@ class Display:
             self._cell.write(told.getvalue())
             self._cell.flush()
 
+    @property
+    def progress(self) -> SweepProgress | None:
+        """How far the sweep is; None before its jobs are known."""
+        return self._progress
+
     def doing(self, text: str) -> None:
         """Say which stage the run is in."""
         self._doing = text
 
-    def note(self, text: str) -> None:
-        """Say something once."""
-        if self._verbose:
+    def note(self, text: str, verbose: int = 1, level: int = logging.INFO) -> None:
+        """Say something once, from a verbosity on."""
+        LOG.log(level, "%s", one_line(text))
+        if self._verbose >= verbose:
             self._console.print(Text(one_line(text)))
 
-    def begin(self, plan: Plan, requests: Mapping[str, Request], results: list[Result]) -> None:
-        """The jobs are known."""
-        self._state = State(plan, requests, results)
-        waiting = len(self._state.waiting)
-        if self._verbose and not self._live:
-            found = f", {len(results)} of them finished before" if results else ""
-            count = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
-            self.note(f"{count}{found}; {waiting} to do")
+    def begin(
+        self,
+        plan: Plan,
+        requests: Mapping[str, Request],
+        results: Sequence[Result],
+        batches: Mapping[str, int] | None = None,
+        title: str = "",
+        publish: Callable[[SweepProgress], None] = lambda progress: None,
+    ) -> None:
+        """Begin the sweep, or what `title` names; its jobs are known, see `SweepProgress`.
+
+        `publish` gets its progress now and then, and when the last job has ended.
+        """
+        progress = SweepProgress(plan, requests, results, batches, title, self._clock)
+        with self._lock:
+            self._progress = progress
+        self._publish = publish
+        if title:
+            return
+        found = f", {len(results)} of them finished before" if results else ""
+        count = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
+        self.note(f"{count}{found}; {len(progress.waiting)} to do")
 
     def placed(self, placement: Placement) -> None:
         """A placement starts."""
-        if self._state is not None:
-            self._state.placed(placement)
+        if self._progress is not None:
+            with self._lock:
+                self._progress.placed(placement)
 
     def heard(self, event: RunEvent) -> None:
         """A worker said something."""
-        if self._state is None:
+        if self._progress is None:
             return
-        self._state.heard(event)
-        if isinstance(event, EpochEnded) and self._verbose >= 3:
+        with self._lock:
+            self._progress.heard(event)
+        if isinstance(event, EpochEnded) and not self._progress.title:
             item = event.epoch
             score = "" if item.accuracy is None else f" accuracy {item.accuracy:.4f}"
-            self.note(
+            text = (
                 f"{event.job_id} epoch {item.number} train_loss {item.train_loss:.4f} "
                 f"valid_loss {item.valid_loss:.4f}{score}"
             )
+            self.note(text, verbose=3, level=logging.DEBUG)
         elif isinstance(event, Noted):
             self.note(f"{event.job_id or 'run'}: {event.text}")
 
     def ended(self, result: Result) -> None:
         """A result is durable."""
-        if self._state is None:
+        if self._progress is None:
             return
-        self._state.ended(result)
-        now = time.monotonic()
-        failed = result.status != DONE
-        last = not self._state.waiting and not self._state.running
-        due = not self._live and (now - self._printed > LINE_SECONDS or last)
-        if self._verbose and (failed or due or self._verbose >= 2):
-            self._printed = now
-            self.note(f"{_line(result)}  [{self._state.summary()}]")
+        with self._lock:
+            self._progress.ended(result)
+        if result.status != DONE:
+            self.note(_line(result), level=logging.WARNING)
+        else:
+            self.note(_line(result), verbose=2)
+        if self._progress.is_over:
+            self._publish(self._progress)
+            self.note(overview(self._progress))
 
-    def ticked(self, load: Load) -> None:
-        """The load was looked at."""
-        if self._state is not None:
-            self._state.load = load
+    def ticked(self, load: Load | None = None) -> None:
+        """Some time passed; the load was looked at."""
+        if self._progress is None:
+            return
+        self._progress.load = load or self._progress.load
+        self._publish(self._progress)
+        now = self._clock()
+        if not self._live and now - self._printed >= LINE_SECONDS:
+            self._printed = now
+            self.note(overview(self._progress))
 
     def _render(self) -> Group:
         self._spinner.update(text=Text(one_line(self._doing), style="dim"))
-        parts = [] if self._state is None else [self._state.render()]
+        with self._lock:
+            shown = self._progress
+            parts = [] if shown is None or shown.is_over else self._parts(shown)
         return Group(*parts, self._spinner) if self._doing else Group(*parts)
+
+    def _parts(self, progress: SweepProgress) -> list[RenderableType]:
+        width = max(1, min(BAR_COLUMNS, self._console.width - 8))
+        bar = ProgressBar(total=max(1, progress.steps), completed=progress.steps_done, width=width)
+        head = Table.grid(padding=(0, 1))
+        head.add_row(bar, f"{progress.percent} %")
+        lines = progress.lines()
+        more = [f"and {len(lines) - MOST_ROWS} more"] if len(lines) > MOST_ROWS else []
+        below = [*more, progress.best(), cores_in_use(progress)]
+        return [
+            head,
+            Text(one_line(progress.summary())),
+            Text(progress.times()),
+            *(Text(one_line(text)) for text in lines[:MOST_ROWS]),
+            *(Text(one_line(text), style="dim") for text in below if text),
+        ]
 
 
 def _line(result: Result) -> str:
@@ -195,168 +266,3 @@ def _line(result: Result) -> str:
         return f"{result.job_id} {result.status}: {result.error}"
     scores = " ".join(f"{name} {value:.4f}" for name, value in result.scores.items())
     return f"{result.job_id} {scores} in {result.fit_seconds:.1f} s"
-
-
-class State:
-    """What the display knows, gathered from the events.
-
-    Parameters
-    ----------
-    plan : Plan
-        All jobs.
-    requests : Mapping of str to Request
-        Expected seconds by job id.
-    results : list of Result
-        What earlier sessions finished.
-    clock : callable
-        Monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        requests: Mapping[str, Request],
-        results: list[Result],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.plan = plan
-        self.results = {result.job_id: result for result in results}
-        self.waiting = {job.id for job in plan.jobs} - set(self.results)
-        self.running: dict[str, tuple[Placement, float]] = {}
-        self.progress: dict[str, Progress] = {}
-        self.load: Load | None = None
-        self._clock = clock
-        self._candidate = {job.id: job.candidate for job in plan.jobs}
-        self._expected = {name: request.seconds for name, request in requests.items()}
-        self._epochs: dict[str, list[float]] = {}
-
-    def placed(self, placement: Placement) -> None:
-        """Jobs went from waiting to running."""
-        for name in placement.jobs:
-            self.waiting.discard(name)
-            self.running[name] = (placement, self._clock())
-
-    def heard(self, event: RunEvent) -> None:
-        """Remember where a job is, and how long its epochs take."""
-        if isinstance(event, Progress):
-            self.progress[event.job_id] = event
-        elif isinstance(event, EpochEnded):
-            model = self._candidate[event.job_id].split("/")[0]
-            self._epochs.setdefault(model, []).append(event.epoch.seconds)
-
-    def ended(self, result: Result) -> None:
-        """A job went from running, or from waiting when its worker died, to ended."""
-        self.running.pop(result.job_id, None)
-        self.waiting.discard(result.job_id)
-        self.progress.pop(result.job_id, None)
-        self.results[result.job_id] = result
-
-    def seconds_left(self) -> float | None:
-        """Expected wall time until the last job ends, from measured epochs where there are any."""
-        now = self._clock()
-        waiting = [self._seconds(name) for name in self.waiting]
-        running = [
-            max(0.0, self._seconds(name) - (now - since))
-            for name, (_, since) in self.running.items()
-        ]
-        if not waiting and not running:
-            return 0.0
-        if not self._epochs:
-            return None
-        width = max(1, len(self.running))
-        return max([sum(waiting + running) / width, *running])
-
-    def _seconds(self, name: str) -> float:
-        seen = self._epochs.get(self._candidate[name].split("/")[0])
-        if seen:
-            return float(np.mean(seen)) * self.plan.params.epochs
-        return self._expected.get(name, 0.0)
-
-    def best(self) -> str:
-        """The candidate with the best mean so far, and on how many folds."""
-        metric = self.plan.scoring[0]
-        by_candidate: dict[str, list[float]] = {}
-        for result in self.results.values():
-            if result.status == DONE and not math.isnan(result.scores.get(metric, math.nan)):
-                scores = by_candidate.setdefault(self._candidate[result.job_id], [])
-                scores.append(result.scores[metric])
-        if not by_candidate:
-            return ""
-        most = max(len(scores) for scores in by_candidate.values())
-        means = {
-            name: float(np.mean(scores))
-            for name, scores in by_candidate.items()
-            if len(scores) == most
-        }
-        name = max(means, key=lambda key: (means[key], key))
-        folds = "1 fold" if most == 1 else f"{most} folds"
-        return f"best so far {name} {metric} {means[name]:.4f} ({folds})"
-
-    def summary(self) -> str:
-        """Counts and the time left, on one line."""
-        done = sum(result.status == DONE for result in self.results.values())
-        failed = len(self.results) - done
-        parts = [f"{done}/{len(self.plan.jobs)} done"]
-        counts = {"failed": failed, "running": len(self.running), "waiting": len(self.waiting)}
-        parts += [f"{count} {state}" for state, count in counts.items() if count]
-        left = self.seconds_left()
-        if left is not None and (self.waiting or self.running):
-            parts.append(f"{clock(left)} left")
-        return ", ".join(parts)
-
-    def render(self) -> Group:
-        """The live table."""
-        bar = ProgressBar(total=len(self.plan.jobs), completed=len(self.results), width=BAR_COLUMNS)
-        head = Table.grid(padding=(0, 1))
-        head.add_row(bar, Text(self.summary()))
-        lines = [Text(one_line(text), style="dim") for text in (self.best(), self._cores()) if text]
-        return Group(head, self._table(), *lines) if self.running else Group(head, *lines)
-
-    def _table(self) -> Table:
-        # One width from the first job to the last, so that nothing jumps.
-        width = min(NAME_COLUMNS, max(len(job.id) for job in self.plan.jobs))
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-        table.add_column("job", width=width, no_wrap=True, overflow="ellipsis")
-        for name, size in (("epoch", 7), ("batch", 9), ("loss", 8), ("core", 5)):
-            table.add_column(name, justify="right", width=size, no_wrap=True)
-        for name in sorted(self.running)[:MOST_ROWS]:
-            table.add_row(*self._row(name))
-        if len(self.running) > MOST_ROWS:
-            table.add_row(Text(f"and {len(self.running) - MOST_ROWS} more", style="dim"))
-        return table
-
-    def _row(self, name: str) -> tuple[Text, str, str, str, str]:
-        event, (placement, _) = self.progress.get(name), self.running[name]
-        where = ",".join(map(str, placement.cores))
-        if placement.gpu is not None:
-            where = f"GPU {','.join(str(index) for index, _ in placement.gpus)}"
-        if event is None:
-            return Text(one_line(name)), "-", "-", "-", where
-        return (
-            Text(one_line(name)),
-            f"{event.epoch}/{event.epochs}",
-            f"{event.batch}/{event.batches}",
-            f"{event.loss:.4g}",
-            where,
-        )
-
-    def _cores(self) -> str:
-        if self.load is None:
-            return ""
-        taken = {core for placement, _ in self.running.values() for core in placement.cores}
-        used = f"{len(taken)} of {len(self.load.cores)} cores in use"
-        others = len(self.load.cores) - len(self.load.idle)
-        return f"{used}, {others} left to other programs" if others else used
-
-
-def clock(seconds: float) -> str:
-    """Return a duration for people.
-
-    >>> clock(4.24), clock(75), clock(7300)
-    ('4.2 s', '1 min 15 s', '2 h 01 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02} min"

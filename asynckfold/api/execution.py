@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,24 +15,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.baseline_timing import time_serial_loop
+from asynckfold.api.baseline_timing import batches_of, time_serial_loop
 from asynckfold.api.planner import Planned
+from asynckfold.api.progress import SweepProgress
 from asynckfold.api.session import Session, interrupted
 from asynckfold.errors import StorageError
+from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.reproducibility import CPU, THREADS
 from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
 from asynckfold.planning import workload
+from asynckfold.results.candidates import candidates
 from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import packing_of
-from asynckfold.store import RunStore
+from asynckfold.results.verdict import make_verdict
+from asynckfold.store import Interim, RunStore
 from asynckfold.store.layout import network_notes
 from asynckfold.sweep.loop import Sweep
 from asynckfold.system.machine import Machine
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
+
+PUBLISH_SECONDS = 2.0
+"""Between two interim results for other programs."""
 
 
 def train(session: Session, planned: Planned) -> None:
@@ -99,7 +106,7 @@ def _log(session: Session, planned: Planned) -> None:
             if text not in logged:
                 store.event(kind, text)
             if kind != "decision" or threads.overturned:
-                session.display.note(text)
+                session.display.note(text, verbose=2 if kind == "fusing" else 1)
     added = 0 if session.stored is None else len(plan.jobs) - len(session.stored.jobs)
     if added > 0:
         store.event("plan", f"{added} jobs were added to the plan")
@@ -114,7 +121,8 @@ def _sweep(session: Session, planned: Planned, bundle: Any) -> None:
     _fail_refused(store, planned)
     finished = store.reader.results()
     display.doing("")
-    display.begin(plan, requests, list(finished.values()))
+    publish = _Publisher(store, planned.work.folds)
+    display.begin(plan, requests, list(finished.values()), batches_of(bundle), publish=publish)
     if len(finished) == len(plan.jobs):
         return  # a look at a finished run must not lengthen its time
     store.set_software({THREADS: plan.threads_text, **planned.checked.software})
@@ -134,7 +142,7 @@ def _sweep(session: Session, planned: Planned, bundle: Any) -> None:
             ).run()
         achieved = packing_of(store.reader)
         if achieved is not None:
-            display.note(packing_text(achieved))
+            display.note(packing_text(achieved), verbose=2)
     except KeyboardInterrupt as interrupt:
         with suppress(StorageError):
             store.event("interrupted", str(interrupt) or "interrupted")
@@ -159,6 +167,31 @@ def _fail_refused(store: RunStore, planned: Planned) -> None:
                 number = store.start_attempt(job.id, (), 0, "cpu", 0.0)
                 result = Result(job.id, number, FAILED, error=error, traceback=error, threads=0)
                 store.record(replace(result, started=now, ended=now))
+
+
+@dataclass(eq=False)
+class _Publisher:
+    """Records the interim results of a sweep every few seconds, for ``asynckfold status``."""
+
+    store: RunStore
+    folds: Sequence[Fold]
+    due: float = 0.0
+    results: int = 0
+    verdict: tuple[str, ...] = field(default=())
+
+    def __call__(self, progress: SweepProgress) -> None:
+        begun = time.monotonic()
+        if begun < self.due and not progress.is_over:
+            return
+        if len(progress.results) != self.results or progress.is_over:
+            self.results, plan = len(progress.results), progress.plan
+            rows = candidates(plan, progress.results)
+            self.verdict = make_verdict(rows, plan.scoring[0], self.folds).sentences
+        left = progress.seconds_left()
+        self.store.set_interim(Interim(progress.steps_done, progress.steps, left, self.verdict))
+        # At most a share of 5 % of the time, however many candidates there are.
+        ended = time.monotonic()
+        self.due = ended + max(PUBLISH_SECONDS, 20 * (ended - begun))
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,10 +6,12 @@ import argparse
 import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 from asynckfold.system import terminal
 from asynckfold.system.plain_text import one_line
+from asynckfold.system.terminal import shows_links
 
 WIDE = 240
 """Width of tables that are printed to a file or a pipe."""
@@ -23,18 +25,45 @@ class Output:
 
     def __init__(self, parsed: argparse.Namespace) -> None:
         self.json = bool(getattr(parsed, "json", False))
+        self.verbose = int(getattr(parsed, "verbose", 0))
 
-    def say(self, what: Any = "") -> None:
-        """Print a line or a table of rich; nothing with ``--json``."""
+    def say(self, what: Any = "", *, wraps: bool = True) -> None:
+        """Print a line or a table of rich; nothing with ``--json``.
+
+        A terminal gets lines that break between words, unless not `wraps`, and tables of its width.
+        """
         if self.json:
             return
-        if isinstance(what, str):
+        is_terminal = terminal.is_terminal()
+        if isinstance(what, str) and not (is_terminal and wraps):
             terminal.write(f"{one_line(what)}\n")
             return
+        from rich.text import Text
+
         from asynckfold.system.console import console
 
         # A file or a pipe has no width: names stay whole there.
-        console(width=None if terminal.is_terminal() else WIDE).print(what)
+        width = None if is_terminal else WIDE
+        text = Text(one_line(what)) if isinstance(what, str) else what
+        console(width=width, soft_wrap=not (is_terminal and wraps)).print(text)
+
+    def has_room_for(self, what: Any) -> bool:
+        """Whether standard output is wide enough for a table."""
+        if not terminal.is_terminal():
+            return True
+        from asynckfold.system.console import console
+
+        return console(width=10 * WIDE).measure(what).maximum <= console().width
+
+    def say_path(self, name: str, path: Path) -> None:
+        """Print a path, as a hyperlink where the terminal makes links."""
+        if not shows_links():
+            self.say(f"{name}: {path}", wraps=False)
+            return
+        from rich.text import Text
+
+        link = Text(one_line(str(path)), style=f"link {path.resolve().as_uri()}")
+        self.say(Text.assemble(f"{name}: ", link), wraps=False)
 
     def data(self, what: Mapping[str, Any]) -> None:
         """Print one JSON object; nothing without ``--json``."""

@@ -300,6 +300,13 @@ def _report(verb: Verb) -> None:
     )
 
 
+def _status(verb: Verb) -> None:
+    _directory(verb)
+    verb.add_argument(
+        "--watch", action="store_true", help="show it on the whole screen until the run ends"
+    )
+
+
 def _resume(verb: Verb) -> None:
     _directory(verb)
     add_flags(verb, verb.problems, ("allow_different_software",))
@@ -430,7 +437,7 @@ def _add_progress_flags(verb: Verb) -> None:
         "--verbose",
         action="count",
         default=0,
-        help="print a line per job; twice: per epoch",
+        help="print a line per job, and how jobs are trained; twice: a line per epoch",
     )
     group.add_argument("-q", "--quiet", action="store_true", help="print no progress")
 
@@ -441,7 +448,11 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "plan": ("print what a run would do and its expected seconds", PLAN_HELP, _plan),
     "data": ("print the columns, classes and omissions of a data source", DATA_HELP, _data),
     "resume": ("continue a run of built-in models and data by its folder", "", _resume),
-    "status": ("print the progress of a run, and why cores and GPUs are idle", "", _directory),
+    "status": (
+        "print the progress of a run, its scores so far, and why cores and GPUs are idle",
+        "",
+        _status,
+    ),
     "report": ("build the HTML report, figures and tables of a run", "", _report),
     "export": ("write the trained weights of a job as a safetensors file", "", _export),
     "predict": (

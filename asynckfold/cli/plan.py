@@ -12,7 +12,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.api.display import clock
 from asynckfold.cli.doctor import now
 from asynckfold.cli.output import Output
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
@@ -24,7 +23,7 @@ from asynckfold.results.decision import forecast_of
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
-from asynckfold.system.units import gibibytes
+from asynckfold.system.units import duration, gibibytes
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
@@ -181,9 +180,10 @@ def _lines(found: Forecast) -> Iterator[str]:
         f"{plan.batch_size}{options}"
     )
     yield (
-        f"predicted: {clock(prediction.makespan)} on {cores} {'core' if cores == 1 else 'cores'}, "
-        f"if they are idle; lower bound {clock(prediction.lower_bound)}, the larger of "
-        f"core-seconds / cores and the longest job ({clock(prediction.longest)})"
+        f"predicted: {duration(prediction.makespan)} on {cores} "
+        f"{'core' if cores == 1 else 'cores'}, if they are idle; lower bound "
+        f"{duration(prediction.lower_bound)}, the larger of core-seconds / cores and the longest "
+        f"job ({duration(prediction.longest)})"
     )
     untimed = {
         plan.device_of(job.candidate)

@@ -10,7 +10,6 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.api.display import clock
 from asynckfold.cli.output import Output
 from asynckfold.cli.text_charts import spark
 from asynckfold.errors import refuse
@@ -22,6 +21,7 @@ from asynckfold.scheduling.random_sweep import (
     draw_scenario,
 )
 from asynckfold.scheduling.simulate import DONE, Bounds, Simulation
+from asynckfold.system.units import duration
 
 PARTS = 60
 """Intervals of the makespan in the line of CPU use."""
@@ -78,8 +78,8 @@ def _lines(parsed: argparse.Namespace, found: Simulation) -> list[tuple[str, str
             f"{parsed.seed}; others on {OTHERS_SHARE:.0%} of the cores, {FAILURES:.0%} of the jobs "
             f"fail once ({again:,} did)",
         ),
-        ("makespan", clock(found.makespan)),
-        ("lower bound", f"{clock(found.lower_bound)}: {_why(found.bounds)}"),
+        ("makespan", duration(found.makespan)),
+        ("lower bound", f"{duration(found.lower_bound)}: {_why(found.bounds)}"),
         ("ratio", f"{found.ratio:.4f}"),
         ("use", f"{found.use:.1%} of all cores, held by jobs"),
         ("over time", spark(found.use_over(PARTS))),
@@ -115,9 +115,9 @@ def _either_lines(
     yield (
         "cores or GPUs",
         f"{len(either.jobs)} jobs of {len(either.kinds)} candidates, {on_gpus} of them on GPUs, "
-        f"one of the {parsed.gpus:,} GPUs busy with others' work: {clock(found.makespan)}, "
-        f"{found.ratio:.4f} × the lower bound; without others {clock(either.alone['cpu'])} with "
-        f"all on cores, {clock(either.alone['cuda'])} with all on GPUs",
+        f"one of the {parsed.gpus:,} GPUs busy with others' work: {duration(found.makespan)}, "
+        f"{found.ratio:.4f} × the lower bound; without others {duration(either.alone['cpu'])} with "
+        f"all on cores, {duration(either.alone['cuda'])} with all on GPUs",
     )
 
 
@@ -127,7 +127,8 @@ def _why(bounds: Bounds) -> str:
         "GPU-seconds / GPUs": bounds.gpus,
         "the longest job": bounds.longest,
     }
-    return f"the largest of {', '.join(f'{name} {clock(value)}' for name, value in parts.items())}"
+    found = ", ".join(f"{name} {duration(value)}" for name, value in parts.items())
+    return f"the largest of {found}"
 
 
 def _rate(found: Simulation) -> float:

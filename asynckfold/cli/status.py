@@ -1,28 +1,84 @@
-"""The verb ``status``: how far a run is, which process runs it, or how it ended."""
+"""The verb ``status``: how far a run is, its scores so far, who runs it, or how it ended."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run, stored_command
+from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
-from asynckfold.store import Attempt, RunReader, RunStore, Waiting
+from asynckfold.jobs.result import DONE, counts_line
+from asynckfold.store import Attempt, Interim, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
-from asynckfold.system.units import named_cores
+from asynckfold.system.plain_text import one_line
+from asynckfold.system.units import duration, named_cores
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+WATCH_SECONDS = 1.0
+
+MOST_SCORES = 10
 
 
 def status(parsed: argparse.Namespace, out: Output) -> int:
-    """Print how far a run is."""
+    """Print how far a run is, once or until it ends."""
+    if parsed.watch:
+        return _watch(parsed, out)
     with open_run(parsed.directory, parsed.problems) as store:
         found = with_refits(store)
     out.data(found)
     for line in lines(found):
-        out.say(line)
+        # A command is copied whole.
+        out.say(line, wraps="continue with: " not in line)
     return 0
+
+
+def _watch(parsed: argparse.Namespace, out: Output) -> int:
+    """Show the state on the whole screen until the run ends or Ctrl-C."""
+    from rich.live import Live
+
+    from asynckfold.system.console import animates, console
+
+    given = "--json" if parsed.json else "" if animates() else "standard output that is none"
+    problems = list(parsed.problems)
+    if given:
+        remedy = "Leave out --watch: status then prints the present state once."
+        problems.append(Problem("--watch needs a terminal", given, remedy))
+    refuse(problems)
+    place = console(soft_wrap=False)
+    try:
+        with Live(console=place, screen=True, auto_refresh=False) as live:
+            while True:
+                with open_run(parsed.directory) as store:
+                    found = with_refits(store)
+                live.update(_screen(found, parsed.directory), refresh=True)
+                if not found["holder"]:
+                    break
+                time.sleep(WATCH_SECONDS)
+    except KeyboardInterrupt:
+        pass
+    for line in lines(found):
+        out.say(line, wraps="continue with: " not in line)
+    return 0
+
+
+def _screen(state: Mapping[str, Any], directory: str) -> Group:
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    done = state["progress"] or {"steps_done": state["done"], "steps": state["planned"]}
+    bar = ProgressBar(total=max(1, done["steps"]), completed=done["steps_done"])
+    head = Text(one_line(f"{directory} · Ctrl-C ends this view, not the run"), style="dim")
+    return Group(head, bar, *(Text(one_line(line)) for line in lines(state)))
 
 
 def state_of(store: RunReader) -> dict[str, Any]:
@@ -33,19 +89,26 @@ def state_of(store: RunReader) -> dict[str, Any]:
     dict
         The jobs by state; ``fingerprint`` and ``bit_identity``; ``holder`` (pid, host, start) or
         None; ``running_jobs``, one entry for each job in training (its worker's pid, attempt,
-        cores and progress); ``idle``, the free cores and GPUs, the cores that other processes use
-        (``neighbours``), and how many jobs wait for what, or None while no sweep runs; ``ended``,
-        how the run ended, None while it is held; ``continue_with``, the command that continues it,
-        None if nothing is pending; and ``refits``, empty here, see `with_refits`.
+        cores and progress); ``progress``, the steps done of all and the expected ``seconds_left``,
+        or None while no sweep runs; ``scores``, of each candidate with a result the ``mean`` of the
+        first metric over ``folds`` folds; ``verdict``, sentences on the results so far; ``idle``,
+        the free cores and GPUs, the cores that other processes use (``neighbours``), and how many
+        jobs wait for what, or None while no sweep runs; ``ended``, how the run ended, None while it
+        is held; ``continue_with``, the command that continues it, None if nothing is pending; and
+        ``refits``, empty here, see `with_refits`.
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
     at_work = [item for item in attempts if item.outcome is None] if holder else []
+    interim = store.interim
     return {
         **counts,
         "fingerprint": store.fingerprint(),
         "bit_identity": asdict(reproducibility_of(store.plan, store.software())),
         "holder": holder,
         "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
+        "progress": _progress(interim) if holder and interim and counts["pending"] else None,
+        "scores": _scores(store),
+        "verdict": list(interim.verdict) if interim else [],
         "idle": _idle(store.waiting, at_work) if holder else None,
         "ended": None if holder else _ended(store, counts, attempts),
         "continue_with": None if holder or not counts["pending"] else stored_command(store.about),
@@ -66,6 +129,32 @@ def _refits(store: RunReader) -> Iterator[dict[str, Any]]:
                 again = found["continue_with"] and stored_command(store.about)
                 candidate = alone.plan.jobs[0].candidate
                 yield {**found, "candidate": candidate, "continue_with": again}
+
+
+def _progress(interim: Interim) -> dict[str, Any]:
+    return {name: value for name, value in asdict(interim).items() if name != "verdict"}
+
+
+def _scores(store: RunReader) -> list[dict[str, Any]]:
+    """Return the mean score of each candidate that has one, the highest first."""
+    plan, scores, found = store.plan, store.scores(), dict[str, list[float]]()
+    metric = plan.scoring[0]
+    for job in plan.jobs:
+        status, by_metric = scores.get(job.id, ("", {}))
+        if status == DONE and not math.isnan(by_metric.get(metric, math.nan)):
+            found.setdefault(job.candidate, []).append(by_metric[metric])
+    planned = Counter(job.candidate for job in plan.jobs)
+    rows = [
+        {
+            "candidate": name,
+            "metric": metric,
+            "mean": sum(values) / len(values),  # of infinities of both signs NaN
+            "folds": len(values),
+            "planned": planned[name],
+        }
+        for name, values in found.items()
+    ]
+    return sorted(rows, key=lambda row: (-row["mean"], row["candidate"]))
 
 
 def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -117,33 +206,21 @@ def _ended(store: RunReader, counts: Mapping[str, int], attempts: Sequence[Attem
     return "stopped by an I/O error" if "io" in outcomes else "stopped early"
 
 
-def counts_line(counts: Mapping[str, Any], *, is_held: bool = False) -> str:
-    """Return the number of finished jobs, and the others by state.
-
-    >>> counts = {"planned": 20, "done": 12, "failed": 1, "diverged": 0, "cancelled": 0}
-    >>> counts_line({**counts, "pending": 7, "running": 2}, is_held=True)
-    '12 of 20 jobs finished, 1 failed, 2 running, 5 waiting'
-    >>> counts_line({**counts, "pending": 7})
-    '12 of 20 jobs finished, 1 failed, 7 pending'
-    """
-    running = counts.get("running", 0)
-    numbers = {name: counts[name] for name in ("failed", "diverged", "cancelled")}
-    numbers["running"] = running
-    numbers["waiting" if is_held else "pending"] = max(0, counts["pending"] - running)
-    others = "".join(f", {number} {name}" for name, number in numbers.items() if number)
-    planned = counts["planned"]
-    return f"{counts['done']} of {planned} {'job' if planned == 1 else 'jobs'} finished{others}"
-
-
 def lines(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
-    holder = state["holder"]
+    holder, progress = state["holder"], state["progress"]
     yield counts_line(state, is_held=bool(holder))
+    if progress:
+        done = f"{100 * progress['steps_done'] // max(1, progress['steps'])} % of the steps"
+        left = progress["seconds_left"]
+        yield done if left is None else f"{done}, {duration(left)} left"
     if holder:
         yield f"held by process {holder.get('pid')} on {holder.get('host')}"
     else:
         then = f"; continue with: {state['continue_with']}" if state["continue_with"] else ""
         yield f"{state['ended']}{then}"
+    yield from _score_lines(state["scores"])
+    yield from state["verdict"]
     for item in state["running_jobs"]:
         where = item["device"] if item["device"] != "cpu" else f"cores {item['cores']}"
         yield (
@@ -162,6 +239,14 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
     if state["pending"] < state["planned"]:
         verdict = Reproducibility(tuple(state["bit_identity"]["reasons"]))
         yield f"fingerprint {state['fingerprint']}, {verdict}"
+
+
+def _score_lines(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for row in scores[:MOST_SCORES]:
+        folds = f"{row['folds']} of {row['planned']} folds"
+        yield f"  {row['candidate']}: {row['metric']} {row['mean']:.4f} ({folds})"
+    if len(scores) > MOST_SCORES:
+        yield f"  and {len(scores) - MOST_SCORES} more candidates"
 
 
 def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:

@@ -7,17 +7,21 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from asynckfold.api.report import written
 from asynckfold.cli.output import Output
-from asynckfold.cli.status import counts_line
-from asynckfold.results.candidates import folds_note
+from asynckfold.jobs.result import counts_line
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunStore
 from asynckfold.system.plain_text import one_line
+from asynckfold.system.units import duration
+
+MOST_ROWS = 10
+"""Candidates in the table, unless ``-v`` asks for all."""
 
 
 def print_results(root: Path, out: Output, *, with_report: bool) -> int:
@@ -38,10 +42,15 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
             "report": str(page) if page else None,
         }
     )
-    out.say(_results_table(results))
+    rows = None if out.verbose else MOST_ROWS
+    table = _results_table(results, rows)
+    out.say(table if out.has_room_for(table) else _results_table(results, rows, interval=False))
+    if rows is not None and len(results.candidates) > rows:
+        more = len(results.candidates) - rows
+        out.say(f"and {more} more, which -v and the report show")
     if data:
         out.say(f"data: {data}")
-    for line in result_lines(results):
+    for line in result_lines(results, verbose=out.verbose):
         out.say(line)
     if refit:
         out.say(refit)
@@ -49,7 +58,7 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
     if "\n" in trace.strip():
         out.error(f"traceback of the first failed job:\n{trace.strip()}")
     if page:
-        out.say(f"report: {page}")
+        out.say_path("report", page)
     if fault:
         out.error(fault)
     return 1 if results.counts["done"] < results.counts["planned"] else 0
@@ -95,14 +104,20 @@ def _best(results: CVResults) -> dict[str, str] | None:
         return None  # no candidate has a score on every fold
 
 
-def _results_table(results: CVResults) -> Table:
-    metric = results.plan.scoring[0]
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+def _results_table(results: CVResults, most: int | None, *, interval: bool = True) -> Table:
+    """Return the ranking; a candidate that beats all others is marked."""
+    metric, winner = results.plan.scoring[0], results.verdict.best
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     device = ("device",) if results.plan.devices else ()
     words = ("model", "scheduler", *device)
-    for name in ("rank", *words, metric, "95 % interval", "folds", "seconds"):
-        table.add_column(name, justify="left" if name in words else "right")
-    for row in results.to_frame().to_dict("records"):
+    bounds = ("95 % interval",) if interval else ()
+    last = ("",) if winner else ()
+    for name in ("rank", *words, metric, *bounds, "folds", "seconds", *last):
+        is_name = name in words
+        justify: JustifyMethod = "left" if is_name else "right"
+        table.add_column(name, justify=justify, no_wrap=not is_name, overflow="fold")
+    for row in results.to_frame().to_dict("records")[:most]:
+        is_winner = f"{row['model']}/{row['scheduler']}" == winner
         known = row[f"mean_{metric}"] == row[f"mean_{metric}"]
         complete = row["folds_done"] == row["folds"]
         table.add_row(
@@ -111,25 +126,29 @@ def _results_table(results: CVResults) -> Table:
             Text(one_line(row["scheduler"])),
             *(row[name] for name in device),
             f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
-            f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "",
-            folds_note(row["folds_done"], row["folds"]),
+            *[f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "" for _ in bounds],
+            f"{row['folds_done']}/{row['folds']}",
             f"{row['fit_seconds']:.1f}" if row["fit_seconds"] == row["fit_seconds"] else "",
+            *["winner" if is_winner else "" for _ in last],
+            style="bold" if is_winner else None,
         )
     return table
 
 
-def result_lines(results: CVResults) -> Iterator[str]:
-    """Yield the lines below the table."""
+def result_lines(results: CVResults, *, verbose: int = 0) -> Iterator[str]:
+    """Yield the lines below the table; the fingerprint only with `verbose`."""
     from asynckfold.api.kfold import failure_lines
 
     counts = results.counts
     yield from results.verdict.sentences
     if results.baseline is not None:
         yield results.speedup_note
-    if counts["done"] < counts["planned"]:
-        yield counts_line(counts)
-        yield from failure_lines(results)
-    yield f"fingerprint {results.fingerprint}, {results.bit_identity}"
+    yield f"{counts_line(counts)} in {duration(results.seconds)}"
+    yield from failure_lines(results)
+    if verbose:
+        yield f"fingerprint {results.fingerprint}, {results.bit_identity}"
+    elif results.bit_identity.reasons:
+        yield str(results.bit_identity)
 
 
 def partial_report(root: Path, out: Output) -> None:

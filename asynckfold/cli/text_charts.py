@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from asynckfold.api.display import clock
 from asynckfold.scheduling.simulate import DONE, Span
+from asynckfold.system.units import duration
 
 BARS = "▁▂▃▄▅▆▇█"
 IDLE = "·"
@@ -56,7 +56,7 @@ def gantt(
     lines = [f"{name:{label}}{_row(held, end, columns)}" for name, held in drawn]
     if len(rows) > most_rows:
         lines.append(f"{'':{label}}and {len(rows) - most_rows} more")
-    return [*lines, f"{'':{label}}{clock(0)}{clock(end):>{columns - len(clock(0))}}"]
+    return [*lines, f"{'':{label}}{duration(0)}{duration(end):>{columns - len(duration(0))}}"]
 
 
 def _row(spans: Sequence[Span], end: float, columns: int) -> str:

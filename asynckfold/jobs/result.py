@@ -273,3 +273,21 @@ class Baseline:
 def job_by_id(plan: Plan) -> dict[str, Job]:
     """Return the plan's jobs by id."""
     return {job.id: job for job in plan.jobs}
+
+
+def counts_line(counts: Mapping[str, Any], *, is_held: bool = False) -> str:
+    """Return the number of finished jobs, and the others by state.
+
+    >>> counts = {"planned": 20, "done": 12, "failed": 1, "diverged": 0, "cancelled": 0}
+    >>> counts_line({**counts, "pending": 7, "running": 2}, is_held=True)
+    '12 of 20 jobs finished, 1 failed, 2 running, 5 waiting'
+    >>> counts_line({**counts, "pending": 7})
+    '12 of 20 jobs finished, 1 failed, 7 pending'
+    """
+    running = counts.get("running", 0)
+    numbers = {name: counts[name] for name in ("failed", "diverged", "cancelled")}
+    numbers["running"] = running
+    numbers["waiting" if is_held else "pending"] = max(0, counts["pending"] - running)
+    others = "".join(f", {number} {name}" for name, number in numbers.items() if number)
+    planned = counts["planned"]
+    return f"{counts['done']} of {planned} {'job' if planned == 1 else 'jobs'} finished{others}"

@@ -34,6 +34,7 @@ from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     Attempt,
     Event,
+    Interim,
     Sample,
     SessionTimes,
     Waiting,
@@ -44,6 +45,7 @@ from asynckfold.store.run_store import RunStore
 __all__ = [
     "Attempt",
     "Event",
+    "Interim",
     "RunReader",
     "RunStore",
     "Sample",

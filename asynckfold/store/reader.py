@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from asynckfold.store.records import (
     PLACED,
     Attempt,
     Event,
+    Interim,
     Sample,
     SessionTimes,
     Waiting,
@@ -214,6 +215,27 @@ class RunReader(Closing):
             return None
         with decoding(self.root):
             return decoded(Waiting, parsed(text), "waiting")
+
+    @property
+    def interim(self) -> Interim | None:
+        """What the sweep recorded of itself last; None in runs of earlier versions."""
+        text = self.file.meta("interim")
+        if text is None:
+            return None
+        with decoding(self.root):
+            found = decoded(Interim, parsed(text), "interim")
+            left = {} if found.seconds_left is None else {"seconds left": found.seconds_left}
+            finite({"steps done": found.steps_done, "steps": found.steps, **left}, low=0)
+            return found
+
+    def scores(self) -> dict[str, tuple[str, Mapping[str, float]]]:
+        """Return status and scores of each job that has a result, without its outputs."""
+        rows = self.file.rows("SELECT job_id, status, scores FROM results")
+        with decoding(self.root):
+            return {
+                name: (status, decoded(dict[str, float], parsed(text), "scores"))
+                for name, status, text in rows
+            }
 
     def samples(self) -> list[Sample]:
         """Return the CPU use over time."""

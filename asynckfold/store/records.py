@@ -79,6 +79,20 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Interim:
+    """What a sweep that runs knows of itself, recorded every few seconds.
+
+    ``verdict`` is that of the jobs with a result. ``seconds_left`` is the expected wall time, None
+    if unknown.
+    """
+
+    steps_done: int
+    steps: int
+    seconds_left: float | None
+    verdict: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Event:
     """A fallback, a retry, a decision."""
 

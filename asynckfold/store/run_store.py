@@ -25,6 +25,7 @@ from asynckfold.store.lock import now_text
 from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     PLACED,
+    Interim,
     Waiting,
     placed_text,
     result_row,
@@ -335,6 +336,11 @@ class RunStore(Closing):
             self.file.execute("DELETE FROM meta WHERE key = 'waiting'")
         else:
             self.file.put("waiting", json.dumps(asdict(waiting)))
+
+    def set_interim(self, interim: Interim) -> None:
+        """Record the interim results; they are durable with the next commit."""
+        self.file.begin()
+        self.file.put("interim", json.dumps(asdict(interim)))
 
     def set_baseline(self, baseline: Baseline) -> None:
         """Record the serial baseline, durable on return."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
 
@@ -82,8 +83,11 @@ def ask(
     max_wait: float | None,
     signals: Interruption,
     sampler: Sampler | None = None,
+    tick: Callable[[], None] | None = None,
 ) -> Any:
     """Run a placement that belongs to no job (a dry run, a baseline); return its finding.
+
+    Meanwhile `tick` is called now and then.
 
     Raises
     ------
@@ -99,6 +103,8 @@ def ask(
         load = engine.load([placement])
         if sampler is not None:
             sampler.look(load)
+        if tick is not None:
+            tick()
     if sampler is not None:
         # An engine in this process returned only now.
         sampler.look(engine.load([placement]), at_end=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
@@ -29,6 +30,12 @@ def console(*, stderr: bool = False, stream: TextIO | None = None, **options: An
     chosen = stream or (sys.stderr if stderr else sys.stdout)
     fixed = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
     return _CleanConsole(file=steady(chosen), **{**fixed, **options})
+
+
+def animates(*, stderr: bool = False, stream: TextIO | None = None) -> bool:
+    """Whether a stream is a terminal on which the cursor moves, whatever ``FORCE_COLOR`` says."""
+    chosen = stream or (sys.stderr if stderr else sys.stdout)
+    return steady(chosen).isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
 def spinner(shown_on: Console) -> str:

@@ -25,6 +25,9 @@ from asynckfold.system.plain_text import plain
 _GONE = (errno.EPIPE, errno.EIO)
 """Errors of a pipe and of a terminal whose reader is gone."""
 
+_LINKING = ("DOMTERM", "KONSOLE_VERSION", "WT_SESSION")
+"""Variables of terminals that show OSC 8 as hyperlinks."""
+
 _SIMPLER = {
     "±": "+/-",
     "…": "...",
@@ -160,6 +163,18 @@ def open_standard() -> None:
 def is_terminal(*, stderr: bool = False) -> bool:
     """Whether standard output, or error, is a terminal."""
     return steady(sys.stderr if stderr else sys.stdout).isatty()
+
+
+def shows_links() -> bool:
+    """Whether standard output is a terminal that is known to show OSC 8 as hyperlinks."""
+    found = os.environ
+    return is_terminal() and (
+        any(name in found for name in _LINKING)
+        or found.get("TERM_PROGRAM", "") in ("ghostty", "iTerm.app", "vscode", "WezTerm")
+        or found.get("TERM", "").startswith(("alacritty", "foot", "xterm-kitty", "xterm-ghostty"))
+        # Of GNOME's library; earlier ones showed the sequence.
+        or found.get("VTE_VERSION", "").rjust(4, "0") >= "5000"
+    )
 
 
 def complain(text: str) -> None:

@@ -1,4 +1,4 @@
-"""Sizes in bytes and numbers of cores: parsing and formatting."""
+"""Sizes in bytes, durations and numbers of cores: parsing and formatting."""
 
 from __future__ import annotations
 
@@ -76,3 +76,16 @@ def named_cores(cores: Sequence[int], most: int = 8) -> str:
     listed = ", ".join(map(str, cores[:most]))
     more = f" and {len(cores) - most} more" if len(cores) > most else ""
     return f"{'core' if len(cores) == 1 else 'cores'} {listed}{more}"
+
+
+def duration(seconds: float) -> str:
+    """Return a duration for people.
+
+    >>> duration(4.24), duration(75), duration(7300)
+    ('4.2 s', '1 min 15 s', '2 h 01 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60):02} s"
+    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02} min"

@@ -24,9 +24,10 @@ from asynckfold.data.arrays import exact
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import EpochEnded, Progress
 from asynckfold.jobs.objective import REGRESSION, Objective
 from asynckfold.jobs.plan import Job
-from asynckfold.jobs.result import Baseline
+from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
@@ -38,6 +39,7 @@ from asynckfold.training.precision import outputs_of, scaler_of, step
 from asynckfold.training.preprocessing import fit_on, fit_transform, transform
 from asynckfold.training.pretraining import has_pretraining, pretrain
 from asynckfold.training.setup import build_lr_schedule
+from asynckfold.training.training_run import EVENT_SECONDS, Report
 
 ESTIMATE_SECONDS = 0.3
 """How long an estimate times a model's batches, in training and in evaluation."""
@@ -50,9 +52,16 @@ Judged = tuple[torch.Tensor, torch.Tensor]
 
 
 def measure(
-    bundle: Bundle, data: Batches, stop: Callable[[], bool], device: torch.device = _CPU
+    bundle: Bundle,
+    data: Batches,
+    stop: Callable[[], bool],
+    device: torch.device = _CPU,
+    report: Report = lambda event: None,
 ) -> Baseline | None:
-    """Run the loop over all jobs of the plan; None if `stop` asked to leave."""
+    """Run the loop over all jobs of the plan; None if `stop` asked to leave.
+
+    Reports some progress, not every epoch: a message costs time that an ordinary loop has not.
+    """
     by_job: dict[str, float] = {}
     scores: dict[str, list[float]] = {job.candidate: [] for job in bundle.plan.jobs}
     epochs: dict[str, list[tuple[float, float]]] = {}
@@ -63,7 +72,7 @@ def measure(
         started = time.perf_counter()
         try:
             with isolated(patches=True):
-                trained = _train(bundle, job, data, stop, device)
+                trained = _train(bundle, job, data, stop, device, report)
         except (Exception, SystemExit):  # noqa: BLE001
             # It fails in the sweep, too, which records the traceback.
             trained = None
@@ -271,29 +280,46 @@ class _Trained:
 
 
 def _train(
-    bundle: Bundle, job: Job, data: Batches, stop: Callable[[], bool], device: torch.device
+    bundle: Bundle,
+    job: Job,
+    data: Batches,
+    stop: Callable[[], bool],
+    device: torch.device,
+    report: Report,
 ) -> _Trained | None:
     loop = _Loop(bundle, job, data, device, pretrains=True)
     epochs: list[tuple[float, float]] = []
     judged: list[Judged] = []
-    began = time.perf_counter()
+    began = reported = time.perf_counter()
     for epoch in range(loop.params.epochs):
         loop.model.train()
         loss, count = 0.0, 0.0
-        for inputs, targets in loop.train_loader(epoch):
+        for batch, (inputs, targets) in enumerate(loop.train_loader(epoch), 1):
             factor, own = loop.counted(targets)
-            loss += loop.step(inputs, targets) * factor
+            found = loop.step(inputs, targets)
+            loss += found * factor
             count += own
+            if time.perf_counter() - reported >= EVENT_SECONDS:
+                reported = time.perf_counter()
+                place = epoch + 1, loop.params.epochs, batch, len(loop.bounds)
+                report(Progress(job.id, 0, *place, found))
             if loop.per_batch:
                 loop.lr_schedule.step()
             if stop():
                 return None
-        _, judged = loop.evaluate(loop.valid_loader)
+        valid_loss, judged = loop.evaluate(loop.valid_loader)
         if loop.reacts:
             loop.lr_schedule.step(loop.evaluate(loop.inner_valid_loader)[0])
         elif not loop.per_batch:
             loop.lr_schedule.step()
-        epochs.append((time.perf_counter() - began, loss / count if count else 0.0))
+        before = epochs[-1][0] if epochs else 0.0
+        passed, mean = time.perf_counter() - began, loss / count if count else 0.0
+        epochs.append((passed, mean))
+        if began + passed - reported >= EVENT_SECONDS:
+            reported = began + passed
+            rate = float(loop.optimizer.param_groups[0]["lr"])
+            ended = Epoch(epoch + 1, mean, valid_loss, None, rate, passed - before)
+            report(EpochEnded(job.id, 0, ended))
     return _Trained(epochs, judged)
 
 

@@ -381,7 +381,8 @@ def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[s
     out, err = capsys.readouterr()
     lines = [line.split() for line in out.splitlines()]
     assert [line[:3] for line in lines[1:3]] == [["1", "linear", "cosine"], ["-", "net", "cosine"]]
-    assert "2 of 3 folds, incomplete" in out
+    assert "2/3" in out
+    assert "\n5 of 6 jobs finished, 1 failed in " in out
     assert "5 of 6 jobs finished, 1 failed" in out
     assert "1 × ValueError: 99 is in the held-out fold (net/cosine/fold-" in out
     assert "Incomplete, and not ranked: net/cosine (failed, 2 of 3 folds)." in out

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn, optim
 from torch.utils.data import Dataset
 
 from asynckfold import AsyncKFold
+from asynckfold.jobs.messages import EpochEnded, Progress
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore
 from asynckfold.training import serial_baseline
@@ -115,6 +117,34 @@ def test_its_accuracy_and_losses_are_those_of_the_sweep(tmp_path: Path) -> None:
         assert measured.accuracy[candidate] > 0.8
         own = [measured.by_job[job.id] for job in tiny.jobs if job.candidate == candidate]
         assert measured.accuracy[candidate] == pytest.approx(np.mean(own))
+
+
+def test_it_tells_how_far_it_is_and_not_more_often_than_people_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny = Tiny(tmp_path)
+    told: list[Progress | EpochEnded] = []
+
+    def measure() -> Iterator[tuple[str, int, int]]:
+        told.clear()
+        serial_baseline.measure(tiny.bundle, tiny.batches, never, report=told.append)  # type: ignore[arg-type]
+        for item in told:
+            if isinstance(item, Progress):
+                yield item.job_id, item.epoch, item.batch
+            else:
+                yield item.job_id, item.epoch.number, 0
+
+    monkeypatch.setattr(serial_baseline, "EVENT_SECONDS", 0.0)
+    fold, size = tiny.bundle.fold_of(tiny.jobs[0]), tiny.bundle.plan.batch_size
+    batches = math.ceil(len(fold.train) / size)
+    assert list(measure())[: batches + 1] == [
+        *((tiny.jobs[0].id, 1, number) for number in range(1, batches + 1)),
+        (tiny.jobs[0].id, 1, 0),
+    ]
+    assert {item.job_id for item in told} == {job.id for job in tiny.jobs}
+    assert {item.batches for item in told if isinstance(item, Progress)} == {batches}
+    monkeypatch.setattr(serial_baseline, "EVENT_SECONDS", 1e9)
+    assert not list(measure())
 
 
 def test_seconds_add_up(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.report import page
-from asynckfold.store import RunStore, Waiting, snapshot
+from asynckfold.store import Interim, RunStore, Waiting, snapshot
 from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
 from asynckfold.store.records import HELD, held_text, result_of
@@ -95,6 +95,7 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
         number = store.start_attempt(first, (0,), 1, "cpu", 2.0, 1 << 20, waits)
         store.event(HELD, held_text(number, (0, 1)), first)
         store.set_waiting(Waiting((0, 1), (), (), {EVIL: 1}))
+        store.set_interim(Interim(3, 12, 8.0, (EVIL,)))
         store.checkpoint(CheckpointRef(first, number, 1, 0, "a/checkpoint-1.safetensors", "0", 9))
         store.epoch(first, number, Epoch(1, math.nan, math.inf, None, 1e-3, 0.5))
         store.flush()

@@ -119,7 +119,7 @@ def _execute(
                 )
         with _device(placement) as device:
             if placement.trainer == "measure":
-                return [serial_baseline.measure(bundle, data, stop, device)]
+                return [serial_baseline.measure(bundle, data, stop, device, report)]
             if placement.trainer == "estimate":
                 return [serial_baseline.estimate(bundle, data, stop, device)]
             if placement.trainer == "fusibility":

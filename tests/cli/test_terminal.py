@@ -1,0 +1,270 @@
+"""What the command prints on a terminal of 60, 80 and 200 columns, and what `status` tells."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.cells import cell_len
+from torch import nn
+
+from asynckfold import AsyncKFold
+from asynckfold.cli import main
+from asynckfold.cli.output import Output
+from asynckfold.cli.status import state_of
+from asynckfold.cli.summary import print_results
+from asynckfold.store import Interim, RunStore
+from asynckfold.system.terminal import shows_links
+from tests.synthetic import Synthetic, write_run
+
+HERE = Path(__file__).parent.parent.parent
+SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\")
+LONG = Synthetic(
+    models=tuple(f"convolutional-network-{number}" for number in range(6)),
+    lr_schedules=("cosine", "warm"),
+    folds=3,
+    samples=60,
+    epochs=1,
+)
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+    assert main([*map(str, words), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+class Terminal:
+    """A pseudo-terminal."""
+
+    def __init__(self, columns: int) -> None:
+        self.master, self.slave = pty.openpty()
+        fcntl.ioctl(self.slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+    def read(self, until: str = "\x04") -> str:
+        """Return what was written, up to a text."""
+        found, deadline = b"", time.monotonic() + 60
+        while until.encode() not in found and time.monotonic() < deadline:
+            found += os.read(self.master, 1 << 16)
+        return found.decode().replace("\r\n", "\n")
+
+
+@contextmanager
+def on_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> Iterator[list[str]]:
+    """Let this process print on a terminal; afterwards the list holds the text."""
+    terminal, printed = Terminal(columns), list[str]()
+    with os.fdopen(terminal.slave, "w") as stream, monkeypatch.context() as patch:
+        for name in ("NO_COLOR", "FORCE_COLOR"):
+            patch.delenv(name, raising=False)
+        patch.setenv("TERM", "xterm-256color")
+        patch.setenv("COLUMNS", str(columns))  # rich asks the descriptors of this process
+        patch.setattr(sys, "stdout", stream)
+        yield printed
+        stream.write("\x04")
+        stream.flush()
+        printed.append(terminal.read().removesuffix("\x04"))
+    os.close(terminal.master)
+
+
+def bare(text: str) -> str:
+    return SEQUENCE.sub("", text)
+
+
+# What `status` tells
+
+
+def test_status_tells_scores_verdict_and_time_of_a_sweep_that_runs(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Synthetic(
+        models=("A", "B"),
+        lr_schedules=("x",),
+        folds=4,
+        samples=40,
+        epochs=2,
+        status=lambda job: "done" if job.fold < 3 - (job.model == "B") else "pending",
+    )
+    write_run(root, run)
+    with RunStore.hold(root) as store:
+        found = state_of(store.reader)
+        assert (found["progress"], found["verdict"]) == (None, [])  # an earlier version's run
+        store.set_interim(Interim(30, 120, 75.0, ("So far, A against B: undecided (p = 0.4).",)))
+        store.flush()
+        state = told(capsys, "status", root)
+        assert state["progress"] == {"steps_done": 30, "steps": 120, "seconds_left": 75.0}
+        assert {row["candidate"]: row["folds"] for row in state["scores"]} == {"A/x": 3, "B/x": 2}
+        assert main(["status", str(root)]) == 0
+        lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("5 of 8 jobs finished")
+    assert lines[1] == "25 % of the steps, 1 min 15 s left"
+    means = {row["candidate"]: row["mean"] for row in state["scores"]}
+    scores = [line for line in lines if line.startswith(("  A/x: ", "  B/x: "))]
+    assert set(scores) == {
+        f"  A/x: accuracy {means['A/x']:.4f} (3 of 4 folds)",
+        f"  B/x: accuracy {means['B/x']:.4f} (2 of 4 folds)",
+    }
+    assert lines.index(scores[-1]) + 1 == lines.index("So far, A against B: undecided (p = 0.4).")
+    # Nobody holds it any more: the verdict stays, the time left went.
+    state = told(capsys, "status", root)
+    assert (state["progress"], len(state["verdict"])) == (None, 1)
+
+
+def test_a_call_leaves_its_verdict_for_status(root: Path) -> None:
+    results = AsyncKFold(
+        2,
+        (torch.randn(40, 4), torch.arange(40) % 2),
+        root,
+        nn.CrossEntropyLoss(),
+        8,
+        verbose=0,
+        report=False,
+        engine="serial",
+    )(
+        {"narrow": lambda: nn.Linear(4, 2), "wide": lambda: nn.Sequential(nn.Linear(4, 2))},
+        ["constant"],
+        lambda model: torch.optim.SGD(model.parameters(), 0.1),
+        {"epochs": 1},
+    )
+    with RunStore.read(root) as store:
+        assert state_of(store)["verdict"] == list(results.verdict.sentences)
+        interim = store.interim
+        assert interim is not None
+        assert (interim.steps_done, interim.steps) == (4 * 3, 4 * 3)
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_watch_needs_a_terminal(
+    root: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(root, Synthetic(folds=2, samples=20, epochs=1))
+    assert main(["status", str(root), "--watch", *words]) == 2
+    assert "--watch needs a terminal: received " in capsys.readouterr().err
+
+
+def test_watch_shows_the_state_on_the_whole_screen_until_ctrl_c(root: Path) -> None:
+    write_run(root, Synthetic(folds=2, samples=20, epochs=1, status=lambda job: "pending"))
+    terminal = Terminal(80)
+    with RunStore.hold(root) as store:
+        store.set_interim(Interim(3, 12, 8.0, ()))
+        store.flush()
+        watch = subprocess.Popen(
+            [sys.executable, "-m", "asynckfold", "status", str(root), "--watch"],
+            stdin=terminal.slave,
+            stdout=terminal.slave,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(HERE), "TERM": "xterm-256color"},
+        )
+        shown = terminal.read(until="8.0 s left")
+        assert "\x1b[?1049h" in shown  # the screen is put back at the end
+        store.set_interim(Interim(9, 12, 2.0, ()))
+        store.flush()
+        assert "75 % of the steps" in terminal.read(until="2.0 s left")
+        watch.send_signal(signal.SIGINT)
+        after = terminal.read(until="held by process")
+    assert watch.wait(30) == 0
+    assert watch.stderr is not None
+    assert watch.stderr.read() == b""
+    watch.stderr.close()
+    assert "\x1b[?1049l" in after
+    os.close(terminal.slave)
+    os.close(terminal.master)
+
+
+# The end of a run
+
+
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_lines_and_tables_fit_the_terminal_and_break_between_words(
+    root: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root, LONG)
+    with on_terminal(monkeypatch, columns) as printed:
+        print_results(root, Output(Namespace()), with_report=False)
+        assert main(["status", str(root)]) == 0
+    lines = bare(printed[0]).splitlines()
+    assert all(cell_len(line) <= columns for line in lines if "continue with" not in line)
+    assert lines[0].split()[:4] == ["rank", "model", "scheduler", "accuracy"]
+    assert ("interval" in lines[0]) == (columns == 200)
+    assert columns < 80 or lines[1].split()[1].startswith("convolutional-network-")
+    assert "and 2 more, which -v and the report show" in lines
+    words = ["36", "of", "36", "jobs", "finished", "in"]
+    assert words == next(line.split()[:6] for line in lines if line.startswith("36 of 36"))
+    assert sum("fingerprint" in line for line in lines) == 1  # of `status` only
+
+
+def test_v_shows_all_candidates_and_the_fingerprint(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(root, LONG)
+    print_results(root, Output(Namespace(verbose=1)), with_report=False)
+    out = capsys.readouterr().out
+    assert out.count("convolutional-network-") >= 12
+    assert "more, which" not in out
+    assert "\nfingerprint " in out
+
+
+def test_the_winner_is_marked_and_a_tie_has_none(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models: Any = {"models": ("F", "G"), "lr_schedules": ("x",), "samples": 500, "epochs": 1}
+    write_run(root, Synthetic(**models))
+    write_run(tmp_path / "tie", Synthetic(**models, score=0.5))
+    found = []
+    for folder in (root, tmp_path / "tie"):
+        print_results(folder, Output(Namespace()), with_report=False)
+        found.append(capsys.readouterr().out.splitlines())
+    marked = [line for line in found[0] if line.endswith("winner")]
+    assert len(marked) == 1
+    assert marked[0].split()[0] == "1"
+    assert any(line.startswith(f"{marked[0].split()[1]} beats ") for line in found[0])
+    assert not any("winner" in line for line in found[1])
+
+
+@pytest.mark.parametrize(
+    ("environment", "links"),
+    [
+        ({}, False),
+        ({"TERM_PROGRAM": "vscode"}, True),
+        ({"TERM": "xterm-kitty"}, True),
+        ({"VTE_VERSION": "7600"}, True),
+        ({"VTE_VERSION": "4205"}, False),
+        ({"WT_SESSION": "1"}, True),
+    ],
+)
+def test_a_path_is_a_hyperlink_on_a_terminal_that_can(
+    environment: dict[str, str], links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TERM_PROGRAM", "VTE_VERSION", "WT_SESSION", "KONSOLE_VERSION", "DOMTERM"):
+        monkeypatch.delenv(name, raising=False)
+    page = Path("/tmp/a b/index.html")
+    with on_terminal(monkeypatch, 80) as printed:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        assert shows_links() == links
+        Output(Namespace()).say_path("report", page)
+    assert ("\x1b]8;" in printed[0]) == links
+    assert ("file:///tmp/a%20b/index.html" in printed[0]) == links
+    assert bare(printed[0]) == f"report: {page}\n"
+
+
+def test_a_file_gets_no_hyperlink(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WT_SESSION", "1")
+    Output(Namespace()).say_path("report", Path("/tmp/index.html"))
+    assert capsys.readouterr().out == "report: /tmp/index.html\n"
