@@ -185,8 +185,10 @@ class _Publisher:
             return
         if len(progress.results) != self.results or progress.is_over:
             self.results, plan = len(progress.results), progress.plan
-            rows = candidates(plan, progress.results)
-            self.verdict = make_verdict(rows, plan.scoring[0], self.folds).sentences
+            # Hours of training must not be lost for a sentence.
+            with suppress(Exception):
+                rows = candidates(plan, progress.results)
+                self.verdict = make_verdict(rows, plan.scoring[0], self.folds).sentences
         left = progress.seconds_left()
         self.store.set_interim(Interim(progress.steps_done, progress.steps, left, self.verdict))
         # At most a share of 5 % of the time, however many candidates there are.

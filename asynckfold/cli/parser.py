@@ -448,11 +448,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "plan": ("print what a run would do and its expected seconds", PLAN_HELP, _plan),
     "data": ("print the columns, classes and omissions of a data source", DATA_HELP, _data),
     "resume": ("continue a run of built-in models and data by its folder", "", _resume),
-    "status": (
-        "print the progress of a run, its scores so far, and why cores and GPUs are idle",
-        "",
-        _status,
-    ),
+    "status": ("print progress, scores so far, and why cores and GPUs are idle", "", _status),
     "report": ("build the HTML report, figures and tables of a run", "", _report),
     "export": ("write the trained weights of a job as a safetensors file", "", _export),
     "predict": (
