@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from asynckfold.cli.flags import flags
 from asynckfold.cli.output import Output
 from asynckfold.cli.parser import SHELLS, SUBJECTS, make_parser, verbs_of
+from asynckfold.cli.report import FIGURES
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.system import terminal
 
@@ -68,6 +69,7 @@ def _words() -> Mapping[str, Iterable[str] | None]:
         "optimizer": OPTIMIZERS,
         "shell": SHELLS,
         "subject": SUBJECTS,
+        "figures": FIGURES,
     }
     declared = {dest: item.words or None for dest, item in flags().items()}
     return {**declared, **{dest: sorted(words) for dest, words in named.items()}}

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from asynckfold.cli.config_file import CONFIG, with_config
 from asynckfold.cli.flags import add_flags, flags, from_folder, groups_of, help_of
+from asynckfold.cli.report import FIGURES
 from asynckfold.cli.run_folder import REMOVED, RUNS, stored_words
 from asynckfold.cli.verb_parser import HelpAll, Verb
 from asynckfold.errors import InputError, Problem, nearest
@@ -294,9 +295,9 @@ def _report(verb: Verb) -> None:
     )
     verb.add_argument(
         "--figures",
-        metavar="png|svg|pdf",
-        default="png",
-        help="also write the figures as SVG or PDF files (default png)",
+        metavar="FORMAT",
+        default=FIGURES[0],
+        help=f"also write the figures as {' or '.join(FIGURES[1:])} (default {FIGURES[0]} only)",
     )
 
 

@@ -77,6 +77,13 @@ def test_the_view_shows_steps_time_placements_cores_and_the_best() -> None:
     ]
 
 
+def test_at_the_end_best_so_far_gives_way_to_the_verdict() -> None:
+    plan = make_plan(models=("A",), folds=1)
+    display = begun(plan)
+    display.ended(result(plan.jobs[0].id, 0.75))
+    assert picture(display, 90)[1:] == ["1 of 1 job finished", "0.0 s elapsed"]
+
+
 def test_the_serial_baseline_has_a_bar_of_its_own() -> None:
     display, plan = begun(make_plan()), make_plan(models=("A",))
     display.begin(plan, requests(plan), [], title="serial baseline")

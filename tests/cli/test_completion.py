@@ -34,6 +34,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (["status", "fold"], {"folder"}),
         (["run", "sweep.p"], {"sweep.py"}),
         (["completion", ""], {*SHELLS}),
+        (["report", "folder", "--figures", "s"], {"svg"}),
     ],
 )
 def test_bash_offers(words: list[str], offered: set[str], tmp_path: Path) -> None:

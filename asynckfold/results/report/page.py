@@ -34,7 +34,7 @@ from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
-EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 160 << 10, 1 << 10
+EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 112 << 10, 1 << 10
 BULKY = ["curves", "confusion", "bars", "use", "events", "loss_over_time", "averaged"]
 BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "verdict"]
 """Numbers that the page leaves out, in this order, until the rest fits."""
@@ -117,7 +117,7 @@ def embedded_numbers(summary: Summary, limit: int) -> tuple[Markup, list[str]]:
     left_out: list[str] = []
     for part in BULKY:
         text = inert_json(numbers)
-        if len(text) <= limit:
+        if len(text.encode()) <= limit:
             return Markup(text), left_out
         left_out.append(part)
         for place in (numbers, *numbers["candidates"]):

@@ -412,6 +412,14 @@ def test_a_thousand_jobs_make_a_page_of_moderate_size(root: Path) -> None:
     assert page.stat().st_size < 3_000_000
 
 
+@pytest.mark.nightly
+def test_many_epochs_do_not_bloat_the_page(root: Path) -> None:
+    page = report(root, Synthetic(epochs=120, folds=2, models=tuple("ABCDE")))
+    assert page.stat().st_size < 400_000
+    page = report(root.with_name("few"), Synthetic(epochs=120))
+    assert page.stat().st_size < 400_000
+
+
 def test_bulky_numbers_are_left_out_of_the_page_by_name(complete: Path) -> None:
     with RunStore.read(complete) as store:
         summary = summarize(store)

@@ -12,8 +12,8 @@ from asynckfold.results.report.charts import style, svg
 from asynckfold.results.report.sentences import cpu_use, duration, number, plural
 from asynckfold.results.report.summary import CandidateRow, CpuUse, Curve, Summary
 
-DRAWN, POINTS, MARKS = 24, 120, 30
-"""Candidates in a panel, points of a line, and points of a line that answer to the pointer."""
+DRAWN, POINTS, MARKS = 24, 480, 80
+"""Candidates in a panel, points of all its lines, and those that answer to the pointer."""
 TOP, HEIGHT, AXIS = 14, 150, 36
 LEFT, RIGHT = 0.1, 0.02
 MEASURES = {"valid_loss": "valid loss", "accuracy": "accuracy", "train_loss": "train loss"}
@@ -47,7 +47,9 @@ def panel(
 ) -> Markup:
     """Draw lines over one pair of axes; labels of the y axis stand on its grid lines."""
     parts = [*_axes(x, y, under, height)]
-    parts += [_series(line, x, y, height) for line in reversed(lines)]
+    count = max(1, len(lines))
+    points, marks = max(40, min(120, POINTS // count)), max(4, min(30, MARKS // count))
+    parts += [_series(line, x, y, height, points, marks) for line in reversed(lines)]
     ends = [line.points[-1][1] for line in lines if line.points]
     label = f"{title}: {plural(len(lines), 'line')}"
     label += f", at the end {number(min(ends))} to {number(max(ends))}" if ends else ""
@@ -72,13 +74,15 @@ def _across(share: float) -> float:
     return LEFT + (1 - LEFT - RIGHT) * share
 
 
-def _series(line: PanelLine, x: svg.Scale, y: svg.Scale, height: int) -> Markup:
-    count = len(line.points)
-    thin = line.at(_spread(count, POINTS)) if count > POINTS else line
+def _series(
+    line: PanelLine, x: svg.Scale, y: svg.Scale, height: int, points: int, marks: int
+) -> Markup:
+    own = line.place < len(style.COLOURS)
+    thin = line.at(_spread(len(line.points), points))
     box: dict[str, object] = {"x": svg.percent(LEFT), "width": svg.percent(1 - LEFT - RIGHT)}
     box |= {"y": TOP, "height": height, "viewBox": "0 0 1000 1000"}
     shapes = []
-    if thin.band:
+    if thin.band and own:
         edges = [
             [(at, ends[side]) for (at, _), ends in zip(thin.points, thin.band, strict=True)]
             for side in (0, 1)
@@ -88,7 +92,7 @@ def _series(line: PanelLine, x: svg.Scale, y: svg.Scale, height: int) -> Markup:
             svg.element("polygon", points=outline, fill="currentColor", fill_opacity=0.16)
         )
     look: dict[str, object] = {"fill": "none", "stroke": "currentColor"}
-    look |= {"stroke_width": 2 if line.place < len(style.COLOURS) else 1}
+    look |= {"stroke_width": 2 if own else 1}
     look |= {"stroke_dasharray": "5 4"} if line.dashed else {}
     for piece in _pieces(thin.points):
         path = " ".join(_places(piece, x, y))
@@ -96,14 +100,16 @@ def _series(line: PanelLine, x: svg.Scale, y: svg.Scale, height: int) -> Markup:
             svg.element("polyline", points=path, vector_effect="non-scaling-stroke", **look)
         )
     drawn = svg.element("svg", *shapes, **box, preserveAspectRatio="none")
-    marks = [] if line.place >= len(style.COLOURS) else list(_marks(line, x, y, height))
+    circles = list(_marks(line, x, y, height, marks)) if own else []
     series = {"data_series": line.place, "color": svg.colour(line.place)}
-    return svg.element("g", drawn, *marks, **series)
+    return svg.element("g", drawn, *circles, **series)
 
 
-def _marks(line: PanelLine, x: svg.Scale, y: svg.Scale, height: int) -> Iterator[Markup]:
-    seen = len(line.points) <= MARKS
-    for place in _spread(len(line.points), MARKS):
+def _marks(
+    line: PanelLine, x: svg.Scale, y: svg.Scale, height: int, marks: int
+) -> Iterator[Markup]:
+    seen = len(line.points) <= marks
+    for place in _spread(len(line.points), marks):
         at, value = line.points[place]
         if line.said and math.isfinite(value):
             where = {"cx": svg.percent(_across(x(at)))}
