@@ -95,7 +95,8 @@ def test_it_fails_alone_and_the_same_call_with_more_continues_it(tmp_path: Path,
         told = TOLD.fullmatch(results.results[name].error)
         assert told is not None, results.results[name].error
         assert float(told[1]) >= LIMIT
-        assert told[2] == "1"
+        # Of Hogwild, one process may begin the next epoch while another waits.
+        assert told[2] == "1" or not same_bits
     candidates = dict(
         zip(results.cv_results_["param_scheduler"], results.cv_results_["split0_test_accuracy"],
             strict=True)

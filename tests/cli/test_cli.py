@@ -262,7 +262,7 @@ def test_status_version_and_help_import_no_heavy_module(tmp_path: Path) -> None:
     for words, said in (
         (["status", run], "jobs finished"),
         (["--version"], "."),
-        (["--help"], "print the progress of a run"),
+        (["--help"], "print progress, scores so far"),
         (["status", "--help"], "DIR"),
     ):
         done = subprocess.run(
