@@ -251,7 +251,7 @@ class Display:
         head.add_row(bar, f"{progress.percent} %")
         lines = progress.lines()
         more = [f"and {len(lines) - MOST_ROWS} more"] if len(lines) > MOST_ROWS else []
-        below = [] if progress.is_over else [*more, progress.best(), cores_in_use(progress)]
+        below = [*more, progress.best(), cores_in_use(progress)]
         return [
             head,
             Text(one_line(progress.summary())),

@@ -77,11 +77,14 @@ def test_the_view_shows_steps_time_placements_cores_and_the_best() -> None:
     ]
 
 
-def test_at_the_end_best_so_far_gives_way_to_the_verdict() -> None:
-    plan = make_plan(models=("A",), folds=1)
-    display = begun(plan)
+def test_at_the_end_the_view_gives_way_to_a_line() -> None:
+    plan, terminal = make_plan(models=("A",), folds=1), Terminal()
+    display = Display(1, terminal, Clock())
+    display.begin(plan, requests(plan), [])
+    assert picture(display, 90) != []
     display.ended(result(plan.jobs[0].id, 0.75))
-    assert picture(display, 90)[1:] == ["1 of 1 job finished", "0.0 s elapsed"]
+    assert picture(display, 90) == []
+    assert "1 of 1 job finished, 0.0 s elapsed\n" in terminal.getvalue()
 
 
 def test_the_serial_baseline_has_a_bar_of_its_own() -> None:

@@ -491,7 +491,9 @@ def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> No
 def test_the_serial_baseline_runs_on_the_gpu_of_its_placement_and_frees_it(
     tmp_path: Path, fake_cuda: list[str], monkeypatch: pytest.MonkeyPatch, trainer: str
 ) -> None:
-    monkeypatch.setattr(execute.serial_baseline, trainer, lambda bundle, data, stop, device: device)
+    monkeypatch.setattr(
+        execute.serial_baseline, trainer, lambda bundle, data, stop, device, *_: device
+    )
     tiny = Tiny(tmp_path)
     placement = Placement((), (0,), gpu=1, trainer=trainer)
     told: list[Any] = []

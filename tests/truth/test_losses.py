@@ -458,7 +458,7 @@ def test_the_serial_baseline_computes_the_same_mean(tmp_path: Path, kind: str) -
         Tiny(tmp_path, criterion=criterion, opt_fn=frozen, batch_size=7, params=TrainerParams(1))
     )
     trained = serial_baseline._train(
-        tiny.bundle, tiny.jobs[0], tiny.batches, never, torch.device("cpu")
+        tiny.bundle, tiny.jobs[0], tiny.batches, never, torch.device("cpu"), lambda event: None
     )
     assert trained is not None
     ((_, train_loss),) = trained.epochs

@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import jinja2
+from markupsafe import escape
 
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.results.read import read_results
@@ -46,10 +46,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
-NOTICE = jinja2.Template(
-    "<!DOCTYPE html><html lang=en><meta charset=utf-8><title>{{ text }}</title><p>{{ text }}",
-    autoescape=True,
-)
+NOTICE = "<!DOCTYPE html><html lang=en><meta charset=utf-8><title>{0}</title><p>{0}"
 
 
 class LivePage:
@@ -86,10 +83,10 @@ class LivePage:
         try:
             with RunStore.read(self._root) as store:
                 if not store.has_plan:
-                    return NOTICE.render(text="The run has no plan yet."), True
+                    return NOTICE.format("The run has no plan yet."), True
                 summary = summarize(store, read_results(store))
         except AsyncKFoldError as error:
-            return NOTICE.render(text=str(error)), True
+            return NOTICE.format(escape(str(error))), True
         return render(summary), summary.counts["pending"] > 0
 
 
