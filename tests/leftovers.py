@@ -59,9 +59,27 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 
 def shared_memory() -> set[str]:
-    """Return the names in ``/dev/shm``, but for what joblib keeps there for other processes."""
+    """Return the names in ``/dev/shm``, but for what processes that are not ours have there."""
     names = {entry.name for entry in Path("/dev/shm").iterdir()}
-    return names - {name for pid, name in joblibs_memory() if pid != os.getpid()}
+    names -= {name for pid, name in joblibs_memory() if pid != os.getpid()}
+    return names - _mapped_by_others(names) if names else names
+
+
+def _mapped_by_others(names: set[str]) -> set[str]:
+    """Return those names that are in use in a process neither this one nor below it."""
+    found = set()
+    for pid in processes() - descendants() - {os.getpid()}:
+        with contextlib.suppress(OSError):
+            links = (PROC / f"{pid}" / "fd").iterdir()
+            text = "\n".join([(PROC / f"{pid}" / "maps").read_text(), *map(_target, links)])
+            found |= {name for name in names if f"/dev/shm/{name}" in text}
+    return found
+
+
+def _target(link: Path) -> str:
+    with contextlib.suppress(OSError):
+        return str(link.readlink())
+    return ""
 
 
 def joblibs_memory() -> set[tuple[int, str]]:

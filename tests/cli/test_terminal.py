@@ -124,6 +124,7 @@ def test_status_tells_scores_verdict_and_time_of_a_sweep_that_runs(
     assert (state["progress"], len(state["verdict"])) == (None, 1)
 
 
+@pytest.mark.nightly
 def test_a_call_leaves_its_verdict_for_status(root: Path) -> None:
     results = AsyncKFold(
         2,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from asynckfold.system.hysteresis import WINDOW_SECONDS, BusyCores, with_hysteresis
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine
+from tests import size
 from tests.system.fakes import FakeMachine
 
 CORES = 3
@@ -74,7 +75,7 @@ def idle_cores(others: list[Wave], seconds: float) -> list[tuple[float, frozense
 
 
 @given(waves)
-@settings(max_examples=25)
+@settings(max_examples=size.examples(120))
 def test_at_most_two_changes_a_minute_and_the_truth_in_the_end(others: list[Wave]) -> None:
     seen = idle_cores(others, 380)
     changes = [after[0] for before, after in pairwise(seen) if before[1] != after[1]]
