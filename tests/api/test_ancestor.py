@@ -179,11 +179,13 @@ def free_port() -> int:
 
 
 def start(warm: Nursery, place: Path, script: str, *words: object) -> Started:
-    folder = place / "script"
-    folder.mkdir(exist_ok=True)
-    (folder / "script.py").write_text(with_our_imports(script))
+    path = place / "script" / "script.py"
+    # Once: a rank that reads the file while it is written anew would find it empty.
+    if not path.exists():
+        path.parent.mkdir()
+        path.write_text(with_our_imports(script))
     printed = place / "-".join(["printed", *map(str, words[:1])])
-    return warm.start([cifar.__file__, folder / "script.py", *words], printed)
+    return warm.start([cifar.__file__, path, *words], printed)
 
 
 @pytest.mark.nightly
