@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from asynckfold.api.arguments import folder_problems
 from asynckfold.api.stored_results import load_results
-from asynckfold.errors import StoreCorruptError, refuse
+from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
@@ -79,9 +79,8 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     ['checkpoint_latest.tar', 'confusion_matrix.npy', 'time.json', 'train-loss-epoch-0.npy']
     """
     files: dict[str, bytes] = {}
-    if folder is not None:
-        refuse(folder_problems("folder", Path(folder)))
-    with open_run(root_dir, "root_dir") as store:
+    unusable = () if folder is None else folder_problems("folder", Path(folder))
+    with open_run(root_dir, "root_dir", unusable) as store:
         found = load_results(store)
         targets = store.splits()[1]
         for candidate in found.candidates:
