@@ -107,12 +107,14 @@ class ProcessGroup:
         return _Rank(number, pid, mine)
 
     def order(self, what: Any) -> None:
-        """Send every rank an order; raise `WorkerDiedError` if one has ended."""
+        """Send every rank an order; raise what one raised, or `WorkerDiedError` if it has ended."""
         for rank in self._ranks:
             rank.busy = True
             try:
                 rank.pipe.send(what)
             except OSError:
+                # What it raised before it ended, if it did, comes first.
+                self.receive()
                 raise self._death(rank) from None
 
     def receive(self, timeout_s: float = 0.0) -> None:
