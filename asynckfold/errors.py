@@ -247,12 +247,13 @@ def refuse(problems: Iterable[Problem]) -> None:
 def nearest(word: str, valid: Iterable[str]) -> str:
     """Return ``" Did you mean 'cosine'?"`` when a valid word is close, else ``""``.
 
-    >>> nearest("cosin", ["cosine", "warm"])
-    " Did you mean 'cosine'?"
+    >>> nearest("cosin", ["cosine", "warm"]), nearest("CUDA", ["cuda"])
+    (" Did you mean 'cosine'?", " Did you mean 'cuda'?")
     >>> nearest("zzz", ["cosine"])
     ''
     """
     import difflib
 
-    close = difflib.get_close_matches(word, list(valid), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    by_lower = {item.lower(): item for item in valid}
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    return f" Did you mean {by_lower[close[0]]!r}?" if close else ""

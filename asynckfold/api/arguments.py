@@ -411,19 +411,22 @@ def root_problems(root: Path, refit: bool) -> Iterator[Problem]:
     if too_long:
         yield from too_long
         return
-    found = next(
-        part for part in (root.absolute(), *root.absolute().parents) if os.path.lexists(part)
-    )
+    unusable = list(folder_problems("root_dir", root))
+    yield from unusable or shared_problems(root)
+
+
+def folder_problems(name: str, folder: Path) -> Iterator[Problem]:
+    """Yield why nothing can be written into a folder, or why it cannot be made."""
+    places = (folder.absolute(), *folder.absolute().parents)
+    found = next(part for part in places if os.path.lexists(part))
     if not found.is_dir():
-        yield Problem("root_dir must be a folder", _at(root, found, "a file"), "Choose another.")
+        yield Problem(f"{name} must be a folder", _at(folder, found, "a file"), "Choose another.")
     elif not os.access(found, os.W_OK | os.X_OK):
         yield Problem(
-            "root_dir must be a folder that may be written",
-            _at(root, found, "read-only"),
+            f"{name} must be a folder that may be written",
+            _at(folder, found, "read-only"),
             "Choose another folder, or change who may write there.",
         )
-    else:
-        yield from shared_problems(root)
 
 
 def _at(root: Path, found: Path, what: str) -> str:

@@ -25,12 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.api.arguments import folder_problems
 from asynckfold.api.stored_results import load_results
 from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
-from asynckfold.store import RunReader, RunStore
+from asynckfold.store import RunReader, open_run
 from asynckfold.system.files import make_folder, slug, write_whole
 
 
@@ -54,6 +55,11 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     list of Path
         The files. Earlier ones of the same names are replaced.
 
+    Raises
+    ------
+    InputError
+        `root_dir` holds no run, or `folder` cannot be written.
+
     Notes
     -----
     Times are seconds of the run. Candidates are trained side by side, so ``time.json`` says when a
@@ -73,7 +79,8 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     ['checkpoint_latest.tar', 'confusion_matrix.npy', 'time.json', 'train-loss-epoch-0.npy']
     """
     files: dict[str, bytes] = {}
-    with RunStore.read(Path(root_dir)) as store:
+    unusable = () if folder is None else folder_problems("folder", Path(folder))
+    with open_run(root_dir, "root_dir", unusable) as store:
         found = load_results(store)
         targets = store.splits()[1]
         for candidate in found.candidates:

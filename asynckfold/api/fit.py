@@ -25,6 +25,7 @@ from asynckfold.api.export import as_npy
 from asynckfold.api.kfold import AsyncKFold
 from asynckfold.api.refit import SEEN, SEEN_AGAIN
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
+from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.recipe import InitialState
 from asynckfold.jobs.result import Epoch, Result
@@ -289,10 +290,11 @@ class DistributedTester:
         Raises
         ------
         InputError
-            There are no samples, targets that are not class indices, or more outputs than classes.
+            No module, no samples, targets that are not class indices, or more outputs than classes.
         """
         import torch
 
+        refuse(_tester_problems(model, self.num_classes))
         device = next((item.device for item in model.parameters()), torch.device("cpu"))
         before, confusion = model.training, np.zeros((0, 0), np.int64)
         model.eval()
@@ -422,6 +424,14 @@ def _mask_problems(mask: Any, count: int) -> Iterator[Problem]:
             f"shape {mask.shape}",
             "Pass a mask of that length, or sample numbers.",
         )
+
+
+def _tester_problems(model: Any, num_classes: Any) -> Iterator[Problem]:
+    if isinstance(model, type) or not hasattr(model, "parameters"):
+        yield Problem("a tester needs a module", one_line(model), "Pass the trained module.")
+    if num_classes is not None and not isinstance(num_classes, (int, np.integer)):
+        rule = "num_classes must be a whole number"
+        yield Problem(rule, one_line(num_classes), "Leave num_classes out.")
 
 
 def _target_problems(outputs: Any, targets: Any, num_classes: int | None) -> list[Problem]:

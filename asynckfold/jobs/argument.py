@@ -201,6 +201,8 @@ class Argument:
         guess = nearest(value, self.words).strip() if isinstance(value, str) else ""
         if guess or self.remedy:
             return guess or self.remedy
+        if self.takes_lists and type(value) is int:
+            return f"Pass {self.name}=[{value}]."
         if self._number and self.least is not None:
             return f"Pass {self.name}={self.least} or more."
         default = "" if self.default is MISSING else f" for its default, {self.default!r}"

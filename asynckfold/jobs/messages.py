@@ -9,6 +9,9 @@ from asynckfold.jobs.objective import OutputSample
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Epoch, Result
 
+RANK_ENDED = 86
+"""Exit code of a worker that waited for another process of its job, which had ended."""
+
 
 @dataclass(frozen=True)
 class CheckpointRef:

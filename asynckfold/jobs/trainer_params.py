@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -245,9 +246,11 @@ steps_per_round, target_loss, trainer.
 
     def _trainer_problems(self) -> Iterator[Problem]:
         if self.trainer == "plain" and (self.processes != 1 or self.shared_state):
+            given = {"processes": self.processes} if self.processes != 1 else {}
+            given |= {"shared_state": self.shared_state} if self.shared_state else {}
             yield Problem(
                 "the plain trainer has one process",
-                f"processes={self.processes!r}, shared_state={self.shared_state!r}",
+                ", ".join(f"{name}={value!r}" for name, value in given.items()),
                 "Pass trainer='hogwild' for several.",
             )
         elif self.trainer in TRAINERS:
@@ -298,14 +301,20 @@ steps_per_round, target_loss, trainer.
                 f"epochs_per_round={self.epochs_per_round!r}",
                 "Leave one of them out.",
             )
-        if self.trainer == "averaging" and not self.on_cores:
+        is_counted = _process_problem(self.processes) is None
+        if self.trainer == "averaging" and is_counted and not self.on_cores:
             more = {"cpu": 1, "gpu": self.gpu_processes}
+            count = "" if self.gpu_processes else f"processes={self.processes}, "
             yield Problem(
-                "the last of several processes computes on the GPU, the others on cores",
-                f"processes={self.processes}, {self.by_kind}",
+                "averaging needs a process on a core beside those on a GPU",
+                f"{count}{self.by_kind}",
                 f"Pass processes={more if self.gpu_processes else '2 or more'}; the plain trainer "
                 "trains whole jobs on GPUs.",
             )
+        target = self.target_loss
+        if isinstance(target, float) and math.isnan(target):
+            rule, remedy = "target_loss must be a number, not NaN", "Leave target_loss out."
+            yield Problem(rule, "nan", remedy)
 
     @property
     def precision_on_cores(self) -> str:
@@ -445,12 +454,12 @@ def _process_problem(count: object, of: str = "") -> Problem | None:
 
 def _kind_problems(name: str, given: Mapping[Any, Any]) -> Iterator[Problem]:
     """Yield why what was given by kind of process does not say it of each."""
-    accepted, also = [{"cpu"}, {*KINDS}], ""
+    accepted, kinds = [{"cpu"}, {*KINDS}], "'cpu', or for 'cpu' and 'gpu'"
     if name == "processes":
-        accepted, also = [*accepted, {"gpu"}], ", or for 'gpu'"
+        accepted, kinds = [*accepted, {"gpu"}], "'cpu', 'gpu' or both"
     if {*given} not in accepted or any(value is None for value in given.values()):
         yield Problem(
-            f"{name} by kind of process has a number for 'cpu', or for 'cpu' and 'gpu'{also}",
+            f"{name} by kind of process must give a number for {kinds}",
             f"{name}={dict(given)}",
-            "Pass one for each of these kinds, or one number for all.",
+            f"Pass for instance {name}={{'cpu': 1, 'gpu': 2}}, or one number for all processes.",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from os import PathLike
 from pathlib import Path
 
 from asynckfold.errors import Problem, nearest, refuse
@@ -28,6 +29,10 @@ def open_run(
     StorageError
         It cannot be read.
     """
+    given: object = directory
+    if not isinstance(given, (str, PathLike)):
+        rule, remedy = f"{name} must be the folder of a run", "Pass its path, such as 'runs/x'."
+        refuse([*problems, Problem(rule, repr(given)[:80], remedy)])
     root = Path(directory)
     refuse([*problems, *_folder_problems(root, name)])
     return RunStore.read(root)

@@ -22,6 +22,8 @@ def load_nvml() -> tuple[Any, str]:
         return None, "nvidia-ml-py is not installed: pip install nvidia-ml-py"
     try:
         pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        return None, "no NVIDIA driver was found: its library, NVML, is missing"
     except (pynvml.NVMLError, *UNREADABLE) as error:
         return None, f"NVML does not start: {error}"
     return pynvml, ""

@@ -9,6 +9,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -264,3 +265,21 @@ def test_a_schedule_by_name_is_that_of_a_sweep() -> None:
         get_scheduler("cosin", optimizer)
     with pytest.raises(InputError, match="steps must be a whole number of at least 1: received 0"):
         get_scheduler("cosine", optimizer, 0)
+
+
+@pytest.mark.parametrize(
+    ("root", "folder", "told"),
+    [
+        ("nowhere", None, "root_dir must be the folder of a run: received nowhere, which holds no"),
+        (None, None, "root_dir must be the folder of a run: received None. Pass its path"),
+        (".", "file", "folder must be a folder: received file, which is a file. Choose another"),
+        (".", "file/x", "received file/x, where .*/file is a file"),
+    ],
+)
+def test_an_export_from_or_to_a_wrong_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Any, folder: str | None, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=told):
+        export(root, folder)

@@ -234,6 +234,8 @@ def test_a_tester_refuses_what_it_cannot_test(tmp_path: Path) -> None:
         DistributedTester(numbers, tmp_path)(nn.Identity())
     with pytest.raises(InputError, match="at least the model's 3 outputs: received 2"):
         DistributedTester([(torch.eye(3), torch.arange(3))], tmp_path, 2)(nn.Identity())
+    with pytest.raises(InputError, match=r"(?s)needs a module: .*Identity.*must be a whole .*'3'"):
+        DistributedTester([], tmp_path, "3")(nn.Identity)  # type: ignore[arg-type]
 
 
 SCRIPT = """

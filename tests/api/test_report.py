@@ -323,13 +323,21 @@ def test_the_ancestors_figures_take_a_folder_results_or_arrays(folder: Path) -> 
     ]
     assert [len(figure.axes) for figure in figures] == [2, 2, 2, 1]
     assert figures[0].get_suptitle() == "CPU use: 0.35 of 1 core"
+    assert plots.cpu_usage(packed=np.array(line)).get_suptitle() == "CPU use: 0.35 of 1 core"
     assert figures[1].get_suptitle() == "1.67× as fast: 3.0 s packed against 5.0 s serial"
 
 
 @pytest.mark.parametrize(
     ("draw", "told"),
     [
-        (lambda: plots.cpu_usage(), "either a run, or packed, serial: received nothing"),
+        (lambda: plots.cpu_usage(), "either a run, or packed, serial or both: received nothing"),
+        (lambda: plots.cpu_usage(packed=[1, 2, 3]), r"packed must be seconds .* received \[1, 2"),
+        (lambda: plots.cpu_usage(packed=([1], ["a"])), r"packed must be numbers: received \['a'\]"),
+        (lambda: plots.cpu_usage(packed=([1], [1]), cores=0), "cores must be a number above 0"),
+        (lambda: plots.cpu_usage(3), "run must be the folder of a run: received 3. Pass its path"),
+        (lambda: plots.speedup(packed={"a": "x"}, serial={"a": 1}), "seconds above 0"),
+        (lambda: plots.class_accuracy(packed={"a": [50, 20]}), "between 0 and 1: received 50.0. D"),
+        (lambda: plots.loss_vs_time(packed=([1], [1])), "packed must be a dict by name"),
         (lambda: plots.cpu_usage("runs/x", packed=([1], [1])), "received a run and packed"),
         (lambda: plots.cpu_usage(packed=([1, 2], [1])), r"shapes \(2,\) and \(1,\)"),
         (lambda: plots.speedup(packed={"a": 1}), "packed and serial: received packed"),

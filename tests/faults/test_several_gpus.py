@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from asynckfold import AsyncKFold, CVResults, InputError, RunStore
 from asynckfold.jobs.result import DONE
+from asynckfold.system import process
+from asynckfold.training.process_group.collectives import Collectives
 from tests import fake_gpu
 from tests.faults.test_hogwild import (
     ended_well,
@@ -134,6 +138,39 @@ def test_killed_it_continues_and_ends_with_the_same_bits(
     assert found == weights(on_gpus(root.with_name("whole"), 12))
 
 
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("_slices")
+def test_a_rank_killed_while_its_worker_waits_for_the_gpu_costs_seconds(root: Path) -> None:
+    deadly = root.with_name("DEADLY")
+
+    class Waiting(fake_gpu.OnFakeGpu):
+        """Kills a rank in the middle of a collective, and waits then, as for a kernel of NCCL."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            collect = Collectives.collect
+
+            def waiting(self: Collectives, parts: Any) -> None:
+                with contextlib.suppress(FileNotFoundError):
+                    deadly.unlink()
+                    os.kill(min(process.children()), signal.SIGKILL)
+                    time.sleep(600)
+                collect(self, parts)
+
+            Collectives.collect = waiting  # type: ignore[method-assign]
+
+    deadly.touch()
+    found = on_gpus(root, 1, Waiting)
+    with RunStore.read(root) as store:
+        (broken,) = (item for item in store.attempts() if item.outcome == "died")
+        assert [item.outcome for item in store.attempts()].count("ok") == 2
+        logs = [(root / name / "log.txt").read_text() for name in found.results]
+    assert "another process of the job ended" in broken.error
+    assert broken.ended is not None
+    assert broken.ended - broken.started < 60
+    assert sum("process 2 of the job ended (SIGKILL)" in log for log in logs) == 1
+
+
 # What cannot be
 
 
@@ -162,7 +199,7 @@ def asked(root: Path, **settings: Any) -> AsyncKFold:
         ),
         (
             {"processes": {"gpu": 2}, "trainer": "averaging"},
-            r"received processes=2, processes=\{'gpu': 2\}. Pass processes=\{'cpu': 1, 'gpu': 2\};",
+            r"received processes=\{'gpu': 2\}. Pass processes=\{'cpu': 1, 'gpu': 2\};",
         ),
         ({"processes": {"gpu": 0}}, "processes of a kind must be a whole number of at least 1"),
     ],

@@ -232,7 +232,7 @@ def test_without_a_gpu_all_that_is_wrong_is_told_at_once(root: Path) -> None:
         ({"trainer": "hogwild"}, {"steps_per_round": 2}, "steps_per_round applies to"),
         ({"trainer": "averaging", "shared_state": True}, {}, "shared_state applies to"),
         ({"trainer": "averaging"}, {"steps_per_round": 0}, "steps_per_round must be a whole"),
-        ({"trainer": "averaging"}, {"partition_size": {"gpu": 8}}, "by kind of process has a"),
+        ({"trainer": "averaging"}, {"partition_size": {"gpu": 8}}, "by kind of process must give"),
         ({"trainer": "allreduce", "processes": 4096}, {}, "processes must not exceed"),
     ],
 )

@@ -166,6 +166,25 @@ def test_missing_nvml_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
+@pytest.mark.parametrize(
+    ("raised", "reason"),
+    [
+        ("NVMLError_LibraryNotFound", "no NVIDIA driver was found: its library, NVML, is missing"),
+        ("NVMLError_DriverNotLoaded", "NVML does not start: Driver Not Loaded"),
+    ],
+)
+def test_nvml_that_does_not_start_says_why(
+    monkeypatch: pytest.MonkeyPatch, raised: str, reason: str
+) -> None:
+    import pynvml
+
+    def start() -> None:
+        raise getattr(pynvml, raised)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", start)
+    assert load_nvml() == (None, reason)
+
+
 @given(st.lists(st.sampled_from(["0", "1", "2", "-1", "GPU-a", "GPU-", "x", ""]), max_size=5))
 def test_visible_gpus_exist_and_are_named_once(entries: list[str]) -> None:
     order = visible_order(",".join(entries), ["GPU-aa", "GPU-bb"])

@@ -53,6 +53,7 @@ class AllReduceOnGpus(AllReduceTraining):
         if self.params.processes > 1:
             self.collectives = Collectives(self.bundle.backend, self.params.processes)
             self.ahead = ProcessGroup(self.params.processes - 1, self._obey, self.cores)
+            self.ahead.watch()
         self.take_gpu(self.gpus[0])
 
     def share(self) -> None:

@@ -10,7 +10,10 @@ and for CPUs. Neither of them adds: the order of their sums depends on how the G
 Rank 0 gathers the parts and adds them in the order of the ranks, so that no bit depends on backend
 or wiring. It receives n - 1 parts, where a ring would receive two.
 
-A rank that dies closes its pipe, and rank 0 looks at the pipes before it waits for a collective.
+A rank that dies closes its pipe, and rank 0 looks at the pipes before it waits for a collective. A
+kernel of NCCL waits for a rank that died later, though: no call fails, and the next one that needs
+the GPU's numbers waits, too. `ProcessGroup.watch` then ends the worker. Aborting the communicator
+would instead let rank 0 go on with gradients that it never received.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from asynckfold.errors import Problem
 from asynckfold.training.process_group.shared_tensors import ALIGNMENT, copy_each
 
 JOIN_TIMEOUT = timedelta(minutes=5)
-"""Longest wait for another rank. The death of one is noticed earlier, except while all meet."""
+"""Longest wait for another rank that lives."""
 
 
 def backend_problems(backend: str) -> Iterator[Problem]:

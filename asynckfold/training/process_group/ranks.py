@@ -6,14 +6,17 @@
        └─ close: kills and reaps them      the worker raises what they raise, and their death
 
 Ranks share the session and the POSIX process group of their worker, so a signal to that group ends
-all of them. They are forked before OpenMP starts a thread, and have one thread each.
+all of them. They are forked before OpenMP starts a thread, and have one thread each. After an error
+they end, so that no other rank waits for them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import threading
 import time
 import traceback
 import warnings
@@ -26,10 +29,14 @@ import cloudpickle
 import torch
 
 from asynckfold.errors import WorkerDiedError
+from asynckfold.jobs.messages import RANK_ENDED
 from asynckfold.system import process, terminal
 
 RankWork = Callable[[int, Any], Any]
 """(rank, order) → answer."""
+
+GRACE_SECONDS = 2.0
+"""Time for a worker to find the end of a rank in its pipe, before `watch` ends the worker."""
 
 
 @dataclass(eq=False)
@@ -58,6 +65,8 @@ class ProcessGroup:
         self._ranks: list[_Rank] = []
         self._work, self._cores = work, cores
         self.answers: dict[int, Any] = {}
+        self._closing = threading.Event()
+        self._watcher: threading.Thread | None = None
         self.fork(range(1, count + 1))
 
     def fork(self, ranks: Iterable[int]) -> None:
@@ -98,12 +107,14 @@ class ProcessGroup:
         return _Rank(number, pid, mine)
 
     def order(self, what: Any) -> None:
-        """Send every rank an order; raise `WorkerDiedError` if one has ended."""
+        """Send every rank an order; raise what one raised, or `WorkerDiedError` if it has ended."""
         for rank in self._ranks:
             rank.busy = True
             try:
                 rank.pipe.send(what)
             except OSError:
+                # What it raised before it ended, if it did, comes first.
+                self.receive()
                 raise self._death(rank) from None
 
     def receive(self, timeout_s: float = 0.0) -> None:
@@ -128,8 +139,26 @@ class ProcessGroup:
             self.receive(0.05)
             on_wait()
 
+    def watch(self) -> None:
+        """Let a thread end this process after a rank has ended, unless `close` is called in time.
+
+        For a worker that may wait for its ranks in a call which their end does not interrupt. All
+        ranks have been forked: a thread must not run while others are.
+        """
+        self._watcher = threading.Thread(target=self._watch, name="asynckfold-ranks", daemon=True)
+        self._watcher.start()
+
+    def _watch(self) -> None:
+        poll, ranks = select.poll(), {rank.pipe.fileno(): rank for rank in self._ranks}
+        for descriptor in ranks:
+            poll.register(descriptor, select.POLLRDHUP)
+        (ended, _), *_ = poll.poll()
+        if not self._closing.wait(GRACE_SECONDS):
+            end_worker(f"{_sentence(ranks[ended])}; rank 0 still waited for it")
+
     def close(self) -> None:
         """Kill and reap all ranks; shared memory stays as they left it."""
+        self._closing.set()
         for rank in self._ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(rank.pid, signal.SIGKILL)
@@ -138,22 +167,35 @@ class ProcessGroup:
                 os.waitpid(rank.pid, 0)
             rank.pipe.close()
         self._ranks = []
+        if self._watcher is not None:
+            self._watcher.join()
 
     def _death(self, rank: _Rank) -> WorkerDiedError:
         """Return the error for a rank whose pipe has just closed."""
-        for _ in range(100):
-            pid, status = os.waitpid(rank.pid, os.WNOHANG)
-            if pid:
-                code = os.waitstatus_to_exitcode(status)
-                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-                break
-            time.sleep(0.01)
-        else:
-            how = "its pipe closed"
-        self._ranks.remove(rank)
-        rank.pipe.close()
-        text = f"process {rank.number + 1} of the job ended ({how}), and with it the attempt"
-        return WorkerDiedError(rank.pid, text)
+        return WorkerDiedError(rank.pid, _sentence(rank))
+
+
+def _sentence(rank: _Rank) -> str:
+    """Say how a rank ended whose pipe has just closed; it stays to be reaped."""
+    how = "its pipe closed"
+    for _ in range(100):
+        try:
+            found = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            break
+        if found is not None:
+            code = found.si_status
+            is_exit = found.si_code == os.CLD_EXITED
+            how = f"exit code {code}" if is_exit else signal.Signals(code).name
+            break
+        time.sleep(0.01)
+    return f"process {rank.number + 1} of the job ended ({how}), and with it the attempt"
+
+
+def end_worker(text: str) -> None:
+    """Write to the log of the job, and end this process at once."""
+    terminal.complain(text)
+    os._exit(RANK_ENDED)
 
 
 def _obey(number: int, pipe: Connection[Any, Any], work: RankWork) -> None:
@@ -172,6 +214,7 @@ def _obey(number: int, pipe: Connection[Any, Any], work: RankWork) -> None:
             except Exception:  # noqa: BLE001
                 packed = b""
             pipe.send((None, packed, text))
+            return
 
 
 def _unpacked(packed: bytes, text: str) -> BaseException:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import inline, svg
 from asynckfold.results.report.charts.forest import SHOWN, ForestRow, forest_svg
 from asynckfold.results.report.sanitize import clean
@@ -140,3 +141,15 @@ def test_an_estimated_serial_time_is_called_one(summarized: Summarize, kind: str
     words = " ".join(item.text or "" for item in elements(drawn, "text"))
     assert f"serial ({kind})" in words
     assert ("× as fast" in words) == (kind == "measured")
+
+
+def test_the_ideal_stands_beside_each_measured_model(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(models=("A", "B"), folds=2))
+    drawn = inline(summary)["speedup"]
+    widths = [float(bar.attrib["width"].rstrip("%")) for bar in elements(drawn, "rect")]
+    # Of A, B and the whole sweep: serial, packed, and the serial seconds on two cores.
+    assert len(widths) == 9
+    assert sentences.ideal(summary) == 2
+    assert widths[2::3] == pytest.approx([serial / 2 for serial in widths[::3]], rel=1e-3)
+    words = [item.text or "" for item in elements(drawn, "text")]
+    assert sum("ideal: one job per core, 2× as fast" in text for text in words) == 3

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +18,11 @@ import torch
 from torch import nn
 
 from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.messages import CheckpointRef, RunEvent, Task
+from asynckfold.jobs.messages import RANK_ENDED, CheckpointRef, RunEvent, Task
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.multiprocess import train
-from asynckfold.training.process_group import collectives
+from asynckfold.training.process_group import ranks
 from asynckfold.training.process_group.collectives import Collectives, Packed
 from tests.fake_gpu import CpuToTake
 from tests.leftovers import descendants, descriptors
@@ -34,7 +37,17 @@ from tests.training.multiprocess.attempts import (
 )
 from tests.training.tiny import Noisy, Plain, Tiny, always, checkpoints, never
 
-pytestmark = pytest.mark.usefixtures("one_thread", "hasty_disk", "_meeting_places")
+pytestmark = pytest.mark.usefixtures(
+    "one_thread", "hasty_disk", "_meeting_places", "_this_process_stays"
+)
+
+END_WORKER = ranks.end_worker
+
+
+@pytest.fixture
+def _this_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests are the worker here, and a busy machine may use up its time to find an end."""
+    monkeypatch.setattr(ranks, "end_worker", lambda text: None)
 
 
 @pytest.fixture
@@ -236,21 +249,50 @@ def test_a_rank_that_dies_in_a_collective_ends_the_attempt(
         attempt(tiny(tmp_path))
 
 
-@pytest.mark.nightly
-def test_a_rank_lost_while_all_meet_ends_the_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("dies_in", "waits_in"), [("offer", "collect"), ("join", "join")])
+def test_a_worker_that_would_wait_for_a_dead_rank_for_ever_ends(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    dies_in: str,
+    waits_in: str,
 ) -> None:
-    join, lead = Collectives.join, os.getpid()
+    """As with NCCL, of which no call fails: the host waits for a kernel that waits for the rank."""
+    lead: list[int] = []
 
-    def dying(self: Collectives, rank: int) -> None:
-        if os.getpid() != lead:
-            os.kill(os.getpid(), signal.SIGKILL)
-        join(self, rank)
+    def act(name: str, usual: Any) -> Any:
+        def called(self: Collectives, *given: Any) -> None:
+            if os.getpid() in lead and name == waits_in:
+                time.sleep(600)
+            elif os.getpid() not in lead and name == dies_in:
+                # After its answer, so that rank 0 goes on to the collective.
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            else:
+                usual(self, *given)
 
-    monkeypatch.setattr(Collectives, "join", dying)
-    monkeypatch.setattr(collectives, "JOIN_TIMEOUT", collectives.timedelta(seconds=1))
-    with pytest.raises(WorkerDiedError, match=r"process 2 of the job ended \(SIGKILL\)"):
-        attempt(tiny(tmp_path))
+        return called
+
+    for name in {dies_in, waits_in}:
+        monkeypatch.setattr(Collectives, name, act(name, getattr(Collectives, name)))
+    if waits_in == "join":
+        monkeypatch.setattr(Collectives, "spread", lambda self, tensors: time.sleep(600))
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(ranks, "end_worker", END_WORKER)
+    began = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        worker = os.fork()
+    if not worker:
+        lead.append(os.getpid())
+        try:
+            attempt(tiny(tmp_path))
+        finally:
+            os._exit(0)
+    while not (ended := os.waitpid(worker, os.WNOHANG))[0]:
+        assert time.monotonic() - began < 30
+        time.sleep(0.05)
+    assert os.waitstatus_to_exitcode(ended[1]) == RANK_ENDED
+    assert "process 2 of the job ended (SIGKILL), and with it the attempt" in capfd.readouterr().err
 
 
 def test_a_gpu_that_cannot_be_taken_ends_the_attempt(

@@ -312,13 +312,14 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
         ({"epochs_per_round": 2, "steps_per_round": 4}, "a round is a number of steps or"),
         (
             {"partition_size": {}},
-            "by kind of process has a number for 'cpu', or for 'cpu' and 'gpu'",
+            "by kind of process must give a number for 'cpu', or for 'cpu' and 'gpu'",
         ),
         (
             {"partition_size": {"gpu": 8}},
-            r"received partition_size=\{'gpu': 8\}. Pass one for each",
+            r"received partition_size=\{'gpu': 8\}. Pass for instance partition_size=\{'cpu': 1, ",
         ),
         ({"partition_size": {"cpu": None}}, "partition_size by kind of process"),
+        ({"target_loss": float("nan")}, "target_loss must be a number, not NaN: received nan"),
         ({"epochs_per_round": {"cpu": 1, "tpu": 2}}, "epochs_per_round by kind of process"),
         (
             {"partition_size": {"cpu": 8, "gpu": 0}},
@@ -330,7 +331,7 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
         ),
         (
             {"processes": 1, "partition_size": {"cpu": 8, "gpu": 9}},
-            r"computes on the GPU.*processes=1, partition_size=\{'cpu': 8, 'gpu': 9\}. Pass proc",
+            r"beside those on a GPU.*processes=1, partition_size=\{'cpu': 8, 'gpu': 9\}. Pass proc",
         ),
         (
             {"processes": {"cpu": 0, "gpu": 2}},
@@ -338,14 +339,16 @@ def test_plans_hold_the_words_where_they_are_used_only() -> None:
         ),
         (
             {"processes": {"gpu": 2}},
-            r"received processes=2, processes=\{'gpu': 2\}. Pass processes=\{'cpu': 1, 'gpu': 2\};",
+            r"received processes=\{'gpu': 2\}. Pass processes=\{'cpu': 1, 'gpu': 2\};",
         ),
         ({"target_loss": "low"}, "target_loss must be a number"),
         (
             {"trainer": "hogwild", "target_loss": 0.1},
             "target_loss applies to the trainer 'averaging",
         ),
-        ({"processes": 0}, "processes must be a whole number of at least 1: received 0"),
+        ({"processes": 0}, "^processes must be a whole number of at least 1: received 0"),
+        ({"processes": "2"}, "^processes must be a whole number of at least 1: received '2'"),
+        ({"processes": None}, "^processes must be a whole number of at least 1: received None"),
         (
             {"trainer": "hogwild", "processes": {"cpu": 1, "gpu": 2}},
             r"'allreduce' and 'averaging': received trainer='hogwild', processes=\{'cpu': 1, 'gp",

@@ -16,13 +16,14 @@ Examples
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy import typing as npt
 from numpy.typing import ArrayLike
 
 from asynckfold.errors import InputError, Problem, nearest, refuse
@@ -40,6 +41,8 @@ __all__ = ["class_accuracy", "cpu_usage", "loss_vs_time", "speedup"]
 
 Run = str | Path | Outcome
 """The folder of a run, or its results."""
+TITLED = 3
+"""Most candidates that a title names."""
 Curve = tuple[ArrayLike, ArrayLike]
 """Moments in seconds, and a value at each of them."""
 
@@ -65,7 +68,7 @@ def cpu_usage(
     Returns
     -------
     matplotlib.figure.Figure
-        The serial loop above the packed run, on one time axis.
+        The serial loop above the packed run, on one time axis; or the one that is known.
 
     Raises
     ------
@@ -83,7 +86,9 @@ def cpu_usage(
         return of_run(run, "cpu_usage")
     given = {name: _curve(name, curve) for name, curve in arrays.items() if curve is not None}
     most = max(max(used) for _, used in given.values())
-    allowed = math.ceil(most) if cores is None else cores
+    if cores is not None and not 0 < cores < math.inf:
+        raise InputError.one("cores must be a number above 0", repr(cores), "Leave cores out.")
+    allowed = max(1, math.ceil(most)) if cores is None else cores
     uses = [
         # Whose use it is, arrays do not say.
         CpuUse(name, times, used, used, allowed, float(np.mean(used)), math.nan)
@@ -130,12 +135,17 @@ def speedup(
     arrays = {"packed": packed, "serial": serial}
     if _reads_run(run, arrays, needs_both=True):
         return of_run(run, "speedup")
-    packed, serial = dict(packed or {}), dict(serial or {})
+    packed, serial = (
+        dict(_by_candidate(kind, given, "80.0"))
+        for kind, given in (("packed", packed), ("serial", serial))
+    )
     if packed.keys() != serial.keys() or not all(
-        0 < value < math.inf for value in (*packed.values(), *serial.values())
+        isinstance(value, (int, float, np.number)) and 0 < value < math.inf
+        for value in (*packed.values(), *serial.values())
     ):
         rule = "packed and serial must give seconds above 0 for the same models"
-        raise InputError([Problem(rule, f"{packed} and {serial}", "Name every model in both.")])
+        remedy = "Give each model its seconds in both."
+        raise InputError([Problem(rule, f"{packed} and {serial}", remedy)])
     whole = math.fsum(serial.values()), math.fsum(packed.values())
     title = (
         f"{whole[0] / whole[1]:.2f}× as fast: {duration(whole[1])} packed against "
@@ -182,8 +192,11 @@ def class_accuracy(
     if _reads_run(run, {"packed": packed, "serial": serial}):
         return of_run(run, "class_accuracy")
     ours, theirs = (
-        {name: np.asarray(shares, float).tolist() for name, shares in (given or {}).items()}
-        for given in (packed, serial)
+        {
+            name: _numbers(f"{kind}[{name!r}]", shares).tolist()
+            for name, shares in _by_candidate(kind, given, "[0.9, 0.8]").items()
+        }
+        for kind, given in (("packed", packed), ("serial", serial))
     )
     if not ours:
         ours, theirs = theirs, {}
@@ -192,8 +205,13 @@ def class_accuracy(
     if len(lengths) != 1:
         rule = "all candidates must have a share for each class"
         raise InputError([Problem(rule, f"lengths {sorted(lengths)}", "Use NaN for none.")])
+    outside = [x for row in (*ours.values(), *theirs.values()) for x in row if x < 0 or x > 1]
+    if outside:
+        rule = "the shares of a class must lie between 0 and 1"
+        raise InputError.one(rule, str(outside[0]), "Divide percent by 100.")
     named = [str(number) for number in range(lengths.pop())] if classes is None else list(classes)
-    title = f"Accuracy of each class: {', '.join(ours)}"
+    of = ", ".join(ours) if len(ours) <= TITLED else f"{len(ours)} candidates"
+    title = f"Accuracy of each class: {of}"
     return class_charts.class_rows(ours, theirs, named, title).figure
 
 
@@ -233,7 +251,10 @@ def loss_vs_time(
     if _reads_run(run, arrays):
         return of_run(run, "loss_vs_time")
     ours, theirs = (
-        {name: _line(f"{kind}[{name!r}]", curve) for name, curve in (given or {}).items()}
+        {
+            name: _line(f"{kind}[{name!r}]", curve)
+            for name, curve in _by_candidate(kind, given, "(seconds, losses)").items()
+        }
         for kind, given in arrays.items()
     )
     names = list(dict.fromkeys([*ours, *theirs]))
@@ -247,14 +268,17 @@ def of_run(run: Run | None, kind: str, ax: Any = None) -> Figure:
     _check_axes(kind, given)
     if kind not in FIGURES:
         rule = f"kind must be one of {', '.join(FIGURES)}"
-        raise InputError([Problem(rule, repr(kind), nearest(str(kind), FIGURES).strip())])
+        remedy = nearest(str(kind), FIGURES).strip() or "Pass for instance 'scores'."
+        raise InputError([Problem(rule, repr(kind), remedy)])
     with open_run(run.root_dir if isinstance(run, Outcome) else run or "") as store:
         summary = summarize(store)
     drawing = ON_AXES[kind](summary, *given) if given else FIGURES[kind](summary)
     if drawing is None:
         needs, remedy = _NEEDS[kind]
         why = summary.speedup.why_not if summary.speedup and kind == "speedup" else ""
+        why, _, advice = why.partition(". ")
         received = f"{store.root}: {why or 'it has none'}"
+        remedy = f"{advice}." if advice else remedy
         raise InputError([Problem(f"{kind} needs {needs}", received, remedy)])
     return drawing.figure
 
@@ -278,10 +302,11 @@ _SERIAL = (
     "a serial loop that was timed undisturbed",
     "Run the sweep with baseline='measure' on an idle machine.",
 )
+_MEASURED = "a serial loop that was run in full", "Run the sweep with baseline='measure'."
 _NEEDS = {
     "scores": ("a candidate with a finite score", _LATER),
     "curves": ("finished jobs with epochs", _LATER),
-    "loss_vs_time": _SERIAL,
+    "loss_vs_time": _MEASURED,
     "class_accuracy": _CLASSES,
     "confusion": _CLASSES,
     "cpu_usage": ("samples of the CPU use", "Draw another figure."),
@@ -293,20 +318,43 @@ _NEEDS = {
 
 def _reads_run(run: Run | None, arrays: Mapping[str, Any], *, needs_both: bool = False) -> bool:
     """Whether the run is drawn, and not arrays; refuse both and neither."""
-    given = [name for name, value in arrays.items() if value]
+    given = [
+        name
+        for name, value in arrays.items()
+        if value is not None and (not isinstance(value, Sized) or len(value))
+    ]
     is_enough = len(given) == len(arrays) if needs_both else bool(given)
     if (run is None) == is_enough and not (run is not None and given):
         return run is not None
-    wanted = (" and " if needs_both else ", ").join(arrays)
-    rule = f"a figure takes either a run, or {wanted}"
+    wanted = "packed and serial" if needs_both else "packed, serial or both"
     received = " and ".join([*(["a run"] if run is not None else []), *given]) or "nothing"
-    raise InputError([Problem(rule, received, "Pass the folder of a run, such as 'runs/x'.")])
+    remedy = f"Pass the folder of a run, such as 'runs/x', or {wanted}."
+    if run is not None and given:
+        remedy = "Leave one of them out."
+    raise InputError.one(f"a figure takes either a run, or {wanted}", received, remedy)
 
 
-def _curve(name: str, curve: Curve) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    times, values = (np.atleast_1d(np.asarray(item, float)) for item in curve)
+def _by_candidate(name: str, given: Any, what: str) -> Mapping[str, Any]:
+    if given is None or isinstance(given, Mapping):
+        return given or {}
+    remedy = f"Pass for instance {name}={{'LeNet': {what}}}."
+    raise InputError.one(f"{name} must be a dict by name", one_line(given), remedy)
+
+
+def _numbers(name: str, values: Any) -> npt.NDArray[np.float64]:
+    try:
+        return np.atleast_1d(np.asarray(values, float))
+    except (TypeError, ValueError):
+        remedy = "Pass one array of numbers."
+        raise InputError.one(f"{name} must be numbers", one_line(values), remedy) from None
+
+
+def _curve(name: str, curve: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    rule = f"{name} must be seconds and as many values"
+    if not isinstance(curve, (tuple, list, np.ndarray)) or len(curve) != 2:
+        raise InputError.one(rule, one_line(curve), "Pass two arrays.")
+    times, values = (_numbers(name, item) for item in curve)
     if times.shape != values.shape or times.ndim != 1 or not times.size:
-        rule = f"{name} must be seconds and as many values"
         shapes = f"shapes {times.shape} and {values.shape}"
         refuse([Problem(rule, shapes, "Pass two arrays of one length.")])
     return tuple(times.tolist()), tuple(values.tolist())

@@ -69,7 +69,9 @@ def speedup_bars(
     figure = style.new_figure(1.5 + 0.5 * len(rows), title)
     is_measured = kind == "measured"
     panels = figure.subplots(1, 1 + is_measured, squeeze=False, sharey=True)[0]
+    few = f"; the first {MODELS} of {len(models)} models" if len(models) > MODELS else ""
     _draw_seconds(panels[0], list(rows.values()), kind)
+    panels[0].set_title(f"shorter is better{few}", loc="left")
     handles: list[Line2D | Patch] = [
         _patch(f"serial loop ({style.plotted(kind)})", kind),
         Patch(color=PACKED, label="packed, its share of the wall time"),
@@ -113,7 +115,6 @@ def _draw_seconds(axes: Axes, rows: Sequence[tuple[float, float]], kind: str) ->
         axes.bar_label(bars, labels, padding=4, fontsize=8)
     axes.set_xlim(0, 1.3 * longest / divisor)
     axes.set_xlabel(f"{unit} of wall time")
-    axes.set_title("shorter is better", loc="left")
 
 
 def _draw_ratios(axes: Axes, rows: Sequence[tuple[float, float]], ideal: float | None) -> None:
@@ -132,32 +133,38 @@ def _draw_ratios(axes: Axes, rows: Sequence[tuple[float, float]], ideal: float |
 
 
 def speedup_svg(summary: Summary) -> Markup | None:
-    """Draw the same as inline SVG."""
+    """Draw the seconds as inline SVG; where they were measured, the ideal ones, too."""
     found = _seconds(summary)
     if found is None:
         return None
     models, whole, kind = found
+    ideal = sentences.ideal(summary) if kind == "measured" else None
     rows = {**dict(list(models.items())[:MODELS]), **({WHOLE: whole} if len(models) != 1 else {})}
     longest = max(max(pair) for pair in rows.values()) or 1.0
+    about = "" if kind == "measured" else "about "
+    grey = svg.colour(len(style.COLOURS))
+    step = 62 if ideal is None else 80
     parts = []
     for line, (name, (serial, packed)) in enumerate(rows.items()):
-        top = 62 * line
+        top = step * line
         parts.append(svg.text(svg.fitted(name, 40), 0, top + 14, font_weight="600"))
         ratio = f", {serial / packed:.2f}× as fast" if kind == "measured" else ""
-        about = "" if kind == "measured" else "about "
         bars = [
-            (serial, svg.colour(len(style.COLOURS)), f"{about}{duration(serial)} serial ({kind})"),
-            (packed, svg.colour(0), f"{duration(packed)} packed{ratio}"),
+            (serial, grey, kind != "measured", f"{about}{duration(serial)} serial ({kind})"),
+            (packed, svg.colour(0), False, f"{duration(packed)} packed{ratio}"),
         ]
-        for step, (seconds, colour, words) in enumerate(bars):
-            y = top + 20 + 18 * step
+        if ideal is not None:
+            words = f"{duration(serial / ideal)} ideal: one job per core, {ideal}× as fast"
+            bars.append((serial / ideal, grey, True, words))
+        for place, (seconds, colour, is_dashed, words) in enumerate(bars):
+            y = top + 20 + 18 * place
             wide = max(0.4 * seconds / longest, 0.002)
-            look = {"fill": colour} if step or kind == "measured" else {"fill": "none"}
-            look |= {"stroke": colour, "stroke_dasharray": "3 2"} if look["fill"] == "none" else {}
-            place = {"x": 0, "y": y, "width": svg.percent(wide), "height": 14}
-            parts.append(svg.element("rect", **place, **look))
+            look = {"fill": "none" if is_dashed else colour}
+            look |= {"stroke": colour, "stroke_dasharray": "3 2"} if is_dashed else {}
+            where = {"x": 0, "y": y, "width": svg.percent(wide), "height": 14}
+            parts.append(svg.element("rect", **where, **look))
             parts.append(svg.text(words, wide, y + 11, dx=6))
-    return svg.figure(62 * len(rows), sentences.speed(summary), *parts)
+    return svg.figure(step * len(rows), sentences.speed(summary), *parts)
 
 
 # Training loss over time
@@ -209,7 +216,8 @@ def loss_lines(
     style.grid(axes, "y")
     several = f", {processes} processes a job" if processes > 1 else ""
     dashed = "; dashed: the serial loop" if any(pair.serial for pair in shown) else ""
-    axes.set_title(f"mean train loss; solid: packed{several}{dashed}", loc="left")
+    few = f"; the first {len(shown)} of {len(pairs)} candidates" if len(pairs) > len(shown) else ""
+    axes.set_title(f"mean train loss; solid: packed{several}{dashed}{few}", loc="left")
     style.name_candidates(figure, colours, [pair.candidate for pair in shown], lines=True)
     alt = "; ".join(_loss_alt(pair) for pair in shown)
     return style.Drawing(title, alt, figure)

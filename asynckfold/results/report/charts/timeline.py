@@ -28,16 +28,14 @@ def use_panels(uses: Sequence[CpuUse]) -> style.Drawing:
     found = {use.phase: use for use in uses}
     phase = "packed" if "packed" in found else "serial"
     title = f"CPU use{'' if phase == 'packed' else ', serial'}: {_cpu_use(found[phase])}"
-    figure = style.new_figure(4.3, title)
-    panels = figure.subplots(2, 1, sharex=True)
+    figure = style.new_figure(0.7 + 1.8 * len(found), title)
+    panels = figure.subplots(len(found), 1, sharex=True, squeeze=False)[:, 0]
     longest = max(use.seconds[-1] for use in uses)
     divisor, unit = style.time_unit(longest)
-    for axes, phase, colour in zip(
-        panels, ("serial", "packed"), (style.FAINT, style.COLOURS[0]), strict=True
-    ):
-        _draw_phase(axes, phase, found.get(phase), divisor, colour)
-    panels[1].set_xlabel(f"{unit} since the phase began")
-    panels[1].set_xlim(0, max(longest / divisor * 1.01, 1e-3))
+    for axes, phase in zip(panels, sorted(found, reverse=True), strict=True):
+        _draw_phase(axes, found[phase], divisor)
+    panels[-1].set_xlabel(f"{unit} since the phase began")
+    panels[-1].set_xlim(0, max(longest / divisor * 1.01, 1e-3))
     alt = "; ".join(f"{use.phase}: {_cpu_use(use)}" for use in uses)
     return style.Drawing(title, alt, figure)
 
@@ -48,23 +46,18 @@ def _cpu_use(use: CpuUse) -> str:
     return sentences.cpu_use(use.mean_own, use.mean_used, use.cores)
 
 
-def _draw_phase(axes: Axes, phase: str, use: CpuUse | None, divisor: float, colour: str) -> None:
+def _draw_phase(axes: Axes, use: CpuUse, divisor: float) -> None:
+    colour = style.COLOURS[0] if use.phase == "packed" else style.FAINT
     axes.set_ylabel("cores")
-    if use is None:
-        axes.set_title(phase, loc="left")
-        text = f"no CPU samples of the {phase} run"
-        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color=style.FAINT)
-        axes.set_yticks([])
-        return
     seconds = np.array(use.seconds) / divisor
     axes.fill_between(seconds, use.own, color=colour, alpha=0.35, linewidth=0, label="this run")
-    axes.plot(seconds, use.used, color=colour, linewidth=1.3, label="everyone")
+    style.draw_line(axes, seconds.tolist(), use.used, color=colour, linewidth=1.3, label="everyone")
     axes.axhline(use.cores, color=style.FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
-    axes.set_ylim(0, use.cores * 1.08)
+    axes.set_ylim(0, max(use.cores, *use.used) * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True, min_n_ticks=1))
     style.grid(axes, "y")
     key = "" if math.isnan(use.mean_own) else "; filled: this run, line: everyone"
-    axes.set_title(f"{phase}: {_cpu_use(use)}{key}", loc="left")
+    axes.set_title(f"{use.phase}: {_cpu_use(use)}{key}", loc="left")
 
 
 @style.applied
