@@ -47,7 +47,10 @@ class VerdictText:
     ) -> list[str]:
         """Return all sentences; the `first` candidate may have a `beaten` model or LR schedule."""
         pairs = models.pairs + lr_schedules.pairs
-        found = [*self._of_factor(models), *self._of_factor(lr_schedules, len(models.names))]
+        some = lr_schedules.over
+        is_told = set(some) != {*models.unbeaten} or 1 < len(some) < len(models.names)
+        over = f"With {listed(some)}, " if is_told else ""
+        found = [*self._of_factor(models), *self._of_factor(lr_schedules, over)]
         if found and any(row.status in (CANCELLED, "pending") for row in rows):
             found[0] = f"So far, {found[0]}"
         if beaten:
@@ -65,10 +68,8 @@ class VerdictText:
             found.append("Two folds make a weak test.")
         return [*found, *self._of_candidates(rows, is_compared=bool(pairs))]
 
-    def _of_factor(self, factor: Factor, others: int = 0) -> Iterator[str]:
+    def _of_factor(self, factor: Factor, over: str = "") -> Iterator[str]:
         """Compare the leader with each of the others, the closest first."""
-        some = 1 < len(factor.over) < others
-        over = f"With {listed(factor.over)}, " if some else ""
         for pair in factor.duels[:SHOWN]:
             yield f"{over}{self.of_pair(pair)}."
         rest = factor.duels[SHOWN:]
@@ -89,7 +90,10 @@ class VerdictText:
             where = f"all {where}" if pair.folds == self.folds > 1 else where
             return f"{pair.first} and {pair.second} have equal scores on {where}"
         if pair.conclusion == "undecided":
-            return f"{versus}: undecided (p = {p_value(pair.p)})"
+            parts = [f"p = {p_value(pair.p)}"]
+            parts += [f"on {where}"] if pair.folds < self.folds else []
+            parts += [f"{self.repeats} repeats"] if self.repeats > 1 else []
+            return f"{versus}: undecided ({'; '.join(parts)})"
         if not math.isfinite(pair.mean):
             return f"{versus}: not compared, as a score is infinite"
         difference, interval = self._amounts(pair)
@@ -130,7 +134,9 @@ class VerdictText:
     def _where(self, folds: int) -> str:
         if self.folds == 1:
             return "the only fold"
-        return _count(folds) if folds == self.folds else f"the {_count(folds)} that both have"
+        if folds == self.folds:
+            return _count(folds)
+        return f"the {'only fold' if folds == 1 else _count(folds)} that both have"
 
     def _amounts(self, pair: Difference) -> tuple[str, str]:
         """Return a difference with its unit, and its interval."""
