@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run, stored_command
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InterruptedRunError, Problem, refuse
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
-from asynckfold.jobs.result import DONE, counts_line
+from asynckfold.jobs.result import DONE, Result, counts_line
 from asynckfold.store import Attempt, Interim, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.plain_text import one_line
@@ -63,8 +63,10 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
                 if not found["holder"]:
                     break
                 time.sleep(WATCH_SECONDS)
-    except KeyboardInterrupt:
-        pass
+    except KeyboardInterrupt as interrupt:
+        # Ctrl-C is how the view ends well; others asked the command to end.
+        if isinstance(interrupt, InterruptedRunError) and interrupt.exit_code != 130:
+            raise
     for line in lines(found):
         out.say(line, wraps="continue with: " not in line)
     return 0
@@ -108,7 +110,7 @@ def state_of(store: RunReader) -> dict[str, Any]:
         "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
         "progress": _progress(interim) if holder and interim and counts["pending"] else None,
         "scores": _scores(store),
-        "verdict": list(interim.verdict) if interim else [],
+        "verdict": _verdict(store, is_stopped=not holder and counts["pending"] > 0),
         "idle": _idle(store.waiting, at_work) if holder else None,
         "ended": None if holder else _ended(store, counts, attempts),
         "continue_with": None if holder or not counts["pending"] else stored_command(store.about),
@@ -133,6 +135,28 @@ def _refits(store: RunReader) -> Iterator[dict[str, Any]]:
 
 def _progress(interim: Interim) -> dict[str, Any]:
     return {name: value for name, value in asdict(interim).items() if name != "verdict"}
+
+
+def _verdict(store: RunReader, *, is_stopped: bool) -> list[str]:
+    """Return the sentences that the sweep recorded; of a stopped one, those of its results.
+
+    A sweep records them every few seconds: those of one that was killed may be older than its last
+    results.
+    """
+    if not is_stopped:
+        return list(store.interim.verdict) if store.interim else []
+    # Take NumPy and SciPy, which status does without otherwise.
+    from asynckfold.results.candidates import candidates
+    from asynckfold.results.verdict import make_verdict
+
+    plan = store.plan
+    results = {
+        name: Result(name, 1, status, scores) for name, (status, scores) in store.scores().items()
+    }
+    if not results:
+        return []
+    folds, _ = store.splits()
+    return list(make_verdict(candidates(plan, results), plan.scoring[0], folds).sentences)
 
 
 def _scores(store: RunReader) -> list[dict[str, Any]]:
