@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import html
 import json
 import os
 import pty
@@ -24,11 +25,12 @@ import torch
 from rich.cells import cell_len
 from torch import nn
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, load_results
 from asynckfold.cli import main
 from asynckfold.cli.output import Output
 from asynckfold.cli.status import state_of
 from asynckfold.cli.summary import print_results
+from asynckfold.results.read import read_results
 from asynckfold.store import Interim, RunStore
 from asynckfold.system.terminal import shows_links
 from tests.synthetic import Synthetic, write_run
@@ -119,9 +121,12 @@ def test_status_tells_scores_verdict_and_time_of_a_sweep_that_runs(
         f"  B/x: accuracy {means['B/x']:.4f} (2 of 4 folds)",
     }
     assert lines.index(scores[-1]) + 1 == lines.index("So far, A against B: undecided (p = 0.4).")
-    # Nobody holds it any more: the verdict stays, the time left went.
+    # Nobody holds it any more: the time left went, and the verdict is that of all results.
     state = told(capsys, "status", root)
-    assert (state["progress"], len(state["verdict"])) == (None, 1)
+    assert state["progress"] is None
+    with RunStore.read(root) as store:
+        assert state["verdict"] == list(read_results(store).verdict.sentences)
+    assert "(p = 0.4)" not in " ".join(state["verdict"])
 
 
 @pytest.mark.nightly
@@ -236,6 +241,28 @@ def test_the_winner_is_marked_and_a_tie_has_none(
     assert marked[0].split()[0] == "1"
     assert any(line.startswith(f"{marked[0].split()[1]} beats ") for line in found[0])
     assert not any("winner" in line for line in found[1])
+
+
+def test_code_terminal_page_and_json_say_the_same(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"MLP/warm/fold-1": "failed"}
+    write_run(root, Synthetic(samples=200, epochs=1, status=lambda job: lost.get(job.id, "done")))
+    results = load_results(root)
+    sentences = list(results.verdict.sentences)
+    assert len(sentences) >= 3
+    assert sentences[-1].startswith("Incomplete, and not ranked: MLP/warm")
+    print_results(root, Output(Namespace()), with_report=True)
+    printed = capsys.readouterr().out.splitlines()
+    first = printed.index(sentences[0])
+    assert printed[first : first + len(sentences)] == sentences
+    print_results(root, Output(Namespace(json=True)), with_report=False)
+    assert json.loads(capsys.readouterr().out)["verdict"] == " ".join(sentences)
+    page = re.sub("<[^>]*>", "", (root / "report" / "index.html").read_text())
+    shown = (page, results._repr_html_(), repr(results), str(results.verdict))
+    for text in (" ".join(html.unescape(text).split()) for text in shown):
+        for sentence in sentences:
+            assert sentence in text
 
 
 @pytest.mark.parametrize(
