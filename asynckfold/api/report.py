@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from asynckfold.api.arguments import Settings
+from asynckfold.api.notebook import warn
 from asynckfold.errors import (
     AllJobsFailedError,
     AsyncKFoldError,
@@ -35,7 +35,7 @@ def _leave(settings: Settings) -> None:
     _, fault = written(settings.root) if settings.report else (None, "")
     if fault:
         text = f"{fault}. The results stay; `asynckfold report {settings.root}` tries again"
-        warnings.warn(text, RuntimeWarning, stacklevel=5)
+        warn(text, RuntimeWarning, 5)
 
 
 def written(root: Path) -> tuple[Path | None, str]:
