@@ -14,7 +14,7 @@ from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run, stored_command
 from asynckfold.errors import InterruptedRunError, Problem, refuse
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
-from asynckfold.jobs.result import DONE, Result, counts_line
+from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
 from asynckfold.store import Attempt, Interim, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.plain_text import one_line
@@ -120,7 +120,18 @@ def state_of(store: RunReader) -> dict[str, Any]:
 
 def with_refits(store: RunReader) -> dict[str, Any]:
     """Return `state_of` a run and, in ``refits``, of its runs on all samples."""
+    holder = store.holder()
+    if holder and not store.has_plan:
+        return _without_plan(holder)
     return {**state_of(store), "refits": list(_refits(store))}
+
+
+def _without_plan(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `state_of` a run that reads its data, or checks its candidates."""
+    counts = dict.fromkeys(("planned", *ENDED, "pending", "running"), 0)
+    lists: dict[str, Any] = {name: [] for name in ("running_jobs", "scores", "verdict", "refits")}
+    unknown = ("fingerprint", "bit_identity", "progress", "idle", "ended", "continue_with")
+    return {**counts, "holder": holder, **lists, **dict.fromkeys(unknown)}
 
 
 def _refits(store: RunReader) -> Iterator[dict[str, Any]]:
@@ -233,7 +244,10 @@ def _ended(store: RunReader, counts: Mapping[str, int], attempts: Sequence[Attem
 def lines(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
     holder, progress = state["holder"], state["progress"]
-    yield counts_line(state, is_held=bool(holder))
+    if state["planned"]:
+        yield counts_line(state, is_held=bool(holder))
+    else:
+        yield "no plan yet: the data are read, and the candidates are checked"
     if progress:
         done = f"{100 * progress['steps_done'] // max(1, progress['steps'])} % of the steps"
         left = progress["seconds_left"]
@@ -246,7 +260,7 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
     yield from _score_lines(state["scores"])
     yield from state["verdict"]
     for item in state["running_jobs"]:
-        where = item["device"] if item["device"] != "cpu" else f"cores {item['cores']}"
+        where = item["device"] if item["device"] != "cpu" else named_cores(item["cores"])
         yield (
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
             f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"

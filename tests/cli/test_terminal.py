@@ -129,6 +129,22 @@ def test_status_tells_scores_verdict_and_time_of_a_sweep_that_runs(
     assert "(p = 0.4)" not in " ".join(state["verdict"])
 
 
+def test_status_of_a_run_that_has_no_plan_yet(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(root.parent / "other", Synthetic(folds=2, samples=20, epochs=1))
+    with RunStore.hold(root):
+        state = told(capsys, "status", root)
+        assert main(["status", str(root)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "no plan yet: the data are read, and the candidates are checked",
+        f"held by process {os.getpid()} on {state['holder']['host']}",
+    ]
+    assert state.keys() == told(capsys, "status", root.parent / "other").keys()
+    assert main(["status", str(root)]) == 4
+    assert "holds no plan yet" in capsys.readouterr().err
+
+
 @pytest.mark.nightly
 def test_a_call_leaves_its_verdict_for_status(root: Path) -> None:
     results = AsyncKFold(
@@ -213,6 +229,41 @@ def test_lines_and_tables_fit_the_terminal_and_break_between_words(
     words = ["36", "of", "36", "jobs", "finished", "in"]
     assert words == next(line.split()[:6] for line in lines if line.startswith("36 of 36"))
     assert sum("fingerprint" in line for line in lines) == 1  # of `status` only
+
+
+WIDE_NAMES = ("a-convolutional-network-of-three", "MLP")
+
+
+@pytest.mark.parametrize(("columns", "spared"), [(60, 2), (80, 1), (200, 0)])
+def test_the_table_spares_columns_before_it_folds_names(
+    root: Path, columns: int, spared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root, Synthetic(models=WIDE_NAMES, lr_schedules=("x",), samples=60, epochs=1))
+    with on_terminal(monkeypatch, columns) as printed:
+        print_results(root, Output(Namespace()), with_report=False)
+    head, *lines = bare(printed[0]).splitlines()
+    assert [word in head for word in ("interval", "seconds")] == [spared < 1, spared < 2]
+    assert any(WIDE_NAMES[0] in line.split() for line in lines)
+    assert all(cell_len(line) <= columns for line in (head, *lines))
+
+
+@pytest.mark.parametrize(("columns", "spared"), [(60, 2), (80, 1), (200, 0)])
+def test_compare_spares_columns_before_it_folds_names(
+    tmp_path: Path, columns: int, spared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [tmp_path / "old-run", tmp_path / "another"]
+    for number, root in enumerate(runs):
+        models = ("a-convolutional-net", "MLP")
+        write_run(root, Synthetic(models=models, lr_schedules=("x",), samples=60, epochs=1 + number))
+    with on_terminal(monkeypatch, columns) as printed:
+        assert main(["compare", *map(str, runs)]) == 0
+    lines = bare(printed[0]).splitlines()
+    (head,) = (line for line in lines if line.startswith("accuracy of "))
+    assert head.split()[2:4] == [root.name for root in runs]
+    assert ("interval" in head, "±" in printed[0]) == (spared < 1, spared < 2)
+    assert any(line.startswith("a-convolutional-net/x ") for line in lines)
+    assert "…" not in printed[0] or spared < 1
+    assert all(cell_len(line) <= columns for line in lines)
 
 
 def test_v_shows_all_candidates_and_the_fingerprint(

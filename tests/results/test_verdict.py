@@ -377,9 +377,21 @@ def test_a_budget_that_ended_early() -> None:
 
 @pytest.mark.parametrize("names", [["A/x"], ["A/x", "A/y", "B/x", "B/y"]])
 def test_nothing_scored(names: list[str]) -> None:
-    found = verdict_of({name: [NAN] * 3 for name in names}, state="pending")
-    assert found.sentences[0] == "No candidate has an accuracy on every fold, so none is best."
-    assert (found.best, found.models, found.lr_schedules) == (None, (), ())
+    begun = verdict_of({name: [NAN] * 3 for name in names}, state="pending")
+    assert str(begun) == "No fold has a score yet."
+    failed = verdict_of({name: [NAN] * 3 for name in names})
+    assert failed.sentences[0] == "No candidate has an accuracy on every fold, so none is best."
+    assert failed.sentences[1].startswith("Incomplete, and not ranked: A/x (failed, 0 of 3 folds)")
+    for found in (begun, failed):
+        assert (found.best, found.models, found.lr_schedules) == (None, (), ())
+
+
+def test_the_first_candidate_with_a_score() -> None:
+    found = verdict_of({"A/x": [0.5, NAN], "B/x": [NAN, NAN]}, state="pending")
+    assert found.sentences[0] == (
+        "So far, A/x is the only candidate with a score: accuracy 0.5 over 1 fold."
+    )
+    assert found.best is None
 
 
 def test_a_score_that_is_no_number() -> None:
