@@ -254,7 +254,9 @@ def test_compare_spares_columns_before_it_folds_names(
     runs = [tmp_path / "old-run", tmp_path / "another"]
     for number, root in enumerate(runs):
         models = ("a-convolutional-net", "MLP")
-        write_run(root, Synthetic(models=models, lr_schedules=("x",), samples=60, epochs=1 + number))
+        write_run(
+            root, Synthetic(models=models, lr_schedules=("x",), samples=60, epochs=1 + number)
+        )
     with on_terminal(monkeypatch, columns) as printed:
         assert main(["compare", *map(str, runs)]) == 0
     lines = bare(printed[0]).splitlines()
