@@ -52,7 +52,7 @@ def test_a_finished_run_is_shown_and_not_asked_for_again(complete: Path) -> None
         status, headers, text = asked(server, server.path)
         assert status == 200
         assert '<meta name="renewal-seconds"' not in text
-        assert "http-equiv=\"refresh\"" not in text
+        assert 'http-equiv="refresh"' not in text
         assert headers["Content-Type"] == "text/html; charset=utf-8"
         assert headers["Cache-Control"] == "no-store"
         assert headers["Referrer-Policy"] == "no-referrer"
