@@ -318,9 +318,10 @@ def cores_in_use(progress: SweepProgress) -> str:
     if progress.load is None:
         return ""
     taken = {core for found in progress.placements for core in found.placement.cores}
-    used = f"jobs on {len(taken)} of {len(progress.load.cores)} cores"
+    count = len(progress.load.cores)
+    used = f"jobs on {len(taken)} of {count} {'core' if count == 1 else 'cores'}"
     # Some may be those of jobs.
-    others = len(progress.load.cores) - len(progress.load.idle)
+    others = count - len(progress.load.idle)
     return f"{used}, other programs on {others}" if others else used
 
 

@@ -77,6 +77,13 @@ def test_the_view_shows_steps_time_placements_cores_and_the_best() -> None:
     ]
 
 
+def test_one_core_is_a_core() -> None:
+    display = begun(make_plan())
+    place(display, "A/step/fold-0")
+    display.ticked(Load((0,), (0,), 1))
+    assert picture(display, 90)[-1] == "jobs on 1 of 1 core"
+
+
 def test_at_the_end_the_view_gives_way_to_a_line() -> None:
     plan, terminal = make_plan(models=("A",), folds=1), Terminal()
     display = Display(1, terminal, Clock())
