@@ -119,7 +119,10 @@ def state_of(store: RunReader) -> dict[str, Any]:
 
 
 def with_refits(store: RunReader) -> dict[str, Any]:
-    """Return `state_of` a run and, in ``refits``, of its runs on all samples."""
+    """Return `state_of` a run and, in ``refits``, of its runs on all samples.
+
+    Before there is a plan, all counts are 0.
+    """
     holder = store.holder()
     if holder and not store.has_plan:
         return _without_plan(holder)
