@@ -74,13 +74,15 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
 
 def _screen(state: Mapping[str, Any], directory: str) -> Group:
     from rich.console import Group
+    from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
     done = state["progress"] or {"steps_done": state["done"], "steps": state["planned"]}
     bar = ProgressBar(total=max(1, done["steps"]), completed=done["steps_done"])
     head = Text(one_line(f"{directory} · Ctrl-C ends this view, not the run"), style="dim")
-    return Group(head, bar, *(Text(one_line(line)) for line in lines(state)))
+    # A bar ends without a new line.
+    return Group(head, Padding(bar), *(Text(one_line(line)) for line in lines(state)))
 
 
 def state_of(store: RunReader) -> dict[str, Any]:

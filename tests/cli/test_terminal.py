@@ -193,6 +193,7 @@ def test_watch_shows_the_state_on_the_whole_screen_until_ctrl_c(root: Path) -> N
         )
         shown = terminal.read(until="8.0 s left")
         assert "\x1b[?1049h" in shown  # the screen is put back at the end
+        assert "0 of 8 jobs finished, 8 waiting" in shown
         store.set_interim(Interim(9, 12, 2.0, ()))
         store.flush()
         assert "75 % of the steps" in terminal.read(until="2.0 s left")
