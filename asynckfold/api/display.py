@@ -1,18 +1,17 @@
 """What a person sees while a sweep runs: bars on a terminal, some lines elsewhere, and a log.
 
 All of it also goes to the logger ``asynckfold`` of the module `logging`, at every verbosity: epochs
-as DEBUG, jobs and notes as INFO, failed jobs as WARNING.
+and stages as DEBUG, jobs and notes as INFO, failed jobs and warnings as WARNING.
 """
 
 from __future__ import annotations
 
-import io
 import logging
+import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, TextIO
 
@@ -23,7 +22,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.api.notebook import Cell, is_notebook
+from asynckfold.api.notebook import Cell, is_notebook, warn
 from asynckfold.api.progress import SweepProgress, cores_in_use, overview
 from asynckfold.jobs.messages import EpochEnded, Noted, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
@@ -32,6 +31,7 @@ from asynckfold.jobs.result import DONE, Result
 from asynckfold.system.console import animates, console, spinner
 from asynckfold.system.plain_text import one_line
 from asynckfold.system.signals import unbroken
+from asynckfold.system.terminal import steady
 
 LINE_SECONDS = 30.0
 """Between two lines where there is no terminal."""
@@ -101,9 +101,8 @@ class Display:
         cell = Cell(self._render) if stream is None and is_notebook() else None
         self._animates = cell is not None or animates(stderr=True, stream=stream)
         # A terminal gets lines broken between words; a file gets them whole.
-        terminal = console(
-            stderr=True, stream=stream, force_jupyter=False, soft_wrap=not self._animates
-        )
+        is_file = not steady(stream or sys.stderr).isatty()
+        terminal = console(stderr=True, stream=stream, force_jupyter=False, soft_wrap=is_file)
         self._cell, self._console = cell, cell.console if cell else terminal
         self._live: Live | Cell | None = None
         self._progress: SweepProgress | None = None
@@ -141,15 +140,8 @@ class Display:
 
     def warn(self, text: str, category: type[Warning]) -> None:
         """Warn of something; a notebook shows it in the same output."""
-        if self._cell is None:
-            warnings.warn(text, category, stacklevel=5)
-            return
-        # Not into the cell itself: to show it, ipykernel flushes standard error.
-        with redirect_stderr(io.StringIO()) as told:
-            warnings.warn(text, category, stacklevel=5)
-        if told.getvalue():
-            self._cell.write(told.getvalue())
-            self._cell.flush()
+        LOG.warning("%s", one_line(text))
+        warn(text, category, 5, self._cell)
 
     @property
     def progress(self) -> SweepProgress | None:
@@ -158,6 +150,8 @@ class Display:
 
     def doing(self, text: str) -> None:
         """Say which stage the run is in."""
+        if text and text.partition(":")[0] != self._doing.partition(":")[0]:
+            LOG.debug("%s", one_line(text))
         self._doing = text
 
     def note(self, text: str, verbose: int = 1, level: int = logging.INFO) -> None:

@@ -1,6 +1,7 @@
 """The progress of a sweep in a notebook: one output of the cell, updated in place.
 
-Nothing goes to standard error, and a saved or converted notebook shows the last state.
+Nothing goes to standard error, which notebooks show in red, and a saved or converted notebook shows
+the last state.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ import contextvars
 import io
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from typing import Any, Protocol, TextIO, cast
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.theme import Theme
 
@@ -65,6 +67,29 @@ def show(bundle: Bundle) -> Handle:
     publish: Any = display.display
     handle: Handle = publish(bundle, raw=True, display_id=True)
     return handle
+
+
+def warn(text: str, category: type[Warning], stacklevel: int, cell: Cell | None = None) -> None:
+    """Warn of something; a notebook shows it in the output of a cell.
+
+    Parameters
+    ----------
+    text, category, stacklevel
+        As for `warnings.warn`.
+    cell : Cell, optional
+        The output that shows it; a new one by default.
+    """
+    if cell is None and not is_notebook():
+        warnings.warn(text, category, stacklevel + 1)
+        return
+    # Not into the cell itself: to show it, ipykernel flushes standard error.
+    with redirect_stderr(io.StringIO()) as told:
+        warnings.warn(text, category, stacklevel + 1)
+    # Nothing of a warning that is recorded, or filtered.
+    if told.getvalue():
+        cell = cell or Cell(Group)
+        cell.write(told.getvalue())
+        cell.flush()
 
 
 class Cell(io.TextIOBase):

@@ -314,13 +314,15 @@ def overview(progress: SweepProgress) -> str:
 
 
 def cores_in_use(progress: SweepProgress) -> str:
-    """Return how many cores the jobs hold, and how many are left to others."""
+    """Return how many cores the jobs hold, and how many other programs use."""
     if progress.load is None:
         return ""
     taken = {core for found in progress.placements for core in found.placement.cores}
-    used = f"{len(taken)} of {len(progress.load.cores)} cores in use"
-    others = len(progress.load.cores) - len(progress.load.idle)
-    return f"{used}, {others} left to other programs" if others else used
+    count = len(progress.load.cores)
+    used = f"jobs on {len(taken)} of {count} {'core' if count == 1 else 'cores'}"
+    # Some may be those of jobs.
+    others = count - len(progress.load.idle)
+    return f"{used}, other programs on {others}" if others else used
 
 
 def _line_of(progress: SweepProgress, found: PlacementProgress) -> str:
@@ -365,7 +367,8 @@ def _best_of(plan: Plan, jobs: Mapping[str, Job], results: Iterable[Result]) -> 
     score = f"{metric} {highest:.4f} ({most} {'fold' if most == 1 else 'folds'})"
     if others:
         return f"so far {first} is tied with {len(others)} more at {score}"
-    return f"best so far {first} {score}"
+    # One alone is not the best: the others have fewer folds.
+    return f"{'best so far' if len(means) > 1 else 'so far'} {first} {score}"
 
 
 def _mean(values: Iterable[float]) -> float:

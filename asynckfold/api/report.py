@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from asynckfold.api.arguments import Settings
+from asynckfold.api.notebook import warn
 from asynckfold.errors import (
     AllJobsFailedError,
     AsyncKFoldError,
@@ -18,6 +19,7 @@ from asynckfold.jobs.argument import one_line
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.run_store import log_line
+from asynckfold.system.signals import listening
 
 
 @contextmanager
@@ -26,16 +28,21 @@ def leave_report(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (AllJobsFailedError, JobFailedError, InterruptedRunError):
-        _leave(settings)
+        with suppress(InterruptedRunError):
+            _leave(settings)
         raise
     _leave(settings)
 
 
 def _leave(settings: Settings) -> None:
-    _, fault = written(settings.root) if settings.report else (None, "")
+    if not settings.report:
+        return
+    # Drawing imports compiled libraries, which Ctrl-C must not leave halfway.
+    with listening(signal.SIGINT):
+        _, fault = written(settings.root)
     if fault:
         text = f"{fault}. The results stay; `asynckfold report {settings.root}` tries again"
-        warnings.warn(text, RuntimeWarning, stacklevel=5)
+        warn(text, RuntimeWarning, 5)
 
 
 def written(root: Path) -> tuple[Path | None, str]:

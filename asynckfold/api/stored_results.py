@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from asynckfold.api.arguments import Settings
+from asynckfold.api.notebook import warn
 from asynckfold.api.refit import on_all_samples
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
@@ -109,7 +109,7 @@ def _told_unfinished(store: RunReader) -> RunReader:
         state = "the call that began it continues it"
         if holder:
             state = f"process {holder['pid']} on {holder['host']} works on them"
-        warnings.warn(
+        warn(
             f"{store.root} is unfinished: {counts['pending']} of {counts['planned']} jobs have no "
             f"result yet; {state}",
             RuntimeWarning,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +18,10 @@ from asynckfold.results.compare import Comparison, compare_runs
 from asynckfold.results.read import read_results
 from asynckfold.results.verdict_text import p_value
 from asynckfold.system.plain_text import one_line
+
+INTERVAL, STD = "95 % interval", "standard deviation"
+SPARE = (INTERVAL, STD)
+"""What the table does without on a narrow terminal, the first one first."""
 
 
 def compare(parsed: argparse.Namespace, out: Output) -> int:
@@ -31,25 +36,44 @@ def compare(parsed: argparse.Namespace, out: Output) -> int:
     out.data({**asdict(scores), "identical": bits.identical, "plan": bits.plan})
     for sentence in scores.sentences:
         out.say(sentence)
-    out.say(_table(scores))
+    # Names are folded only where the other columns leave no room for them.
+    for spare in (SPARE, SPARE[1:], ()):
+        table = _table(scores, spare)
+        if out.has_room_for(table):
+            break
+    out.say(table)
     if bits.plan:
         out.say(f"plan: {bits.plan}")
     out.say(f"bits: {'identical' if bits.identical else 'not identical, --bits says where'}")
     return 0
 
 
-def _table(found: ScoreComparison) -> Table:
+def _table(found: ScoreComparison, spare: Sequence[str]) -> Table:
+    """Return the table of all candidates, with these of what it can spare."""
     table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column(f"{found.metric} of")
-    for name in (*found.runs, "difference", "95 % interval", "p"):
-        table.add_column(Text(name), justify="right")
+    table.add_column(f"{found.metric} of", overflow="fold")
+    intervals = [name for name in spare if name == INTERVAL]
+    for name in (*_heads(found.runs), "difference", *intervals, "p"):
+        table.add_column(Text(name), justify="right", no_wrap=True)
     for row in found.candidates:
         scores = (
-            "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}"
+            "n/a"
+            if math.isnan(mean)
+            else f"{mean:.4f} ± {std:.4f}"
+            if STD in spare
+            else f"{mean:.4f}"
             for mean, std in zip(row.means, row.stds, strict=True)
         )
-        table.add_row(Text(row.name), *scores, *_difference(row, found.runs))
+        difference, interval, p = _difference(row, found.runs)
+        shown = [interval for _ in intervals]
+        table.add_row(Text(row.name), *scores, difference, *shown, p)
     return table
+
+
+def _heads(runs: tuple[str, str]) -> tuple[str, str]:
+    """Return the names of the folders, without the paths to them if they differ."""
+    first, second = (Path(name).name for name in runs)
+    return (first, second) if first != second else runs
 
 
 def _difference(row: CandidateScores, runs: tuple[str, str]) -> tuple[str, str, str]:

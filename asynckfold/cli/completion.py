@@ -44,12 +44,14 @@ def script_for(shell: str) -> str:
     for verb in verbs_of(parser).values():
         verb.add_own_flags()
         # fish shows it whole beside each offer.
-        verb.description = (verb.description or "").partition(". ")[0]
+        verb.description = (verb.description or "").partition(". ")[0].rstrip(".")
         for action in verb._actions:
             if action.metavar in places:
                 action.complete = places[action.metavar]  # type: ignore[attr-defined]
-            elif not action.choices:
-                action.choices = words.get(action.dest)
+            elif not action.choices and (offered := words.get(action.dest)):
+                # shtab leaves colons as they are, which mean something to zsh.
+                is_zsh = shell == "zsh"
+                action.choices = [word.replace(":", r"\:") if is_zsh else word for word in offered]
     return shtab.complete(parser, shell)
 
 

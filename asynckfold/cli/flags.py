@@ -22,6 +22,9 @@ from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.jobs.argument import GROUPS, Argument, argument, arguments
 from asynckfold.jobs.trainer_params import TrainerParams
 
+_YES_NO = {"True": "yes", "False": "no"}
+"""Words of the command line for the values of a flag that takes others, too."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Named:
@@ -212,7 +215,10 @@ def _unreadable(item: Argument, text: str, rule: str) -> Problem:
         (found,) = with_flag_names(InputError([problem])).problems
         own = re.compile(rf"(?<![-\w]){item.name}\b")
         flag = f"--{item.flag}"
-        return replace(found, rule=own.sub(flag, found.rule), remedy=own.sub(flag, found.remedy))
+        rule, remedy = (own.sub(flag, text) for text in (found.rule, found.remedy))
+        for name, word in _YES_NO.items() if bool in item.types else ():
+            rule = re.sub(rf"\b{name}\b", word, rule)
+        return replace(found, rule=rule, remedy=remedy)
     default = item.shell_default
     remedy = nearest(text, item.words).strip() or f"Leave --{item.flag} out" + (
         "." if default in (None, MISSING) else f" for its default, {default}."
@@ -307,7 +313,7 @@ def _flagged(text: str) -> str:
             text = text.replace(f"{name}={not item.default}", f"--{item.flag}")
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",
-        lambda found: f"--{known[found[1]].flag} {found[3]}",
+        lambda found: f"--{known[found[1]].flag} {_YES_NO.get(found[3], found[3])}",
         text,
     )
     # Only at the start of a rule, or with an underscore: "epochs" may just mean epochs.

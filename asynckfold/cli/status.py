@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run, stored_command
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InterruptedRunError, Problem, refuse
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
-from asynckfold.jobs.result import DONE, counts_line
+from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
 from asynckfold.store import Attempt, Interim, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.plain_text import one_line
@@ -63,8 +63,10 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
                 if not found["holder"]:
                     break
                 time.sleep(WATCH_SECONDS)
-    except KeyboardInterrupt:
-        pass
+    except KeyboardInterrupt as interrupt:
+        # Ctrl-C is how the view ends well; others asked the command to end.
+        if isinstance(interrupt, InterruptedRunError) and interrupt.exit_code != 130:
+            raise
     for line in lines(found):
         out.say(line, wraps="continue with: " not in line)
     return 0
@@ -72,13 +74,15 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
 
 def _screen(state: Mapping[str, Any], directory: str) -> Group:
     from rich.console import Group
+    from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
     done = state["progress"] or {"steps_done": state["done"], "steps": state["planned"]}
     bar = ProgressBar(total=max(1, done["steps"]), completed=done["steps_done"])
     head = Text(one_line(f"{directory} · Ctrl-C ends this view, not the run"), style="dim")
-    return Group(head, bar, *(Text(one_line(line)) for line in lines(state)))
+    # A bar ends without a new line.
+    return Group(head, Padding(bar), *(Text(one_line(line)) for line in lines(state)))
 
 
 def state_of(store: RunReader) -> dict[str, Any]:
@@ -108,7 +112,7 @@ def state_of(store: RunReader) -> dict[str, Any]:
         "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
         "progress": _progress(interim) if holder and interim and counts["pending"] else None,
         "scores": _scores(store),
-        "verdict": list(interim.verdict) if interim else [],
+        "verdict": _verdict(store, is_stopped=not holder and counts["pending"] > 0),
         "idle": _idle(store.waiting, at_work) if holder else None,
         "ended": None if holder else _ended(store, counts, attempts),
         "continue_with": None if holder or not counts["pending"] else stored_command(store.about),
@@ -117,8 +121,22 @@ def state_of(store: RunReader) -> dict[str, Any]:
 
 
 def with_refits(store: RunReader) -> dict[str, Any]:
-    """Return `state_of` a run and, in ``refits``, of its runs on all samples."""
+    """Return `state_of` a run and, in ``refits``, of its runs on all samples.
+
+    Before there is a plan, all counts are 0.
+    """
+    holder = store.holder()
+    if holder and not store.has_plan:
+        return _without_plan(holder)
     return {**state_of(store), "refits": list(_refits(store))}
+
+
+def _without_plan(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `state_of` a run that reads its data, or checks its candidates."""
+    counts = dict.fromkeys(("planned", *ENDED, "pending", "running"), 0)
+    lists: dict[str, Any] = {name: [] for name in ("running_jobs", "scores", "verdict", "refits")}
+    unknown = ("fingerprint", "bit_identity", "progress", "idle", "ended", "continue_with")
+    return {**counts, "holder": holder, **lists, **dict.fromkeys(unknown)}
 
 
 def _refits(store: RunReader) -> Iterator[dict[str, Any]]:
@@ -133,6 +151,28 @@ def _refits(store: RunReader) -> Iterator[dict[str, Any]]:
 
 def _progress(interim: Interim) -> dict[str, Any]:
     return {name: value for name, value in asdict(interim).items() if name != "verdict"}
+
+
+def _verdict(store: RunReader, *, is_stopped: bool) -> list[str]:
+    """Return the sentences that the sweep recorded; of a stopped one, those of its results.
+
+    A sweep records them every few seconds: those of one that was killed may be older than its last
+    results.
+    """
+    if not is_stopped:
+        return list(store.interim.verdict) if store.interim else []
+    # Take NumPy and SciPy, which status does without otherwise.
+    from asynckfold.results.candidates import candidates
+    from asynckfold.results.verdict import make_verdict
+
+    plan = store.plan
+    results = {
+        name: Result(name, 1, status, scores) for name, (status, scores) in store.scores().items()
+    }
+    if not results:
+        return []
+    folds, _ = store.splits()
+    return list(make_verdict(candidates(plan, results), plan.scoring[0], folds).sentences)
 
 
 def _scores(store: RunReader) -> list[dict[str, Any]]:
@@ -209,7 +249,10 @@ def _ended(store: RunReader, counts: Mapping[str, int], attempts: Sequence[Attem
 def lines(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for people."""
     holder, progress = state["holder"], state["progress"]
-    yield counts_line(state, is_held=bool(holder))
+    if state["planned"]:
+        yield counts_line(state, is_held=bool(holder))
+    else:
+        yield "no plan yet: the data are read, and the candidates are checked"
     if progress:
         done = f"{100 * progress['steps_done'] // max(1, progress['steps'])} % of the steps"
         left = progress["seconds_left"]
@@ -222,7 +265,7 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
     yield from _score_lines(state["scores"])
     yield from state["verdict"]
     for item in state["running_jobs"]:
-        where = item["device"] if item["device"] != "cpu" else f"cores {item['cores']}"
+        where = item["device"] if item["device"] != "cpu" else named_cores(item["cores"])
         yield (
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
             f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from asynckfold.system.units import duration
 
 MOST_ROWS = 10
 """Candidates in the table, unless ``-v`` asks for all."""
+
+SPARE = ("95 % interval", "seconds")
+"""Columns of the table that a narrow terminal does without, the first one first."""
 
 
 def print_results(root: Path, out: Output, *, with_report: bool) -> int:
@@ -43,8 +47,12 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
         }
     )
     rows = None if out.verbose else MOST_ROWS
-    table = _results_table(results, rows)
-    out.say(table if out.has_room_for(table) else _results_table(results, rows, interval=False))
+    # Names are folded only where the other columns leave no room for them.
+    tables = (_results_table(results, rows, SPARE[place:]) for place in range(len(SPARE) + 1))
+    for table in tables:
+        if out.has_room_for(table):
+            break
+    out.say(table)
     if rows is not None and len(results.candidates) > rows:
         more = len(results.candidates) - rows
         out.say(f"and {more} more, which -v and the report show")
@@ -104,15 +112,15 @@ def _best(results: CVResults) -> dict[str, str] | None:
         return None  # no candidate has a score on every fold
 
 
-def _results_table(results: CVResults, most: int | None, *, interval: bool = True) -> Table:
-    """Return the ranking; a candidate that beats all others is marked."""
+def _results_table(results: CVResults, most: int | None, spare: Sequence[str]) -> Table:
+    """Return the ranking with these of the `SPARE` columns; a clear winner is marked."""
     metric, winner = results.plan.scoring[0], results.verdict.best
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     device = ("device",) if results.plan.devices else ()
     words = ("model", "scheduler", *device)
-    bounds = ("95 % interval",) if interval else ()
+    bounds, seconds = (tuple(name for name in spare if name == one) for one in SPARE)
     last = ("",) if winner else ()
-    for name in ("rank", *words, metric, *bounds, "folds", "seconds", *last):
+    for name in ("rank", *words, metric, *bounds, "folds", *seconds, *last):
         is_name = name in words
         justify: JustifyMethod = "left" if is_name else "right"
         table.add_column(name, justify=justify, no_wrap=not is_name, overflow="fold")
@@ -128,11 +136,15 @@ def _results_table(results: CVResults, most: int | None, *, interval: bool = Tru
             f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
             *[f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "" for _ in bounds],
             f"{row['folds_done']}/{row['folds']}",
-            f"{row['fit_seconds']:.1f}" if row["fit_seconds"] == row["fit_seconds"] else "",
+            *[_seconds(row["fit_seconds"]) for _ in seconds],
             *["winner" if is_winner else "" for _ in last],
             style="bold" if is_winner else None,
         )
     return table
+
+
+def _seconds(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.1f}"
 
 
 def result_lines(results: CVResults, *, verbose: int = 0) -> Iterator[str]:

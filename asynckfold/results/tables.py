@@ -23,7 +23,7 @@ from asynckfold.system.plain_text import one_line
 Row = dict[str, Any]
 
 SHOWN = 20
-"""Candidates in the table of a notebook."""
+"""Candidates in the table that results print, and in that of a notebook."""
 
 
 def score_table(rows: Sequence[Candidate], metrics: Sequence[str]) -> dict[str, Any]:
@@ -178,12 +178,14 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
 
 def as_text(title: str, cells: Sequence[Sequence[str]], verdict: str) -> str:
     """Return a table for the terminal."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    shown, hidden = cells[: 1 + SHOWN], len(cells) - 1 - SHOWN
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
+        for line in shown
     )
-    return "\n".join([f"CVResults: {title}", *lines, verdict])
+    more = [f"and {hidden} more, see results.to_frame()"] if hidden > 0 else []
+    return "\n".join([f"CVResults: {title}", *lines, *more, verdict])
 
 
 def as_html(title: str, cells: Sequence[Sequence[str]], verdict: str) -> str:

@@ -1,7 +1,8 @@
 """`Verdict`: which model is better, then which LR schedule, and whether that may be chance.
 
 One factor at a time: models by their mean over the LR schedules, then LR schedules by their mean
-over the models that no other beats; fold by fold, see `statistics.paired_differences`.
+over the models that no other beats, of these the complete ones if there are any; fold by fold, see
+`statistics.paired_differences`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Verdict:
     models : tuple of Difference
         Every pair of models, by their mean over the LR schedules.
     lr_schedules : tuple of Difference
-        Every pair of LR schedules, by their mean over `best_models`.
+        Every pair of LR schedules, by their mean over `best_models`, or those of them that have a
+        score on every fold.
     best_models, best_lr_schedules : tuple of str
         Those that no other beats; several if the folds do not decide.
     best : str or None
@@ -106,9 +108,12 @@ def _factors(
     largest = largest_difference(metric, scores)
     undecided = math.comb(len(lr_schedules), 2)
     first = compare_levels(models, lr_schedules, scores, folds, largest, undecided)
-    kept = scores[[models.index(name) for name in first.unbeaten]].swapaxes(0, 1)
+    # One without all folds would take them from the comparison of the others, too.
+    complete = {name for name, own in zip(models, scores, strict=True) if not np.isnan(own).any()}
+    best = [name for name in first.unbeaten if name in complete] or first.unbeaten
+    kept = scores[[models.index(name) for name in best]].swapaxes(0, 1)
     undecided = sum(pair.conclusion == "undecided" for pair in first.pairs)
-    return first, compare_levels(lr_schedules, first.unbeaten, kept, folds, largest, undecided)
+    return first, compare_levels(lr_schedules, best, kept, folds, largest, undecided)
 
 
 def _sole_first(rows: Sequence[Candidate], metric: str) -> Candidate | None:

@@ -46,9 +46,16 @@ class VerdictText:
         beaten: Sequence[str],
     ) -> list[str]:
         """Return all sentences; the `first` candidate may have a `beaten` model or LR schedule."""
+        left = [row.status in (CANCELLED, "pending") for row in rows]
+        if all(left) and not any(self._folds_of(row) for row in rows):
+            return ["No fold has a score yet."]
         pairs = models.pairs + lr_schedules.pairs
-        found = [*self._of_factor(models), *self._of_factor(lr_schedules, len(models.names))]
-        if found and any(row.status in (CANCELLED, "pending") for row in rows):
+        some = lr_schedules.over
+        is_told = set(some) != {*models.unbeaten} or 1 < len(some) < len(models.names)
+        over = f"With {listed(some)}, " if is_told else ""
+        found = [*self._of_factor(models), *self._of_factor(lr_schedules, over)]
+        found += self._of_the_only_one(rows, is_compared=bool(pairs))
+        if found and any(left):
             found[0] = f"So far, {found[0]}"
         if beaten:
             are = "is" if len(beaten) == 1 else "are"
@@ -63,12 +70,10 @@ class VerdictText:
             )
         if self.folds == 2 and any(not math.isnan(pair.ci_low) for pair in pairs):
             found.append("Two folds make a weak test.")
-        return [*found, *self._of_candidates(rows, is_compared=bool(pairs))]
+        return [*found, *self._of_incomplete(rows)]
 
-    def _of_factor(self, factor: Factor, others: int = 0) -> Iterator[str]:
+    def _of_factor(self, factor: Factor, over: str = "") -> Iterator[str]:
         """Compare the leader with each of the others, the closest first."""
-        some = 1 < len(factor.over) < others
-        over = f"With {listed(factor.over)}, " if some else ""
         for pair in factor.duels[:SHOWN]:
             yield f"{over}{self.of_pair(pair)}."
         rest = factor.duels[SHOWN:]
@@ -89,7 +94,10 @@ class VerdictText:
             where = f"all {where}" if pair.folds == self.folds > 1 else where
             return f"{pair.first} and {pair.second} have equal scores on {where}"
         if pair.conclusion == "undecided":
-            return f"{versus}: undecided (p = {p_value(pair.p)})"
+            parts = [f"p = {p_value(pair.p)}"]
+            parts += [f"on {where}"] if pair.folds < self.folds else []
+            parts += [f"{self.repeats} repeats"] if self.repeats > 1 else []
+            return f"{versus}: undecided ({'; '.join(parts)})"
         if not math.isfinite(pair.mean):
             return f"{versus}: not compared, as a score is infinite"
         difference, interval = self._amounts(pair)
@@ -104,14 +112,17 @@ class VerdictText:
             return f"{ahead}{where}; a test needs at least two folds"
         return f"{ahead}each of {where}; without a spread no test is possible"
 
-    def _of_candidates(self, rows: Sequence[Candidate], *, is_compared: bool) -> Iterator[str]:
-        """Name a candidate without a rival, and those that lack folds."""
+    def _of_the_only_one(self, rows: Sequence[Candidate], *, is_compared: bool) -> Iterator[str]:
+        """Name a candidate without a rival."""
         scored = [row for row in rows if self._folds_of(row)]
         if len(scored) == 1 and not is_compared:
             (row,) = scored
             mean = f"{self.name} {row.mean(self.metric):.4g}"
             only = "the only candidate" + " with a score" * (len(rows) > 1)
             yield f"{row.name} is {only}: {mean} over {_count(self._folds_of(row))}."
+
+    def _of_incomplete(self, rows: Sequence[Candidate]) -> Iterator[str]:
+        """Name the candidates that lack folds."""
         if not any(row.ranks_by(self.metric) for row in rows):
             article = "an" if self.name[:1].lower() in "aeiou" else "a"
             yield f"No candidate has {article} {self.name} on every fold, so none is best."
@@ -130,7 +141,9 @@ class VerdictText:
     def _where(self, folds: int) -> str:
         if self.folds == 1:
             return "the only fold"
-        return _count(folds) if folds == self.folds else f"the {_count(folds)} that both have"
+        if folds == self.folds:
+            return _count(folds)
+        return f"the {'only fold' if folds == 1 else _count(folds)} that both have"
 
     def _amounts(self, pair: Difference) -> tuple[str, str]:
         """Return a difference with its unit, and its interval."""

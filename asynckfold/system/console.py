@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Iterable
 from typing import Any, TextIO
@@ -29,6 +30,9 @@ def console(*, stderr: bool = False, stream: TextIO | None = None, **options: An
     """Return a console to standard output or error, or to another stream."""
     chosen = stream or (sys.stderr if stderr else sys.stdout)
     fixed = {"highlight": False, "markup": False, "emoji": False, "soft_wrap": True}
+    if options.get("width") is None and steady(chosen).isatty() and not animates(stream=chosen):
+        # rich takes such a terminal to have 80 columns.
+        options["width"], options["height"] = shutil.get_terminal_size()
     return _CleanConsole(file=steady(chosen), **{**fixed, **options})
 
 

@@ -40,6 +40,10 @@ _COMPILED = ("torch", "torchvision", "numpy", "scipy", "sklearn", "pandas", "mat
 """Their Python modules are parts of compiled ones: torch calls back from C++ while it is imported,
 and ends the process on an exception there."""
 
+_IMPORTLIB = ("<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
+"""The first one loads a compiled module in two steps. Given up between them, matplotlib.ft2font
+ends the process at its exit: what it made for the second step is freed after the interpreter."""
+
 _AGAIN_SECONDS = 0.01
 """Interval between attempts to raise."""
 
@@ -176,9 +180,11 @@ class Interruption:
 
 def _must_wait(frame: FrameType | None) -> bool:
     while frame is not None:
-        importlib = frame.f_code.co_filename == "<frozen importlib._bootstrap_external>"
-        if importlib and isinstance(frame.f_locals.get("self"), ExtensionFileLoader):
-            return True
+        if frame.f_code.co_filename in _IMPORTLIB:
+            known = frame.f_locals
+            loader = getattr(known.get("spec"), "loader", known.get("self"))
+            if isinstance(loader, ExtensionFileLoader):
+                return True
         if frame.f_code.co_name == "<module>":
             package = str(frame.f_globals.get("__name__")).partition(".")[0]
             if package in _COMPILED:

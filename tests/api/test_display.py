@@ -72,9 +72,16 @@ def test_the_view_shows_steps_time_placements_cores_and_the_best() -> None:
         "0.0 s elapsed",
         "A/step/fold-1 · epoch 2/4 · batch 30/120 · loss 0.5 · core 1",
         "B/step · starting · 2 folds fused · core 0",
-        "best so far A/step accuracy 0.7500 (1 fold)",
-        "2 of 3 cores in use, 1 left to other programs",
+        "so far A/step accuracy 0.7500 (1 fold)",
+        "jobs on 2 of 3 cores, other programs on 1",
     ]
+
+
+def test_one_core_is_a_core() -> None:
+    display = begun(make_plan())
+    place(display, "A/step/fold-0")
+    display.ticked(Load((0,), (0,), 1))
+    assert picture(display, 90)[-1] == "jobs on 1 of 1 core"
 
 
 def test_at_the_end_the_view_gives_way_to_a_line() -> None:
@@ -195,6 +202,16 @@ def test_a_terminal_that_moves_no_cursor_gets_lines(
     assert "\x1b" not in stream.getvalue()
 
 
+def test_a_dumb_terminal_gets_lines_broken_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "60")
+    text, terminal = "images were scaled to [0, 1], " * 5, Terminal()
+    Display(1, terminal).note(text)
+    lines = terminal.getvalue().splitlines()
+    assert all(len(line) <= 60 for line in lines)
+    assert {word for line in lines for word in line.split()} == set(text.split())
+
+
 def test_forced_colours_draw_no_bar_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     stream = io.StringIO()
@@ -222,10 +239,19 @@ def test_all_of_it_goes_to_the_log_also_where_nothing_is_shown(
 ) -> None:
     stream = io.StringIO()
     with caplog.at_level(logging.DEBUG, "asynckfold"):
-        drive(Display(0, stream), make_plan())
+        shown = Display(0, stream)
+        drive(shown, make_plan())
+        for number in (1, 2):
+            shown.doing(f"reading the data: {number} of 9 samples")
+        with pytest.warns(UserWarning, match="2 of 6 jobs failed"):
+            shown.warn("2 of 6 jobs failed", UserWarning)
     assert stream.getvalue() == ""
     found = [(item.levelname, item.getMessage()) for item in caplog.records]
-    assert found[0] == ("INFO", "labels were numbered")
+    assert found[:2] == [("DEBUG", "reading the data"), ("INFO", "labels were numbered")]
+    assert found[-2:] == [
+        ("DEBUG", "reading the data: 1 of 9 samples"),
+        ("WARNING", "2 of 6 jobs failed"),
+    ]
     assert ("WARNING", "A/step/fold-1 failed: ValueError: no") in found
     assert ("INFO", "A/step/fold-0 accuracy 0.7500 in 2.0 s") in found
     assert [level for level, text in found if "train_loss" in text] == ["DEBUG"] * 6

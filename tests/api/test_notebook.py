@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 from rich.text import Text
 
-from asynckfold.api import display
+from asynckfold.api import display, notebook
 from asynckfold.api.display import Display
 from asynckfold.api.notebook import HTML, LINES, PLAIN, REFRESH_SECONDS, Bundle, Cell, is_notebook
 from tests import notebooks
@@ -100,6 +100,21 @@ def test_notes_and_warnings_after_the_end_join_the_output(
     assert "now A/step on all samples" in output.text
     assert "UserWarning 2 of 6 jobs failed" in output.text
     assert capfd.readouterr().err == ""
+
+
+def test_a_warning_outside_a_sweep_is_an_output_that_is_not_red(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    found, text = Output(), "2 of 6 jobs have no result yet"
+    monkeypatch.setattr(notebook, "Cell", functools.partial(Cell, show=found.show))
+    for inside in (False, True):
+        monkeypatch.setattr(notebook, "is_notebook", lambda inside=inside: inside)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = lambda text, *_: print(text, file=sys.stderr)
+            notebook.warn(text, RuntimeWarning, 1)
+        assert capfd.readouterr().err == ("" if inside else f"{text}\n")
+    assert (found.count, found.text) == (1, text)
 
 
 def test_names_are_inert(output: Output) -> None:

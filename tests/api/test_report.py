@@ -7,11 +7,13 @@ import html
 import io
 import json
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from asynckfold import (
     load_results,
     plots,
 )
+from asynckfold.api import report
 from asynckfold.api.report import leave_report
 from asynckfold.cli import main
 from asynckfold.results.report import page
@@ -228,6 +231,24 @@ def test_an_unfinished_run_is_loaded_with_a_warning(root: Path) -> None:
         assert load_results(root).counts["pending"] == 4
     with RunStore.hold(root), pytest.warns(RuntimeWarning, match="yet; process .* works on them"):
         load_results(root)
+
+
+def test_ctrl_c_while_the_report_is_drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def struck(root: Path) -> tuple[None, str]:
+        signal.raise_signal(signal.SIGINT)
+        return None, ""
+
+    monkeypatch.setattr(report, "written", struck)
+    settings: Any = SimpleNamespace(report=True, root=root)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        # By a handler that waits for imports, unlike that of Python.
+        with pytest.raises(InterruptedRunError, match="by SIGINT"), leave_report(settings):
+            pass
+        with pytest.raises(InterruptedRunError, match="the first one"), leave_report(settings):
+            raise InterruptedRunError("the first one", 130)
+    finally:
+        assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
 
 # Figures on request

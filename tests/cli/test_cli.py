@@ -709,6 +709,15 @@ def test_what_is_wrong_with_parts_is_told_in_flags(
     assert not root.exists()
 
 
+def test_a_flag_that_takes_yes_and_no_says_so(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(f"run {SMALL} --fuse off --root {root}".split()) == 2
+    error = capsys.readouterr().err
+    assert "--fuse must be a whole number of at least 2, yes, no or 'auto': rec" in error
+    assert "True" not in error
+
+
 def test_help_names_everything_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--help"])

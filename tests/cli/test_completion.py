@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,6 +15,7 @@ from asynckfold.cli import main
 from asynckfold.cli.completion import script_for
 from asynckfold.cli.parser import SHELLS, make_parser, verbs_of
 from asynckfold.models import ARCHITECTURES
+from tests.leftovers import until
 
 PRESS_TAB = """
 source ./script
@@ -21,8 +25,25 @@ $completer asynckfold "${COMP_WORDS[$#]}" "${COMP_WORDS[$# - 1]}"
 printf '%s\\n' "${COMPREPLY[@]}"
 """
 
+IN_ZSH = r"""
+PS1=""
+fpath=($PWD $fpath)
+autoload -U compinit
+compinit -u -D
+compadd() {
+  if [[ ${@[1,(i)(-|--)]} == *\ -[OAD]* ]]; then builtin compadd "$@"; return; fi
+  local -a found
+  builtin compadd -O found "$@"
+  print -rl -- $found >> offered
+  builtin compadd "$@"
+}
+press_tab() { zle complete-word; print -r > ended }
+zle -N press_tab
+bindkey "^X" press_tab
+"""
+"""Writes what zsh offers to a file, in place of the terminal, when Ctrl-X is pressed."""
 
-@pytest.mark.parametrize(
+CASES = pytest.mark.parametrize(
     ("words", "offered"),
     [
         ([""], {name.split()[0] for name in verbs_of(make_parser())}),
@@ -31,25 +52,83 @@ printf '%s\\n' "${COMPREPLY[@]}"
         (["run", "--epo"], {"--epochs", "--epochs-per-round"}),
         (["run", "--models", ""], {*ARCHITECTURES}),
         (["run", "--header", "y"], {"yes"}),
+        (["run", "--data", "f"], {"fashion-mnist", "folder:"}),
         (["status", "fold"], {"folder"}),
         (["run", "sweep.p"], {"sweep.py"}),
         (["completion", ""], {*SHELLS}),
         (["report", "folder", "--figures", "s"], {"svg"}),
     ],
 )
-def test_bash_offers(words: list[str], offered: set[str], tmp_path: Path) -> None:
+"""Words of a line, the last one begun, and what is offered for it."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the line is typed."""
     (tmp_path / "folder").mkdir()
     for name in ("folder.txt", "sweep.py"):
         (tmp_path / name).touch()
-    (tmp_path / "script").write_text(script_for("bash"))
+    return tmp_path
+
+
+def needs(shell: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not shutil.which(shell), reason=f"{shell} is not installed")
+
+
+@CASES
+def test_bash_offers(words: list[str], offered: set[str], folder: Path) -> None:
+    (folder / "script").write_text(script_for("bash"))
     done = subprocess.run(
         ["bash", "-c", PRESS_TAB, "bash", *words],
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=30,
     )
     assert (done.stderr, {*done.stdout.split()}) == ("", offered)
+
+
+@needs("fish")
+@CASES
+def test_fish_offers(words: list[str], offered: set[str], folder: Path) -> None:
+    (folder / "script").write_text(script_for("fish"))
+    line = shlex.join(["asynckfold", *words[:-1]]) + f" {words[-1]}"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", f"source script; complete -C {shlex.quote(line)}"],
+        cwd=folder,
+        env={**os.environ, "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    found = {line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()}
+    assert (done.stderr, found) == ("", offered)
+
+
+@needs("zsh")
+@CASES
+def test_zsh_offers(words: list[str], offered: set[str], folder: Path) -> None:
+    (folder / "_asynckfold").write_text(script_for("zsh"))
+    (folder / ".zshrc").write_text(IN_ZSH)
+    line = shlex.join(["asynckfold", *words[:-1]]) + f" {words[-1]}"
+    master, slave = pty.openpty()
+    shell = subprocess.Popen(
+        ["zsh", "-d", "-i"],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "ZDOTDIR": str(folder), "TERM": "xterm"},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
+    try:
+        os.write(master, f"{line}\x18".encode())
+        until((folder / "ended").exists, 30)
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(master)
+    assert {*(folder / "offered").read_text().split()} == offered
 
 
 @pytest.mark.parametrize("shell", SHELLS)

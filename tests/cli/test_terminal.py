@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import html
 import json
 import os
 import pty
@@ -24,11 +25,12 @@ import torch
 from rich.cells import cell_len
 from torch import nn
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, load_results
 from asynckfold.cli import main
 from asynckfold.cli.output import Output
 from asynckfold.cli.status import state_of
 from asynckfold.cli.summary import print_results
+from asynckfold.results.read import read_results
 from asynckfold.store import Interim, RunStore
 from asynckfold.system.terminal import shows_links
 from tests.synthetic import Synthetic, write_run
@@ -119,9 +121,28 @@ def test_status_tells_scores_verdict_and_time_of_a_sweep_that_runs(
         f"  B/x: accuracy {means['B/x']:.4f} (2 of 4 folds)",
     }
     assert lines.index(scores[-1]) + 1 == lines.index("So far, A against B: undecided (p = 0.4).")
-    # Nobody holds it any more: the verdict stays, the time left went.
+    # Nobody holds it any more: the time left went, and the verdict is that of all results.
     state = told(capsys, "status", root)
-    assert (state["progress"], len(state["verdict"])) == (None, 1)
+    assert state["progress"] is None
+    with RunStore.read(root) as store:
+        assert state["verdict"] == list(read_results(store).verdict.sentences)
+    assert "(p = 0.4)" not in " ".join(state["verdict"])
+
+
+def test_status_of_a_run_that_has_no_plan_yet(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(root.parent / "other", Synthetic(folds=2, samples=20, epochs=1))
+    with RunStore.hold(root):
+        state = told(capsys, "status", root)
+        assert main(["status", str(root)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "no plan yet: the data are read, and the candidates are checked",
+        f"held by process {os.getpid()} on {state['holder']['host']}",
+    ]
+    assert state.keys() == told(capsys, "status", root.parent / "other").keys()
+    assert main(["status", str(root)]) == 4
+    assert "holds no plan yet" in capsys.readouterr().err
 
 
 @pytest.mark.nightly
@@ -172,6 +193,7 @@ def test_watch_shows_the_state_on_the_whole_screen_until_ctrl_c(root: Path) -> N
         )
         shown = terminal.read(until="8.0 s left")
         assert "\x1b[?1049h" in shown  # the screen is put back at the end
+        assert "0 of 8 jobs finished, 8 waiting" in shown
         store.set_interim(Interim(9, 12, 2.0, ()))
         store.flush()
         assert "75 % of the steps" in terminal.read(until="2.0 s left")
@@ -210,6 +232,43 @@ def test_lines_and_tables_fit_the_terminal_and_break_between_words(
     assert sum("fingerprint" in line for line in lines) == 1  # of `status` only
 
 
+WIDE_NAMES = ("a-convolutional-network-of-three", "MLP")
+
+
+@pytest.mark.parametrize(("columns", "spared"), [(60, 2), (80, 1), (200, 0)])
+def test_the_table_spares_columns_before_it_folds_names(
+    root: Path, columns: int, spared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(root, Synthetic(models=WIDE_NAMES, lr_schedules=("x",), samples=60, epochs=1))
+    with on_terminal(monkeypatch, columns) as printed:
+        print_results(root, Output(Namespace()), with_report=False)
+    head, *lines = bare(printed[0]).splitlines()
+    assert [word in head for word in ("interval", "seconds")] == [spared < 1, spared < 2]
+    assert any(WIDE_NAMES[0] in line.split() for line in lines)
+    assert all(cell_len(line) <= columns for line in (head, *lines))
+
+
+@pytest.mark.parametrize(("columns", "spared"), [(60, 2), (80, 1), (200, 0)])
+def test_compare_spares_columns_before_it_folds_names(
+    tmp_path: Path, columns: int, spared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [tmp_path / "old-run", tmp_path / "another"]
+    for number, root in enumerate(runs):
+        models = ("a-convolutional-net", "MLP")
+        write_run(
+            root, Synthetic(models=models, lr_schedules=("x",), samples=60, epochs=1 + number)
+        )
+    with on_terminal(monkeypatch, columns) as printed:
+        assert main(["compare", *map(str, runs)]) == 0
+    lines = bare(printed[0]).splitlines()
+    (head,) = (line for line in lines if line.startswith("accuracy of "))
+    assert head.split()[2:4] == [root.name for root in runs]
+    assert ("interval" in head, "±" in printed[0]) == (spared < 1, spared < 2)
+    assert any(line.startswith("a-convolutional-net/x ") for line in lines)
+    assert "…" not in printed[0] or spared < 1
+    assert all(cell_len(line) <= columns for line in lines)
+
+
 def test_v_shows_all_candidates_and_the_fingerprint(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,6 +295,28 @@ def test_the_winner_is_marked_and_a_tie_has_none(
     assert marked[0].split()[0] == "1"
     assert any(line.startswith(f"{marked[0].split()[1]} beats ") for line in found[0])
     assert not any("winner" in line for line in found[1])
+
+
+def test_code_terminal_page_and_json_say_the_same(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lost = {"MLP/warm/fold-1": "failed"}
+    write_run(root, Synthetic(samples=200, epochs=1, status=lambda job: lost.get(job.id, "done")))
+    results = load_results(root)
+    sentences = list(results.verdict.sentences)
+    assert len(sentences) >= 3
+    assert sentences[-1].startswith("Incomplete, and not ranked: MLP/warm")
+    print_results(root, Output(Namespace()), with_report=True)
+    printed = capsys.readouterr().out.splitlines()
+    first = printed.index(sentences[0])
+    assert printed[first : first + len(sentences)] == sentences
+    print_results(root, Output(Namespace(json=True)), with_report=False)
+    assert json.loads(capsys.readouterr().out)["verdict"] == " ".join(sentences)
+    page = re.sub("<[^>]*>", "", (root / "report" / "index.html").read_text())
+    shown = (page, results._repr_html_(), repr(results), str(results.verdict))
+    for text in (" ".join(html.unescape(text).split()) for text in shown):
+        for sentence in sentences:
+            assert sentence in text
 
 
 @pytest.mark.parametrize(

@@ -789,11 +789,15 @@ def compiled(frame):
     loader = caller and caller.f_locals.get("self")
     return isinstance(loader, ExtensionFileLoader) and "importlib" not in frame.f_code.co_filename
 
+def between(frame):
+    code, spec = frame.f_code, frame.f_locals.get("spec")
+    return code.co_name == "_init_module_attrs" and spec.name == sys.argv[1]
+
 def python(frame):
     return frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == "torch.distributed"
 
 name, way = sys.argv[1:]
-struck = {"compiled": compiled, "python": python}[way]
+struck = {"compiled": compiled, "between": between, "python": python}[way]
 try:
     with listening(signal.SIGINT):
         sys.setprofile(strike)
@@ -805,7 +809,15 @@ except KeyboardInterrupt as interrupt:
 """
 
 
-@pytest.mark.parametrize(("name", "way"), [("matplotlib.ft2font", "compiled"), ("torch", "python")])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("matplotlib.ft2font", "compiled"),
+        ("matplotlib.ft2font", "between"),
+        ("kiwisolver._cext", "between"),
+        ("torch", "python"),
+    ],
+)
 def test_an_interruption_waits_for_the_import_of_a_compiled_library(name: str, way: str) -> None:
     """Given up halfway, these may end the process by an abort: in their code, not in Python's."""
     ended = subprocess.run(

@@ -38,7 +38,7 @@ from asynckfold.results.statistics import (
     holm,
     paired_differences,
 )
-from asynckfold.results.tables import SHOWN, as_html
+from asynckfold.results.tables import SHOWN, as_html, as_text
 
 TARGETS = np.array([0, 1] * 6)
 MODELS, SCHEDULES = ["B<b>", "A"], ["cosine", "warm"]
@@ -342,6 +342,13 @@ def test_html_repr_shows_a_screenful_of_candidates() -> None:
     page = as_html("title", cells, "verdict")
     assert page.count("<tr>") == 1 + SHOWN
     assert "and 3 more, see <code>results.to_frame()</code>" in page
+
+
+def test_the_table_in_a_terminal_ends_after_some_rows() -> None:
+    cells = [("", "model")] + [(f"{rank}", "A") for rank in range(1, SHOWN + 4)]
+    lines = as_text("title", cells, "verdict").splitlines()
+    assert lines[-3:] == [f"{SHOWN}  A", "and 3 more, see results.to_frame()", "verdict"]
+    assert as_text("title", cells[:-3], "verdict").splitlines()[-2:] == [f"{SHOWN}  A", "verdict"]
 
 
 def test_a_run_without_results_can_be_shown() -> None:

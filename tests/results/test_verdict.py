@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from asynckfold.jobs.folds import Fold
 from asynckfold.results.candidates import Candidate
@@ -19,6 +21,7 @@ from asynckfold.results.verdict import Verdict, make_verdict
 
 NAN = math.nan
 Scores = Mapping[str, Sequence[float]]
+Floats = npt.NDArray[np.float64]
 
 LENET = [0.981, 0.986, 0.983, 0.979, 0.988]
 MLP = [0.957, 0.966, 0.958, 0.958, 0.964]
@@ -186,6 +189,62 @@ def test_a_second_factor_asks_more_of_the_first() -> None:
     assert two.lr_schedules[0].conclusion == "equal"
 
 
+# By hand
+
+
+def corrected(first: Floats, second: Floats, ratio: float) -> tuple[float, float]:
+    """Half of the 95 % interval, and p, of Nadeau and Bengio (2003), from scipy's paired t test."""
+    count = len(first)
+    plain = stats.ttest_rel(first, second)
+    wider = math.sqrt((1 / count + ratio) / (1 / count))
+    low, high = plain.confidence_interval(0.95)
+    return wider * (high - low) / 2, 2 * stats.t.sf(abs(plain.statistic) / wider, count - 1)
+
+
+def by_hand(means: Mapping[str, Floats], others: int) -> dict[tuple[str, str], tuple[float, float]]:
+    """The same of all pairs, the higher mean first, p by Holm (1979) with further comparisons."""
+    ordered = sorted(means, key=lambda name: -means[name].mean())
+    raw = {
+        pair: corrected(means[pair[0]], means[pair[1]], 0.25)
+        for pair in itertools.combinations(ordered, 2)
+    }
+    found, least = {}, 0.0
+    for done, pair in enumerate(sorted(raw, key=lambda pair: raw[pair][1])):
+        half, p = raw[pair]
+        least = max(least, min(1.0, (len(raw) + others - done) * p))
+        found[pair] = half, least
+    return found
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_verdict_by_hand(seed: int, repeats: int) -> None:
+    rng, levels = np.random.default_rng(seed), {"A": 0.0, "B": 0.1, "C": 2.0}
+    scores = {
+        f"{model}/{lr}": level + rng.normal(0, 0.2, 5 * repeats)
+        for model, level in levels.items()
+        for lr in "xy"
+    }
+    rows = {name: values.tolist() for name, values in scores.items()}
+    found = verdict_of(rows, "profit", repeats=repeats)
+    models = {model: (scores[f"{model}/x"] + scores[f"{model}/y"]) / 2 for model in levels}
+    beaten, undecided = set(), 0
+    expected = by_hand(models, 1)
+    assert {(pair.first, pair.second) for pair in found.models} == {*expected}
+    for pair in found.models:
+        half, p = expected[pair.first, pair.second]
+        assert pair.p == pytest.approx(p)
+        assert (pair.ci_high - pair.mean, pair.mean - pair.ci_low) == pytest.approx((half, half))
+        beaten |= {pair.second} if p < 0.05 else set()
+        undecided += p >= 0.05
+    assert {*found.best_models} == {*models} - beaten == {"C"}
+    lr_schedules = {lr: scores[f"C/{lr}"] for lr in "xy"}
+    (pair,) = found.lr_schedules
+    half, p = by_hand(lr_schedules, undecided)[pair.first, pair.second]
+    assert pair.p == pytest.approx(p)
+    assert pair.ci_high - pair.mean == pytest.approx(half)
+
+
 # Few folds, equal folds, repeats
 
 
@@ -228,6 +287,8 @@ def test_repeats() -> None:
     # The overlap of the training folds does not shrink with more repeats.
     half = (found.models[0].ci_high - found.models[0].ci_low) / 2
     assert half > 1.96 * math.sqrt(0.25) * float(np.std(more * 10, ddof=1))
+    near = verdict_of({"A/x": a, "B/x": plus(a, *more, 0.01, 0.02)}, repeats=10)
+    assert str(near) == "A against B: undecided (p = 0.61; 10 repeats)."
 
 
 # Folds without a score
@@ -240,6 +301,30 @@ def test_a_failed_fold() -> None:
         "Incomplete, and not ranked: B/x (failed, 3 of 5 folds)."
     )
     assert found.best == "A/x"
+
+
+def test_a_failed_fold_of_one_model_takes_none_from_the_lr_schedules_of_another() -> None:
+    found = verdict_of(
+        {
+            "A/x": LENET,
+            "A/y": plus(LENET, 0.010, 0.011),
+            "B/x": [*LENET[:1], NAN, NAN, NAN, NAN],
+            "B/y": [*LENET[:1], NAN, NAN, NAN, NAN],
+        }
+    )
+    assert found.best_models == ("A", "B")
+    assert found.sentences[0] == (
+        "A is ahead of B by 0.50 points on the only fold that both have; a test needs at least two "
+        "folds."
+    )
+    assert found.sentences[1].startswith("With A, y beats x by 1.0 points, on 5 of 5 folds")
+
+
+def test_what_is_undecided_on_fewer_folds_says_so() -> None:
+    found = verdict_of({"A/x": LENET, "B/x": [*plus(LENET, 0.002, -0.001, -0.003)[:3], NAN, NAN]})
+    assert found.sentences[0] == (
+        "A against B: undecided (p = 0.76; on the 3 folds that both have)."
+    )
 
 
 def test_an_incomplete_candidate_is_never_best() -> None:
@@ -292,9 +377,21 @@ def test_a_budget_that_ended_early() -> None:
 
 @pytest.mark.parametrize("names", [["A/x"], ["A/x", "A/y", "B/x", "B/y"]])
 def test_nothing_scored(names: list[str]) -> None:
-    found = verdict_of({name: [NAN] * 3 for name in names}, state="pending")
-    assert found.sentences[0] == "No candidate has an accuracy on every fold, so none is best."
-    assert (found.best, found.models, found.lr_schedules) == (None, (), ())
+    begun = verdict_of({name: [NAN] * 3 for name in names}, state="pending")
+    assert str(begun) == "No fold has a score yet."
+    failed = verdict_of({name: [NAN] * 3 for name in names})
+    assert failed.sentences[0] == "No candidate has an accuracy on every fold, so none is best."
+    assert failed.sentences[1].startswith("Incomplete, and not ranked: A/x (failed, 0 of 3 folds)")
+    for found in (begun, failed):
+        assert (found.best, found.models, found.lr_schedules) == (None, (), ())
+
+
+def test_the_first_candidate_with_a_score() -> None:
+    found = verdict_of({"A/x": [0.5, NAN], "B/x": [NAN, NAN]}, state="pending")
+    assert found.sentences[0] == (
+        "So far, A/x is the only candidate with a score: accuracy 0.5 over 1 fold."
+    )
+    assert found.best is None
 
 
 def test_a_score_that_is_no_number() -> None:

@@ -4,7 +4,10 @@
 
     browser ── GET /TOKEN/ ──► changed since the last drawing? ── read the run, draw the page
        ▲                                                                  │
-       └───── Refresh: 5, while jobs are left ◄───────────────────────────┘
+       └───── again every 5 s, while jobs are left ◄──────────────────────┘
+
+Its script asks again, since it keeps the tab and the place; a browser without scripts does so by
+itself.
 
 It listens on the loopback interface. Other users of the machine reach that, too, and so do pages
 of other sites by way of the browser: the address holds a random token, and a request must name the
@@ -46,7 +49,14 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
-NOTICE = "<!DOCTYPE html><html lang=en><meta charset=utf-8><title>{0}</title><p>{0}"
+NOTICE = "<!DOCTYPE html><html lang=en><head><meta charset=utf-8><title>{0}</title></head><p>{0}"
+
+AGAIN = (
+    f'<meta name="renewal-seconds" content="{REFRESH_SECONDS}">'
+    f'<noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript></head>'
+)
+AGAIN_WITHOUT_SCRIPT = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}"></head>'
+"""Ends of the head of a page that may change; a notice has no script."""
 
 
 class LivePage:
@@ -157,12 +167,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         text, goes_on = self.server.page.now()
+        if goes_on:
+            again = AGAIN if "<script>" in text else AGAIN_WITHOUT_SCRIPT
+            text = text.replace("</head>", again, 1)
         body = text.encode()
         self.send_response_only(200)
         for name, value in HEADERS.items():
             self.send_header(name, value)
-        if goes_on:
-            self.send_header("Refresh", f"{REFRESH_SECONDS}")
         self.send_header("Content-Length", f"{len(body)}")
         self.end_headers()
         if with_body:

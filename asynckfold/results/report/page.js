@@ -207,6 +207,13 @@
     });
   }
 
+  // Of a run that goes on: tab and place stay, and nothing that is typed or marked is lost.
+  function renewing() {
+    const wanted = document.querySelector("meta[name=renewal-seconds]");
+    const isFree = () => getSelection().isCollapsed && all("input").every((field) => !field.value);
+    if (wanted) setInterval(() => { if (isFree()) location.reload(); }, 1000 * wanted.content);
+  }
+
   const theme = stored();
   if (theme) page.dataset.theme = theme;
   document.addEventListener("DOMContentLoaded", () => {
@@ -216,6 +223,7 @@
     toggling();
     telling();
     tabs();
+    renewing();
     addEventListener("resize", scrollers);
     all("details").forEach((item) => item.addEventListener("toggle", scrollers));
   });
