@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from markupsafe import Markup
+
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import CandidateRow, Summary
@@ -176,6 +178,49 @@ def confused(run: Summary) -> PageTable:
     columns: list[Column] = [("true class", "name"), ("taken for", "text")]
     label = f"Most frequent mistakes of {row.name if row else 'no candidate'}"
     return PageTable(label, [*columns, *_numbers("times", "share of the class")], rows)
+
+
+def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
+    """Return the samples that most candidates got wrong, or whose numbers they missed by most."""
+    found = run.hard_samples
+    columns = _numbers("sample")
+    rows: list[tuple[object, ...]] = []
+    if found and found.of_classes:
+        names = run.class_names
+        columns += [("true class", "text"), ("mostly taken for", "text"), *_numbers("wrong")]
+        rows = [
+            (
+                item.index,
+                names[int(item.true)],
+                names[int(item.predicted)],
+                f"{item.wrong} of {item.predictions}",
+            )
+            for item in found.samples
+        ]
+    elif found:
+        columns += _numbers("true", "mean prediction", "mean absolute error", "predictions")
+        rows = [
+            (
+                item.index,
+                say.number(item.true),
+                say.number(item.predicted),
+                say.number(item.error),
+                item.predictions,
+            )
+            for item in found.samples
+        ]
+    if found and any(item.index in pictures for item in found.samples):
+        columns = [("picture", ""), *columns]
+        shown = [_picture(item.index, pictures) for item in found.samples]
+        rows = [(first, *row) for first, row in zip(shown, rows, strict=True)]
+    return PageTable("Hard samples", columns, rows)
+
+
+def _picture(index: int, pictures: Mapping[int, str]) -> str:
+    if index not in pictures:
+        return "–"
+    tag = Markup('<img class="picture" src="{}" alt="sample {}">')
+    return tag.format(pictures[index], index)
 
 
 def use(run: Summary) -> PageTable:

@@ -37,7 +37,8 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference with its sign: ``"+0.0233"``, ``"-0.0100"``."""
+    """Return a difference with its sign: ``"+0.0233"``, ``"-0.0100"``, ``"+0.0000"``."""
+    value += 0.0  # no minus before a zero
     return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
 
 
@@ -287,6 +288,42 @@ def mistakes(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
         if count and true != predicted
     ]
     return sorted(found, key=lambda mistake: -mistake[2])
+
+
+def hard_samples(summary: Summary) -> str:
+    """Say how many held-out samples most predictions got wrong."""
+    found = summary.hard_samples
+    if found is None:
+        return ""
+    if not found.of_classes:
+        return "The held-out samples with the largest mean absolute error over all candidates"
+    by = "repeats of all candidates" if summary.facts.repeats > 1 else "candidates"
+    total = plural(found.total, "held-out sample")
+    are = "is" if found.wrong_by_most == 1 else "are"
+    return f"{found.wrong_by_most} of {total} {are} wrong by most {by}"
+
+
+def calibrated(summary: Summary) -> str:
+    """Say how sure the first candidate is against how often it is right; ``""`` if not known."""
+    found = summary.calibration
+    if found is None:
+        return ""
+    return (
+        f"{found.candidate} is right in {percent(found.right)} of its predictions, and on average "
+        f"{percent(found.sure)} sure; expected calibration error {100 * found.error:.1f} points"
+    )
+
+
+def areas(summary: Summary) -> str:
+    """Return the area under the ROC curve of the first candidates; ``""`` if there is none."""
+    found = summary.two_classes
+    if found is None:
+        return ""
+    first = found.curves[0]
+    return (
+        f"{first.candidate} has an area of {first.roc_area:.4f} under its ROC curve and an average "
+        f"precision of {first.average_precision:.4f}"
+    )
 
 
 def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:

@@ -58,7 +58,7 @@ def panel(
 
 
 def _axes(x: svg.Scale, y: svg.Scale, under: str, height: int) -> Iterator[Markup]:
-    for tick in y.ticks(4 if height == HEIGHT else 2):
+    for tick in y.ticks(4 if height >= HEIGHT else 2):
         level = TOP + height * (1 - y(tick))
         ends = {"x1": 0, "x2": "100%", "y1": level, "y2": level}
         yield svg.element("line", **ends, stroke=svg.GRID)

@@ -15,11 +15,13 @@ from asynckfold.results.report.baseline_curves import LossOverTime, loss_over_ti
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat, plain_data
 from asynckfold.results.report.summary.candidates import (
     CandidateRow,
+    by_rank,
     candidate_rows,
     class_names,
     fold_names,
 )
 from asynckfold.results.report.summary.facts import RunFacts, command, facts
+from asynckfold.results.report.summary.hard_samples import HardSamples, hard_samples
 from asynckfold.results.report.summary.jobs import (
     AveragedJob,
     Bar,
@@ -33,6 +35,12 @@ from asynckfold.results.report.summary.jobs import (
 )
 from asynckfold.results.report.summary.machine import CpuUse, uses
 from asynckfold.results.report.summary.predictions import Predictions, predictions
+from asynckfold.results.report.summary.probabilities import (
+    Calibration,
+    TwoClasses,
+    calibration,
+    two_classes,
+)
 from asynckfold.results.report.summary.speedup import TimedSpeedup, timing_of
 from asynckfold.results.utilization import Packing
 from asynckfold.results.verdict import Verdict
@@ -67,6 +75,9 @@ class Summary:
     loss_over_time: tuple[LossOverTime, ...]
     averaged: tuple[AveragedJob, ...]
     predictions: Predictions | None
+    calibration: Calibration | None
+    two_classes: TwoClasses | None
+    hard_samples: HardSamples | None
     refit: str  # how the refit on all samples ended; empty without one
 
     @property
@@ -104,6 +115,7 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
     confusions = count_classes(found, targets)
     rows = candidate_rows(found, confusions, len(plan.classes))
     jobs, about = job_by_id(plan), store.about
+    names = [candidate.name for candidate, _ in by_rank(found)]
     return Summary(
         root=clean(store.root.absolute().name),
         metric=clean(plan.scoring[0]),
@@ -131,5 +143,8 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         loss_over_time=loss_over_time(found, times_of(found)),
         averaged=averaged(found),
         predictions=predictions(found, targets),
+        calibration=calibration(found, targets, names),
+        two_classes=two_classes(found, targets, names),
+        hard_samples=hard_samples(found, targets),
         refit=clean(refit_note(store), ERROR_LIMIT),
     )
