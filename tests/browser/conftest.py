@@ -7,6 +7,7 @@ the end of the session looks at all of it.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests.browser.opened import Opened
+pytest.register_assert_rewrite("tests.browser.opened")
+
+from tests.browser.opened import Opened  # noqa: E402
 from tests.browser.runs import write_page
 
 CHROMIUM = next(
@@ -62,12 +65,25 @@ def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def opened(browser: Any, page_of: Callable[[str], Path]) -> Open:
-    """Open the page of a run: `width` in pixels, `theme` of the system, with or without script."""
+    """Open the page of a run: `width` in pixels, `theme` of the system, with or without script.
+
+    `bare`: the page has lost its script, in a browser that runs that of the tests.
+    """
 
     @contextmanager
     def look(
-        name: str, *, width: int = 1440, theme: str = "light", script: bool = True
+        name: str,
+        *,
+        width: int = 1440,
+        theme: str = "light",
+        script: bool = True,
+        bare: bool = False,
     ) -> Iterator[Opened]:
+        file = page_of(name)
+        if bare:
+            text = re.sub("<script>.*?</script>", "", file.read_text("utf-8"), flags=re.DOTALL)
+            file = file.with_suffix(".bare.html")
+            file.write_text(text, "utf-8")
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=theme,
@@ -75,7 +91,7 @@ def opened(browser: Any, page_of: Callable[[str], Path]) -> Open:
             has_touch=width < 500,
         )
         try:
-            seen = Opened(context.new_page(), page_of(name))
+            seen = Opened(context.new_page(), file)
             yield seen
             seen.was_quiet()
         finally:

@@ -34,7 +34,7 @@ TEXTS = """() => [...document.querySelectorAll("figure > svg, .panels svg, figur
         return [svg.closest("figure").id, outer.left, outer.right, texts];
     })"""
 
-CLIPPED = """() => [...document.querySelectorAll("main *")].filter((item) => {
+CLIPPED = """() => [...document.querySelectorAll("main :not(thead)")].filter((item) => {
     const style = getComputedStyle(item);
     return style.overflowX === "hidden" && item.scrollWidth > item.clientWidth + 1;
 }).map((item) => item.outerHTML.slice(0, 80))"""

@@ -96,6 +96,7 @@ def write_page(name: str, folder: Path) -> Path:
     root = write_run(folder / name, RUNS[name])
     if name == "killed":
         with FakeClockStore.hold(root) as store:
+            store.set_software(RUNS[name].software)
             left = [job for job in store.reader.plan.jobs if job.id not in store.reader.results()]
             for core, job in enumerate(left[:2]):
                 store.start_attempt(job.id, (core,), 1, "cpu", 2.0)

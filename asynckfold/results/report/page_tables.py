@@ -47,7 +47,8 @@ def _numbers(*titles: str) -> list[Column]:
 
 def ranking(run: Summary) -> PageTable:
     """Rank the candidates, each compared with the first."""
-    several, on_both = len(run.candidates) > 1, run.on_both
+    # Without a best there is nothing to compare with.
+    several, on_both = len(run.candidates) > 1 and run.best_row is not None, run.on_both
     columns = [*_numbers("rank"), ("candidate", "name"), *[("device", "")] * on_both]
     columns += _numbers(run.metric, "95 % interval")
     columns += _numbers("difference to the first", "its 95 % interval", "p") if several else []

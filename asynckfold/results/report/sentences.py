@@ -76,7 +76,7 @@ def plural(count: int, noun: str) -> str:
 def mean_std(row: CandidateRow, metric: str) -> str:
     """Return ``"0.9400 ± 0.0133"``."""
     mean, std = number(row.mean[metric]), row.std[metric]
-    if not math.isfinite(std):
+    if not math.isfinite(std) or row.folds_done < 2:
         return mean
     # No more digits than the mean.
     plain = std < 100 and len(mean.partition(".")[2]) == 4
@@ -223,6 +223,19 @@ def jobs(summary: Summary) -> str:
     counts = summary.counts
     finished = f"{counts['done']} of {plural(counts['planned'], 'job')} finished"
     return ", ".join([finished, *_unfinished(summary)])
+
+
+def cause(summary: Summary) -> str:
+    """Return the error of most failed jobs on one line; ``""`` without one."""
+    lines = summary.failures[0].error.strip().splitlines() if summary.failures else []
+    return shorten(lines[0], 160) if lines else ""
+
+
+def state(summary: Summary) -> str:
+    """Say whether a run with pending jobs goes on; ``""`` without any."""
+    if not summary.counts["pending"]:
+        return ""
+    return "the run is still going" if summary.going else "stopped: the same call continues the run"
 
 
 def what_failed(summary: Summary) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from asynckfold.jobs.objective import Objective, probabilities
 from asynckfold.jobs.plan import Plan
+from asynckfold.results.candidates import Candidate
 from asynckfold.results.confusion import guesses, has_one_class
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import clean
@@ -59,12 +60,12 @@ class TwoClasses:
     curves: tuple[BinaryCurves, ...]
 
 
-def calibration(found: Outcome, targets: Targets, names: Iterable[str]) -> Calibration | None:
+def calibration(found: Outcome, targets: Targets, rows: Iterable[Candidate]) -> Calibration | None:
     """Return the calibration of the first candidate that predicts probabilities."""
-    for name in names if has_one_class(found, targets) else ():
-        pairs = _gathered(found, targets, name, _confidence)
+    for row in rows if has_one_class(found, targets) else ():
+        pairs = _gathered(found, targets, row.name, _confidence)
         if pairs is not None and len(pairs):
-            return _binned(clean(name), *pairs.T)
+            return _binned(_shown(row), *pairs.T)
     return None
 
 
@@ -91,7 +92,7 @@ def _confidence(objective: Objective, outputs: Floats, table: npt.NDArray[np.int
     return np.stack([sure, table[1] == table[2]], axis=1)
 
 
-def two_classes(found: Outcome, targets: Targets, names: Sequence[str]) -> TwoClasses | None:
+def two_classes(found: Outcome, targets: Targets, rows: Iterable[Candidate]) -> TwoClasses | None:
     """Return the curves of the first candidates; None unless there are two classes."""
     classes = found.plan.classes
     if len(classes) != 2 or not has_one_class(found, targets):
@@ -99,15 +100,19 @@ def two_classes(found: Outcome, targets: Targets, names: Sequence[str]) -> TwoCl
     positive = _positive(found.plan)
     curves: list[BinaryCurves] = []
     share = float("nan")
-    for name in names:
-        pairs = _gathered(found, targets, name, _odds)
+    for row in rows:
+        pairs = _gathered(found, targets, row.name, _odds)
         if pairs is None or len(curves) == DRAWN:
             continue
         odds, true = pairs[:, 0] * (1 if positive else -1), pairs[:, 1] == positive
         if true.any() and not true.all():
-            curves.append(_curves(clean(name), odds, true))
+            curves.append(_curves(_shown(row), odds, true))
             share = float(true.mean())
     return TwoClasses(clean(classes[positive]), share, tuple(curves)) if curves else None
+
+
+def _shown(row: Candidate) -> str:
+    return f"{clean(row.model)}/{clean(row.lr_schedule)}"
 
 
 def _positive(plan: Plan) -> int:

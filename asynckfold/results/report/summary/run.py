@@ -55,6 +55,7 @@ class Summary:
     metric: str  # ranks; greater is better
     metrics: tuple[str, ...]
     counts: Mapping[str, int]  # jobs by state; `running` is part of pending
+    going: bool  # whether a process works in the run's folder
     candidates: tuple[CandidateRow, ...]  # by rank, unranked ones last
     fold_names: tuple[str, ...]
     best: str | None  # name of the best complete candidate
@@ -115,12 +116,13 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
     confusions = count_classes(found, targets)
     rows = candidate_rows(found, confusions, len(plan.classes))
     jobs, about = job_by_id(plan), store.about
-    names = [candidate.name for candidate, _ in by_rank(found)]
+    ranked = [candidate for candidate, _ in by_rank(found)]
     return Summary(
         root=clean(store.root.absolute().name),
         metric=clean(plan.scoring[0]),
         metrics=tuple(clean(name) for name in plan.scoring),
         counts=store.counts(),
+        going=store.holder() is not None,
         candidates=rows,
         fold_names=fold_names(plan),
         best=rows[0].name if rows and rows[0].rank == 1 else None,
@@ -143,8 +145,8 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         loss_over_time=loss_over_time(found, times_of(found)),
         averaged=averaged(found),
         predictions=predictions(found, targets),
-        calibration=calibration(found, targets, names),
-        two_classes=two_classes(found, targets, names),
+        calibration=calibration(found, targets, ranked),
+        two_classes=two_classes(found, targets, ranked),
         hard_samples=hard_samples(found, targets),
         refit=clean(refit_note(store), ERROR_LIMIT),
     )
