@@ -148,8 +148,7 @@ class AsyncKFold:
                 checked = dry_run(session, data)
                 planned = make_plan(session, checked)
                 train(session, planned)
-                if self.settings.report:
-                    keep_pictures(session.run, data.data)
+                keep_pictures(session.run, data.data)
             return self._results(session)
 
     def _results(self, session: Session) -> CVResults:

@@ -65,12 +65,6 @@ def test_rows_of_a_table_are_no_pictures(root: Path) -> None:
     assert not (root / PICTURES).exists()
 
 
-def test_without_a_report_nothing_is_kept(root: Path) -> None:
-    inputs = np.random.default_rng(0).random((SIZE, 1, 8, 8), np.float32)
-    call(root, inputs, report=False)
-    assert not (root / PICTURES).exists()
-
-
 def test_a_fault_of_a_picture_does_not_end_the_sweep(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,9 +16,7 @@ from typing import Any
 
 import pytest
 
-pytest.register_assert_rewrite("tests.browser.opened")
-
-from tests.browser.opened import Opened  # noqa: E402
+from tests.browser.opened import Opened
 from tests.browser.runs import write_page
 
 CHROMIUM = next(

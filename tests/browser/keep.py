@@ -21,9 +21,11 @@ OUTLINE = """() => [...document.querySelectorAll(
         const box = item.getBoundingClientRect();
         const tenth = (share) => Math.round(10 * share / innerWidth);
         const name = item.getAttribute("aria-label") ?? item.id;
+        // Tables are as wide as their words.
+        const end = item.tagName === "TABLE" ? "" : tenth(box.right);
         const words = /H[123]/.test(item.tagName) && !item.closest("#verdict")
             ? item.textContent : name;
-        return `${tenth(box.left)}-${tenth(box.right)} ${item.tagName.toLowerCase()}${
+        return `${tenth(box.left)}-${end} ${item.tagName.toLowerCase()}${
             item.className && "." + item.className} ${words}`.trim();
     })"""
 

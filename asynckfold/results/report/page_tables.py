@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.sanitize import clean
@@ -34,6 +35,7 @@ class PageTable:
     rows: Sequence[Sequence[object]]
     marks: Sequence[str] = ()
     total: int = 0  # rows in results.json; more than these if the page leaves some out
+    narrow: bool = False  # whether its few short columns fit a phone, where others become cards
 
     @property
     def left_out(self) -> int:
@@ -178,7 +180,8 @@ def confused(run: Summary) -> PageTable:
     ]
     columns: list[Column] = [("true class", "name"), ("taken for", "text")]
     label = f"Most frequent mistakes of {row.name if row else 'no candidate'}"
-    return PageTable(label, [*columns, *_numbers("times", "share of the class")], rows)
+    columns += _numbers("times", "share of the class")
+    return PageTable(label, columns, rows, narrow=True)
 
 
 def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
@@ -191,7 +194,7 @@ def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
         columns += [("true class", "text"), ("mostly taken for", "text"), *_numbers("wrong")]
         rows = [
             (
-                item.index,
+                _with_picture(item.index, pictures),
                 names[int(item.true)],
                 names[int(item.predicted)],
                 f"{item.wrong} of {item.predictions}",
@@ -202,7 +205,7 @@ def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
         columns += _numbers("true", "mean prediction", "mean absolute error", "predictions")
         rows = [
             (
-                item.index,
+                _with_picture(item.index, pictures),
                 say.number(item.true),
                 say.number(item.predicted),
                 say.number(item.error),
@@ -210,18 +213,14 @@ def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
             )
             for item in found.samples
         ]
-    if found and any(item.index in pictures for item in found.samples):
-        columns = [("picture", ""), *columns]
-        shown = [_picture(item.index, pictures) for item in found.samples]
-        rows = [(first, *row) for first, row in zip(shown, rows, strict=True)]
-    return PageTable("Hard samples", columns, rows)
+    return PageTable("Hard samples", columns, rows, narrow=True)
 
 
-def _picture(index: int, pictures: Mapping[int, str]) -> str:
+def _with_picture(index: int, pictures: Mapping[int, str]) -> str:
     if index not in pictures:
-        return "–"
-    tag = Markup('<img class="picture" src="{}" alt="sample {}">')
-    return tag.format(pictures[index], index)
+        return str(index)
+    tag = Markup('{0} <img class="picture" src="{1}" alt="picture of sample {0}">')
+    return tag.format(index, pictures[index])
 
 
 def use(run: Summary) -> PageTable:
@@ -380,8 +379,13 @@ def log(run: Summary) -> PageTable:
 
 def settings(label: str, values: Mapping[str, Any] | Iterator[tuple[str, Any]]) -> PageTable:
     """Return names and values."""
-    rows = list(dict(values).items())
+    rows = [(_broken(name), value) for name, value in dict(values).items() if value != ""]
     return PageTable(label, [("setting", "name"), ("value", "text")], rows)
+
+
+def _broken(name: str) -> Markup:
+    """Let a long name break after its dots and underscores."""
+    return Markup(re.sub(r"([._])(?=.)", r"\1<wbr>", str(escape(name))))
 
 
 def plan(run: Summary) -> PageTable:

@@ -77,7 +77,7 @@ def test_kept_pictures_stand_beside_their_samples(root: Path) -> None:
     with RunStore.read(root) as store:
         page = render(summary, pictures_of(store))
     assert page.count('<img class="picture" src="data:image/png;base64,') == len(numbers)
-    assert f'alt="sample {numbers[0]}"' in page
+    assert f'alt="picture of sample {numbers[0]}"' in page
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ ALLOWED: Mapping[str, set[str]] = {
 }
 PLAIN = {
     "head", "title", "style", "body", "header", "main", "footer", "h1", "h3",
-    "thead", "tbody", "figcaption", "pre", "code", "details", "summary",
+    "thead", "tbody", "figcaption", "pre", "code", "details", "summary", "wbr",
 }  # fmt: skip
 DRAWN = {"svg", "g", "text", "line", "circle", "path", "rect", "polyline", "polygon"}
 LOOKS = {
@@ -62,7 +62,7 @@ LOOKS = {
     "stroke-width", "style", "text-anchor", "vector-effect", "viewbox", "width", "x", "x1",
     "x2", "y", "y1", "y2",
 }  # fmt: skip
-VOID = {"meta", "img"}
+VOID = {"meta", "img", "wbr"}
 
 PAYLOADS = [
     "<script>alert(1)</script>",
