@@ -37,7 +37,7 @@ from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
 EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 112 << 10, 1 << 10
-BULKY = ["curves", "confusion", "bars", "use", "events", "loss_over_time", "averaged"]
+BULKY = ["curves", "confusion", "bars", "use", "gpu_use", "events", "loss_over_time", "averaged"]
 BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "two_classes", "verdict"]
 """Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}

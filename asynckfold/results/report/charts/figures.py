@@ -57,6 +57,7 @@ def inline(summary: Summary) -> dict[str, Markup]:
         "probabilities": probabilities_svg(summary),
         "timeline": timeline_svg(summary),
         "cpu_usage": lines.cpu(summary),
+        "gpu_usage": lines.gpus(summary),
         "speedup": speedup_svg(summary),
     }
     return {name: drawn for name, drawn in made.items() if drawn is not None}

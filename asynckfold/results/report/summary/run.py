@@ -33,7 +33,7 @@ from asynckfold.results.report.summary.jobs import (
     failures,
     shown_packing,
 )
-from asynckfold.results.report.summary.machine import CpuUse, uses
+from asynckfold.results.report.summary.machine import CpuUse, GpuUse, gpu_uses, uses
 from asynckfold.results.report.summary.predictions import Predictions, predictions
 from asynckfold.results.report.summary.probabilities import (
     Calibration,
@@ -65,6 +65,7 @@ class Summary:
     speedup: TimedSpeedup | None
     packing: Packing | None
     use: tuple[CpuUse, ...]
+    gpu_use: tuple[GpuUse, ...]  # empty for a run that used no GPU
     bars: tuple[Bar, ...]
     failures: tuple[FailureGroup, ...]
     events: tuple[LogLine, ...]
@@ -101,6 +102,10 @@ class Summary:
         return dict(plain_data(self))
 
 
+def _is_on_gpus(store: RunReader) -> bool:
+    return any(item.device != "cpu" for item in store.attempts())
+
+
 _UNSHOWN = ("cli", "command", "folder", "decision")
 """Recorded facts that the report shows elsewhere, or that are private."""
 
@@ -132,6 +137,7 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         speedup=timing_of(found, rows),
         packing=shown_packing(store),
         use=uses(store.samples()),
+        gpu_use=gpu_uses(store.gpu_samples()) if _is_on_gpus(store) else (),
         bars=bars(store, found.results, jobs),
         failures=failures(plan, found.results),
         events=event_log(store, jobs),
