@@ -37,6 +37,19 @@ def test_a_table_sorts_by_each_column_in_both_directions(opened: Open) -> None:
         assert head.nth(1).get_attribute("aria-sort") is None
 
 
+def test_the_ranking_is_cards_on_a_phone_and_sorted_by_a_tap(opened: Open) -> None:
+    with opened("sweep", width=390) as seen:
+        table = seen.page.get_by_role("table", name="Ranking", exact=True)
+        boxes = [
+            cell.bounding_box() for cell in table.locator("tbody tr").first.locator("td").all()
+        ]
+        assert len({box["y"] for box in boxes}) == len(boxes) > 5
+        before = table.locator("tbody th").all_inner_texts()
+        table.get_by_role("button", name="candidate", exact=True).tap()
+        after = table.locator("tbody th").all_inner_texts()
+        assert after == sorted(before) != before
+
+
 def test_a_long_table_is_filtered_by_words(opened: Open) -> None:
     with opened("thousand jobs") as seen:
         page = seen.page
