@@ -6,7 +6,7 @@ DEMO := runs/demo
 # One more than the cores of the smallest machine: kills and sleeps leave them idle.
 SIDE_BY_SIDE := -n 3 --dist worksteal
 
-.PHONY: help install demo docs test gpu strace check nightly durability chaos faults format clean
+.PHONY: help install demo docs test gpu strace chromium check nightly durability chaos faults format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -25,15 +25,15 @@ test: $(VENV)/installed-test check strace  ## what must hold at every change: 8 
 gpu: $(VENV)/installed-test  ## what can be tested on a real GPU only
 	$(BIN)/python -m pytest -v -s tests/gpu
 
-nightly: $(VENV)/installed-test strace  ## everything at full size, and a table of it: hours
+nightly: $(VENV)/installed-test $(VENV)/installed-browser strace chromium  ## everything at full size, and a table of it: hours
 	$(BIN)/python -m tests.nightly
 
-# The tests that kill at system calls need it, and are skipped with a reason without it. Only where
-# nobody has to be asked: as root on a system with apt-get.
-strace:
-	@command -v strace >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
-	  { export DEBIAN_FRONTEND=noninteractive; timeout 120 apt-get install -y -qq strace || \
-	  { timeout 120 apt-get update -qq && timeout 120 apt-get install -y -qq strace; }; } \
+# The tests that kill at system calls, and those of the page in a browser, need these, and are skipped
+# with a reason without them. Only where nobody has to be asked: as root on a system with apt-get.
+strace chromium:
+	@command -v $@ >/dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null || \
+	  { export DEBIAN_FRONTEND=noninteractive; timeout 600 apt-get install -y -qq $@ || \
+	  { timeout 120 apt-get update -qq && timeout 600 apt-get install -y -qq $@; }; } \
 	  >/dev/null 2>&1 || true
 
 check: $(VENV)/installed-test  ## lint, types, import layers
@@ -72,6 +72,10 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/installed-test: $(VENV)/installed pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/installed-browser: $(VENV)/installed pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[browser]'
 	@touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed pyproject.toml

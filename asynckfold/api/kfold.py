@@ -17,6 +17,7 @@ from asynckfold.api.call import read_call
 from asynckfold.api.display import Display
 from asynckfold.api.execution import train
 from asynckfold.api.open_data import folds_of, open_data, read_alone
+from asynckfold.api.pictures import keep_pictures
 from asynckfold.api.planner import dry_run, look_ahead, make_draft, make_plan
 from asynckfold.api.refit import on_all_samples
 from asynckfold.api.report import leave_report
@@ -147,6 +148,7 @@ class AsyncKFold:
                 checked = dry_run(session, data)
                 planned = make_plan(session, checked)
                 train(session, planned)
+                keep_pictures(session.run, data.data)
             return self._results(session)
 
     def _results(self, session: Session) -> CVResults:

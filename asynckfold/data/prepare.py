@@ -88,6 +88,13 @@ class Prepared:
         """Return what a worker needs, with this process's descriptors of the shared arrays."""
         return replace(self._handle, fds=tuple(array.fd for array in self._shared))
 
+    def stored(self, rows: Sequence[int]) -> Array | None:
+        """Return samples as the eval view stores them; None where they are read one by one."""
+        if not self.held:
+            return None
+        found: Array = self._shared[self._handle.slots[1]].readable()[list(rows)]
+        return found
+
     def close(self) -> None:
         """Close the shared arrays; workers that mapped them keep them."""
         for array in self._shared:

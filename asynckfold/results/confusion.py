@@ -23,16 +23,15 @@ def count_classes(found: Outcome, targets: npt.NDArray[Any]) -> dict[str, Counts
     (n_samples, 1) are counted.
     """
     classes = len(found.plan.classes)
-    is_column = targets.size == len(targets) and found.plan.objective_of("").kind == BINARY
-    if not classes or not (targets.ndim == 1 or is_column):
+    if not has_one_class(found, targets):
         return {}
     valid = {fold.key: fold.valid for fold in found.folds}
     parts: dict[str, list[Counts]] = {}
     for job in found.plan.jobs:
         truth = targets[valid[job.repeat, job.fold]]
-        pairs = _pairs(found.results.get(job.id), truth, found.plan.objective_of(job.model))
+        pairs = guesses(found.results.get(job.id), truth, found.plan.objective_of(job.model))
         if pairs is not None:
-            parts.setdefault(job.candidate, []).append(pairs)
+            parts.setdefault(job.candidate, []).append(pairs[1:])
     joined = {name: np.concatenate(pairs, axis=1) for name, pairs in parts.items()}
     size = max([classes, *(int(pairs.max()) + 1 for pairs in joined.values() if pairs.size)])
     return {
@@ -41,8 +40,14 @@ def count_classes(found: Outcome, targets: npt.NDArray[Any]) -> dict[str, Counts
     }
 
 
-def _pairs(result: Result | None, truth: npt.NDArray[Any], objective: Objective) -> Counts | None:
-    """Return the true and the predicted class of each held-out sample, shape (2, n).
+def has_one_class(found: Outcome, targets: npt.NDArray[Any]) -> bool:
+    """Whether each sample has one class, in a shape that is counted."""
+    is_column = targets.size == len(targets) and found.plan.objective_of("").kind == BINARY
+    return bool(found.plan.classes) and (targets.ndim == 1 or is_column)
+
+
+def guesses(result: Result | None, truth: npt.NDArray[Any], objective: Objective) -> Counts | None:
+    """Return place in `truth`, true and predicted class of each held-out sample, shape (3, n).
 
     None without outputs, and if only the user's `output_transform` could tell the class.
     """
@@ -56,7 +61,8 @@ def _pairs(result: Result | None, truth: npt.NDArray[Any], objective: Objective)
     if objective.scale == TRANSFORMED or (objective.kind, objective.scale) == (BINARY, UNKNOWN):
         return None
     known = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
-    return np.stack([objective.codes(truth[known]), predicted(objective, outputs[known])])
+    places = known.nonzero()[0]
+    return np.stack([places, objective.codes(truth[known]), predicted(objective, outputs[known])])
 
 
 def class_accuracy(confusion: Counts, n_classes: int) -> tuple[float, ...]:

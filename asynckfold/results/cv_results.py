@@ -167,7 +167,8 @@ class CVResults(Outcome):
         ----------
         kind : str
             ``"scores"``, ``"curves"``, ``"loss_vs_time"``, ``"class_accuracy"``, ``"confusion"``,
-            ``"cpu_usage"``, ``"timeline"`` or ``"speedup"``.
+            ``"probabilities"``, ``"predictions"``, ``"cpu_usage"``, ``"timeline"`` or
+            ``"speedup"``.
         ax : matplotlib.axes.Axes, optional
             Draw on these axes: scores, curves, confusion and timeline do. Curves then shows the
             validation loss; a sequence of axes takes all of its panels.

@@ -239,7 +239,15 @@ class RunReader(Closing):
 
     def samples(self) -> list[Sample]:
         """Return the CPU use over time."""
-        rows = self.file.rows("SELECT at, phase, used, own, cores FROM samples ORDER BY at")
+        return self._samples("phase != 'gpu'")
+
+    def gpu_samples(self) -> list[Sample]:
+        """Return the use of GPUs over time."""
+        return self._samples("phase = 'gpu'")
+
+    def _samples(self, where: str) -> list[Sample]:
+        columns = "at, phase, used, own, cores"
+        rows = self.file.rows(f"SELECT {columns} FROM samples WHERE {where} ORDER BY at")
         with decoding(self.root):
             return [
                 Sample(at, phase, used, own, decoded(tuple[float, ...], parsed(cores), "cores"))

@@ -104,18 +104,18 @@ class Event:
 
 @dataclass(frozen=True)
 class Sample:
-    """CPU use at one moment, in cores.
+    """CPU use at one moment, in cores; in the phase ``"gpu"``, the use of GPUs.
 
     Parameters
     ----------
     at : float
         Run seconds.
-    phase : {"packed", "serial"}
+    phase : {"packed", "serial", "gpu"}
         Whether the sweep or the serial baseline was running.
     used, own : float
         Use of the allowed cores by all processes, and by this run.
     cores : tuple of float
-        Use of each allowed core, 0 to 1.
+        Use of each allowed core, 0 to 1; of each GPU by its index, -1 if it is not allowed.
     """
 
     at: float

@@ -30,7 +30,7 @@ _MAX_NUMBER = 1e12
 
 _WORDS: Mapping[tuple[str, str], Collection[str]] = {
     ("results", "status"): ENDED,
-    ("samples", "phase"): ("packed", "serial"),
+    ("samples", "phase"): ("packed", "serial", "gpu"),
 }
 _NULLABLE: Mapping[str, Collection[str]] = {
     # SQLite stores NaN as NULL.

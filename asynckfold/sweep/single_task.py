@@ -61,7 +61,10 @@ def room(engine: Engine, max_wait: float | None, signals: Interruption) -> Load:
 
 
 class Sampler:
-    """Records the CPU use of a phase, ``"packed"`` or ``"serial"``: the longer, the less often."""
+    """Records the use of cores and GPUs in a phase: the longer it is, the less often.
+
+    The phase is ``"packed"`` or ``"serial"``; only the first uses GPUs.
+    """
 
     def __init__(self, store: RunStore, phase: str) -> None:
         self._store = store
@@ -74,6 +77,10 @@ class Sampler:
         passed = time.monotonic() - self._started
         if load.use and (at_end or passed >= self._next):
             self._store.sample(self._phase, sum(load.use), load.own, load.use)
+            if load.gpus and self._phase == "packed":
+                use = {gpu.index: gpu.use for gpu in load.gpus}
+                by_index = [use.get(index, -1.0) for index in range(max(use) + 1)]
+                self._store.sample("gpu", sum(use.values()), 0.0, by_index)
             self._next = passed + max(TICK_SECONDS, passed / 400)
 
 

@@ -262,8 +262,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_figure_of_a_run_by_its_name(folder: Path) -> None:
     results = load_results(folder)
-    for kind in FIGURES:
+    for kind in FIGURES.keys() - {"predictions"}:
         assert results.plot(kind).get_suptitle()
+    with pytest.raises(InputError, match="predictions needs a best candidate that predicts one"):
+        results.plot("predictions")
     with pytest.raises(InputError, match=r"kind must be one of .*'speedups'.*Did you mean 'speed"):
         results.plot("speedups")
 
@@ -281,6 +283,13 @@ def test_figures_are_drawn_on_the_callers_axes(folder: Path) -> None:
     assert titles == ["train loss", "valid loss", "accuracy", ""]
     assert given.get_suptitle() == ""
     given.savefig(io.BytesIO(), format="png")
+
+
+def test_each_figure_says_what_it_lacks(root: Path) -> None:
+    results = load_results(write_run(root, Synthetic(status=lambda job: "failed", baseline=None)))
+    for kind in FIGURES.keys() - {"cpu_usage", "timeline"}:
+        with pytest.raises(InputError, match=f"{kind} needs "):
+            results.plot(kind)
 
 
 @pytest.mark.parametrize(

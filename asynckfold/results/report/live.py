@@ -30,6 +30,7 @@ from asynckfold.errors import AsyncKFoldError
 from asynckfold.results.read import read_results
 from asynckfold.results.report.page import render
 from asynckfold.results.report.summary import summarize
+from asynckfold.results.report.summary.pictures import pictures_of
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 
@@ -95,9 +96,10 @@ class LivePage:
                 if not store.has_plan:
                     return NOTICE.format("The run has no plan yet."), True
                 summary = summarize(store, read_results(store))
+                pictures = pictures_of(store)
         except AsyncKFoldError as error:
             return NOTICE.format(escape(str(error))), True
-        return render(summary), summary.counts["pending"] > 0
+        return render(summary, pictures), summary.counts["pending"] > 0
 
 
 def _state(root: Path) -> object:

@@ -183,15 +183,52 @@
     });
   }
 
-  // A finger does not hover: a tap shows what a pointer would.
+  // A pointer, a tap or an arrow key tells what a mark stands for; without script its title does.
   function telling() {
+    const tip = document.createElement("div");
+    tip.className = "tip";
+    tip.hidden = true;
+    document.body.append(tip);
     all("figure").forEach((figure) => {
       const said = document.createElement("p");
       said.setAttribute("role", "status");
       figure.lastElementChild.before(said);
+      all("title", figure).forEach((title) => {
+        title.parentElement.dataset.said = title.textContent;
+        title.remove();
+      });
+      const pointed = (event) => event.target.closest("[data-said]");
+      function hold(mark) {
+        all(".at", figure).forEach((other) => other.classList.remove("at"));
+        mark.classList.add("at");
+        said.textContent = mark.dataset.said;
+      }
+      figure.addEventListener("pointermove", (event) => {
+        const mark = pointed(event);
+        tip.hidden = !mark;
+        if (!mark) return;
+        tip.textContent = mark.dataset.said;
+        const below = event.clientY + 16;
+        const above = event.clientY - 10 - tip.offsetHeight;
+        tip.style.left = `${Math.max(8, Math.min(event.clientX + 12, innerWidth - tip.offsetWidth - 8))}px`;
+        tip.style.top = `${below + tip.offsetHeight > innerHeight ? above : below}px`;
+      });
+      figure.addEventListener("pointerleave", () => { tip.hidden = true; });
       figure.addEventListener("click", (event) => {
-        const title = event.target.querySelector(":scope > title");
-        if (title) said.textContent = title.textContent;
+        const mark = pointed(event);
+        if (mark) hold(mark);
+      });
+      const marks = all("[data-said]", figure).filter((mark) => !mark.querySelector("[data-said]"));
+      if (!marks.length) return;
+      figure.tabIndex = 0;
+      figure.setAttribute("aria-keyshortcuts", "ArrowRight ArrowLeft");
+      figure.addEventListener("keydown", (event) => {
+        const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+        if (!step || event.target !== figure) return;
+        event.preventDefault();
+        const shown = marks.filter((mark) => !mark.closest(".off"));
+        const at = shown.findIndex((mark) => mark.classList.contains("at"));
+        if (shown.length) hold(shown[(Math.max(at, step < 0 ? 0 : -1) + step + shown.length) % shown.length]);
       });
     });
   }

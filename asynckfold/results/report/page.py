@@ -14,9 +14,10 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jinja2
@@ -31,12 +32,13 @@ from asynckfold.results.report.charts.files import figure_files
 from asynckfold.results.report.ranking_tables import table_files
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary, summarize
+from asynckfold.results.report.summary.pictures import pictures_of
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
 EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 112 << 10, 1 << 10
-BULKY = ["curves", "confusion", "bars", "use", "events", "loss_over_time", "averaged"]
-BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "verdict"]
+BULKY = ["curves", "confusion", "bars", "use", "gpu_use", "events", "loss_over_time", "averaged"]
+BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "two_classes", "verdict"]
 """Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
@@ -62,7 +64,7 @@ def write_report(store: RunReader, folder: Path | None = None, figures: str = "p
     # Without `indent`, which would bypass the C encoder and take ten times as long.
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()
-    files["index.html"] = render(summary).encode()
+    files["index.html"] = render(summary, pictures_of(store)).encode()
     if folder is None:
         root, folder = store.root, store.root / "report"
         make_folders(root, folder)
@@ -82,8 +84,8 @@ def write_report(store: RunReader, folder: Path | None = None, figures: str = "p
 # The page
 
 
-def render(summary: Summary) -> str:
-    """Return the page as text."""
+def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({})) -> str:
+    """Return the page as text; `pictures` are those of hard samples, see `pictures_of`."""
     limit = EMBEDDED_BYTES + EMBEDDED_BYTES_PER_JOB * summary.counts["planned"]
     numbers, left_out = embedded_numbers(summary, limit)
     folder = Path(__file__).parent
@@ -101,6 +103,7 @@ def render(summary: Summary) -> str:
         say=sentences,
         tables=page_tables,
         drawn=inline(summary),
+        pictures=pictures,
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(digest).decode()}",
         numbers=numbers,

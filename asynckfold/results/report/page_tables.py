@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from markupsafe import Markup, escape
 
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.sanitize import clean
@@ -32,6 +35,7 @@ class PageTable:
     rows: Sequence[Sequence[object]]
     marks: Sequence[str] = ()
     total: int = 0  # rows in results.json; more than these if the page leaves some out
+    narrow: bool = False  # whether its few short columns fit a phone, where others become cards
 
     @property
     def left_out(self) -> int:
@@ -45,7 +49,8 @@ def _numbers(*titles: str) -> list[Column]:
 
 def ranking(run: Summary) -> PageTable:
     """Rank the candidates, each compared with the first."""
-    several, on_both = len(run.candidates) > 1, run.on_both
+    # Without a best there is nothing to compare with.
+    several, on_both = len(run.candidates) > 1 and run.best_row is not None, run.on_both
     columns = [*_numbers("rank"), ("candidate", "name"), *[("device", "")] * on_both]
     columns += _numbers(run.metric, "95 % interval")
     columns += _numbers("difference to the first", "its 95 % interval", "p") if several else []
@@ -175,7 +180,47 @@ def confused(run: Summary) -> PageTable:
     ]
     columns: list[Column] = [("true class", "name"), ("taken for", "text")]
     label = f"Most frequent mistakes of {row.name if row else 'no candidate'}"
-    return PageTable(label, [*columns, *_numbers("times", "share of the class")], rows)
+    columns += _numbers("times", "share of the class")
+    return PageTable(label, columns, rows, narrow=True)
+
+
+def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
+    """Return the samples that most candidates got wrong, or whose numbers they missed by most."""
+    found = run.hard_samples
+    columns = _numbers("sample")
+    rows: list[tuple[object, ...]] = []
+    if found and found.of_classes:
+        names = run.class_names
+        columns += [("true class", "text"), ("mostly taken for", "text"), *_numbers("wrong")]
+        rows = [
+            (
+                _with_picture(item.index, pictures),
+                names[int(item.true)],
+                names[int(item.predicted)],
+                f"{item.wrong} of {item.predictions}",
+            )
+            for item in found.samples
+        ]
+    elif found:
+        columns += _numbers("true", "mean prediction", "mean absolute error", "predictions")
+        rows = [
+            (
+                _with_picture(item.index, pictures),
+                say.number(item.true),
+                say.number(item.predicted),
+                say.number(item.error),
+                item.predictions,
+            )
+            for item in found.samples
+        ]
+    return PageTable("Hard samples", columns, rows, narrow=True)
+
+
+def _with_picture(index: int, pictures: Mapping[int, str]) -> str:
+    if index not in pictures:
+        return str(index)
+    tag = Markup('{0} <img class="picture" src="{1}" alt="picture of sample {0}">')
+    return tag.format(index, pictures[index])
 
 
 def use(run: Summary) -> PageTable:
@@ -334,8 +379,13 @@ def log(run: Summary) -> PageTable:
 
 def settings(label: str, values: Mapping[str, Any] | Iterator[tuple[str, Any]]) -> PageTable:
     """Return names and values."""
-    rows = list(dict(values).items())
+    rows = [(_broken(name), value) for name, value in dict(values).items() if value != ""]
     return PageTable(label, [("setting", "name"), ("value", "text")], rows)
+
+
+def _broken(name: str) -> Markup:
+    """Let a long name break after its dots and underscores."""
+    return Markup(re.sub(r"([._])(?=.)", r"\1<wbr>", str(escape(name))))
 
 
 def plan(run: Summary) -> PageTable:

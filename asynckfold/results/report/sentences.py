@@ -37,7 +37,8 @@ def number(value: float | None) -> str:
 
 
 def signed(value: float) -> str:
-    """Return a difference with its sign: ``"+0.0233"``, ``"-0.0100"``."""
+    """Return a difference with its sign: ``"+0.0233"``, ``"-0.0100"``, ``"+0.0000"``."""
+    value += 0.0  # no minus before a zero
     return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
 
 
@@ -75,7 +76,7 @@ def plural(count: int, noun: str) -> str:
 def mean_std(row: CandidateRow, metric: str) -> str:
     """Return ``"0.9400 ± 0.0133"``."""
     mean, std = number(row.mean[metric]), row.std[metric]
-    if not math.isfinite(std):
+    if not math.isfinite(std) or row.folds_done < 2:
         return mean
     # No more digits than the mean.
     plain = std < 100 and len(mean.partition(".")[2]) == 4
@@ -224,6 +225,19 @@ def jobs(summary: Summary) -> str:
     return ", ".join([finished, *_unfinished(summary)])
 
 
+def cause(summary: Summary) -> str:
+    """Return the error of most failed jobs on one line; ``""`` without one."""
+    lines = summary.failures[0].error.strip().splitlines() if summary.failures else []
+    return shorten(lines[0], 160) if lines else ""
+
+
+def state(summary: Summary) -> str:
+    """Say whether a run with pending jobs goes on; ``""`` without any."""
+    if not summary.counts["pending"]:
+        return ""
+    return "the run is still going" if summary.going else "stopped: the same call continues the run"
+
+
 def what_failed(summary: Summary) -> str:
     """Return the jobs without a score by state: ``"2 failed, 1 pending"``."""
     return ", ".join(_unfinished(summary)) or "Nothing failed"
@@ -287,6 +301,42 @@ def mistakes(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
         if count and true != predicted
     ]
     return sorted(found, key=lambda mistake: -mistake[2])
+
+
+def hard_samples(summary: Summary) -> str:
+    """Say how many held-out samples most predictions got wrong."""
+    found = summary.hard_samples
+    if found is None:
+        return ""
+    if not found.of_classes:
+        return "The held-out samples with the largest mean absolute error over all candidates"
+    by = "repeats of all candidates" if summary.facts.repeats > 1 else "candidates"
+    total = plural(found.total, "held-out sample")
+    are = "is" if found.wrong_by_most == 1 else "are"
+    return f"{found.wrong_by_most} of {total} {are} wrong by most {by}"
+
+
+def calibrated(summary: Summary) -> str:
+    """Say how sure the first candidate is against how often it is right; ``""`` if not known."""
+    found = summary.calibration
+    if found is None:
+        return ""
+    return (
+        f"{found.candidate} is right in {percent(found.right)} of its predictions, and on average "
+        f"{percent(found.sure)} sure; expected calibration error {100 * found.error:.1f} points"
+    )
+
+
+def areas(summary: Summary) -> str:
+    """Return the area under the ROC curve of the first candidates; ``""`` if there is none."""
+    found = summary.two_classes
+    if found is None:
+        return ""
+    first = found.curves[0]
+    return (
+        f"{first.candidate} has an area of {first.roc_area:.4f} under its ROC curve and an average "
+        f"precision of {first.average_precision:.4f}"
+    )
 
 
 def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:

@@ -30,10 +30,14 @@ ALL = [
     "loss_vs_time",
     "class_accuracy",
     "confusion",
+    "probabilities",
     "cpu_usage",
     "timeline",
     "speedup",
 ]
+"""Those of classes."""
+
+NO_CLASSES = {"class_accuracy", "confusion", "probabilities"}
 
 
 def _pixels(chart: Chart) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -83,11 +87,11 @@ def test_a_legend_counts_what_is_drawn(summarized: Summarize) -> None:
     [
         (
             Synthetic(classes=(), metrics=("r2",), baseline=None, cpu_samples=False, folds=2),
-            {"loss_vs_time", "class_accuracy", "confusion", "cpu_usage", "speedup"},
+            NO_CLASSES | {"loss_vs_time", "cpu_usage", "speedup"},
         ),
         (
             Synthetic(status=lambda job: "failed"),
-            {"scores", "curves", "loss_vs_time", "class_accuracy", "confusion", "speedup"},
+            NO_CLASSES | {"scores", "curves", "loss_vs_time", "speedup"},
         ),
         (Synthetic(others=0.8, epochs=1, models=("A",)), {"speedup"}),
         (Synthetic(status=lambda job: "pending", baseline=None, cpu_samples=False), set(ALL)),
@@ -98,7 +102,9 @@ def test_a_legend_counts_what_is_drawn(summarized: Summarize) -> None:
 def test_figures_without_numbers_are_left_out(
     summarized: Summarize, run: Synthetic, absent: set[str]
 ) -> None:
-    assert {chart.name for chart in draw(summarized(run))} == set(ALL) - absent
+    drawn = {chart.name for chart in draw(summarized(run))}
+    assert drawn - {"predictions"} == set(ALL) - absent
+    assert ("predictions" in drawn) == (not run.classes)
 
 
 def test_the_loss_over_time_of_the_packed_run_and_of_the_serial_loop(

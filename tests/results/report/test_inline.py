@@ -117,7 +117,22 @@ def test_a_fusion_group_is_one_bar(summarized: Summarize) -> None:
     first = summary.bars[0]
     fused = replace(summary, bars=(first, replace(first, job="A/x/fold-9")))
     (bar,) = elements(inline(fused)["timeline"], "rect")
-    assert (bar[0].text or "").startswith(f"{first.job}, A/x/fold-9: ")
+    facts = (bar[0].text or "").splitlines()
+    assert first.score > 0
+    assert facts[:2] == [
+        f"{name}: accuracy {first.score:.4f}" for name in (first.job, "A/x/fold-9")
+    ]
+    assert facts[2].endswith(" s on core 0; ok, attempt 1")
+
+
+def test_gpus_have_rows_of_their_own(summarized: Summarize) -> None:
+    summary = summarized(Synthetic(folds=2, models=("A",), lr_schedules=("x",)))
+    first, second = summary.bars
+    moved = replace(first, device="cuda:10"), replace(second, device="cuda:2")
+    drawn = inline(replace(summary, bars=moved))["timeline"]
+    rows = [item.text for item in elements(drawn, "text") if "tick" in item.attrib.get("class", "")]
+    assert rows == ["GPU 2", "GPU 10", "core 0", "core 1"]
+    assert len(elements(drawn, "rect")) == 4
 
 
 def test_the_bar_of_a_failure_is_dashed(summarized: Summarize) -> None:

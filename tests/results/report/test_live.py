@@ -130,7 +130,7 @@ def test_it_grows_with_the_run_and_survives_its_end(
 
 def test_it_is_drawn_once_for_each_state(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
-    monkeypatch.setattr(live, "render", lambda summary: drawn.append(summary) or f"{len(drawn)}")
+    monkeypatch.setattr(live, "render", lambda summary, _: drawn.append(summary) or f"{len(drawn)}")
     page = LivePage(complete)
     assert [page.now()[0] for _ in range(3)] == ["1", "1", "1"]
     os.utime(complete / "run.db")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.summary import AccuracyPair, Summary, summarize
+from asynckfold.results.report.summary.jobs import FailureGroup
 from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic
@@ -153,3 +154,38 @@ def test_durations_are_readable(seconds: float) -> None:
 def test_worst_confusion_ignores_the_diagonal() -> None:
     assert sentences.worst_confusion([[9, 1], [3, 9]]) == (1, 0, 3)
     assert sentences.worst_confusion([[9, 0], [0, 9]]) is None
+
+
+def test_a_run_that_is_not_complete_says_whether_it_goes_on(summary: Summary) -> None:
+    left = {**summary.counts, "done": 18, "pending": 2}
+    assert sentences.state(summary) == ""
+    stopped = replace(summary, counts=left)
+    assert sentences.state(stopped).startswith("stopped")
+    assert sentences.state(replace(stopped, going=True)) == "the run is still going"
+
+
+def test_the_cause_of_most_failures_is_one_short_line(summary: Summary) -> None:
+    assert sentences.cause(summary) == ""
+    groups = (
+        FailureGroup("failed", "ValueError: " + "x" * 300 + "\nmore", ("a", "b"), ""),
+        FailureGroup("failed", "TypeError: y", ("c",), ""),
+    )
+    cause = sentences.cause(replace(summary, failures=groups))
+    assert cause.startswith("ValueError: xxx")
+    assert "\n" not in cause
+    assert len(cause) == 160
+
+
+def test_a_single_fold_has_no_deviation(summary: Summary) -> None:
+    row = summary.candidates[0]
+    assert " ± " in sentences.mean_std(row, "accuracy")
+    assert " ± " not in sentences.mean_std(replace(row, folds_done=1), "accuracy")
+
+
+def test_no_minus_stands_before_a_zero() -> None:
+    assert [sentences.signed(value) for value in (-0.0, 0.0, -1e-17, 0.5)] == [
+        "+0.0000",
+        "+0.0000",
+        "-1e-17",
+        "+0.5000",
+    ]

@@ -10,7 +10,8 @@ from asynckfold.results.report.charts import lines
 from asynckfold.results.report.charts.classes import draw_classes, draw_confusion
 from asynckfold.results.report.charts.curves import draw_curves
 from asynckfold.results.report.charts.forest import ForestRow, forest_svg
-from asynckfold.results.report.charts.scatter import scatter_svg
+from asynckfold.results.report.charts.probabilities import draw_probabilities, probabilities_svg
+from asynckfold.results.report.charts.scatter import draw_predictions, scatter_svg
 from asynckfold.results.report.charts.scores import draw_scores
 from asynckfold.results.report.charts.serial_loop import draw_loss, draw_speedup, speedup_svg
 from asynckfold.results.report.charts.style import Chart, Drawing, rendered
@@ -23,6 +24,8 @@ FIGURES: Mapping[str, Callable[[Summary], Drawing | None]] = {
     "loss_vs_time": draw_loss,
     "class_accuracy": draw_classes,
     "confusion": draw_confusion,
+    "probabilities": draw_probabilities,
+    "predictions": draw_predictions,
     "cpu_usage": draw_use,
     "timeline": draw_gantt,
     "speedup": draw_speedup,
@@ -51,8 +54,10 @@ def inline(summary: Summary) -> dict[str, Markup]:
         "curves": lines.curves(summary),
         "loss_vs_time": lines.loss_over_time(summary),
         "predictions": scatter_svg(summary),
+        "probabilities": probabilities_svg(summary),
         "timeline": timeline_svg(summary),
         "cpu_usage": lines.cpu(summary),
+        "gpu_usage": lines.gpus(summary),
         "speedup": speedup_svg(summary),
     }
     return {name: drawn for name, drawn in made.items() if drawn is not None}

@@ -115,7 +115,7 @@ def _row(
     return svg.element(
         "g",
         words,
-        svg.text(svg.fitted(row.name, NAME_COLUMNS), 0, top + 18, font_weight="600"),
-        svg.text(number(row.mean), 1, top + 18, "end"),
+        svg.text(svg.fitted(row.name, NAME_COLUMNS), 0, top + 18, font_weight="600", class_="tick"),
+        svg.text(number(row.mean), 1, top + 18, "end", class_="tick"),
         svg.element("g", *marks, color=colour),
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 
 from asynckfold.results.report.charts import style, svg
-from asynckfold.results.report.sentences import cpu_use, duration, number, plural
+from asynckfold.results.report.sentences import cpu_use, duration, number, percent, plural
 from asynckfold.results.report.summary import CandidateRow, CpuUse, Curve, Summary
 
 DRAWN, POINTS, MARKS = 24, 480, 80
@@ -58,7 +58,7 @@ def panel(
 
 
 def _axes(x: svg.Scale, y: svg.Scale, under: str, height: int) -> Iterator[Markup]:
-    for tick in y.ticks(4 if height == HEIGHT else 2):
+    for tick in y.ticks(4 if height >= HEIGHT else 2):
         level = TOP + height * (1 - y(tick))
         ends = {"x1": 0, "x2": "100%", "y1": level, "y2": level}
         yield svg.element("line", **ends, stroke=svg.GRID)
@@ -279,6 +279,25 @@ def _phase(use: CpuUse, x: svg.Scale, divisor: float, unit: str) -> Markup:
     title = f"{use.phase}: {cpu_use(mean, use.mean_used, use.cores)}"
     y = svg.Scale.over([0.0, float(use.cores), *use.used])
     return panel(title, [own, everyone], x, y, f"{unit} since the phase began")
+
+
+def gpus(summary: Summary) -> Markup | None:
+    """Draw how busy each GPU was over time."""
+    if not summary.gpu_use:
+        return None
+    divisor, unit = style.time_unit(max(use.seconds[-1] for use in summary.gpu_use))
+    x = svg.Scale.over([0.0, *(at / divisor for use in summary.gpu_use for at in use.seconds)])
+    drawn = []
+    for use in summary.gpu_use:
+        points = [(at / divisor, share) for at, share in zip(use.seconds, use.used, strict=True)]
+        said = [
+            f"after {duration(at)}: GPU {use.index} busy {percent(share)} of the time"
+            for at, share in zip(use.seconds, use.used, strict=True)
+        ]
+        line = PanelLine(0, points, said, [(0.0, share) for share in use.used])
+        title = f"GPU {use.index}: busy {percent(use.mean)} of the time"
+        drawn.append(panel(title, [line], x, svg.Scale(0.0, 1.0), f"{unit} since the sweep began"))
+    return panels(*drawn)
 
 
 def _use_points(use: CpuUse) -> Iterator[tuple[float, float, float]]:

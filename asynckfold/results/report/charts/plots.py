@@ -309,6 +309,8 @@ _NEEDS = {
     "loss_vs_time": _MEASURED,
     "class_accuracy": _CLASSES,
     "confusion": _CLASSES,
+    "probabilities": ("out-of-fold probabilities of classes", "Draw another figure."),
+    "predictions": ("a best candidate that predicts one number a sample", "Draw another figure."),
     "cpu_usage": ("samples of the CPU use", "Draw another figure."),
     "timeline": ("jobs that were started", _LATER),
     "speedup": _SERIAL,

@@ -6,11 +6,36 @@ import math
 
 from markupsafe import Markup
 
-from asynckfold.results.report.charts import svg
+from asynckfold.results.report.charts import style, svg
 from asynckfold.results.report.sentences import number
 from asynckfold.results.report.summary import Summary
+from asynckfold.results.report.summary.predictions import Predictions
 
 LEFT, RIGHT, TOP, HEIGHT = 0.1, 0.02, 12, 320
+
+
+@style.applied
+def draw_predictions(summary: Summary) -> style.Drawing | None:
+    """Draw held-out samples of the best candidate; on the dashed line they are equal."""
+    found = summary.predictions
+    if found is None:
+        return None
+    title = f"{found.candidate}: root mean squared error {number(_error(found))}"
+    figure = style.new_figure(4.2, title)
+    axes = figure.subplots()
+    ends = min(*found.true, *found.predicted), max(*found.true, *found.predicted)
+    axes.plot(ends, ends, color=style.FAINT, linestyle=(0, (4, 3)), linewidth=0.8)
+    axes.scatter(found.true, found.predicted, s=12, color=style.COLOURS[0], alpha=0.5, linewidths=0)
+    axes.set_xlabel("true")
+    axes.set_ylabel("predicted")
+    axes.set_title(f"{len(found.true)} of {found.total} held-out predictions", loc="left")
+    style.grid(axes, "y")
+    return style.Drawing(title, "On the dashed line, predicted and true numbers are equal.", figure)
+
+
+def _error(found: Predictions) -> float:
+    pairs = zip(found.true, found.predicted, strict=True)
+    return math.hypot(*(a - b for a, b in pairs)) / math.sqrt(len(found.true))
 
 
 def scatter_svg(summary: Summary) -> Markup | None:
@@ -38,10 +63,7 @@ def scatter_svg(summary: Summary) -> Markup | None:
         parts.append(svg.element("circle", said, **point, **look))
     parts.append(svg.text("true", 0.5, bottom + 31, "middle", class_="faint"))
     parts.append(svg.text("predicted", 0, 8, class_="faint"))
-    error = math.sqrt(
-        math.fsum((a - b) ** 2 for a, b in zip(found.true, found.predicted, strict=True))
-        / len(found.true)
-    )
+    error = _error(found)
     label = f"Predicted against true numbers of {found.candidate}: "
     return svg.figure(
         bottom + 36, f"{label}root mean squared error {number(error)} over the points", *parts

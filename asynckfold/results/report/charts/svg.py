@@ -21,6 +21,9 @@ INK, FAINT = "var(--ink, currentColor)", "var(--faint, currentColor)"
 GRID, PAPER = "var(--line, #8884)", "var(--paper, transparent)"
 FONT = 12
 
+_JOINERS = "\u200d\ufe0f"
+"""Zero width joiner, and what asks for an emoji."""
+
 
 def colour(place: int) -> str:
     """Return the colour of a candidate by its place in the ranking, from 0."""
@@ -120,8 +123,8 @@ class Scale:
 def fitted(name: str, columns: int) -> str:
     """Cut the middle out of a name that is too wide; wide letters count twice.
 
-    >>> fitted("LeNet5/cosine", 9), fitted("漢字漢字漢字", 9)
-    ('LeNe…sine', '漢字…漢字')
+    >>> fitted("LeNet5/cosine", 9), fitted("漢字漢字漢字", 9), fitted("a\\u200dbcdee\\u0301x", 5)
+    ('LeNe…sine', '漢字…漢字', 'a…x')
     """
 
     def width(letters: Sequence[str]) -> int:
@@ -136,7 +139,10 @@ def fitted(name: str, columns: int) -> str:
         head = head[:-1]
     while width(tail) > half:
         tail = tail[1:]
-    return f"{head}…{tail}"
+    # Half of a joined sign, or an accent without its letter, would be another sign.
+    while tail and (unicodedata.combining(tail[0]) or tail[0] in _JOINERS):
+        tail = tail[1:]
+    return f"{head.rstrip(_JOINERS)}…{tail}"
 
 
 def legend(names: Mapping[str, int]) -> Markup:

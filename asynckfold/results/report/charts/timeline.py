@@ -65,10 +65,10 @@ def draw_gantt(summary: Summary, given: Axes | None = None) -> style.Drawing | N
     """Draw which job ran on which core when."""
     if not summary.bars:
         return None
-    lanes = _lanes(summary.bars)
+    lanes = [*_gpu_lanes(summary.bars), *_lanes(summary.bars)]
     first = min(bar.start for bar in summary.bars)
     longest = max(bar.end for bar in summary.bars) - first
-    title = _gantt_title(summary, lanes, longest)
+    title = _gantt_title(summary, longest)
     place_of_legend, axes = style.panel(1.7 + 0.3 * min(len(lanes), 24), title, given)
     divisor, unit = style.time_unit(longest)
     colours = style.colours_of(row.name for row in summary.candidates)
@@ -90,9 +90,8 @@ def draw_gantt(summary: Summary, given: Axes | None = None) -> style.Drawing | N
     return style.Drawing(title, alt, style.drawn_on(axes))
 
 
-def _gantt_title(
-    summary: Summary, lanes: Sequence[tuple[str, Sequence[Bar]]], longest: float
-) -> str:
+def _gantt_title(summary: Summary, longest: float) -> str:
+    lanes = _lanes(summary.bars)
     jobs = len({bar.job for bar in summary.bars})
     rows, busy = len(lanes), math.fsum(_covered(bars) for _, bars in lanes)
     share = busy / (longest * rows) if longest else math.nan
@@ -137,6 +136,17 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
     return pinned + [(f"unpinned {number}", row) for number, row in enumerate(rows, 1)]
 
 
+def _gpu_lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
+    """Group attempts by GPU."""
+    names = sorted(
+        {bar.device for bar in bars if bar.device != "cpu"}, key=lambda it: (len(it), it)
+    )
+    return [
+        (f"GPU {name.partition(':')[2]}", [bar for bar in bars if bar.device == name])
+        for name in names
+    ]
+
+
 def _pieces(bar: Bar) -> list[Bar]:
     """Split an attempt at changes of its cores."""
     starts = [(bar.start, bar.cores), *bar.changes]
@@ -176,10 +186,10 @@ def timeline_svg(summary: Summary) -> Markup | None:
     """Draw which job ran on which core when; jobs of a fusion group are one bar."""
     if not summary.bars:
         return None
-    lanes = _lanes(summary.bars)
+    lanes = [*_gpu_lanes(summary.bars), *_lanes(summary.bars)]
     first = min(bar.start for bar in summary.bars)
     longest = max(bar.end for bar in summary.bars) - first
-    title = _gantt_title(summary, lanes, longest)
+    title = _gantt_title(summary, longest)
     divisor, unit = style.time_unit(longest)
     scale = svg.Scale(0, max(longest / divisor, 1e-3))
     places = {row.name: place for place, row in enumerate(summary.candidates)}
@@ -206,7 +216,7 @@ def timeline_svg(summary: Summary) -> Markup | None:
             good = all(bar.outcome in ("ok", "running") for bar in group)
             look: dict[str, object] = {"fill": own, "stroke": svg.PAPER if good else own}
             look |= {} if good else {"fill_opacity": 0.25, "stroke_dasharray": "3 2"}
-            said = svg.element("title", _said(group, label))
+            said = svg.element("title", _said(group, summary.metric))
             parts.append(
                 svg.element("rect", said, **where, **look, data_series=places[group[0].candidate])
             )
@@ -229,12 +239,20 @@ def _together(bars: Sequence[Bar]) -> list[list[Bar]]:
     return groups
 
 
-def _said(group: Sequence[Bar], lane: str) -> str:
-    names = ", ".join(bar.job for bar in group[:5])
-    more = f" and {len(group) - 5} more" if len(group) > 5 else ""
-    outcomes = ", ".join(dict.fromkeys(bar.outcome for bar in group))
+def _said(group: Sequence[Bar], metric: str) -> str:
+    """Return the facts of a bar, a line each."""
     first = group[0]
+    lines = [
+        bar.job + (f": {metric} {sentences.number(bar.score)}" if math.isfinite(bar.score) else "")
+        for bar in group[:5]
+    ]
+    lines += [f"and {len(group) - 5} more"] * (len(group) > 5)
+    outcomes = ", ".join(dict.fromkeys(bar.outcome for bar in group))
     spent = sentences.duration(first.end - first.start)
-    facts = [f"{names}{more}: {spent} on {lane}", f"{outcomes}, attempt {first.attempt}"]
-    facts += [f"waited {wait}" for wait in first.waits]
-    return "; ".join([*facts, *([first.error[:200]] if first.error else [])])
+    lines += [f"{spent} on {sentences.ran_on(first)}; {outcomes}, attempt {first.attempt}"]
+    lines += [
+        f"predicted {sentences.duration(first.expected)}; peak memory "
+        f"{sentences.gibibytes(first.peak_memory)}, reserved {sentences.gibibytes(first.memory)}"
+    ]
+    lines += [f"waited {wait}" for wait in first.waits]
+    return "\n".join([*lines, *([first.error[:200]] if first.error else [])])

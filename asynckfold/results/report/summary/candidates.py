@@ -71,7 +71,6 @@ def candidate_rows(
 ) -> tuple[CandidateRow, ...]:
     """Return a row for each candidate, best first, unranked ones last."""
     metric = found.plan.scoring[0]
-    listed = found.candidates
     ratio = train_valid_ratio(found.folds)
     times, serial = times_of(found), serial_class_accuracy(found)
     histories: dict[str, list[Sequence[Epoch]]] = {}
@@ -80,10 +79,10 @@ def candidate_rows(
         if result is not None and result.epochs:
             histories.setdefault(job.candidate, []).append(result.epochs)
     differences = _to_first(found)
-    rows = [
+    return tuple(
         _row(
             candidate,
-            position if candidate.ranks_by(metric) else None,
+            position,
             candidate.interval(metric, ratio),
             _curves(histories.get(candidate.name, [])),
             confusions.get(candidate.name),
@@ -92,10 +91,19 @@ def candidate_rows(
             times[candidate.name],
             differences.get(candidate.name),
         )
+        for candidate, position in by_rank(found)
+    )
+
+
+def by_rank(found: Outcome) -> list[tuple[Candidate, int | None]]:
+    """Return the candidates with their rank, best first; unranked ones last, with None."""
+    metric, listed = found.plan.scoring[0], found.candidates
+    worst = len(listed) + 1
+    ranked = [
+        (candidate, position if candidate.ranks_by(metric) else None)
         for candidate, position in zip(listed, rank(listed, metric), strict=True)
     ]
-    worst = len(rows) + 1
-    return tuple(sorted(rows, key=lambda row: (row.rank or worst, -row.folds_done)))
+    return sorted(ranked, key=lambda item: (item[1] or worst, -item[0].done))
 
 
 def _row(

@@ -32,6 +32,7 @@ class Bar:
     peak_memory: int | None  # bytes of the whole process, torch included; None if not known
     waits: tuple[str, ...]  # what the job waited for before, and how long
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()  # cores held from a later moment on
+    score: float = math.nan  # by the first metric; NaN without a result
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def bars(
     store: RunReader, results: Mapping[str, Result], jobs: Mapping[str, Job]
 ) -> tuple[Bar, ...]:
     """Return a bar for each attempt; one without an end lasts until the latest known moment."""
-    attempts = store.attempts()
+    attempts, metric = store.attempts(), store.plan.scoring[0]
     moments = [moment for item in attempts for moment in (item.started, item.ended) if moment]
     latest = max(moments, default=0.0)
     open_outcome = "lost" if store.holder() is None else "running"
@@ -104,6 +105,7 @@ def bars(
                 peak_memory=result.peak_memory if result and is_last else None,
                 waits=tuple(clean(wait, ERROR_LIMIT) for wait in item.waits),
                 changes=item.changes,
+                score=result.scores.get(metric, math.nan) if result and is_last else math.nan,
             )
         )
     return tuple(found)

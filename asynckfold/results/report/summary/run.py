@@ -15,11 +15,13 @@ from asynckfold.results.report.baseline_curves import LossOverTime, loss_over_ti
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat, plain_data
 from asynckfold.results.report.summary.candidates import (
     CandidateRow,
+    by_rank,
     candidate_rows,
     class_names,
     fold_names,
 )
 from asynckfold.results.report.summary.facts import RunFacts, command, facts
+from asynckfold.results.report.summary.hard_samples import HardSamples, hard_samples
 from asynckfold.results.report.summary.jobs import (
     AveragedJob,
     Bar,
@@ -31,8 +33,14 @@ from asynckfold.results.report.summary.jobs import (
     failures,
     shown_packing,
 )
-from asynckfold.results.report.summary.machine import CpuUse, uses
+from asynckfold.results.report.summary.machine import CpuUse, GpuUse, gpu_uses, uses
 from asynckfold.results.report.summary.predictions import Predictions, predictions
+from asynckfold.results.report.summary.probabilities import (
+    Calibration,
+    TwoClasses,
+    calibration,
+    two_classes,
+)
 from asynckfold.results.report.summary.speedup import TimedSpeedup, timing_of
 from asynckfold.results.utilization import Packing
 from asynckfold.results.verdict import Verdict
@@ -47,6 +55,7 @@ class Summary:
     metric: str  # ranks; greater is better
     metrics: tuple[str, ...]
     counts: Mapping[str, int]  # jobs by state; `running` is part of pending
+    going: bool  # whether a process works in the run's folder
     candidates: tuple[CandidateRow, ...]  # by rank, unranked ones last
     fold_names: tuple[str, ...]
     best: str | None  # name of the best complete candidate
@@ -56,6 +65,7 @@ class Summary:
     speedup: TimedSpeedup | None
     packing: Packing | None
     use: tuple[CpuUse, ...]
+    gpu_use: tuple[GpuUse, ...]  # empty for a run that used no GPU
     bars: tuple[Bar, ...]
     failures: tuple[FailureGroup, ...]
     events: tuple[LogLine, ...]
@@ -67,6 +77,9 @@ class Summary:
     loss_over_time: tuple[LossOverTime, ...]
     averaged: tuple[AveragedJob, ...]
     predictions: Predictions | None
+    calibration: Calibration | None
+    two_classes: TwoClasses | None
+    hard_samples: HardSamples | None
     refit: str  # how the refit on all samples ended; empty without one
 
     @property
@@ -89,6 +102,10 @@ class Summary:
         return dict(plain_data(self))
 
 
+def _is_on_gpus(store: RunReader) -> bool:
+    return any(item.device != "cpu" for item in store.attempts())
+
+
 _UNSHOWN = ("cli", "command", "folder", "decision")
 """Recorded facts that the report shows elsewhere, or that are private."""
 
@@ -104,11 +121,13 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
     confusions = count_classes(found, targets)
     rows = candidate_rows(found, confusions, len(plan.classes))
     jobs, about = job_by_id(plan), store.about
+    ranked = [candidate for candidate, _ in by_rank(found)]
     return Summary(
         root=clean(store.root.absolute().name),
         metric=clean(plan.scoring[0]),
         metrics=tuple(clean(name) for name in plan.scoring),
         counts=store.counts(),
+        going=store.holder() is not None,
         candidates=rows,
         fold_names=fold_names(plan),
         best=rows[0].name if rows and rows[0].rank == 1 else None,
@@ -118,6 +137,7 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         speedup=timing_of(found, rows),
         packing=shown_packing(store),
         use=uses(store.samples()),
+        gpu_use=gpu_uses(store.gpu_samples()) if _is_on_gpus(store) else (),
         bars=bars(store, found.results, jobs),
         failures=failures(plan, found.results),
         events=event_log(store, jobs),
@@ -131,5 +151,8 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         loss_over_time=loss_over_time(found, times_of(found)),
         averaged=averaged(found),
         predictions=predictions(found, targets),
+        calibration=calibration(found, targets, ranked),
+        two_classes=two_classes(found, targets, ranked),
+        hard_samples=hard_samples(found, targets),
         refit=clean(refit_note(store), ERROR_LIMIT),
     )

@@ -1,0 +1,137 @@
+"""Every run has a page that can be opened, read and printed, in each width, theme and tab."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from tests.browser import keep
+from tests.browser.conftest import Open
+from tests.browser.runs import RUNS, jobs_of
+
+TABS = keep.TABS
+WIDTHS = (390, 820, 1440)
+PRINTED = 718
+"""Pixels between the margins of an A4 page."""
+
+
+def test_a_page_opens_quietly(opened: Open) -> None:
+    with opened("one fold") as seen:
+        assert seen.page.locator("h1").first.inner_text()
+        seen.fits()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_is_cut_off(opened: Open, name: str, width: int) -> None:
+    with opened(name, width=width) as seen:
+        for tab in TABS:
+            seen.show(tab)
+            seen.fits()
+            seen.charts_can_be_read()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_no_serious_fault(opened: Open, name: str, theme: str) -> None:
+    with opened(name, theme=theme) as seen:
+        for tab in TABS:
+            seen.show(tab)
+            seen.is_accessible()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("width", [390, 1440])
+def test_without_script_everything_can_be_read(opened: Open, name: str, width: int) -> None:
+    with opened(name, width=width, script=False) as seen:
+        page = seen.page
+        for heading in ("Ranking", "Failures", "Timeline", "Forecast", "Environment", "Log"):
+            assert page.get_by_role("heading", name=heading, exact=True).is_visible()
+        assert page.get_by_role("button").count() == 0
+        seen.fits()
+        seen.charts_can_be_read()
+    with opened(name, width=width, bare=True) as seen:
+        seen.is_accessible()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNS)
+def test_the_first_screen_answers(opened: Open, name: str) -> None:
+    with opened(name) as seen:
+        page = seen.page
+        numbers = json.loads(page.locator("#numbers").text_content())
+        first = page.evaluate(ON_FIRST_SCREEN)
+        counts = numbers["counts"]
+        # Which model, by how much, is it real.
+        for sentence in numbers["verdict"]["sentences"][:2]:
+            assert " ".join(sentence.removesuffix(".").split()) in first
+        # How long, and what failed.
+        assert "Wall time" in first
+        assert f"{counts['done']} of {jobs_of(name)} job" in first
+        for state in ("failed", "diverged", "cancelled", "pending"):
+            assert (f"{counts[state]} {state}" in first) == bool(counts[state])
+        if numbers["verdict"]["best"] is None:
+            assert " is best" not in first.replace("none is best", "")
+
+
+ON_FIRST_SCREEN = """() => [...document.querySelectorAll("#results :is(h1, h2, p)")]
+    .filter((item) => item.getBoundingClientRect().bottom <= innerHeight)
+    .map((item) => item.innerText.split(/\\s+/).join(" ")).join(" ")"""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", RUNS)
+def test_paper_has_every_column_and_no_heading_alone(opened: Open, name: str) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    with opened(name, width=PRINTED) as seen:
+        page = seen.page
+        margin = dict.fromkeys(("top", "right", "bottom", "left"), "1cm")
+        printed = page.pdf(format="A4", margin=margin)
+        page.emulate_media(media="print")
+        headings = [
+            " ".join(words.split()) for words in page.locator("h1, h2, h3").all_inner_texts()
+        ]
+        assert page.evaluate(PAST_THE_EDGE, PRINTED) == []
+        assert page.get_by_role("button", name="Copy verdict").count() == 0
+    sheets = pypdf.PdfReader(io.BytesIO(printed)).pages
+    assert all(abs(float(sheet.mediabox.width) - 595) < 2 for sheet in sheets)
+    for sheet in sheets[:-1]:
+        lines = [line for line in sheet.extract_text().splitlines() if line.strip()]
+        assert " ".join(lines[-1].split()) not in headings
+
+
+PAST_THE_EDGE = """(edge) => [...document.querySelectorAll("main :is(th, td, svg, pre, p)")]
+    .filter((item) => item.getBoundingClientRect().right > edge + 1)
+    .map((item) => item.outerHTML.slice(0, 80))"""
+
+
+@pytest.mark.nightly
+def test_paper_opens_what_a_screen_folds_up(opened: Open) -> None:
+    with opened("sweep", width=PRINTED) as seen:
+        matrix = seen.page.get_by_role("table", name="Confusion matrix", include_hidden=True)
+        shown = "item => item.checkVisibility()"
+        assert not matrix.evaluate(shown)
+        seen.page.emulate_media(media="print")
+        assert matrix.evaluate(shown)
+
+
+@pytest.mark.nightly
+def test_pages_are_small(page_of: Any) -> None:
+    sizes = {name: page_of(name).stat().st_size for name in RUNS}
+    allowed = {name: 400_000 if jobs_of(name) <= 50 else 3_000_000 for name in RUNS}
+    assert {name: size for name, size in sizes.items() if size > allowed[name]} == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("width", keep.WIDTHS)
+@pytest.mark.parametrize("tab", TABS)
+def test_the_page_is_laid_out_as_it_was_kept(opened: Open, width: int, tab: str) -> None:
+    with opened(keep.RUN, width=width) as seen:
+        seen.show(tab)
+        assert keep.outline(seen.page) == keep.kept()[f"{tab}, {width}"]
