@@ -69,11 +69,14 @@ class PlacementProgress:
 
     @property
     def where(self) -> str:
-        """Its cores or GPUs as text."""
+        """Its cores or GPUs as text, in a cluster with their node."""
+        cores, on = (
+            self.placement.cores,
+            f" of {self.placement.node}" if self.placement.node else "",
+        )
         if self.placement.gpu is not None:
-            return f"GPU {','.join(str(index) for index, _ in self.placement.gpus)}"
-        cores = self.placement.cores
-        return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}"
+            return f"GPU {','.join(str(index) for index, _ in self.placement.gpus)}{on}"
+        return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}{on}"
 
 
 class SweepProgress:
@@ -317,9 +320,12 @@ def cores_in_use(progress: SweepProgress) -> str:
     """Return how many cores the jobs hold, and how many are left to others."""
     if progress.load is None:
         return ""
-    taken = {core for found in progress.placements for core in found.placement.cores}
-    used = f"{len(taken)} of {len(progress.load.cores)} cores in use"
-    others = len(progress.load.cores) - len(progress.load.idle)
+    running, nodes = (found.placement for found in progress.placements), progress.load.nodes
+    taken = {(item.node, core) for item in running for core in item.cores}
+    cores = sum(len(node.cores) for node in nodes)
+    used = f"{len(taken)} of {cores} cores in use"
+    used += f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
+    others = cores - sum(len(node.idle) for node in nodes)
     return f"{used}, {others} left to other programs" if others else used
 
 

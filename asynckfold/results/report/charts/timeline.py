@@ -128,20 +128,26 @@ def _covered(bars: Sequence[Bar]) -> float:
 
 
 def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by core; unpinned ones go to the first free row."""
-    cores: dict[int, list[Bar]] = {}
-    rows: list[list[Bar]] = []
+    """Group attempts by node and core; unpinned ones go to the first free row of their node."""
+    cores: dict[tuple[str, int], list[Bar]] = {}
+    rows: dict[str, list[list[Bar]]] = {}
     for bar in bars:
         for piece in _pieces(bar):
             for core in piece.cores:
-                cores.setdefault(core, []).append(piece)
+                cores.setdefault((bar.node, core), []).append(piece)
         if not bar.cores:
-            free = next((row for row in rows if row[-1].end <= bar.start), None)
+            there = rows.setdefault(bar.node, [])
+            free = next((row for row in there if row[-1].end <= bar.start), None)
             if free is None:
-                rows.append(free := [])
+                there.append(free := [])
             free.append(bar)
-    pinned = [(f"core {core}", cores[core]) for core in sorted(cores)]
-    return pinned + [(f"unpinned {number}", row) for number, row in enumerate(rows, 1)]
+    is_cluster = len({bar.node for bar in bars}) > 1
+    lanes = [(node, f"core {core}", cores[node, core]) for node, core in sorted(cores)]
+    for node in sorted(rows):
+        lanes += [(node, f"unpinned {at}", row) for at, row in enumerate(rows[node], 1)]
+    return [
+        (f"{node}, {label}" if is_cluster and node else label, row) for node, label, row in lanes
+    ]
 
 
 def _pieces(bar: Bar) -> list[Bar]:

@@ -32,6 +32,7 @@ class Bar:
     peak_memory: int | None  # bytes of the whole process, torch included; None if not known
     waits: tuple[str, ...]  # what the job waited for before, and how long
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()  # cores held from a later moment on
+    node: str = ""  # its name, in a cluster
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def bars(
                 peak_memory=result.peak_memory if result and is_last else None,
                 waits=tuple(clean(wait, ERROR_LIMIT) for wait in item.waits),
                 changes=item.changes,
+                node=clean(item.node),
             )
         )
     return tuple(found)
