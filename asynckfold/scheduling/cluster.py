@@ -9,6 +9,9 @@ from asynckfold.jobs.placement import Placement, Request
 from asynckfold.scheduling.backlog import Shape, shape_of
 from asynckfold.scheduling.reservations import Capacity
 
+_Ranked = tuple[tuple[float, ...], int, int]
+"""How crowded a node would be, its position, and the number of its jobs when that was so."""
+
 
 class Cluster:
     """The capacities of several nodes; each request is taken by one of them as a whole.
@@ -16,7 +19,8 @@ class Cluster:
     A job goes where the most cores are left, a GPU job to the least crowded GPUs, ties to the first
     node. There is a heap of the nodes for each combination of requested resources. Capacities only
     shrink, so the rank of a node in a heap may be too good, never too bad: it is corrected when it
-    comes first, and a node where a request no longer fits leaves the heap for good.
+    comes first and the node has got a job since, and a node where a request no longer fits leaves
+    the heap for good.
 
     Parameters
     ----------
@@ -32,7 +36,7 @@ class Cluster:
 
     def __init__(self, nodes: Sequence[Capacity]) -> None:
         self._nodes = nodes
-        self._heaps: dict[Shape, list[tuple[tuple[float, ...], int]]] = {}
+        self._heaps: dict[Shape, list[_Ranked]] = {}
         self.cores = sum(len(node.cores) for node in nodes)
 
     def fits(self, request: Request) -> bool:
@@ -53,15 +57,17 @@ class Cluster:
         heap = self._heaps.get(shape)
         if heap is None:
             fitting = ((at, node) for at, node in enumerate(self._nodes) if node.fits(request))
-            heap = self._heaps[shape] = [(node.crowd(request), at) for at, node in fitting]
+            heap = self._heaps[shape] = [
+                (node.crowd(request), at, node.jobs) for at, node in fitting
+            ]
             heapq.heapify(heap)
         while heap:
-            rank, at = heap[0]
+            _, at, jobs = heap[0]
             node = self._nodes[at]
-            if not node.fits(request):
-                heapq.heappop(heap)
-            elif (now := node.crowd(request)) == rank:
+            if node.jobs == jobs:
                 return node
+            if node.fits(request):
+                heapq.heapreplace(heap, (node.crowd(request), at, node.jobs))
             else:
-                heapq.heapreplace(heap, (now, at))
+                heapq.heappop(heap)
         return None

@@ -6,11 +6,10 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from itertools import filterfalse, islice
+from typing import NamedTuple
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
-
-_Key = TypeVar("_Key")
 
 
 class _OnGpu(NamedTuple):
@@ -80,9 +79,13 @@ class Reservations:
         KeyError
             It does not run.
         """
-        if placement not in self._placements:
+        left = self._placements[placement] - 1
+        if left < 0:
             raise KeyError(placement)
-        _discount(self._placements, [placement])
+        if left:
+            self._placements[placement] = left
+        else:
+            del self._placements[placement]
         self._count -= 1
         self.on(placement.node).remove(placement)
 
@@ -149,10 +152,8 @@ class NodeReservations:
 
         Own threads count against the idle cores, so that all own jobs together never take more.
         """
-        free = len(load.idle) - self.threads
-        if free <= 0:
-            return []
-        return [core for core in load.idle if core not in self._cores][:free]
+        free = max(0, len(load.idle) - self.threads)
+        return [*islice(filterfalse(self._cores.__contains__, load.idle), free)]
 
     def capacity(self, load: Load) -> Capacity | None:
         """Return what is left for new placements; None if no core is."""
@@ -168,7 +169,7 @@ class NodeReservations:
         )
 
 
-def _discount(counts: Counter[_Key], keys: Iterable[_Key]) -> None:
+def _discount(counts: Counter[int], keys: Iterable[int]) -> None:
     """Subtract one for each key and drop keys that reach zero."""
     for key in keys:
         counts[key] -= 1

@@ -56,13 +56,24 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
     >>> obstacle(Request("c", 1.0), running, load).text
     'cores: 2 of 2 busy with own jobs (x); other processes on core 0 (y)'
     """
+    return _summary(_obstacles(request, running, load))
+
+
+def _obstacles(request: Request, running: Reservations, load: Load) -> dict[Obstacle, list[str]]:
+    """Return what is missing, and on which nodes."""
     if not load.peers:
-        return _obstacle_on(request, running.on(load.node), load, "the machine")
+        return {_obstacle_on(request, running.on(load.node), load, "the machine"): []}
     nodes: dict[Obstacle, list[str]] = {}
     for node in _large_enough(request, load.nodes):
         found = _obstacle_on(request, running.on(node.node), node, "a node")
         nodes.setdefault(found, []).append(node.node)
+    return nodes
+
+
+def _summary(nodes: Mapping[Obstacle, Sequence[str]]) -> Obstacle:
     most = max(nodes, key=lambda found: len(nodes[found]))
+    if not nodes[most]:
+        return most
     return Obstacle(most.kind, by_node({found.text: names for found, names in nodes.items()}))
 
 
@@ -208,11 +219,19 @@ class Waits:
     ) -> dict[Obstacle, int]:
         """Find the current obstacles; return each with its number of jobs."""
         found: dict[Obstacle, int] = {}
+        # Where cores are missing on every node, nothing else of a request matters.
+        short: dict[tuple[int, bool, bool, int], Obstacle] = {}
         for account in self._accounts.values():
             account.charge(now)
             account.now = None
         for like, count in pending.kinds():
-            reason = obstacle(like, running, load)
+            wanted = like.threads, like.alone, like.gpu, like.gpus
+            reason = short.get(wanted)
+            if reason is None:
+                nodes = _obstacles(like, running, load)
+                reason = _summary(nodes)
+                if {item.kind for item in nodes} <= {"cores", "neighbours"}:
+                    short[wanted] = reason
             self._accounts[_kind(like)].now = reason
             found[reason] = found.get(reason, 0) + count
         return found

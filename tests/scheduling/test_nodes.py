@@ -162,6 +162,46 @@ def test_beside_blocked_nodes_a_node_is_used_like_one_machine(
     assert [replace(item, node="") for item in found] == place(pending, running, load)
 
 
+@settings(max_examples=examples(300))
+@given(queues, clusters)
+def test_a_job_goes_to_the_node_with_the_most_free_cores(
+    pending: list[Request], load: Load
+) -> None:
+    """What the heaps of the nodes find is what a look at every node finds."""
+    pending = [replace(item, gpu=False, alone=False, memory=0) for item in pending]
+    free = {seen.node: len(seen.idle) for seen in load.nodes}
+    placed = place(pending, [], load)
+    for placement in placed if max(free.values()) else ():
+        if placement.threads > max(free.values()):
+            assert placed == [placement]  # too large for every node
+            break
+        most = max(free.values())
+        assert placement.node == next(name for name, cores in free.items() if cores == most)
+        free[placement.node] -= placement.threads
+
+
+@settings(max_examples=examples(300))
+@given(queues, clusters)
+def test_no_gpu_is_shared_while_one_on_any_node_is_empty(pending: list[Request], load: Load) -> None:
+    pending = [replace(item, gpu=True, gpus=1, alone=False, memory=0) for item in pending]
+    placed, jobs = place(pending, [], load), Counter[tuple[str, int]]()
+    idle = Counter({seen.node: len(seen.idle) for seen in load.nodes})
+    if len(placed) < 2:
+        return  # one may have been forced where it does not fit
+    for placement in placed:
+        assert placement.gpu is not None
+        empty = [
+            gpu
+            for seen in load.nodes
+            if idle[seen.node] >= placement.threads
+            for gpu in seen.gpus
+            if not jobs[seen.node, gpu.index] and gpu.free + gpu.own >= placement.gpu_memory
+        ]
+        assert not (empty and jobs[placement.node, placement.gpu])
+        jobs[placement.node, placement.gpu] += 1
+        idle[placement.node] -= placement.threads
+
+
 def node(name: str, cores: int, **changes: object) -> Load:
     numbers = tuple(range(cores))
     return replace(Load(numbers, numbers, 100, node=name), **changes)  # type: ignore[arg-type]
