@@ -76,7 +76,8 @@ class DryRun:
         while waiting or running:
             self.signals.check()
             own = [placement for _, placement in running.values()]
-            load = engine.load(own)
+            nodes = engine.load(own).nodes
+            load = next((node for node in nodes if not node.blocked), nodes[0])
             free = [core for core in load.idle if (core,) not in [item.cores for item in own]]
             count = max(1 if not own else 0, min(self.most, len(load.idle)) - len(own))
             for name in waiting[:count]:

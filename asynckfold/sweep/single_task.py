@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -106,7 +107,10 @@ def ask(
     NoRoomError
         It could not start within `max_wait` seconds.
     """
-    room(engine, max_wait, signals)
+    node = room(engine, max_wait, signals)
+    if node.node and not placement.node:
+        # The cores were chosen for this machine.
+        placement = replace(placement, node=node.node, cores=node.cores)
     future = engine.submit(placement, [])
     while not wait([future], timeout=TICK_SECONDS).done:
         signals.check()

@@ -47,7 +47,7 @@ class Nodes:
 
     nodes: list[Load]
     inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
-    running: dict[Future[Answer], tuple[Placement, Task]] = field(default_factory=dict)
+    running: dict[Future[Answer], tuple[Placement, Sequence[Task]]] = field(default_factory=dict)
     shifts: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
     now: float = 0.0
 
@@ -59,7 +59,7 @@ class Nodes:
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         future: Future[Answer] = Future()
-        self.running[future] = (placement, tasks[0])
+        self.running[future] = (placement, tasks)
         self.inbox.put(Started(tasks[0].job.id, tasks[0].attempt, 7))
         return future
 
@@ -72,15 +72,15 @@ class Nodes:
     def end(self, name: str, error: Exception | None = None) -> None:
         """End what runs on a node."""
         for future in [key for key, (item, _) in self.running.items() if item.node == name]:
-            _, task = self.running.pop(future)
+            _, tasks = self.running.pop(future)
             if error is None:
-                future.set_result(Answer([done(task)], pid=1))
+                future.set_result(Answer([done(task) for task in tasks], pid=1))
             else:
                 future.set_exception(error)
 
     def close(self, grace_s: float = 0.0) -> None:
-        for future in self.running:
-            future.set_result(Answer([None], pid=1))
+        for future, (_, tasks) in self.running.items():
+            future.set_result(Answer([None] * len(tasks), pid=1))
 
 
 def sweep(
@@ -173,6 +173,23 @@ def test_status_names_the_nodes_where_there_are_several(store: RunStore) -> None
         "  4 jobs wait for cores: 1 of 1 busy with own jobs (x); other processes on cores 1, 2 (y)"
     )
     made.leave()
+
+
+def test_a_core_that_is_held_on_one_node_is_idle_on_another(store: RunStore) -> None:
+    store.start_attempt("A/cosine/fold-0", (0,), 1, "cuda:0", 1.0, 0, (), "x")
+    store.set_waiting(Waiting((0, 1), (), (0,), {}, "x", (Waiting((0, 1), (), (0,), {}, "y"),)))
+    nodes = state_of(store.reader)["idle"]["nodes"]
+    assert nodes["x"] == {"cores": [1], "gpus": [], "neighbours": []}
+    assert nodes["y"] == {"cores": [0, 1], "gpus": [0], "neighbours": []}
+
+
+def test_short_jobs_are_shared_by_the_cores_of_all_nodes(root: Path) -> None:
+    for held in open_store(root, folds=6):
+        made, _ = sweep(held, engine := Nodes([node("x", 1), node("y", 1)]), Request("", 0.001))
+        made.step(0.0)
+        # Of 12 jobs on two cores two start; four batches for each core take one more each.
+        assert [len(item.jobs) for item, _ in engine.running.values()] == [2, 2]
+        made.leave()
 
 
 def test_many_nodes_fill_no_screen(store: RunStore) -> None:
