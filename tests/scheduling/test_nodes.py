@@ -182,7 +182,9 @@ def test_a_job_goes_to_the_node_with_the_most_free_cores(
 
 @settings(max_examples=examples(300))
 @given(queues, clusters)
-def test_no_gpu_is_shared_while_one_on_any_node_is_empty(pending: list[Request], load: Load) -> None:
+def test_no_gpu_is_shared_while_one_on_any_node_is_empty(
+    pending: list[Request], load: Load
+) -> None:
     pending = [replace(item, gpu=True, gpus=1, alone=False, memory=0) for item in pending]
     placed, jobs = place(pending, [], load), Counter[tuple[str, int]]()
     idle = Counter({seen.node: len(seen.idle) for seen in load.nodes})
