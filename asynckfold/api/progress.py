@@ -320,7 +320,8 @@ def cores_in_use(progress: SweepProgress) -> str:
     """Return how many cores the jobs hold, and how many are left to others."""
     if progress.load is None:
         return ""
-    running, nodes = (found.placement for found in progress.placements), progress.load.nodes
+    running = (found.placement for found in progress.placements)
+    nodes = [node for node in progress.load.nodes if node.cores]
     taken = {(item.node, core) for item in running for core in item.cores}
     cores = sum(len(node.cores) for node in nodes)
     used = f"{len(taken)} of {cores} cores in use"

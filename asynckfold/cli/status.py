@@ -188,7 +188,7 @@ def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any]
         return None
     if not waiting.peers:
         return {**_idle_on(waiting, at_work), "jobs": waiting.jobs}
-    nodes = {node.node: _idle_on(node, at_work) for node in waiting.nodes}
+    nodes = {node.node: _idle_on(node, at_work) for node in waiting.nodes if node.cores}
     return {"nodes": nodes, "jobs": waiting.jobs}
 
 

@@ -150,7 +150,8 @@ def test_attempts_record_their_node_and_one_machine_writes_what_it_wrote_before(
 
 
 def test_status_names_the_nodes_where_there_are_several(store: RunStore) -> None:
-    engine = Nodes([node("x", 1), node("y", 3, idle=(0,), gpus=(Gpu(0, 9, 9),))])
+    lost = node("lost", 0, blocked="node lost is lost")
+    engine = Nodes([node("x", 1), node("y", 3, idle=(0,), gpus=(Gpu(0, 9, 9),)), lost])
     made, _ = sweep(store, engine)
     made.step(0.0)
     found = state_of(store.reader)
@@ -222,7 +223,7 @@ def test_jobs_move_on_their_node_and_the_event_names_it(store: RunStore) -> None
 
 
 def test_the_use_of_all_nodes_is_sampled_and_shown(store: RunStore) -> None:
-    engine = Nodes([node("x", 1), node("y", 3, idle=(0, 1))])
+    engine = Nodes([node("x", 1), node("y", 3, idle=(0, 1)), node("lost", 0, own=0.0)])
     made, watch = sweep(store, engine)
     made.step(0.0)
     (sample,) = store.reader.samples()
