@@ -18,7 +18,7 @@ from asynckfold.jobs.result import DONE, counts_line
 from asynckfold.store import Attempt, Interim, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.plain_text import one_line
-from asynckfold.system.units import duration, named_cores
+from asynckfold.system.units import duration, named_cores, named_node
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -91,7 +91,7 @@ def state_of(store: RunReader) -> dict[str, Any]:
     dict
         The jobs by state; ``fingerprint`` and ``bit_identity``; ``holder`` (pid, host, start) or
         None; ``running_jobs``, one entry for each job in training (its worker's pid, attempt,
-        cores and progress, in a cluster its node); ``progress``, the steps done of all and the
+        cores, progress, and ``node`` if it has a name); ``progress``, the steps done of all and the
         expected ``seconds_left``, or None while no sweep runs; ``scores``, of each candidate with a
         result the ``mean`` of the first metric over ``folds`` folds; ``verdict``, sentences on the
         results so far; ``idle``, the free cores and GPUs, the cores that other processes use
@@ -236,7 +236,7 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
     is_cluster = len(nodes) > 1 or "nodes" in (state["idle"] or {})
     for item in state["running_jobs"]:
         where = item["device"] if item["device"] != "cpu" else f"cores {item['cores']}"
-        where += f" on {item['node']}" if is_cluster and "node" in item else ""
+        where += f" on {named_node(item.get('node', ''))}" if is_cluster else ""
         yield (
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
             f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"
@@ -290,7 +290,7 @@ def _node_lines(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         parts = [f"idle {_named(kind, node[kind])}" for kind in ("cores", "gpus") if node[kind]]
         if node["neighbours"]:
             parts.append(f"{named_cores(node['neighbours'])} used by other processes")
-        yield f"  {name}: {'; '.join(parts) or 'all cores busy'}"
+        yield f"  {named_node(name)}: {'; '.join(parts) or 'all cores busy'}"
     if more := [*nodes.values()][MOST_NODES:]:
         idle = sum(len(node["cores"]) for node in more)
         yield f"  {len(more)} more nodes: {idle} idle cores"

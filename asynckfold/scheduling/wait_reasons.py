@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from asynckfold.jobs.placement import Load, Request, Wait
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.reservations import NodeReservations, Reservations
-from asynckfold.system.units import gibibytes, named_cores
+from asynckfold.system.units import gibibytes, named_cores, named_node
 
 SHORTEST_SECONDS = 0.05
 """Shorter waits are not reported."""
@@ -129,7 +129,7 @@ def named_nodes(names: Sequence[str]) -> str:
     """Return names of nodes as text; the first ones are listed."""
     left = len(names) - MOST_NAMES
     more = f" and {left} more {'node' if left == 1 else 'nodes'}" if left > 0 else ""
-    return f"{', '.join(names[:MOST_NAMES])}{more}"
+    return f"{', '.join(map(named_node, names[:MOST_NAMES]))}{more}"
 
 
 def blocked_everywhere(load: Load) -> str:

@@ -176,6 +176,19 @@ def test_status_names_the_nodes_where_there_are_several(store: RunStore) -> None
     made.leave()
 
 
+def test_the_machine_of_the_sweep_may_be_a_node_without_a_name(store: RunStore) -> None:
+    made, _ = sweep(store, Nodes([node("", 1), node("y", 1)]))
+    made.step(0.0)
+    told = list(lines(state_of(store.reader)))
+    assert [line.split(", ")[1] for line in told if "done, cores" in line] == [
+        "cores (0,) on this machine",
+        "cores (0,) on y",
+    ]
+    assert "  this machine: all cores busy" in told
+    assert told[-1] == "  4 jobs wait for cores: 1 of 1 busy with own jobs (this machine, y)"
+    made.leave()
+
+
 def test_a_core_that_is_held_on_one_node_is_idle_on_another(store: RunStore) -> None:
     store.start_attempt("A/cosine/fold-0", (0,), 1, "cuda:0", 1.0, 0, (), "x")
     store.set_waiting(Waiting((0, 1), (), (0,), {}, "x", (Waiting((0, 1), (), (0,), {}, "y"),)))
@@ -281,8 +294,8 @@ def test_a_run_continues_on_nodes_and_the_timeline_has_a_lane_for_each_core(root
     assert alone == ["core 0", "core 1"]
     lanes = {label: [bar.job for bar in row] for label, row in _lanes(summary.bars)}
     assert lanes == {
-        "core 0": [A0],
-        "core 1": [A0],
+        "this machine, core 0": [A0],
+        "this machine, core 1": [A0],
         "x, core 0": [B0],
         "y, core 0": [B1],
     }

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import style, svg
 from asynckfold.results.report.summary import Bar, CpuUse, Summary
+from asynckfold.system.units import named_node
 
 
 @style.applied
@@ -146,7 +147,7 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
     for node in sorted(rows):
         lanes += [(node, f"unpinned {at}", row) for at, row in enumerate(rows[node], 1)]
     return [
-        (f"{node}, {label}" if is_cluster and node else label, row) for node, label, row in lanes
+        (f"{named_node(node)}, {label}" if is_cluster else label, row) for node, label, row in lanes
     ]
 
 
