@@ -69,11 +69,14 @@ class PlacementProgress:
 
     @property
     def where(self) -> str:
-        """Its cores or GPUs as text."""
+        """Its cores or GPUs as text, in a cluster with their node."""
+        cores, on = (
+            self.placement.cores,
+            f" of {self.placement.node}" if self.placement.node else "",
+        )
         if self.placement.gpu is not None:
-            return f"GPU {','.join(str(index) for index, _ in self.placement.gpus)}"
-        cores = self.placement.cores
-        return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}"
+            return f"GPU {','.join(str(index) for index, _ in self.placement.gpus)}{on}"
+        return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}{on}"
 
 
 class SweepProgress:
@@ -317,11 +320,14 @@ def cores_in_use(progress: SweepProgress) -> str:
     """Return how many cores the jobs hold, and how many other programs use."""
     if progress.load is None:
         return ""
-    taken = {core for found in progress.placements for core in found.placement.cores}
-    count = len(progress.load.cores)
+    running = (found.placement for found in progress.placements)
+    nodes = [node for node in progress.load.nodes if node.cores]
+    taken = {(item.node, core) for item in running for core in item.cores}
+    count = sum(len(node.cores) for node in nodes)
     used = f"jobs on {len(taken)} of {count} {'core' if count == 1 else 'cores'}"
+    used += f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
     # Some may be those of jobs.
-    others = count - len(progress.load.idle)
+    others = count - sum(len(node.idle) for node in nodes)
     return f"{used}, other programs on {others}" if others else used
 
 

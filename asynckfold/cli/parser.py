@@ -97,7 +97,7 @@ SIMULATE_HELP = (
     "The jobs differ in length (lognormal), threads, memory and GPU. Their estimates are wrong, "
     "other processes come and go on the cores, attempts die and are retried. The lower bound is "
     "the largest of core-seconds / cores, GPU-seconds / GPUs and the longest job; the ratio is "
-    "makespan / lower bound. The same seed gives the same sweep."
+    "makespan / lower bound. The same seed gives the same sweep. All times are estimates."
 )
 
 _DATA = ("data_root", "download", "target", "header")
@@ -414,13 +414,15 @@ def _bench(verb: Verb) -> None:
 def _simulate(verb: Verb) -> None:
     for name, value, text in (
         ("jobs", 10_000, "number of jobs"),
-        ("cores", 64, "number of cores"),
-        ("gpus", 4, "number of GPUs"),
+        ("cores", 64, "number of cores of each node"),
+        ("gpus", 4, "number of GPUs of each node"),
+        ("nodes", 1, "number of nodes; several: also the same sweep on 1, 2, 4 … of them"),
+        ("data-seconds", 0.0, "seconds in which the data reach each further node, one by one"),
         ("seed", 0, "seed of the sweep"),
     ):
         verb.add_argument(
             f"--{name}",
-            type=verb.number(f"--{name}", int, value),
+            type=verb.number(f"--{name}", type(value), value),
             metavar="N",
             default=value,
             help=f"{text} (default {value})",

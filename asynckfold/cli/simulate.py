@@ -1,10 +1,10 @@
-"""The verb ``simulate``: place a large random sweep in virtual time."""
+"""The verb ``simulate``: place a large random sweep on one machine or a cluster in virtual time."""
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -31,18 +31,61 @@ EITHER_JOBS = 60
 
 
 def simulate(parsed: argparse.Namespace, out: Output) -> int:
-    """Place a random sweep on a virtual machine; print makespan and lower bound."""
+    """Place a random sweep on virtual nodes; print makespan and lower bound."""
     refuse(parsed.problems)
-    found = draw_scenario(parsed.jobs, parsed.cores, parsed.gpus, parsed.seed).simulate()
+    found = _simulated(parsed, parsed.nodes)
     either = None
-    if parsed.gpus:
+    if parsed.gpus and parsed.nodes == 1:
         either = draw_either(EITHER_JOBS, parsed.cores, parsed.gpus, parsed.seed)
-    out.data({**_numbers(parsed, found), **_either_numbers(either)})
+    clusters = [*_clusters(parsed, found)]
+    out.data({**_numbers(parsed, found), **_cluster_numbers(clusters), **_either_numbers(either)})
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for subject, sentence in (*_lines(parsed, found), *_either_lines(parsed, either)):
         table.add_row(Text(subject, style="dim"), Text(sentence))
     out.say(table)
+    if clusters:
+        out.say(_cluster_table(clusters))
     return 0
+
+
+def _simulated(parsed: argparse.Namespace, nodes: int) -> Simulation:
+    drawn = draw_scenario(
+        parsed.jobs, parsed.cores, parsed.gpus, parsed.seed, nodes, parsed.data_seconds
+    )
+    return drawn.simulate()
+
+
+def _clusters(parsed: argparse.Namespace, largest: Simulation) -> Iterator[Simulation]:
+    """Yield the same sweep on 1, 2, 4 … nodes, up to those of the largest; none for one node."""
+    nodes = 1
+    while nodes < parsed.nodes:
+        yield _simulated(parsed, nodes)
+        nodes *= 2
+    if parsed.nodes > 1:
+        yield largest
+
+
+def _cluster_numbers(clusters: Sequence[Simulation]) -> dict[str, Any]:
+    rows = [
+        {
+            "nodes": found.machine.nodes,
+            "makespan": found.makespan,
+            "lower_bound": found.lower_bound,
+            "ratio": found.ratio,
+            "use": found.use,
+        }
+        for found in clusters
+    ]
+    return {"by_nodes": rows} if rows else {}
+
+
+def _cluster_table(clusters: Sequence[Simulation]) -> Table:
+    """Return the table of the same sweep on more and more nodes."""
+    table = Table("nodes", "makespan", "lower bound", "ratio", "use", box=None, pad_edge=False)
+    for found in clusters:
+        times = duration(found.makespan), duration(found.lower_bound)
+        table.add_row(f"{found.machine.nodes:,}", *times, f"{found.ratio:.4f}", f"{found.use:.1%}")
+    return table
 
 
 def _numbers(parsed: argparse.Namespace, found: Simulation) -> dict[str, Any]:
@@ -51,6 +94,8 @@ def _numbers(parsed: argparse.Namespace, found: Simulation) -> dict[str, Any]:
         "jobs": parsed.jobs,
         "cores": parsed.cores,
         "gpus": parsed.gpus,
+        "nodes": parsed.nodes,
+        "data_seconds": parsed.data_seconds,
         "seed": parsed.seed,
         "makespan": found.makespan,
         "lower_bound": found.lower_bound,
@@ -74,11 +119,11 @@ def _lines(parsed: argparse.Namespace, found: Simulation) -> list[tuple[str, str
     return [
         (
             "sweep",
-            f"{parsed.jobs:,} jobs on {parsed.cores:,} cores and {parsed.gpus:,} GPUs, seed "
-            f"{parsed.seed}; others on {OTHERS_SHARE:.0%} of the cores, {FAILURES:.0%} of the jobs "
-            f"fail once ({again:,} did)",
+            f"{parsed.jobs:,} jobs on {_machine(parsed)}, seed {parsed.seed}; others on "
+            f"{OTHERS_SHARE:.0%} of the cores, {FAILURES:.0%} of the jobs fail once "
+            f"({again:,} did)",
         ),
-        ("makespan", duration(found.makespan)),
+        ("makespan", f"{duration(found.makespan)}, an estimate of the simulator"),
         ("lower bound", f"{duration(found.lower_bound)}: {_why(found.bounds)}"),
         ("ratio", f"{found.ratio:.4f}"),
         ("use", f"{found.use:.1%} of all cores, held by jobs"),
@@ -89,6 +134,14 @@ def _lines(parsed: argparse.Namespace, found: Simulation) -> list[tuple[str, str
             f"{_rate(found):,.0f} a second",
         ),
     ]
+
+
+def _machine(parsed: argparse.Namespace) -> str:
+    machine = f"{parsed.cores:,} cores and {parsed.gpus:,} GPUs"
+    if parsed.nodes == 1:
+        return machine
+    data = duration(parsed.data_seconds)
+    return f"{parsed.nodes:,} nodes of {machine}, the data on one more of them every {data}"
 
 
 def _either_numbers(either: EitherSweep | None) -> dict[str, Any]:

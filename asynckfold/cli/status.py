@@ -18,7 +18,7 @@ from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
 from asynckfold.store import Attempt, Interim, RunReader, RunStore, Waiting
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.plain_text import one_line
-from asynckfold.system.units import duration, named_cores
+from asynckfold.system.units import duration, named_cores, named_node
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 WATCH_SECONDS = 1.0
 
 MOST_SCORES = 10
+
+MOST_NODES = 16
 
 
 def status(parsed: argparse.Namespace, out: Output) -> int:
@@ -93,13 +95,14 @@ def state_of(store: RunReader) -> dict[str, Any]:
     dict
         The jobs by state; ``fingerprint`` and ``bit_identity``; ``holder`` (pid, host, start) or
         None; ``running_jobs``, one entry for each job in training (its worker's pid, attempt,
-        cores and progress); ``progress``, the steps done of all and the expected ``seconds_left``,
-        or None while no sweep runs; ``scores``, of each candidate with a result the ``mean`` of the
-        first metric over ``folds`` folds; ``verdict``, sentences on the results so far; ``idle``,
-        the free cores and GPUs, the cores that other processes use (``neighbours``), and how many
-        jobs wait for what, or None while no sweep runs; ``ended``, how the run ended, None while it
-        is held; ``continue_with``, the command that continues it, None if nothing is pending; and
-        ``refits``, empty here, see `with_refits`.
+        cores, progress, and ``node`` if it has a name); ``progress``, the steps done of all and the
+        expected ``seconds_left``, or None while no sweep runs; ``scores``, of each candidate with a
+        result the ``mean`` of the first metric over ``folds`` folds; ``verdict``, sentences on the
+        results so far; ``idle``, the free cores and GPUs, the cores that other processes use
+        (``neighbours``), and how many jobs wait for what, or None while no sweep runs (on several
+        nodes the first three are in ``nodes``, by name); ``ended``, how the run ended, None while
+        it is held; ``continue_with``, the command that continues it, None if nothing is pending;
+        and ``refits``, empty here, see `with_refits`.
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
     at_work = [item for item in attempts if item.outcome is None] if holder else []
@@ -199,8 +202,8 @@ def _scores(store: RunReader) -> list[dict[str, Any]]:
 
 def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Leave out jobs of a batch that wait behind a running one on the same cores."""
-    taken = {item.last_cores for item in attempts if item.pid}
-    return [item for item in attempts if item.pid or item.last_cores not in taken]
+    taken = {(item.node, item.last_cores) for item in attempts if item.pid}
+    return [item for item in attempts if item.pid or (item.node, item.last_cores) not in taken]
 
 
 def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
@@ -209,6 +212,7 @@ def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
         "job": attempt.job_id,
         "attempt": attempt.attempt,
         "pid": attempt.pid or None,
+        **({"node": attempt.node} if attempt.node else {}),
         "cores": attempt.last_cores,
         "threads": attempt.threads,
         "device": attempt.device,
@@ -222,13 +226,20 @@ def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
 def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any] | None:
     if waiting is None:
         return None
+    if not waiting.peers:
+        return {**_idle_on(waiting, at_work), "jobs": waiting.jobs}
+    nodes = {node.node: _idle_on(node, at_work) for node in waiting.nodes if node.cores}
+    return {"nodes": nodes, "jobs": waiting.jobs}
+
+
+def _idle_on(waiting: Waiting, at_work: Sequence[Attempt]) -> dict[str, Any]:
+    at_work = [item for item in at_work if item.node == waiting.node]
     held = {core for item in at_work for core in item.last_cores}
     busy = {number for item in at_work for number in item.device.removeprefix("cuda:").split(",")}
     return {
         "cores": [core for core in waiting.cores if core not in {*held, *waiting.neighbours}],
         "gpus": [index for index in waiting.gpus if str(index) not in busy],
         "neighbours": [core for core in waiting.neighbours if core not in held],
-        "jobs": waiting.jobs,
     }
 
 
@@ -264,8 +275,11 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
         yield f"{state['ended']}{then}"
     yield from _score_lines(state["scores"])
     yield from state["verdict"]
+    nodes = {item.get("node") for item in state["running_jobs"]}
+    is_cluster = len(nodes) > 1 or "nodes" in (state["idle"] or {})
     for item in state["running_jobs"]:
         where = item["device"] if item["device"] != "cpu" else named_cores(item["cores"])
+        where += f" on {named_node(item.get('node', ''))}" if is_cluster else ""
         yield (
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
             f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"
@@ -293,19 +307,38 @@ def _score_lines(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield why cores and GPUs are idle."""
+    """Yield why cores and GPUs are idle, and on which nodes."""
     if idle is None:
         return
     waits = [
         f"{count} {'job waits' if count == 1 else 'jobs wait'} for {text}"
         for text, count in idle["jobs"].items()
     ]
+    if "nodes" in idle:
+        yield from _node_lines(idle["nodes"])
+        yield f"  {'; '.join(waits) or 'no pending job'}"
+        return
     for kind in ("cores", "gpus"):
         if idle[kind]:
-            named = named_cores(idle[kind])
-            what = named if kind == "cores" else named.replace("core", "GPU")
-            yield f"  idle {what}: {'; '.join(waits) or 'no pending job'}"
+            yield f"  idle {_named(kind, idle[kind])}: {'; '.join(waits) or 'no pending job'}"
     if idle["neighbours"]:
         yield f"  used by other processes: {named_cores(idle['neighbours'])}"
     if waits and not idle["cores"]:
         yield f"  {'; '.join(waits)}"
+
+
+def _node_lines(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what is idle, and what others use, on each node."""
+    for name, node in [*nodes.items()][:MOST_NODES]:
+        parts = [f"idle {_named(kind, node[kind])}" for kind in ("cores", "gpus") if node[kind]]
+        if node["neighbours"]:
+            parts.append(f"{named_cores(node['neighbours'])} used by other processes")
+        yield f"  {named_node(name)}: {'; '.join(parts) or 'all cores busy'}"
+    if more := [*nodes.values()][MOST_NODES:]:
+        idle = sum(len(node["cores"]) for node in more)
+        yield f"  {len(more)} more nodes: {idle} idle cores"
+
+
+def _named(kind: str, numbers: Sequence[int]) -> str:
+    named = named_cores(numbers)
+    return named if kind == "cores" else named.replace("core", "GPU")

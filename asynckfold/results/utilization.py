@@ -89,6 +89,9 @@ def packing_of(store: RunReader) -> Packing | None:
     core_seconds = math.fsum(starmap(_core_seconds, held))
     decided = decided_of(store)
     cores = decided.cores if decided else None
+    if cores and len({item.node for item in attempts}) > 1:
+        # The plan may have been made for one of the nodes.
+        cores = max(cores, len({(item.node, core) for item in attempts for core in item.cores}))
     makespan, longest = _makespan(attempts, ends), max(seconds.values())
     return Packing(
         cores,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
+from typing import Protocol
 
 from asynckfold.jobs.placement import Placement, Request
-from asynckfold.scheduling.reservations import Capacity
 
 JOB_BATCH_SECONDS = 0.25
 """Longest batch of short jobs, in expected seconds. A placement costs about 5 ms (two commits, a
@@ -20,15 +20,28 @@ shorten the wait for the last core."""
 JOB_BATCHES_PER_CORE = 4
 """Batches of short jobs that are left for each core at least, so that all cores end together."""
 
-_Shape = tuple[int, int, bool, int, bool, int, int]
+Shape = tuple[int, int, bool, int, bool, int, int]
 
-_shape: Callable[[Request], _Shape] = attrgetter(
+shape_of: Callable[[Request], Shape] = attrgetter(
     "threads", "memory", "gpu", "gpus", "alone", "gpu_memory", "jobs_per_gpu"
 )
 """The resources of a request: two requests of one shape fit in the same places."""
 
 _Rank = tuple[bool, float, str]
 """(not on a GPU, -seconds, job id): a GPU must not idle because jobs on cores took all of them."""
+
+
+class Room(Protocol):
+    """Where requests may start: the capacity of a node, or of several."""
+
+    @property
+    def cores(self) -> object:
+        """False if no core is left."""
+        ...
+
+    def fits(self, request: Request) -> bool:
+        """Whether a request can start there."""
+        ...
 
 
 class _Queue:
@@ -98,8 +111,8 @@ class Backlog:
 
     def __init__(self, requests: Iterable[Request] = ()) -> None:
         self._requests: dict[str, Request] = {}
-        self._queues: dict[_Shape, _Queue] = {}
-        self._jobs: Counter[_Shape] = Counter()
+        self._queues: dict[Shape, _Queue] = {}
+        self._jobs: Counter[Shape] = Counter()
         for request in requests:
             self.add(request)
 
@@ -124,7 +137,7 @@ class Backlog:
         if request.job_id in self._requests:
             raise ValueError(f"a job must be pending once, received {request.job_id!r} twice")
         self._requests[request.job_id] = request
-        shape = _shape(request)
+        shape = shape_of(request)
         queue = self._queues.get(shape)
         if queue is None:
             queue = self._queues[shape] = _Queue(request)
@@ -140,7 +153,7 @@ class Backlog:
             The job is not pending.
         """
         request = self._requests.pop(job_id)
-        shape = _shape(request)
+        shape = shape_of(request)
         queue = self._queues[shape]
         queue.remove(job_id)
         self._jobs[shape] -= request.width
@@ -190,7 +203,7 @@ class Backlog:
         """Return a request of each shape, and how many jobs have that shape."""
         return ((queue.like, self._jobs[shape]) for shape, queue in self._queues.items())
 
-    def in_turn(self, capacity: Capacity) -> Iterator[Request]:
+    def in_turn(self, capacity: Room) -> Iterator[Request]:
         """Yield requests that fit, those on a GPU and then the longest first.
 
         The caller reduces the capacity; a shape that no longer fits is skipped from then on.

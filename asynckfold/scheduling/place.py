@@ -1,24 +1,25 @@
-"""Who runs next: choose the pending jobs that start now, and their cores and GPUs.
+"""Who runs next: choose the pending jobs that start now, and their node, cores and GPUs.
 
 ::
 
-    Backlog: pending jobs         Reservations: running jobs    Load: the machine right now
+    Backlog: pending jobs         Reservations: running jobs    Load: the nodes right now
       GPUs, then longest first      cores, memory, GPUs           cores that nobody else uses,
          │                             │                          free memory, GPUs
          │                             └──────────┬───────────────────┘
          │                                        ▼
-         │                           Capacity = idle − reserved
+         │                           Capacity of each node = idle − reserved
          ▼                                        │
-      next job ──────────────────────► does it fit into the capacity?
+      next job ──────────────────────► does it fit on a node, as a whole?
          ▲                              │                    │
          │                              yes                  no
          │                              ▼                    │
-         ├── capacity shrinks ◄── Placement: idlest cores,   │
-         │                        least crowded GPUs         │
+         ├── capacity shrinks ◄── Placement: the node with   │
+         │                        the most room, its idlest  │
+         │                        cores, least crowded GPUs  │
          └── a shorter job may pass ◄────────────────────────┘
 
     nothing running, nothing placed ──► the longest job whose device has room starts anyway
-    Load.blocked (too little free memory) ──► nothing starts
+    Load.blocked (too little free memory) ──► nothing starts on that node
 
 A pure function: the sweep calls it at every tick, the simulator in virtual time.
 """
@@ -26,10 +27,18 @@ A pure function: the sweep calls it at every tick, the simulator in virtual time
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.reservations import Reservations, emptiest, may_hold, placed
+from asynckfold.scheduling.cluster import Cluster
+from asynckfold.scheduling.reservations import (
+    Capacity,
+    Reservations,
+    emptiest,
+    may_hold,
+    placed,
+)
 
 
 def place(
@@ -43,8 +52,12 @@ def place(
     fits, the longest job whose device exists starts anyway, unless `load.blocked`, but never on a
     GPU whose memory others hold.
 
-    A job that must run alone starts when nothing runs and no other job can start; nothing starts
-    beside it.
+    On several nodes each rule holds for each node: a job, whatever its processes, and a fusion
+    group are on one node as a whole. It is the node with the most free cores, or with the least
+    crowded GPU, ties as `load` lists them. One job at least runs in the cluster.
+
+    A job that must run alone starts on a node where nothing runs and no other job can start;
+    nothing starts beside it there.
 
     GPU jobs come first, since a GPU must not wait for a core. A GPU job takes its cores and the GPU
     with the fewest own jobs, then the least used, then the one with the most memory left; a GPU
@@ -56,9 +69,10 @@ def place(
     pending : sequence of Request, or Backlog
         Jobs without a result that are not running. A `Backlog` keeps calls cheap for many jobs.
     running : sequence of Placement, or Reservations
-        What runs now. `Reservations` keep calls cheap for many calls.
+        What runs now, also on nodes that `load` does not list any more. `Reservations` keep calls
+        cheap for many calls.
     load : Load
-        The machine now.
+        The machine now, or the nodes of the cluster.
 
     Returns
     -------
@@ -72,37 +86,69 @@ def place(
     [(0,), (1,)]
     >>> place([Request("a", 2), Request("b", 3)], [], load)[0].jobs
     ('b',)
+    >>> load = Load((0,), (0,), 1, node="x", peers=(Load((0, 1), (0, 1), 1, node="y"),))
+    >>> [(item.node, item.cores) for item in place([Request("a", 2), Request("b", 3)], [], load)]
+    [('y', (0,)), ('x', (0,))]
     """
-    if load.blocked:
-        return []
     reservations = running if isinstance(running, Reservations) else Reservations(running)
-    capacity = reservations.capacity(load)
-    found: list[Placement] = []
+    nodes = reservations.capacities(load)
     # While jobs run, usually no core is idle: then the backlog is not read at all.
-    if capacity.cores:
-        found = [capacity.take(request) for request in _backlog(pending).in_turn(capacity)]
-    return found if found or running else _force(_backlog(pending), load)
+    if reservations and not nodes:
+        return []
+    backlog = pending if isinstance(pending, Backlog) else Backlog(pending)
+    found: list[Placement] = []
+    if nodes:
+        room = nodes[0] if len(nodes) == 1 else Cluster(nodes)
+        found = [room.take(request) for request in backlog.in_turn(room)]
+    if not found and not reservations:
+        found = _force(backlog, [node for node in load.nodes if not node.blocked])
+    if empty := [node for node in nodes if not node.jobs]:
+        found += _alone(backlog, empty, found)
+    return found
 
 
-def _backlog(pending: Sequence[Request] | Backlog) -> Backlog:
-    return pending if isinstance(pending, Backlog) else Backlog(pending)
+def _alone(
+    backlog: Backlog, empty: Sequence[Capacity], found: Sequence[Placement]
+) -> list[Placement]:
+    """Place jobs that must run alone on nodes where nothing runs and nothing has been placed."""
+    # What was forced has not reduced the capacity of its node.
+    forced = {placement.node: placement.jobs for placement in found}
+    for node in empty:
+        node.alone = True
+    cluster = Cluster([node for node in empty if node.node not in forced])
+    return [
+        cluster.take(request)
+        for request in backlog.in_turn(cluster)
+        if (request.jobs or (request.job_id,)) not in forced.values()
+    ]
 
 
-def _force(backlog: Backlog, load: Load) -> list[Placement]:
-    def roomy(gpus: Sequence[Gpu], like: Request) -> list[Gpu]:
+def _force(backlog: Backlog, nodes: Sequence[Load]) -> list[Placement]:
+    """Place the longest job whose device has room, though it does not fit."""
+    return _forced(backlog, nodes, spare_busy=True) or _forced(backlog, nodes, spare_busy=False)
+
+
+def _forced(backlog: Backlog, nodes: Sequence[Load], spare_busy: bool) -> list[Placement]:
+    def roomy(node: Load, like: Request) -> list[Gpu]:
+        gpus = (gpu for gpu in node.gpus if not (spare_busy and gpu.busy))
         return [gpu for gpu in gpus if may_hold(gpu, like)]
 
-    def first(gpus: Sequence[Gpu]) -> Request | None:
-        return backlog.first(lambda like: not like.gpu or len(roomy(gpus, like)) >= like.gpus)
+    def able(like: Request) -> list[Load]:
+        return [node for node in nodes if not like.gpu or len(roomy(node, like)) >= like.gpus]
 
-    idle = [gpu for gpu in load.gpus if not gpu.busy]
-    request = first(idle) or first(load.gpus)
+    request = backlog.first(lambda like: bool(able(like)))
     if request is None:
         return []
-    order = (*load.idle, *(core for core in load.cores if core not in load.idle))
-    if not request.gpu:
-        return [placed(request, order)]
-    fitting = roomy(idle, request)
-    if len(fitting) < request.gpus:
-        fitting = roomy(load.gpus, request)
-    return [placed(request, order, sorted(fitting, key=emptiest)[: request.gpus])]
+    node = min(able(request), key=partial(_shortage, request))
+    order = (*node.idle, *(core for core in node.cores if core not in node.idle))
+    gpus = sorted(roomy(node, request), key=emptiest)[: request.gpus] if request.gpu else ()
+    return [placed(request, order, gpus, node.node)]
+
+
+def _shortage(request: Request, node: Load) -> tuple[int, int, int]:
+    """Order nodes by what a request lacks there: cores, memory, idle cores."""
+    return (
+        max(0, request.threads - len(node.cores)),
+        max(0, request.memory - node.free_memory),
+        max(0, request.threads - len(node.idle)),
+    )

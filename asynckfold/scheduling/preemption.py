@@ -7,11 +7,12 @@
     paused job, cores idle ──► resume there                   └─ no ──► go on beside the others
 
 A pure function with a fixed point: called again on the same load, it changes nothing.
+A job never leaves its node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -20,32 +21,34 @@ from asynckfold.jobs.placement import Load
 
 @dataclass(frozen=True)
 class HeldCores:
-    """The cores of a running job, or of a paused one before its pause."""
+    """The cores of a running job, or of a paused one before its pause, and their node."""
 
     cores: tuple[int, ...]
     paused: bool = False
+    node: str = ""
 
 
 Key = TypeVar("Key")
 
 
 def reassign_cores(
-    running: Mapping[Key, HeldCores], load: Load, fixed: Collection[int] = ()
+    running: Mapping[Key, HeldCores], load: Load, fixed: Iterable[HeldCores] = ()
 ) -> dict[Key, tuple[int, ...]]:
-    """Return the new cores of each job that moves, pauses (no cores) or resumes.
+    """Return the new cores of each job that moves, pauses (no cores) or resumes, on its node.
 
-    Disturbed jobs come first, then paused ones, each in the given order. A job keeps its number of
-    cores, so that no bit changes; at least one job goes on.
+    Disturbed jobs come first, then paused ones, each in the given order. A job keeps its node and
+    its number of cores, so that no bit changes; at least one job goes on in the cluster. Jobs on
+    nodes that `load` does not list are left as they are.
 
     Parameters
     ----------
     running : Mapping of key to HeldCores
         Jobs that can be moved, the oldest first.
     load : Load
-        The machine now.
-    fixed : collection of int
-        Cores of jobs that cannot be moved because they are just starting. They may still fail to
-        start, so they do not count as jobs that go on.
+        The machine now, or the nodes of the cluster.
+    fixed : iterable of HeldCores
+        Jobs that cannot be moved because they are just starting. They may still fail to start, so
+        they do not count as jobs that go on.
 
     Examples
     --------
@@ -57,24 +60,30 @@ def reassign_cores(
     >>> reassign_cores({"a": HeldCores((0,), paused=True), "b": HeldCores((1,))}, load)
     {'a': (2,)}
     """
+    idle = {node.node: node.idle for node in load.nodes}
+    seen = {key: held for key, held in running.items() if held.node in idle}
     calm = {
-        key for key, held in running.items() if not held.paused and {*held.cores} <= {*load.idle}
+        key for key, held in seen.items() if not held.paused and {*held.cores} <= {*idle[held.node]}
     }
-    taken = {core for key in calm for core in running[key].cores}.union(fixed)
-    free = [core for core in load.idle if core not in taken]
+    taken = {
+        (held.node, core) for held in (*(seen[key] for key in calm), *fixed) for core in held.cores
+    }
+    free = {
+        name: [core for core in cores if (name, core) not in taken] for name, cores in idle.items()
+    }
     found: dict[Key, tuple[int, ...]] = {}
     left: list[Key] = []
-    disturbed = (key for key in running if key not in calm)
-    for key in sorted(disturbed, key=lambda key: running[key].paused):
-        cores = running[key].cores
+    disturbed = (key for key in seen if key not in calm)
+    for key in sorted(disturbed, key=lambda key: seen[key].paused):
+        node, cores = seen[key].node, seen[key].cores
         # Its own cores that are still idle, then the idlest.
-        wanted = sorted(free, key=lambda core: core not in cores)[: len(cores)]
+        wanted = sorted(free[node], key=lambda core: core not in cores)[: len(cores)]
         if len(wanted) < len(cores):
             left.append(key)
             continue
         found[key] = tuple(wanted)
-        free = [core for core in free if core not in wanted]
+        free[node] = [core for core in free[node] if core not in wanted]
     if not (calm or found) and left:
         first = left.pop(0)
-        found |= {first: running[first].cores} if running[first].paused else {}
-    return found | {key: () for key in left if not running[key].paused}
+        found |= {first: seen[first].cores} if seen[first].paused else {}
+    return found | {key: () for key in left if not seen[key].paused}

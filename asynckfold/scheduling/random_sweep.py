@@ -69,19 +69,22 @@ class Scenario:
         )
 
 
-def draw_scenario(jobs: int, cores: int, gpus: int, seed: int) -> Scenario:
-    """Draw a sweep on a machine that other processes use as well.
+def draw_scenario(
+    jobs: int, cores: int, gpus: int, seed: int, nodes: int = 1, data_seconds: float = 0.0
+) -> Scenario:
+    """Draw a sweep on a machine, or equal nodes, that other processes use as well.
 
-    The number of GPU jobs keeps the GPUs busy for about half the time of the cores.
+    The number of GPU jobs keeps the GPUs busy for about half the time of the cores. The jobs are
+    the same on any number of nodes.
 
     Raises
     ------
     InputError
-        No job, no core, or a negative number of GPUs.
+        No job, no core, no node, a negative number of GPUs or negative `data_seconds`.
     """
-    refuse(_problems(jobs, cores, gpus))
+    refuse(_problems(jobs, cores, gpus, nodes=nodes, data_seconds=data_seconds))
     random = Random(seed)
-    machine = VirtualMachine(cores, gpus, max(16, 2 * cores) * GIB, 80 * GIB)
+    machine = VirtualMachine(cores, gpus, max(16, 2 * cores) * GIB, 80 * GIB, nodes, data_seconds)
     threads = sum(number * share for number, share in THREADS.items())
     on_gpu = min(0.5, 0.5 * threads * gpus / cores)
     requests = tuple(_request(random, number, machine, on_gpu) for number in range(jobs))
@@ -91,9 +94,10 @@ def draw_scenario(jobs: int, cores: int, gpus: int, seed: int) -> Scenario:
         for job, length in seconds.items()
         if random.random() < FAILURES
     }
-    work = math.fsum(item.threads * seconds[item.job_id] for item in requests) / cores
-    horizon = 1.5 * max(work, max(seconds.values(), default=0.0))
-    return Scenario(requests, machine, seconds, tuple(_others(random, cores, horizon)), failures)
+    work = math.fsum(item.threads * seconds[item.job_id] for item in requests)
+    most = max(work / (cores * nodes), max(seconds.values(), default=0.0))
+    others = tuple(_others(random, machine, 1.5 * most))
+    return Scenario(requests, machine, seconds, others, failures)
 
 
 @dataclass(frozen=True)
@@ -145,8 +149,21 @@ def draw_either(
     )
 
 
-def _problems(jobs: int, cores: int, gpus: int, least_gpus: int = 0) -> Iterator[Problem]:
-    counts = (("jobs", jobs, 1), ("cores", cores, 1), ("gpus", gpus, least_gpus))
+def _problems(
+    jobs: int,
+    cores: int,
+    gpus: int,
+    least_gpus: int = 0,
+    nodes: int = 1,
+    data_seconds: float = 0.0,
+) -> Iterator[Problem]:
+    counts = (
+        ("jobs", jobs, 1),
+        ("cores", cores, 1),
+        ("gpus", gpus, least_gpus),
+        ("nodes", nodes, 1),
+        ("data_seconds", data_seconds, 0),
+    )
     for name, number, least in counts:
         if number < least:
             yield Problem(f"{name} must be at least {least}", str(number), f"Pass {least} or more.")
@@ -170,11 +187,12 @@ def _request(random: Random, number: int, machine: VirtualMachine, on_gpu: float
     )
 
 
-def _others(random: Random, cores: int, horizon: float) -> Iterator[OtherProcess]:
+def _others(random: Random, machine: VirtualMachine, horizon: float) -> Iterator[OtherProcess]:
     """Other processes: Poisson arrivals, exponential durations."""
-    now = 0.0
+    now, cores = 0.0, machine.cores * machine.nodes
     while True:
         now += random.expovariate(OTHERS_SHARE * cores / STAY_SECONDS)
         if now > horizon:
             return
-        yield OtherProcess(random.randrange(cores), now, now + random.expovariate(1 / STAY_SECONDS))
+        node, core = divmod(random.randrange(cores), machine.cores)
+        yield OtherProcess(core, now, now + random.expovariate(1 / STAY_SECONDS), node=node)

@@ -1,4 +1,4 @@
-"""What running placements hold of the machine, and the capacity that is left for new ones."""
+"""What running placements hold of each node, and the capacity that is left for new ones."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from itertools import filterfalse, islice
+from typing import NamedTuple
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
-
-_Key = TypeVar("_Key")
 
 
 class _OnGpu(NamedTuple):
@@ -35,40 +34,33 @@ _EMPTY = _OnGpu()
 
 
 class Reservations:
-    """Cores, memory and GPUs of running placements, summed incrementally.
+    """Cores, memory and GPUs of running placements by node, summed incrementally.
 
     Parameters
     ----------
     placements : iterable of Placement
         What runs.
 
-    Attributes
-    ----------
-    threads, memory, alone : int
-        Reserved cores, reserved bytes, and the number of placements that must run alone.
-
     Examples
     --------
     >>> running = Reservations([Placement(("a",), (0,))])
     >>> load = Load(cores=(0, 1), idle=(0, 1), free_memory=1)
-    >>> running.free_cores(load)
+    >>> running.on("").free_cores(load)
     [1]
     >>> running.remove(Placement(("a",), (0,)))
-    >>> running.free_cores(load)
+    >>> running.on("").free_cores(load)
     [0, 1]
     """
 
     def __init__(self, placements: Iterable[Placement] = ()) -> None:
         self._placements: Counter[Placement] = Counter()
-        self._cores: Counter[int] = Counter()
-        self._gpus: dict[int, _OnGpu] = {}
-        self._full: set[int] = set()
-        self.threads = self.memory = self.alone = 0
+        self._nodes: dict[str, NodeReservations] = {}
+        self._count = 0
         for placement in placements:
             self.add(placement)
 
     def __len__(self) -> int:
-        return self._placements.total()
+        return self._count
 
     def __iter__(self) -> Iterator[Placement]:
         return self._placements.elements()
@@ -76,12 +68,8 @@ class Reservations:
     def add(self, placement: Placement) -> None:
         """Reserve what a placement holds."""
         self._placements[placement] += 1
-        self._cores.update(placement.cores)
-        self._count(placement, 1)
-        for index, _ in placement.gpus:
-            on_gpu = self._gpus[index] = self._gpus.get(index, _EMPTY).with_(placement)
-            if on_gpu.is_full:
-                self._full.add(index)
+        self._count += 1
+        self.on(placement.node).add(placement)
 
     def remove(self, placement: Placement) -> None:
         """Free what a placement held.
@@ -91,9 +79,60 @@ class Reservations:
         KeyError
             It does not run.
         """
-        if placement not in self._placements:
+        left = self._placements[placement] - 1
+        if left < 0:
             raise KeyError(placement)
-        _discount(self._placements, [placement])
+        if left:
+            self._placements[placement] = left
+        else:
+            del self._placements[placement]
+        self._count -= 1
+        self.on(placement.node).remove(placement)
+
+    def on(self, node: str) -> NodeReservations:
+        """Return what is held on a node, also on one that is not seen any more."""
+        held = self._nodes.get(node)
+        if held is None:
+            held = self._nodes[node] = NodeReservations()
+        return held
+
+    def capacities(self, load: Load) -> list[Capacity]:
+        """Return what is left on each node on which something may start."""
+        found = []
+        for node in load.nodes:
+            capacity = None if node.blocked else self.on(node.node).capacity(node)
+            if capacity is not None:
+                found.append(capacity)
+        return found
+
+
+class NodeReservations:
+    """What running placements hold of one node.
+
+    Attributes
+    ----------
+    jobs, threads, memory, alone : int
+        Number of placements, reserved cores, reserved bytes, and the number of placements that must
+        run alone.
+    """
+
+    def __init__(self) -> None:
+        self._cores: Counter[int] = Counter()
+        self._gpus: dict[int, _OnGpu] = {}
+        self._full: set[int] = set()
+        self.jobs = self.threads = self.memory = self.alone = 0
+
+    def add(self, placement: Placement) -> None:
+        """Reserve what a placement holds."""
+        self._cores.update(placement.cores)
+        self._count(placement, 1)
+        for index, _ in placement.gpus:
+            on_gpu = self._gpus[index] = self._gpus.get(index, _EMPTY).with_(placement)
+            if on_gpu.is_full:
+                self._full.add(index)
+
+    def remove(self, placement: Placement) -> None:
+        """Free what a placement held, which runs here."""
         _discount(self._cores, placement.cores)
         self._count(placement, -1)
         for index, _ in placement.gpus:
@@ -102,6 +141,7 @@ class Reservations:
                 self._full.discard(index)
 
     def _count(self, placement: Placement, sign: int) -> None:
+        self.jobs += sign
         # A placement without pinned cores still occupies one core per thread.
         self.threads += sign * (len(placement.cores) or placement.threads)
         self.memory += sign * placement.memory
@@ -112,22 +152,24 @@ class Reservations:
 
         Own threads count against the idle cores, so that all own jobs together never take more.
         """
-        free = len(load.idle) - self.threads
-        return [core for core in load.idle if core not in self._cores][: max(0, free)]
+        free = max(0, len(load.idle) - self.threads)
+        return [*islice(filterfalse(self._cores.__contains__, load.idle), free)]
 
-    def capacity(self, load: Load) -> Capacity:
-        """Return what is left for new placements."""
+    def capacity(self, load: Load) -> Capacity | None:
+        """Return what is left for new placements; None if no core is."""
         if self.alone or len(load.idle) <= self.threads:
-            return Capacity([], 0, [], {})
+            return None
         return Capacity(
+            load.node,
             self.free_cores(load),
             load.free_memory - self.memory,
             [gpu for gpu in load.gpus if gpu.index not in self._full and not gpu.busy],
             dict(self._gpus),
+            self.jobs,
         )
 
 
-def _discount(counts: Counter[_Key], keys: Iterable[_Key]) -> None:
+def _discount(counts: Counter[int], keys: Iterable[int]) -> None:
     """Subtract one for each key and drop keys that reach zero."""
     for key in keys:
         counts[key] -= 1
@@ -137,12 +179,15 @@ def _discount(counts: Counter[_Key], keys: Iterable[_Key]) -> None:
 
 @dataclass
 class Capacity:
-    """Idle and unreserved cores, memory and GPUs; every placement reduces it."""
+    """Idle and unreserved cores, memory and GPUs of a node; every placement reduces it."""
 
+    node: str
     cores: list[int]
     memory: int
     gpus: list[Gpu]
     on_gpu: dict[int, _OnGpu]
+    jobs: int  # number of placements there
+    alone: bool = False  # for one job that must run alone, and for no other
     _known: dict[tuple[int, int, int], bool] = field(default_factory=dict)
 
     def fits(self, request: Request) -> bool:
@@ -150,7 +195,7 @@ class Capacity:
         return (
             request.threads <= len(self.cores)
             and request.memory <= self.memory
-            and not request.alone
+            and request.alone is self.alone
             and (not request.gpu or self._has_gpus(request))
         )
 
@@ -158,17 +203,30 @@ class Capacity:
         """Place a request that fits on the first cores and the least crowded GPUs."""
         taken: list[Gpu] = []
         if request.gpu:
-            fitting = (gpu for gpu in self.gpus if self._fits_on(gpu, request))
-            taken = heapq.nsmallest(request.gpus, fitting, key=self._crowd)
+            taken = self._least_crowded(request)
             self._known.clear()
         for gpu in taken:
             on_gpu = self.on_gpu[gpu.index] = self.on_gpu.get(gpu.index, _EMPTY).with_(request)
             if on_gpu.is_full:
                 self.gpus.remove(gpu)
-        placement = placed(request, self.cores, taken)
-        del self.cores[: request.threads]
+        placement = placed(request, self.cores, taken, self.node)
+        del self.cores[: len(self.cores) if self.alone else request.threads]
         self.memory -= request.memory
+        self.jobs += 1
         return placement
+
+    def crowd(self, request: Request) -> tuple[float, ...]:
+        """Return how much a request that fits would crowd this node, against other nodes.
+
+        By its GPUs, or by the cores that are left. It never falls as the capacity shrinks.
+        """
+        if not request.gpu:
+            return (-len(self.cores),)
+        return self._crowd(self._least_crowded(request)[-1])
+
+    def _least_crowded(self, request: Request) -> list[Gpu]:
+        fitting = (gpu for gpu in self.gpus if self._fits_on(gpu, request))
+        return heapq.nsmallest(request.gpus, fitting, key=self._crowd)
 
     def _has_gpus(self, request: Request) -> bool:
         kind = request.gpus, request.gpu_memory, request.jobs_per_gpu
@@ -216,8 +274,10 @@ def may_hold(gpu: Gpu, request: Request) -> bool:
     return usable(gpu) >= min(request.gpu_memory, EMPTY_SHARE * gpu.total)
 
 
-def placed(request: Request, cores: Sequence[int], gpus: Iterable[Gpu] = ()) -> Placement:
-    """Return the placement of a request on the first of these cores and on these GPUs."""
+def placed(
+    request: Request, cores: Sequence[int], gpus: Iterable[Gpu] = (), node: str = ""
+) -> Placement:
+    """Return the placement of a request on the first of these cores and on these GPUs of a node."""
     ids = sorted((gpu.index, gpu.uuid) for gpu in gpus)
     first, uuid = ids[0] if ids else (None, "")
     return Placement(
@@ -232,4 +292,5 @@ def placed(request: Request, cores: Sequence[int], gpus: Iterable[Gpu] = ()) -> 
         jobs_per_gpu=request.jobs_per_gpu,
         gpu_uuid=uuid,
         peer_gpus=tuple(ids[1:]),
+        node=node,
     )

@@ -6,7 +6,8 @@
        ▲                                                     end of a job or of a pause, another
        └──── a pause ◄── decide(history) ◄── failed ◄─────── process starts or stops
 
-A job takes the same seconds wherever it runs, also beside other processes.
+A job takes the same seconds wherever it runs, also beside other processes; on a node that the data
+have not reached yet it holds its cores and waits for them.
 """
 
 from __future__ import annotations
@@ -33,15 +34,41 @@ DONE = "done"
 
 @dataclass(frozen=True)
 class VirtualMachine:
-    """What a simulated run may use: cores, GPUs, and bytes of memory (by default unlimited)."""
+    """What a simulated run may use: cores, GPUs, and bytes of memory (by default unlimited).
+
+    Of each node, where there are several. The data are on the first node; each further node gets
+    them in `data_seconds`, one after the other. A job may be placed there before, and then waits.
+    """
 
     cores: int
     gpus: int = 0
     memory: int = sys.maxsize
     gpu_memory: int = sys.maxsize
+    nodes: int = 1
+    data_seconds: float = 0.0
 
-    def load(self, others: Collection[int] = (), on_gpus: Collection[int] = ()) -> Load:
-        """Return the load while others use some cores and GPUs."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its nodes."""
+        if self.nodes == 1:
+            return ("",)
+        digits = len(str(self.nodes - 1))
+        return tuple(f"node-{number:0{digits}}" for number in range(self.nodes))
+
+    @property
+    def ready(self) -> tuple[float, ...]:
+        """When the data are on each node, in seconds."""
+        return tuple(number * self.data_seconds for number in range(self.nodes))
+
+    def load(self) -> Load:
+        """Return the load while nobody else uses it."""
+        first, *peers = map(self.load_of, self.names)
+        return replace(first, peers=tuple(peers))
+
+    def load_of(
+        self, name: str, others: Collection[int] = (), on_gpus: Collection[int] = ()
+    ) -> Load:
+        """Return the load of a node while others use some of its cores and GPUs."""
         cores = tuple(range(self.cores))
         # Jobs use no more GPU memory than they reserved, so the free memory never changes.
         gpus = (
@@ -49,7 +76,7 @@ class VirtualMachine:
             for index in range(self.gpus)
         )
         idle = tuple(core for core in cores if core not in others)
-        return Load(cores, idle, self.memory, tuple(gpus))
+        return Load(cores, idle, self.memory, tuple(gpus), node=name)
 
 
 @dataclass(frozen=True)
@@ -60,6 +87,7 @@ class OtherProcess:
     start: float
     end: float
     gpu: int | None = None
+    node: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +109,7 @@ class Span:
     gpu: int | None = None
     outcome: str = DONE
     peer_gpus: tuple[int, ...] = field(default=(), repr=False)
+    node: str = field(default="", repr=False)
 
     @property
     def gpus(self) -> tuple[int, ...]:
@@ -95,7 +124,8 @@ class Bounds:
     Parameters
     ----------
     cores : float
-        Core-seconds / cores. A job that must run alone counts with all cores.
+        Core-seconds / cores. A job that must run alone counts with all cores of a node. The cores
+        of a node count from when the data are there.
     gpus : float
         The end of the GPU-seconds on all GPUs, less what others take of them. A job that may share
         a GPU with n - 1 others counts with 1 / n.
@@ -154,7 +184,8 @@ class Simulation:
             for part in range(first, min(parts - 1, int(span.end / length)) + 1):
                 start, end = max(span.start, part * length), min(span.end, (part + 1) * length)
                 held[part].append((end - start) * len(span.cores))
-        return [math.fsum(part) / (length * self.machine.cores) if part else 0.0 for part in held]
+        cores = self.machine.cores * self.machine.nodes
+        return [math.fsum(part) / (length * cores) if part else 0.0 for part in held]
 
 
 def simulate(
@@ -230,8 +261,11 @@ class _Run:
         self._now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._others: Counter[int] = Counter()
-        self._on_gpus: Counter[int] = Counter()
+        self._names = machine.names
+        self._ready = dict(zip(self._names, machine.ready, strict=True))
+        self._others = [Counter[int]() for _ in machine.names]
+        self._on_gpus = [Counter[int]() for _ in machine.names]
+        self._loads: dict[str, Load] = {}
         self._present: list[OtherProcess] = []
         self._load: Load | None = None
         self._core_seconds: list[float] = []
@@ -243,10 +277,7 @@ class _Run:
         self._present = [*others]
         for item in self._present:
             for when, change in ((item.start, 1), (item.end, -1)):
-                if item.core is not None:
-                    self._at(when, partial(self._change, self._others, item.core, change))
-                if item.gpu is not None:
-                    self._at(when, partial(self._change, self._on_gpus, item.gpu, change))
+                self._at(when, partial(self._change, item, change))
         self._happen()
         while self._unfinished:
             self._start()
@@ -255,7 +286,7 @@ class _Run:
 
     def bounds(self) -> Bounds:
         return Bounds(
-            math.fsum(self._core_seconds) / self._machine.cores,
+            _earliest(math.fsum(self._core_seconds) / self._machine.cores, self._machine.ready),
             self._end_on_gpus(math.fsum(self._gpu_seconds)),
             max(self._job_seconds.values(), default=0.0),
         )
@@ -268,19 +299,22 @@ class _Run:
         while self._events and self._events[0][0] <= self._now:
             heapq.heappop(self._events)[2]()
 
-    def _change(self, others: Counter[int], number: int, change: int) -> None:
-        others[number] += change
+    def _change(self, item: OtherProcess, change: int) -> None:
+        if item.core is not None:
+            self._others[item.node][item.core] += change
+        if item.gpu is not None:
+            self._on_gpus[item.node][item.gpu] += change
+        self._loads.pop(self._names[item.node], None)
         self._load = None
 
     def _end_on_gpus(self, work: float) -> float:
         """Return when all GPUs could have done some GPU-seconds, if others leave none unused."""
-        taken = [
-            part
-            for item in self._present
-            if item.gpu is not None
-            for part in _left_of(item, [span for span in self.spans if item.gpu in span.gpus])
-        ]
-        now, gpus = 0.0, self._machine.gpus
+        machine = self._machine
+        now, gpus = 0.0, machine.gpus * machine.nodes
+        taken = [(0.0, ready) for ready in machine.ready if ready for _ in range(machine.gpus)]
+        for item in self._present:
+            if item.gpu is not None:
+                taken += self._unused_beside(item)
         for until in sorted({edge for part in taken for edge in part}):
             free = gpus - sum(start <= now and now < end for start, end in taken)
             if work <= free * (until - now):
@@ -288,9 +322,24 @@ class _Run:
             work, now = work - free * (until - now), until
         return now + work / max(1, gpus) if work else now
 
+    def _unused_beside(self, item: OtherProcess) -> Iterator[tuple[float, float]]:
+        """Yield when no own job runs on the GPU of a foreign process, once the data are there."""
+        name = self._names[item.node]
+        ready = self._ready[name]
+        own = [span for span in self.spans if span.node == name and item.gpu in span.gpus]
+        if ready < item.end:
+            yield from _left_of(replace(item, start=max(item.start, ready)), own)
+
+    def _seen(self) -> Load:
+        for name, others, on_gpus in zip(self._names, self._others, self._on_gpus, strict=True):
+            if name not in self._loads:
+                self._loads[name] = self._machine.load_of(name, +others, +on_gpus)
+        first, *peers = (self._loads[name] for name in self._names)
+        return replace(first, peers=tuple(peers)) if peers else first
+
     def _start(self) -> None:
         if self._load is None:
-            self._load = self._machine.load(+self._others, +self._on_gpus)
+            self._load = self._seen()
         began = time.perf_counter()
         placed = place(self._backlog, self._reservations, self._load)
         self.place_seconds += time.perf_counter() - began
@@ -304,9 +353,11 @@ class _Run:
         planned = Failure(self._seconds[job], DONE)
         if len(history) < len(failures):
             planned = failures[len(history)]
-        end = self._now + planned.seconds
+        node = placement.node
+        end = max(self._now, self._ready[node]) + planned.seconds
         peers = tuple(index for index, _ in placement.peer_gpus)
-        span = Span(job, self._now, end, placement.cores, placement.gpu, planned.outcome, peers)
+        where = placement.cores, placement.gpu, planned.outcome, peers, node
+        span = Span(job, self._now, end, *where)
         number = len(self.spans)
         self.spans.append(span)
         self._reservations.add(placement)
@@ -331,6 +382,19 @@ class _Run:
         self._job_seconds[job] += retry.after_s
 
 
+def _earliest(work: float, ready: Sequence[float]) -> float:
+    """Return when nodes that are ready one after the other can have done some seconds of work.
+
+    >>> _earliest(4.0, [0.0]), _earliest(4.0, [0.0, 2.0]), _earliest(4.0, [0.0, 5.0])
+    (4.0, 3.0, 4.0)
+    """
+    for nodes in range(1, len(ready)):
+        end = (work + math.fsum(ready[:nodes])) / nodes
+        if end <= ready[nodes]:
+            return end
+    return (work + math.fsum(ready)) / len(ready)
+
+
 def _left_of(item: OtherProcess, own: Sequence[Span]) -> Iterator[tuple[float, float]]:
     """Yield the parts of a foreign process's time in which no own job runs on its GPU."""
     now = item.start
@@ -353,6 +417,11 @@ def _problems(
 ) -> Iterator[Problem]:
     if machine.cores < 1:
         yield Problem("cores must be at least 1", str(machine.cores), "Pass one core or more.")
+    if machine.nodes < 1:
+        yield Problem("nodes must be at least 1", str(machine.nodes), "Pass one node or more.")
+    if not 0 <= machine.data_seconds < math.inf:
+        rule = "data_seconds must be at least 0 and finite"
+        yield Problem(rule, str(machine.data_seconds), "Pass the seconds that the data travel.")
     for name in ("gpus", "memory", "gpu_memory"):
         if getattr(machine, name) < 0:
             received = str(getattr(machine, name))
@@ -378,6 +447,9 @@ def _problems(
             f"{lost[0].job_id!r} and {machine.gpus} GPUs",
             f"Pass gpus={lost[0].gpus} or more, or requests with gpu=False.",
         )
+    if away := [item for item in others if not 0 <= item.node < machine.nodes]:
+        remedy = f"Pass node=0 to {machine.nodes - 1}."
+        yield Problem("a process must be on a node of the machine", str(away[0]), remedy)
     wrong = [item for item in others if not item.start <= item.end]
     if wrong:
         yield Problem("a process must start before it ends", str(wrong[0]), "Swap the times.")

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from asynckfold.jobs.placement import Load, Request, Wait
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.place import place
-from asynckfold.scheduling.reservations import Reservations
-from asynckfold.system.units import gibibytes, named_cores
+from asynckfold.scheduling.reservations import NodeReservations, Reservations
+from asynckfold.system.units import gibibytes, named_cores, named_node
 
 SHORTEST_SECONDS = 0.05
 """Shorter waits are not reported."""
@@ -41,7 +40,8 @@ class Obstacle:
 def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
     """Return why `place` has left a request pending.
 
-    If several resources are missing: the first of running alone, cores, a GPU, memory.
+    If several resources are missing: the first of running alone, cores, a GPU, memory. On several
+    nodes: what is missing on most of them, then on others, of the nodes that are large enough.
 
     Examples
     --------
@@ -51,14 +51,48 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
     'cores: 2 of 2 busy with own jobs'
     >>> obstacle(Request("c", 1.0), Reservations(running), Load((0, 1, 2), (0, 1), 1)).text
     'other processes on core 2'
+    >>> load = Load((0, 1), (0, 1), 1, node="x", peers=(Load((0,), (), 1, node="y"),))
+    >>> running = Reservations([Placement(("a",), (0, 1), node="x")])
+    >>> obstacle(Request("c", 1.0), running, load).text
+    'cores: 2 of 2 busy with own jobs (x); other processes on core 0 (y)'
     """
+    return _summary(_obstacles(request, running, load))
+
+
+def _obstacles(request: Request, running: Reservations, load: Load) -> dict[Obstacle, list[str]]:
+    """Return what is missing, and on which nodes."""
+    if not load.peers:
+        return {_obstacle_on(request, running.on(load.node), load, "the machine"): []}
+    nodes: dict[Obstacle, list[str]] = {}
+    for node in _large_enough(request, load.nodes):
+        found = _obstacle_on(request, running.on(node.node), node, "a node")
+        nodes.setdefault(found, []).append(node.node)
+    return nodes
+
+
+def _summary(nodes: Mapping[Obstacle, Sequence[str]]) -> Obstacle:
+    most = max(nodes, key=lambda found: len(nodes[found]))
+    if not nodes[most]:
+        return most
+    return Obstacle(most.kind, by_node({found.text: names for found, names in nodes.items()}))
+
+
+def _large_enough(request: Request, nodes: Sequence[Load]) -> Sequence[Load]:
+    """Return the nodes that have the GPUs and the cores of a request; all, if none has."""
+    if request.gpu:
+        nodes = [node for node in nodes if len(node.gpus) >= request.gpus] or nodes
+    return [node for node in nodes if len(node.cores) >= request.threads] or nodes
+
+
+def _obstacle_on(request: Request, running: NodeReservations, load: Load, whole: str) -> Obstacle:
+    """Return what is missing on one node."""
     if load.blocked:
         return Obstacle("memory", f"memory: {load.blocked}")
     if running.alone:
         return Obstacle("alone", "a job that must run alone")
-    if request.alone:
-        others = f"{len(running)} other {'job runs' if len(running) == 1 else 'jobs run'}"
-        return Obstacle("turn", f"the machine to itself: {others}")
+    if request.alone and running.jobs:
+        others = f"{running.jobs} other {'job runs' if running.jobs == 1 else 'jobs run'}"
+        return Obstacle("turn", f"{whole} to itself: {others}")
     cores, threads = len(load.cores), request.threads
     if threads > len(running.free_cores(load)):
         if threads <= cores - running.threads:
@@ -66,10 +100,51 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
             return Obstacle("neighbours", f"other processes on {named_cores(taken)}")
         wanted = "cores" if threads == 1 else f"{threads} cores"
         return Obstacle("cores", f"{wanted}: {running.threads} of {cores} busy with own jobs")
-    if place([request], running, replace(load, free_memory=sys.maxsize)):
+    capacity = running.capacity(replace(load, free_memory=sys.maxsize))
+    if capacity is not None and capacity.fits(replace(request, alone=False)):
         free = gibibytes(max(0, load.free_memory - running.memory))
         return Obstacle("memory", f"memory: needs {gibibytes(request.memory)}, {free} free")
     return Obstacle("gpu", _gpu_text(request, load))
+
+
+MOST_TEXTS, MOST_NAMES = 3, 3
+"""Most reasons, and nodes of each, that are named."""
+
+
+def by_node(nodes: Mapping[str, Sequence[str]]) -> str:
+    """Return reasons with their nodes, those of the most nodes first.
+
+    >>> by_node({"a core": ["x"], "memory": ["y", "z"]})
+    'memory (y, z); a core (x)'
+    >>> by_node({"a core": [f"node-{number}" for number in range(9)]})
+    'a core (node-0, node-1, node-2 and 6 more nodes)'
+    """
+    ranked = sorted(nodes.items(), key=lambda pair: -len(pair[1]))
+    texts = [f"{text} ({named_nodes(names)})" for text, names in ranked[:MOST_TEXTS]]
+    left = sum(len(names) for _, names in ranked[MOST_TEXTS:])
+    return "; ".join([*texts, *([f"another reason ({left} nodes)"] if left else [])])
+
+
+def named_nodes(names: Sequence[str]) -> str:
+    """Return names of nodes as text; the first ones are listed."""
+    left = len(names) - MOST_NAMES
+    more = f" and {left} more {'node' if left == 1 else 'nodes'}" if left > 0 else ""
+    return f"{', '.join(map(named_node, names[:MOST_NAMES]))}{more}"
+
+
+def blocked_everywhere(load: Load) -> str:
+    """Return why not even one job may start on any node; empty: one may.
+
+    >>> low = Load((0,), (0,), 1, blocked="1 MiB free", node="y")
+    >>> blocked_everywhere(low), blocked_everywhere(Load((0,), (0,), 1, node="x", peers=(low,)))
+    ('1 MiB free', '')
+    """
+    if not load.peers or not all(node.blocked for node in load.nodes):
+        return "" if load.peers else load.blocked
+    nodes: dict[str, list[str]] = {}
+    for node in load.nodes:
+        nodes.setdefault(node.blocked, []).append(node.node)
+    return by_node(nodes)
 
 
 def _gpu_text(request: Request, load: Load) -> str:
@@ -144,11 +219,19 @@ class Waits:
     ) -> dict[Obstacle, int]:
         """Find the current obstacles; return each with its number of jobs."""
         found: dict[Obstacle, int] = {}
+        # Where cores are missing on every node, nothing else of a request matters.
+        short: dict[tuple[int, bool, bool, int], Obstacle] = {}
         for account in self._accounts.values():
             account.charge(now)
             account.now = None
         for like, count in pending.kinds():
-            reason = obstacle(like, running, load)
+            wanted = like.threads, like.alone, like.gpu, like.gpus
+            reason = short.get(wanted)
+            if reason is None:
+                nodes = _obstacles(like, running, load)
+                reason = _summary(nodes)
+                if {item.kind for item in nodes} <= {"cores", "neighbours"}:
+                    short[wanted] = reason
             self._accounts[_kind(like)].now = reason
             found[reason] = found.get(reason, 0) + count
         return found

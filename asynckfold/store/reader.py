@@ -175,15 +175,15 @@ class RunReader(Closing):
             (PLACED, HELD),
         )
         changes: dict[tuple[str, int], list[tuple[float, tuple[int, ...]]]] = {}
-        placed: dict[tuple[str, int], tuple[int, tuple[Wait, ...]]] = {}
+        placed: dict[tuple[str, int], tuple[int, tuple[Wait, ...], str]] = {}
         with decoding(self.root):
             for kind, job_id, at, text in events:
                 if kind == HELD:
                     attempt, cores = held_of(text)
                     changes.setdefault((job_id, attempt), []).append((at, cores))
                 else:
-                    attempt, memory, waits = placed_of(text)
-                    placed[job_id, attempt] = memory, waits
+                    attempt, memory, waits, node = placed_of(text)
+                    placed[job_id, attempt] = memory, waits, node
             return [
                 attempt_of(row, changes.get(key, ()), *placed.get(key, ()))
                 for row in rows

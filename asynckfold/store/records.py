@@ -31,7 +31,7 @@ class Attempt:
     ``"timeout"``, ``"cancelled"``, or ``"lost"`` if the whole run was killed. ``cores`` and
     ``threads`` are those of its placement, ``changes`` the cores it was moved to, and when.
     ``memory`` are the bytes reserved for it (None in runs of the earliest versions), ``waits`` what
-    its job waited for before, the longest first.
+    its job waited for before, the longest first, and ``node`` the name of its node in a cluster.
     """
 
     job_id: str
@@ -49,6 +49,7 @@ class Attempt:
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()
     memory: int | None = None
     waits: tuple[Wait, ...] = ()
+    node: str = ""
 
     @property
     def last_cores(self) -> tuple[int, ...]:
@@ -70,12 +71,29 @@ class Waiting:
         GPUs that the run may use.
     jobs : Mapping of str to int
         Number of pending jobs by what they wait for.
+    node : str
+        Name of the node, in a cluster.
+    peers : tuple of Waiting
+        The further nodes of the cluster, each without jobs and peers.
     """
 
     cores: tuple[int, ...]
     neighbours: tuple[int, ...]
     gpus: tuple[int, ...]
     jobs: Mapping[str, int]
+    node: str = ""
+    peers: tuple[Waiting, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[Waiting, ...]:
+        """This node and its peers."""
+        return (self, *self.peers)
+
+    def to_json(self) -> str:
+        """Return it as JSON, for one machine without nodes."""
+        of_cluster = ("node", "peers")
+        found = asdict(self).items()
+        return json.dumps({name: value for name, value in found if value or name not in of_cluster})
 
 
 @dataclass(frozen=True)
@@ -149,27 +167,31 @@ def attempt_of(
     changes: Sequence[tuple[float, tuple[int, ...]]] = (),
     memory: int | None = None,
     waits: tuple[Wait, ...] = (),
+    node: str = "",
 ) -> Attempt:
     """Return an attempt from a row of ``attempts``, and from its events."""
     job_id, attempt, session, started, ended, outcome, cores, threads, device, *rest = row
     pid, expected, error = rest
     where = cores_of(cores), threads, device, pid, math.nan if expected is None else expected
     found = Attempt(job_id, attempt, session, started, ended, outcome, *where, error)
-    return replace(found, changes=tuple(changes), memory=memory, waits=waits)
+    return replace(found, changes=tuple(changes), memory=memory, waits=waits, node=node)
 
 
-def placed_text(attempt: int, memory: int, waits: Sequence[Wait]) -> str:
-    """Return the text of the event that an attempt starts with."""
+def placed_text(attempt: int, memory: int, waits: Sequence[Wait], node: str = "") -> str:
+    """Return the text of the event that an attempt starts with; a node is named in a cluster."""
     found = [[round(wait.seconds, 3), wait.kind, wait.text] for wait in waits]
-    return json.dumps({"attempt": attempt, "memory": memory, "waits": found})
+    where = {"node": node} if node else {}
+    return json.dumps({"attempt": attempt, "memory": memory, "waits": found, **where})
 
 
-def placed_of(text: str) -> tuple[int, int, tuple[Wait, ...]]:
-    """Return attempt, memory and waits from the text of an event."""
-    attempt, memory, waits = _parts(text, attempt=int, memory=int, waits=_Waits)
+def placed_of(text: str) -> tuple[int, int, tuple[Wait, ...], str]:
+    """Return attempt, memory, waits and node from the text of an event."""
+    attempt, memory, waits, node = _parts(
+        text, attempt=int, memory=int, waits=_Waits, node=str | None
+    )
     finite({"memory": memory})
     finite({f"wait {at}": item[0] for at, item in enumerate(waits)})
-    return attempt, memory, tuple(Wait(*item) for item in waits)
+    return attempt, memory, tuple(Wait(*item) for item in waits), node or ""
 
 
 _Waits: Any = tuple[tuple[float, str, str], ...]

@@ -209,6 +209,7 @@ class RunStore(Closing):
         expected: float,
         memory: int | None = None,
         waits: Sequence[Wait] = (),
+        node: str = "",
     ) -> int:
         """Record that a job starts now; return the number of the attempt, from 1."""
         self.file.begin()
@@ -223,7 +224,7 @@ class RunStore(Closing):
         )
         self.file.write_checksums("attempts", "job_id = ? AND attempt = ?", (job_id, number))
         if memory is not None:
-            self.event(PLACED, placed_text(number, memory, waits), job_id)
+            self.event(PLACED, placed_text(number, memory, waits, node), job_id)
         self.flush()
         return number
 
@@ -335,7 +336,7 @@ class RunStore(Closing):
         if waiting is None:
             self.file.execute("DELETE FROM meta WHERE key = 'waiting'")
         else:
-            self.file.put("waiting", json.dumps(asdict(waiting)))
+            self.file.put("waiting", waiting.to_json())
 
     def set_interim(self, interim: Interim) -> None:
         """Record the interim results; they are durable with the next commit."""

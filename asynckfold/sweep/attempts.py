@@ -78,6 +78,7 @@ class Attempts:
                 self._pending.expected_seconds(name),
                 placement.memory,
                 waits[name],
+                placement.node,
             )
             tasks.append(
                 Task(self._jobs[name], number, tuple(self._store.reader.checkpoints(name)))
@@ -178,20 +179,23 @@ class Attempts:
         history = self._history.setdefault(name, [])
         retry = decide(history, outcome)
         history.append(outcome)
-        text = f"attempt {number}: {result.error}"
+        node = item.placement.node
+        text = f"attempt {number}{f' on {node}' if node else ''}: {result.error}"
         if retry is not None:
             self._store.end_attempt(name, number, outcome, pid=pid, error=result.error)
             self._pending.pause(name, retry, f"its pause after attempt {number} ({outcome})")
             when = f"in {retry.after_s:g} s"
             if retry.alone or retry.alone_on_gpu:
-                when = f"alone on {'the machine' if retry.alone else 'a GPU'}"
+                machine = "a node" if node else "the machine"
+                when = f"alone on {machine if retry.alone else 'a GPU'}"
             kind = "oom_retry" if outcome in ("oom", "gpu_oom") else outcome
             self.note(Noted(name, kind, f"{text}; retried {when}"))
             return
         self._store.event(outcome, text, name)
         account = f"{len(history)} attempts: {', '.join(history)}"
         if outcome == "oom":
-            account += f"; peak memory {gibibytes(peak)}, the last time alone on the machine"
+            machine = "a node" if node else "the machine"
+            account += f"; peak memory {gibibytes(peak)}, the last time alone on {machine}"
         if outcome == "gpu_oom":
             account += "; the last time alone on a GPU"
         # A worker that died does not report how long it trained.

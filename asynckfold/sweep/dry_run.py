@@ -76,13 +76,16 @@ class DryRun:
         while waiting or running:
             self.signals.check()
             own = [placement for _, placement in running.values()]
-            idle = engine.load(own).idle
-            free = [core for core in idle if (core,) not in [item.cores for item in own]]
-            count = max(1 if not own else 0, min(self.most, len(idle)) - len(own))
+            nodes = engine.load(own).nodes
+            load = next((node for node in nodes if not node.blocked), nodes[0])
+            free = [core for core in load.idle if (core,) not in [item.cores for item in own]]
+            count = max(1 if not own else 0, min(self.most, len(load.idle)) - len(own))
             for name in waiting[:count]:
-                placement = placements[name]
+                placement = replace(placements[name], node=load.node)
                 if own:
                     placement = replace(placement, cores=(free.pop(0),))
+                elif load.node:
+                    placement = replace(placement, cores=load.cores)
                 running[engine.submit(placement, [])] = name, placement
                 own.append(placement)
             waiting = waiting[count:]

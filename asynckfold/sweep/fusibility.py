@@ -30,13 +30,18 @@ class FusibilityOnGpu:
         reason = "no GPU is there now"
         # The plan must not depend on a process that somebody killed.
         for _ in range(ATTEMPTS):
-            load = room(self.engine, self.max_wait, self.signals)
+            load = room(self.engine, self.max_wait, self.signals, on_gpu=True)
             if not load.gpus:
                 break
             gpu = min(load.gpus, key=lambda gpu: (gpu.busy, *emptiest(gpu)))
             core = (*load.idle, *load.cores)[:1]
             placement = Placement(
-                (job,), core, gpu=gpu.index, trainer="fusibility", gpu_uuid=gpu.uuid
+                (job,),
+                core,
+                gpu=gpu.index,
+                trainer="fusibility",
+                gpu_uuid=gpu.uuid,
+                node=load.node,
             )
             try:
                 found: Fusibility = ask(self.engine, placement, self.max_wait, self.signals)

@@ -19,6 +19,7 @@ import queue
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import chain, repeat
 
 from asynckfold.engines.engine import Answer, Engine
@@ -36,7 +37,7 @@ from asynckfold.jobs.messages import (
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.reproducibility import with_left
 from asynckfold.scheduling.preemption import reassign_cores
-from asynckfold.scheduling.wait_reasons import Obstacle
+from asynckfold.scheduling.wait_reasons import Obstacle, blocked_everywhere
 from asynckfold.store import RunStore, Waiting
 from asynckfold.store.records import HELD, held_text
 from asynckfold.sweep.attempts import Attempts, Finish, SweepObserver
@@ -182,7 +183,7 @@ class Sweep:
             self._preempt(load)
         placed = self._pending.place(self._running.reservations, load)
         stuck = self._pending.can_start and not (placed or self._running)
-        obstacle = load.blocked or "no GPU that this run may use can be seen"
+        obstacle = blocked_everywhere(load) or "no GPU that this run may use can be seen"
         if self._patience.look(self._clock(), obstacle if stuck else ""):
             self._attempts.note(Noted(None, "waiting", f"nothing can start: {obstacle}"))
         obstacles = self._note_waiting(load)
@@ -195,9 +196,8 @@ class Sweep:
     def _note_waiting(self, load: Load) -> Iterable[Obstacle]:
         """Record what the pending jobs wait for, if that has changed."""
         obstacles, jobs = self._pending.obstacles(self._running.reservations, load)
-        others = tuple(core for core in load.cores if core not in load.idle)
-        gpus = tuple(gpu.index for gpu in load.gpus if not gpu.busy)
-        waiting = Waiting(load.cores, others, gpus, jobs)
+        first, *peers = map(_seen, load.nodes)
+        waiting = replace(first, jobs=jobs, peers=tuple(peers))
         if waiting != self._waiting:
             self._waiting = waiting
             self._store.set_waiting(waiting)
@@ -214,9 +214,7 @@ class Sweep:
         """Move, pause and resume running jobs as the load requires."""
         items = dict(self._running.items())
         movable = {future: item.held for future, item in items.items() if item.can_move}
-        fixed = [
-            core for item in items.values() if not item.can_move for core in item.placement.cores
-        ]
+        fixed = [item.held for item in items.values() if not item.can_move]
         for future, cores in reassign_cores(movable, load, fixed).items():
             item = items[future]
             self._engine.shift(future, cores)
@@ -295,12 +293,22 @@ class Sweep:
         self._attempts.note(Noted(item.job_id, "isolation", text))
 
 
+def _seen(node: Load) -> Waiting:
+    """Return what a sweep records of a node that it sees."""
+    idle = {*node.idle}
+    others = tuple(core for core in node.cores if core not in idle)
+    gpus = tuple(gpu.index for gpu in node.gpus if not gpu.busy)
+    return Waiting(node.cores, others, gpus, {}, node.node)
+
+
 def _describe_move(item: Running, cores: Sequence[int]) -> tuple[str, str]:
     """Return the kind and the text of the event when a job moves, pauses or resumes."""
     before = ", ".join(map(str, item.placement.cores))
+    node = f" of {item.placement.node}" if item.placement.node else ""
     if not cores:
-        return "paused", f"paused between two batches: other processes use its cores ({before})"
-    where = ", ".join(map(str, cores))
+        text = f"paused between two batches: other processes use its cores ({before}{node})"
+        return "paused", text
+    where = f"{', '.join(map(str, cores))}{node}"
     if item.paused:
         return "resumed", f"resumed after its pause, on cores {where}"
     return "moved", f"moved from cores {before}, which other processes use, to {where}"

@@ -65,11 +65,11 @@ class PendingJobs:
 
     def place(self, reservations: Reservations, load: Load) -> list[Placement]:
         """Take the jobs that start now out of the backlog, and reserve their placements."""
-        found = []
+        found, cores = [], sum(len(node.cores) for node in load.nodes)
         for placement in place(self._backlog, reservations, load):
             request = self._backlog.remove(self._unit(placement.jobs[0]))
             found.append((request, placement))
-        placed = [self._backlog.extend(*pair, len(load.cores)) for pair in found]
+        placed = [self._backlog.extend(*pair, cores) for pair in found]
         for placement in placed:
             reservations.add(placement)
         return placed

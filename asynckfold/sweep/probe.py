@@ -50,8 +50,8 @@ class Prober:
         fewer fit, and none if the GPU is gone.
         """
         jobs = [job.id for job in self.plan.jobs if job.model == model][:together]
-        load = room(self.engine, self.max_wait, self.signals)
         on_gpu = self.plan.device == "cuda"
+        load = room(self.engine, self.max_wait, self.signals, on_gpu)
         if on_gpu and not load.gpus:
             return []
         order = (*load.idle, *(core for core in load.cores if core not in load.idle))
@@ -69,6 +69,7 @@ class Prober:
                 None if gpu is None else gpu.index,
                 trainer="probe",
                 gpu_uuid="" if gpu is None else gpu.uuid,
+                node=load.node,
             )
             for start in range(0, count * threads, threads)
         ]

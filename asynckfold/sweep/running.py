@@ -42,7 +42,7 @@ class Running:
     @property
     def held(self) -> HeldCores:
         """Its cores, for `reassign_cores`."""
-        return HeldCores(self.placement.cores, self.paused)
+        return HeldCores(self.placement.cores, self.paused, self.placement.node)
 
     @property
     def can_move(self) -> bool:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import wait
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from asynckfold.engines.engine import Engine
 from asynckfold.errors import NoRoomError
 from asynckfold.jobs.placement import Load, Placement
+from asynckfold.scheduling.wait_reasons import blocked_everywhere
 from asynckfold.store import RunStore
 from asynckfold.system.signals import Interruption
 
@@ -50,14 +53,20 @@ class Patience:
         return begins
 
 
-def room(engine: Engine, max_wait: float | None, signals: Interruption) -> Load:
-    """Wait until something may start, and return the load; raise `NoRoomError` after `max_wait`."""
+def room(
+    engine: Engine, max_wait: float | None, signals: Interruption, on_gpu: bool = False
+) -> Load:
+    """Wait until something may start, and return the load of a node where it may.
+
+    With `on_gpu` one that has a GPU, if there is any. Raises `NoRoomError` after `max_wait`.
+    """
     patience = Patience(max_wait)
-    while (load := engine.load([])).blocked:
-        patience.look(time.monotonic(), load.blocked)
+    while obstacle := blocked_everywhere(load := engine.load([])):
+        patience.look(time.monotonic(), obstacle)
         time.sleep(TICK_SECONDS)
         signals.check()
-    return load
+    nodes = [node for node in load.nodes if not node.blocked]
+    return next((node for node in nodes if on_gpu and node.gpus), nodes[0])
 
 
 class Sampler:
@@ -75,12 +84,14 @@ class Sampler:
     def look(self, load: Load, *, at_end: bool = False) -> None:
         """Record the use in `load` if a sample is due, or the phase ends."""
         passed = time.monotonic() - self._started
-        if load.use and (at_end or passed >= self._next):
-            self._store.sample(self._phase, sum(load.use), load.own, load.use)
+        use = tuple(chain.from_iterable(node.use for node in load.nodes))
+        if use and (at_end or passed >= self._next):
+            own = sum(node.own for node in load.nodes)
+            self._store.sample(self._phase, sum(use), own, use)
             if load.gpus and self._phase == "packed":
-                use = {gpu.index: gpu.use for gpu in load.gpus}
-                by_index = [use.get(index, -1.0) for index in range(max(use) + 1)]
-                self._store.sample("gpu", sum(use.values()), 0.0, by_index)
+                use_of = {gpu.index: gpu.use for gpu in load.gpus}
+                by_index = [use_of.get(index, -1.0) for index in range(max(use_of) + 1)]
+                self._store.sample("gpu", sum(use_of.values()), 0.0, by_index)
             self._next = passed + max(TICK_SECONDS, passed / 400)
 
 
@@ -103,7 +114,10 @@ def ask(
     NoRoomError
         It could not start within `max_wait` seconds.
     """
-    room(engine, max_wait, signals)
+    node = room(engine, max_wait, signals)
+    if node.node and not placement.node:
+        # The cores were chosen for this machine.
+        placement = replace(placement, node=node.node, cores=node.cores)
     future = engine.submit(placement, [])
     while not wait([future], timeout=TICK_SECONDS).done:
         signals.check()

@@ -78,6 +78,11 @@ def named_cores(cores: Sequence[int], most: int = 8) -> str:
     return f"{'core' if len(cores) == 1 else 'cores'} {listed}{more}"
 
 
+def named_node(name: str) -> str:
+    """Return the name of a node as text; the machine of the sweep itself may have none."""
+    return name or "this machine"
+
+
 def duration(seconds: float) -> str:
     """Return a duration for people.
 

@@ -53,12 +53,14 @@ def test_checkpoints_are_timed_in_real_runs(
 
 def test_decisions_are_timed_on_a_busy_and_on_an_empty_machine() -> None:
     table = place.table((5, 200), repeats=3)
-    few, many = table.to_json()["rows"]
+    few, many, cluster = table.to_json()["rows"]
     assert (few["pending jobs"], many["pending jobs"]) == (5, 200)
+    assert (few["nodes"], cluster["nodes"], cluster["pending jobs"]) == (1, 64, 200)
+    assert cluster["empty: decisions"] == 200
     assert 1 <= few["empty: decisions"] <= 5 < many["empty: decisions"] <= 64
     timed = [name for name in few if name.endswith(("ms", "µs"))]
     assert len(timed) == 6
-    assert all(row[name] > 0 for row in (few, many) for name in timed)
+    assert all(row[name] > 0 for row in (few, many, cluster) for name in timed)
 
 
 @pytest.mark.nightly

@@ -404,6 +404,7 @@ def test_a_scenario_has_all_that_makes_a_sweep_hard() -> None:
 
 SMALL = ["dev", "simulate", "--jobs", "60", "--cores", "4", "--gpus", "1", "--seed", "5"]
 TIMES = ("place_seconds", "decisions_per_second")
+FEW = ("--nodes", "0", "--data-seconds", "-1")
 
 
 def test_the_same_seed_gives_the_same_object_but_for_the_real_seconds(
@@ -435,10 +436,40 @@ def test_the_table_names_the_lower_bound_and_how_near_it_came(
         assert word in printed
 
 
+def test_the_same_sweep_is_estimated_on_more_and_more_nodes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [*SMALL, "--nodes", "6", "--data-seconds", "2.5"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["nodes"], found["data_seconds"]) == (6, 2.5)
+    rows = found["by_nodes"]
+    assert [row["nodes"] for row in rows] == [1, 2, 4, 6]
+    assert all(row["ratio"] >= 1 for row in rows)
+    assert rows[0]["makespan"] > rows[-1]["makespan"] == found["makespan"]
+    assert main([*SMALL, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert "by_nodes" not in alone
+    assert alone["makespan"] == rows[0]["makespan"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "60 jobs on 6 nodes of 4 cores and 1 GPUs, the data on one more of them" in printed
+    assert "an estimate of the simulator" in printed
+    assert [line.split()[0] for line in printed.splitlines()[-5:]] == ["nodes", "1", "2", "4", "6"]
+
+
+def test_the_sweep_is_the_same_on_any_number_of_nodes_and_others_are_on_all() -> None:
+    one, four = draw_scenario(500, 8, 1, seed=3), draw_scenario(500, 8, 1, seed=3, nodes=4)
+    assert (one.requests, one.seconds, one.failures) == (four.requests, four.seconds, four.failures)
+    assert {item.node for item in one.others} == {0}
+    assert {item.node for item in four.others} == {0, 1, 2, 3}
+    assert {0, 7} <= {item.core for item in four.others} <= set(range(8))
+
+
 def test_impossible_machines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dev", "simulate", "--jobs", "0", "--cores", "0", "--gpus", "-1"]) == 2
+    assert main(["dev", "simulate", "--jobs", "0", "--cores", "0", "--gpus", "-1", *FEW]) == 2
     told = capsys.readouterr().err
-    for name in ("jobs", "cores", "gpus"):
+    for name in ("jobs", "cores", "gpus", "nodes", "data_seconds"):
         assert f"{name} must be at least" in told
 
 

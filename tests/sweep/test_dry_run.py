@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from asynckfold.errors import InputError, WorkerDiedError
 from asynckfold.jobs.messages import Facts, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.sweep.dry_run import ATTEMPTS, DryRun, merged
+from asynckfold.sweep.single_task import ask
 from asynckfold.system.signals import Interruption
 
 RULE = ("a rule", "what was received", "a remedy")
@@ -156,3 +157,20 @@ def test_facts_of_all_fields_are_merged() -> None:
     for kind in Facts.__dataclass_fields__:
         if kind not in ("recipe", "problems", "notes"):
             assert getattr(whole, kind) == {"a": kind, "b": kind}
+
+
+def test_a_dry_run_and_a_single_task_are_on_an_open_node_and_its_cores() -> None:
+    engines = Engines((0, 2))
+    peer = Load((0, 1, 2), (0, 2), 1, node="y")
+    engines.load = lambda running: (  # type: ignore[method-assign]
+        engines.together.append([]) or Load((0,), (0,), 1, blocked="full", node="x", peers=(peer,))
+    )
+    found(engines, "abc")
+    assert [(item.node, item.cores) for item in engines.asked] == [
+        ("y", (0, 1, 2)),
+        ("y", (0,)),
+        ("y", (0, 1, 2)),
+    ]
+    task = Placement(("a/0",), tuple(range(8)), 1, trainer="baseline")
+    ask(engines, task, None, Interruption())  # type: ignore[arg-type]
+    assert engines.asked[-1] == replace(task, node="y", cores=(0, 1, 2))

@@ -92,9 +92,10 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with RunStore.hold(root) as store:
         first = store.reader.plan.jobs[-1].id
         waits = (Wait(1.0, "cores", EVIL),)
-        number = store.start_attempt(first, (0,), 1, "cpu", 2.0, 1 << 20, waits)
+        number = store.start_attempt(first, (0,), 1, "cpu", 2.0, 1 << 20, waits, EVIL)
         store.event(HELD, held_text(number, (0, 1)), first)
-        store.set_waiting(Waiting((0, 1), (), (), {EVIL: 1}))
+        other = Waiting((0, 1), (), (), {}, f"{EVIL}2")
+        store.set_waiting(Waiting((0, 1), (), (), {EVIL: 1}, EVIL, (other,)))
         store.set_interim(Interim(3, 12, 8.0, (EVIL,)))
         store.checkpoint(CheckpointRef(first, number, 1, 0, "a/checkpoint-1.safetensors", "0", 9))
         store.epoch(first, number, Epoch(1, math.nan, math.inf, None, 1e-3, 0.5))

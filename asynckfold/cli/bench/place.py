@@ -19,6 +19,9 @@ QUICK = {"pending": PENDING[:3]}
 
 CORES, GPUS = 64, 4
 
+NODES = 64
+"""Nodes of the last row, each with as many cores and GPUs."""
+
 TARGET_MS = 1.0
 """Milliseconds that a decision may take with 10,000 pending jobs."""
 
@@ -30,11 +33,14 @@ def table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTable:
     """
     return BenchTable(
         "What a decision costs",
-        "pending jobs | busy: decision ms | empty: call ms | empty: decisions | "
+        "nodes | pending jobs | busy: decision ms | empty: call ms | empty: decisions | "
         "empty: decision ms | add and remove µs | plain list: call ms | target: decision ms",
-        tuple(_row(count, repeats) for count in pending),
         (
-            f"{CORES} cores and {GPUS} GPUs; medians. A decision places one job.",
+            *(_row(count, repeats) for count in pending),
+            _row(pending[-1], max(3, repeats // 10), NODES),
+        ),
+        (
+            f"{CORES} cores and {GPUS} GPUs on each node; medians. A decision places one job.",
             "Busy: a job has just ended and its cores are free. Empty: nothing runs.",
             "Add and remove: of one job, in a Backlog. Plain list: the empty machine; the call "
             "builds the Backlog.",
@@ -42,8 +48,8 @@ def table(pending: Sequence[int] = PENDING, repeats: int = 200) -> BenchTable:
     )
 
 
-def _row(count: int, repeats: int) -> tuple[float, ...]:
-    scenario = draw_scenario(count, CORES, GPUS, seed=0)
+def _row(count: int, repeats: int, nodes: int = 1) -> tuple[float, ...]:
+    scenario = draw_scenario(count, CORES, GPUS, seed=0, nodes=nodes)
     requests = {item.job_id: item for item in scenario.requests}
     load = scenario.machine.load()
     backlog, first = Backlog(requests.values()), next(iter(requests))
@@ -54,6 +60,7 @@ def _row(count: int, repeats: int) -> tuple[float, ...]:
     changes = median(_seconds(lambda: backlog.add(backlog.remove(first))) for _ in range(repeats))
     calls = list(_busy(backlog, requests, load, repeats))
     return (
+        nodes,
         count,
         median(seconds / placed for seconds, placed in calls if placed) * 1e3,
         empty * 1e3,

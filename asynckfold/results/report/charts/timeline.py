@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import style, svg
 from asynckfold.results.report.summary import Bar, CpuUse, Summary
+from asynckfold.system.units import named_node
 
 
 @style.applied
@@ -120,20 +121,26 @@ def _covered(bars: Sequence[Bar]) -> float:
 
 
 def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by core; unpinned ones go to the first free row."""
-    cores: dict[int, list[Bar]] = {}
-    rows: list[list[Bar]] = []
+    """Group attempts by node and core; unpinned ones go to the first free row of their node."""
+    cores: dict[tuple[str, int], list[Bar]] = {}
+    rows: dict[str, list[list[Bar]]] = {}
     for bar in bars:
         for piece in _pieces(bar):
             for core in piece.cores:
-                cores.setdefault(core, []).append(piece)
+                cores.setdefault((bar.node, core), []).append(piece)
         if not bar.cores:
-            free = next((row for row in rows if row[-1].end <= bar.start), None)
+            there = rows.setdefault(bar.node, [])
+            free = next((row for row in there if row[-1].end <= bar.start), None)
             if free is None:
-                rows.append(free := [])
+                there.append(free := [])
             free.append(bar)
-    pinned = [(f"core {core}", cores[core]) for core in sorted(cores)]
-    return pinned + [(f"unpinned {number}", row) for number, row in enumerate(rows, 1)]
+    is_cluster = len({bar.node for bar in bars}) > 1
+    lanes = [(node, f"core {core}", cores[node, core]) for node, core in sorted(cores)]
+    for node in sorted(rows):
+        lanes += [(node, f"unpinned {at}", row) for at, row in enumerate(rows[node], 1)]
+    return [
+        (f"{named_node(node)}, {label}" if is_cluster else label, row) for node, label, row in lanes
+    ]
 
 
 def _gpu_lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:

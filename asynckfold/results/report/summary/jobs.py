@@ -33,6 +33,7 @@ class Bar:
     waits: tuple[str, ...]  # what the job waited for before, and how long
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()  # cores held from a later moment on
     score: float = math.nan  # by the first metric; NaN without a result
+    node: str = ""  # its name, in a cluster
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def bars(
                 waits=tuple(clean(wait, ERROR_LIMIT) for wait in item.waits),
                 changes=item.changes,
                 score=result.scores.get(metric, math.nan) if result and is_last else math.nan,
+                node=clean(item.node),
             )
         )
     return tuple(found)

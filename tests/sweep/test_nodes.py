@@ -1,0 +1,313 @@
+"""A sweep over several nodes: where jobs start, what is recorded of it, and who shows it."""
+
+from __future__ import annotations
+
+import json
+import queue
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asynckfold.api.progress import SweepProgress, cores_in_use
+from asynckfold.cli.status import lines, state_of
+from asynckfold.engines.engine import Answer
+from asynckfold.errors import NoRoomError, WorkerDiedError
+from asynckfold.jobs.messages import Started, Task
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.jobs.result import DONE, Result
+from asynckfold.results.report import sentences
+from asynckfold.results.report.charts.timeline import _lanes, timeline_svg
+from asynckfold.results.report.summary import summarize
+from asynckfold.results.utilization import packing_of
+from asynckfold.store import RunStore, Waiting
+from asynckfold.store.records import PLACED
+from asynckfold.sweep.loop import Sweep
+from asynckfold.sweep.single_task import room
+from asynckfold.system.signals import Interruption
+from tests.results.test_utilization import A0, B0, B1, CHOICE, FOLDS, PLAN, TARGETS
+from tests.sweep.test_loop import Recording, done, open_store, store
+from tests.synthetic import FakeClockStore
+
+__all__ = ["store"]  # fixtures
+
+
+def node(name: str, cores: int = 2, **changes: Any) -> Load:
+    numbers = tuple(range(cores))
+    found = Load(numbers, numbers, 1 << 40, use=(0.5,) * cores, own=0.5, node=name)
+    return replace(found, **changes)
+
+
+@dataclass
+class Nodes:
+    """An engine of several nodes that ends nothing by itself."""
+
+    nodes: list[Load]
+    inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    running: dict[Future[Answer], tuple[Placement, Sequence[Task]]] = field(default_factory=dict)
+    shifts: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+    now: float = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        return replace(self.nodes[0], peers=tuple(self.nodes[1:]))
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        self.running[future] = (placement, tasks)
+        self.inbox.put(Started(tasks[0].job.id, tasks[0].attempt, 7))
+        return future
+
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+        self.shifts.append((self.running[future][0].node, tuple(cores)))
+
+    def where(self) -> list[tuple[str, tuple[int, ...]]]:
+        return sorted((placement.node, placement.cores) for placement, _ in self.running.values())
+
+    def end(self, name: str, error: Exception | None = None) -> None:
+        """End what runs on a node."""
+        for future in [key for key, (item, _) in self.running.items() if item.node == name]:
+            _, tasks = self.running.pop(future)
+            if error is None:
+                future.set_result(Answer([done(task) for task in tasks], pid=1))
+            else:
+                future.set_exception(error)
+
+    def close(self, grace_s: float = 0.0) -> None:
+        for future, (_, tasks) in self.running.items():
+            future.set_result(Answer([None] * len(tasks), pid=1))
+
+
+def sweep(
+    store: RunStore, engine: Nodes, like: Request | None = None, **changes: Any
+) -> tuple[Sweep, Recording]:
+    watch, like = Recording(), like or Request("", 1.0)
+    requests = {job.id: replace(like, job_id=job.id) for job in store.reader.plan.jobs}
+    made = Sweep(
+        store, engine, engine.inbox, requests, lambda result: result, watch, engine.clock, **changes
+    )
+    return made, watch
+
+
+def test_a_late_node_gets_work_at_the_next_tick_and_a_lost_one_frees_nothing(
+    store: RunStore,
+) -> None:
+    engine = Nodes([node("x", 1), node("y", 1)])
+    made, _ = sweep(store, engine)
+    made.step(0.0)
+    assert engine.where() == [("x", (0,)), ("y", (0,))]
+    engine.nodes.append(node("late", 2))
+    made.step(0.0)
+    assert engine.where() == [("late", (0,)), ("late", (1,)), ("x", (0,)), ("y", (0,))]
+    lost = engine.nodes.pop(1)
+    made.step(0.0)
+    assert len(engine.running) == 4
+    engine.end("y", WorkerDiedError(0, "node y is gone"))
+    made.step(0.0)
+    engine.now += 60
+    made.step(0.0)
+    assert "y" not in dict(engine.where())
+    engine.nodes.append(lost)
+    made.step(0.0)
+    assert ("y", (0,)) in engine.where()
+    while made.unfinished:
+        for name in ("x", "y", "late"):
+            engine.end(name)
+        made.step(0.0)
+    assert store.reader.counts()["done"] == 6
+    (died,) = [event.text for event in store.reader.events() if event.kind == "died"]
+    assert died.startswith("attempt 1 on y: ")
+
+
+def test_attempts_record_their_node_and_one_machine_writes_what_it_wrote_before(
+    tmp_path: Path,
+) -> None:
+    written = {}
+    for name, nodes in {"cluster": [node("x"), node("y")], "machine": [node("", 4)]}.items():
+        for held in open_store(tmp_path / name):
+            made, _ = sweep(held, engine := Nodes(nodes))
+            made.step(0.0)
+            assert len(engine.running) == 4
+            found = {item.job_id: item.node for item in held.reader.attempts()}
+            rows = held.file.rows("SELECT text FROM events WHERE kind = ?", (PLACED,))
+            written[name] = found, [json.loads(text) for (text,) in rows], held.file.meta("waiting")
+            made.leave()
+        with RunStore.read(tmp_path / name) as reader:
+            assert {item.job_id: item.node for item in reader.attempts()} == found
+    nodes_of, events, waiting = written["cluster"]
+    assert sorted(nodes_of.values()) == ["x", "x", "y", "y"]
+    assert [event["node"] for event in events] == [*nodes_of.values()]
+    assert [item["node"] for item in json.loads(waiting)["peers"]] == ["y"]
+    nodes_of, events, waiting = written["machine"]
+    assert {*nodes_of.values()} == {""}
+    assert all(event.keys() == {"attempt", "memory", "waits"} for event in events)
+    assert json.loads(waiting).keys() == {"cores", "neighbours", "gpus", "jobs"}
+
+
+def test_status_names_the_nodes_where_there_are_several(store: RunStore) -> None:
+    lost = node("lost", 0, blocked="node lost is lost")
+    engine = Nodes([node("x", 1), node("y", 3, idle=(0,), gpus=(Gpu(0, 9, 9),)), lost])
+    made, _ = sweep(store, engine)
+    made.step(0.0)
+    found = state_of(store.reader)
+    assert [(item["node"], item["cores"]) for item in found["running_jobs"]] == [
+        ("x", (0,)),
+        ("y", (0,)),
+    ]
+    assert found["idle"]["nodes"] == {
+        "x": {"cores": [], "gpus": [], "neighbours": []},
+        "y": {"cores": [], "gpus": [0], "neighbours": [1, 2]},
+    }
+    told = list(lines(found))
+    (first, second) = [line for line in told if "done, cores" in line]
+    assert "cores (0,) on x, attempt 1" in first
+    assert "cores (0,) on y, attempt 1" in second
+    assert "  x: all cores busy" in told
+    assert "  y: idle GPU 0; cores 1, 2 used by other processes" in told
+    # Four jobs wait: both nodes are full, for two reasons.
+    assert told[-1] == (
+        "  4 jobs wait for cores: 1 of 1 busy with own jobs (x); other processes on cores 1, 2 (y)"
+    )
+    made.leave()
+
+
+def test_the_machine_of_the_sweep_may_be_a_node_without_a_name(store: RunStore) -> None:
+    made, _ = sweep(store, Nodes([node("", 1), node("y", 1)]))
+    made.step(0.0)
+    told = list(lines(state_of(store.reader)))
+    assert [line.split(", ")[1] for line in told if "done, cores" in line] == [
+        "cores (0,) on this machine",
+        "cores (0,) on y",
+    ]
+    assert "  this machine: all cores busy" in told
+    assert told[-1] == "  4 jobs wait for cores: 1 of 1 busy with own jobs (this machine, y)"
+    made.leave()
+
+
+def test_a_core_that_is_held_on_one_node_is_idle_on_another(store: RunStore) -> None:
+    store.start_attempt("A/cosine/fold-0", (0,), 1, "cuda:0", 1.0, 0, (), "x")
+    store.set_waiting(Waiting((0, 1), (), (0,), {}, "x", (Waiting((0, 1), (), (0,), {}, "y"),)))
+    nodes = state_of(store.reader)["idle"]["nodes"]
+    assert nodes["x"] == {"cores": [1], "gpus": [], "neighbours": []}
+    assert nodes["y"] == {"cores": [0, 1], "gpus": [0], "neighbours": []}
+
+
+def test_short_jobs_are_shared_by_the_cores_of_all_nodes(root: Path) -> None:
+    for held in open_store(root, folds=6):
+        made, _ = sweep(held, engine := Nodes([node("x", 1), node("y", 1)]), Request("", 0.001))
+        made.step(0.0)
+        # Of 12 jobs on two cores two start; four batches for each core take one more each.
+        assert [len(item.jobs) for item, _ in engine.running.values()] == [2, 2]
+        made.leave()
+
+
+def test_many_nodes_fill_no_screen(store: RunStore) -> None:
+    peers = tuple(Waiting((0, 1), (), (), {}, f"node-{number}") for number in range(1, 99))
+    store.set_waiting(Waiting((0, 1), (), (), {}, "node-0", peers))
+    told = list(lines(state_of(store.reader)))
+    assert "  node-15: idle cores 0, 1" in told
+    assert told[-2:] == ["  83 more nodes: 166 idle cores", "  no pending job"]
+
+
+def test_jobs_move_on_their_node_and_the_event_names_it(store: RunStore) -> None:
+    engine = Nodes([node("x", 2, idle=(0,)), node("y", 2, idle=(0,))])
+    made, _ = sweep(store, engine, yields=True)
+    made.step(0.001)
+    engine.nodes[1] = node("y", 2, idle=(1,))
+    made.step(0.001)
+    assert engine.shifts == [("y", (1,))]
+    engine.nodes[1] = node("y", 2, idle=())
+    made.step(0.001)
+    assert engine.shifts[1:] == [("y", ())]
+    engine.nodes[1] = node("y", 2, idle=(0,))
+    made.step(0.001)
+    told = [event.text for event in store.reader.events()]
+    assert told == [
+        "moved from cores 0, which other processes use, to 1 of y",
+        "paused between two batches: other processes use its cores (1 of y)",
+        "resumed after its pause, on cores 0 of y",
+    ]
+    made.leave()
+
+
+def test_the_use_of_all_nodes_is_sampled_and_shown(store: RunStore) -> None:
+    engine = Nodes([node("x", 1), node("y", 3, idle=(0, 1)), node("lost", 0, own=0.0)])
+    made, watch = sweep(store, engine)
+    made.step(0.0)
+    (sample,) = store.reader.samples()
+    assert (sample.used, sample.own, len(sample.cores)) == (2.0, 1.0, 4)
+    progress = SweepProgress(store.reader.plan, {}, [])
+    for placement in watch.placements:
+        progress.placed(placement)
+    progress.load = engine.load([])
+    assert cores_in_use(progress) == "3 of 4 cores in use on 2 nodes, 1 left to other programs"
+    assert [item.where for item in progress.placements] == [
+        "core 0 of y",
+        "core 0 of x",
+        "core 1 of y",
+    ]
+    made.leave()
+
+
+def test_a_job_out_of_memory_is_tried_again_alone_on_a_node(store: RunStore) -> None:
+    engine = Nodes([node("x", 1), node("y", 1)])
+    made, _ = sweep(store, engine)
+    made.step(0.0)
+    engine.end("y", WorkerDiedError(7, "SIGKILL", "oom"))
+    made.step(0.0)
+    (told,) = [event.text for event in store.reader.events() if event.kind == "oom_retry"]
+    assert told.startswith("attempt 1 on y: ")
+    assert told.endswith("; retried alone on a node")
+    made.leave()
+
+
+def test_a_single_task_waits_until_one_node_is_open() -> None:
+    gpu = node("z", gpus=(Gpu(0, 9, 9),))
+    engine = Nodes([node("x", blocked="no memory"), node("y"), gpu])
+    assert room(engine, 0.0, Interruption()).node == "y"
+    assert room(engine, 0.0, Interruption(), on_gpu=True).node == "z"
+    engine.nodes = engine.nodes[:1]
+    with pytest.raises(NoRoomError, match=r"no memory"):
+        room(engine, 0.0, Interruption())
+
+
+def test_a_run_continues_on_nodes_and_the_timeline_has_a_lane_for_each_core(root: Path) -> None:
+    with FakeClockStore.hold(root) as store:
+        assert isinstance(store, FakeClockStore)
+        store.begin(PLAN, FOLDS, TARGETS, {"decision": CHOICE.to_dict()})
+        store.start_attempt(A0, (0, 1), 2, "cpu", 2.0, 0)
+        store.clock = 4.0
+        store.record(Result(A0, 1, DONE, {"accuracy": 1.0}))
+        alone = [label for label, _ in _lanes(summarize(store.reader).bars)]
+        store.start_attempt(B0, (0,), 1, "cpu", 2.0, 0, (), "x")
+        store.start_attempt(B1, (0,), 1, "cpu", 2.0, 0, (), "y")
+        store.clock = 6.0
+        for job in (B0, B1):
+            store.record(Result(job, 1, DONE, {"accuracy": 1.0}))
+    with RunStore.read(root) as reader:
+        summary, packing = summarize(reader), packing_of(reader)
+    assert alone == ["core 0", "core 1"]
+    lanes = {label: [bar.job for bar in row] for label, row in _lanes(summary.bars)}
+    assert lanes == {
+        "this machine, core 0": [A0],
+        "this machine, core 1": [A0],
+        "x, core 0": [B0],
+        "y, core 0": [B1],
+    }
+    drawn = timeline_svg(summary)
+    assert drawn is not None
+    assert "x, core 0" in drawn
+    assert [sentences.ran_on(bar) for bar in summary.bars] == [
+        "cores 0, 1",
+        "core 0 of x",
+        "core 0 of y",
+    ]
+    assert packing is not None
+    # The plan knew of two cores; on three nodes jobs held four.
+    assert (packing.cores, packing.core_seconds) == (4, 8 + 2 + 2)
+    assert packing.held == pytest.approx(12 / 24)
