@@ -154,6 +154,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
         (settings.threads or 1) * session.call.params.processes,
         settings.stall_timeout,
         settings.max_wait,
+        opened.cluster,
     )
     if settings.engine != "serial" and not data.held:
         refuse(sending_problems({"dataset": bundle.data}))
@@ -214,7 +215,7 @@ def make_plan(session: Session, checked: Checked) -> Planned:
                 engine, replace(draft, device=kind), facts, session.signals, limit, make.inbox
             )
             for kind in allowed
-            if make.pool is not None
+            if make.has_workers
         }
         probes = device_choice.Probes(probers, cost_cache.folder())
         session.display.doing("deciding devices and threads")

@@ -27,7 +27,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Load:
-    """One snapshot of the machine, own workers subtracted."""
+    """One snapshot of the machine, own workers subtracted; of a cluster, that of its first node."""
 
     cores: tuple[int, ...]  # allowed: affinity, cgroup quota and ``n_jobs`` applied
     idle: tuple[int, ...]  # of these, without other processes, the idlest first
@@ -38,6 +38,13 @@ class Load:
     own: float = 0.0  # cores' worth of use by this run
     blocked: str = ""  # why not even one job may start; empty: it may
     others: tuple[int, ...] = ()  # cores in use by other processes, also where the run ignores them
+    node: str = ""  # its name in the cluster; empty: this machine
+    peers: tuple[Load, ...] = ()  # the further nodes of the cluster, each without peers
+
+    @property
+    def nodes(self) -> tuple[Load, ...]:
+        """The loads of all nodes, this one first."""
+        return (self, *self.peers)
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Placement:
     jobs_per_gpu: int = 1  # limit on the GPU, this one included
     gpu_uuid: str = ""  # which GPU; empty: the one of that index
     peer_gpus: tuple[tuple[int, str], ...] = ()  # index and UUID, of the ranks above 0
+    node: str = ""  # where all of it runs, by name; empty: this machine
 
     @property
     def gpus(self) -> tuple[tuple[int, str], ...]:

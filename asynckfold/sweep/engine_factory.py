@@ -11,6 +11,7 @@ from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.process import ProcessEngine
+from asynckfold.engines.ray_cluster import RayCluster, RayEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.reservations import emptiest
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Engines:
-    """Makes the engine for a bundle; `pool` are the workers of the engine "process"."""
+    """Makes the engine for a bundle.
+
+    `pool` are the workers of the engine "process", `cluster` the nodes of the engine "ray".
+    """
 
     name: str
     pool: pools.WorkerPool | None
@@ -36,6 +40,12 @@ class Engines:
     threads: int
     stall_timeout: float | str | None
     max_wait: float | None
+    cluster: RayCluster | None = None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether worker processes of this package train, so that a model can be timed."""
+        return self.pool is not None or self.cluster is not None
 
     @contextmanager
     def __call__(self, bundle: Any) -> Iterator[Engine]:
@@ -52,6 +62,12 @@ class Engines:
                     self.pool,
                     self.stall_timeout,
                     self.signals,
+                )
+            )
+        elif self.cluster is not None:
+            opened = closing(
+                RayEngine(
+                    self.cluster, bundle, self.data, self.inbox.put, self.threads, self.signals
                 )
             )
         elif self.name == "joblib":
