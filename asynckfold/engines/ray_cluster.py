@@ -195,7 +195,7 @@ class RayCluster:
         self.engine: RayEngine | None = None
         self._settings, self._timeout_s = settings, timeout_s
         self._here = ray.get_runtime_context().get_node_id()
-        self._head = ray.get_runtime_context().gcs_address
+        self.head = ray.get_runtime_context().gcs_address
         self.failure: StorageError | None = None
         self._data: tuple[weakref.ref[Any], list[Any]] | None = None
         self._sent: tuple[int, Any] | None = None
@@ -366,13 +366,13 @@ class RayCluster:
         """Run in the watching thread: what others reserve, nodes that come, a head that goes."""
         answered = time.monotonic()
         while not self._closing.wait(WATCH_SECONDS):
-            if _answers(self._head):
+            if _answers(self.head):
                 answered = time.monotonic()
                 self._look()
             elif time.monotonic() - answered > HEAD_SECONDS and self.failure is None:
                 self.failure = StorageError(
                     errno.ENOTCONN,
-                    f"the head of the Ray cluster at {self._head} does not answer any more. Start "
+                    f"the head of the Ray cluster at {self.head} does not answer any more. Start "
                     "the cluster again; the same call continues",
                 )
                 if self.engine is not None:

@@ -38,6 +38,8 @@ class LocalRay:
         given = {name: text for name, text in os.environ.items() if name != "RAY_ADDRESS"}
         # What Ray's processes keep for themselves goes with the folder, too.
         own = {"TMPDIR": str(self._folder), "RAY_USAGE_STATS_ENABLED": "0"}
+        # By default Ray's workers have niceness 15; here `nice` says which they have.
+        own["RAY_worker_niceness"] = "0"
         self._keeper = Keeper(self._folder, words, {**given, **own})
         try:
             self._wait(signals)
