@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from asynckfold.api.arguments import Settings
-from asynckfold.engines import joblib_backend, ray_cluster
+from asynckfold.engines import joblib_backend, ray_address
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.digests.ownership import sent_by_value
@@ -71,7 +71,7 @@ def read_call(
         problems += found
         notes = [*notes, *told]
     if settings.engine == "ray":
-        problems += ray_cluster.checked(settings.ray_address)
+        problems += ray_address.checked(settings.ray_address)
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
     parts = {

@@ -24,26 +24,21 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.engines.engine import Answer, Tell
+from asynckfold.engines.ray_address import answers, checked, knock, named
+from asynckfold.engines.ray_engine import END_SECONDS, NodeHandle, PlacedWork, RayEngine
 from asynckfold.engines.ray_local import LocalRay
-from asynckfold.engines.ray_node import NodeData, RayNode, ScratchFolder, hold, settle
+from asynckfold.engines.ray_node import NodeData, RayNode, ScratchFolder, hold
 from asynckfold.errors import InputError, Problem, StorageError, WorkerDiedError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
-from asynckfold.jobs.messages import Noted, Task
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.reproducibility import VARIABLES
-from asynckfold.store.layout import FINAL
-from asynckfold.system.files import make_folders, read_plain, write_whole
 from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption
-from asynckfold.training.job_log import JobLog
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
@@ -52,84 +47,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.25
 """How old the load of a node may be."""
 
-END_SECONDS = 10.0
-"""Time for nodes to end their workers; then they are left behind."""
-
-EXCUSED_LOSSES = 3
-"""How often the jobs of a lost node are not to blame for it."""
-
 WATCH_SECONDS, HEAD_SECONDS = 1.0, 10.0
 """Interval between looks at the cluster, and how long its head may be silent."""
-
-_LOOK_SECONDS = 0.05
-
-
-def checked(address: str | None) -> list[Problem]:
-    """Return why the engine "ray" cannot be used here, as far as no cluster must be asked."""
-    if find_spec("ray") is None:
-        return [
-            Problem(
-                "engine='ray' needs the package ray",
-                "an environment without it",
-                "Run: pip install 'asynckfold[ray]'",
-            )
-        ]
-    named = _named(address)
-    if named.startswith("ray://"):
-        return [
-            Problem(
-                "ray_address must be that of a cluster which this machine is a node of",
-                repr(named),
-                "Start the call on a node of the cluster, or make this machine one by "
-                "`ray start --address=HOST:PORT`, and pass ray_address='HOST:PORT'.",
-            )
-        ]
-    return []
-
-
-def _named(address: str | None) -> str:
-    """Return the address that was asked for, also by Ray's own variable; empty: none."""
-    return address or os.environ.get("RAY_ADDRESS", "")
-
-
-@dataclass(eq=False)
-class _Node:
-    """A node of the cluster, as the driver sees it."""
-
-    identity: str
-    name: str
-    actor: Any
-    address: str
-    cpus: float
-    gpus: float
-    memory: int
-    load: Load
-    begun: Any = None
-    """The answer of its actor to the present bundle."""
-    reserved: tuple[float, float] = (0.0, 0.0)
-    """Cores that Ray has given to others, at the last two looks."""
-    has: weakref.ref[Any] | None = None
-    """The data that it has."""
-    is_lost: bool = False
-
-
-@dataclass(eq=False)
-class _Work:
-    """A placement, its future, and the task of Ray that holds its cores."""
-
-    number: int
-    placement: Placement
-    tasks: Sequence[Task]
-    node: _Node
-    expected: Any = None
-    lease: Any = None
-    has_begun: bool = False
-    cpus: float = 0.0
-    future: Future[Answer] = field(default_factory=Future)
-
-    def interrupt(self) -> None:
-        """End it without a result."""
-        self.future.set_result(Answer([None for _ in self.tasks], 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,16 +86,17 @@ def ray_cluster(
     import ray
 
     refuse(checked(address))
-    named = _named(address)
+    place = named(address)
     with ExitStack() as stack:
         if ray.is_initialized():
-            _check_connection(named)
+            _check_connection(place)
         else:
-            if not named:
+            if not place:
                 local = LocalRay(cores, signals)
                 stack.callback(local.close)
-                named = local.address
-            _connect(named, runtime_env, timeout_s)
+                place = local.address
+            stack.enter_context(_silenced())
+            _connect(place, runtime_env, timeout_s)
             stack.callback(ray.shutdown)
         cluster = RayCluster(settings, timeout_s)
         stack.callback(cluster.close)
@@ -190,8 +110,8 @@ class RayCluster:
     def __init__(self, settings: NodeSettings, timeout_s: float) -> None:
         import ray
 
-        self.numbers = itertools.count()
-        self.nodes: dict[str, _Node] = {}
+        self.numbers: Iterator[int] = itertools.count()
+        self.nodes: dict[str, NodeHandle] = {}
         self.engine: RayEngine | None = None
         self._settings, self._timeout_s = settings, timeout_s
         self._here = ray.get_runtime_context().get_node_id()
@@ -202,7 +122,9 @@ class RayCluster:
         self._refused: set[str] = set()
         self._closing = threading.Event()
         self._threads = [
-            threading.Thread(target=work, name=f"asynckfold-ray-{name}", daemon=True)
+            threading.Thread(
+                target=self._guarded, args=(work,), name=f"asynckfold-ray-{name}", daemon=True
+            )
             for name, work in (("listener", self._listen), ("watcher", self._watch))
         ]
 
@@ -220,8 +142,7 @@ class RayCluster:
 
         self._closing.set()
         ends = [node.actor.quit.remote() for node in self.nodes.values() if not node.is_lost]
-        if ends:
-            ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
+        self.wait(ends, END_SECONDS)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(END_SECONDS)
@@ -249,7 +170,7 @@ class RayCluster:
         for node in self.nodes.values():
             self._begin_on(node)
 
-    def _begin_on(self, node: _Node) -> None:
+    def _begin_on(self, node: NodeHandle) -> None:
         """Send the present bundle to a node, with the data if it lacks them."""
         if self._sent is None or self._data is None:
             return
@@ -258,7 +179,7 @@ class RayCluster:
         node.begun = node.actor.begin.remote(*self._sent, *(() if known else arrays))
         node.has = reference
 
-    def lease(self, work: _Work) -> Any:
+    def lease(self, work: PlacedWork) -> Any:
         """Ask Ray for what a placement needs on its node; return the task that holds it."""
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -276,6 +197,20 @@ class RayCluster:
         }
         task = ray.remote(hold).options(**options)
         return task.remote(node.address, work.number, work.expected)
+
+    def cancel(self, work: PlacedWork) -> None:
+        """Withdraw the request of a placement."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.cancel(work.lease)
+
+    def wait(self, answers: Sequence[Any], seconds: float) -> None:
+        """Wait for answers of nodes, at most so long."""
+        import ray
+
+        if answers:
+            ray.wait(list(answers), num_returns=len(answers), timeout=seconds)
 
     def _alive(self) -> list[dict[str, Any]]:
         import ray
@@ -307,7 +242,7 @@ class RayCluster:
             load, _ = pickle.loads(ray.get(polled, timeout=self._timeout_s))
             name = self._name_of(item)
             resources = item["Resources"]
-            node = _Node(
+            node = NodeHandle(
                 item["NodeID"],
                 name,
                 actor,
@@ -335,17 +270,40 @@ class RayCluster:
             if (found := name if number == 1 else f"{name}-{number}") not in taken
         )
 
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Run in a thread: whatever Ray raises there ends the sweep, which would wait for ever."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001
+            if not self._closing.is_set():
+                self._fail(f"the connection to Ray broke: {type(error).__name__}: {error}")
+
+    def _fail(self, what: str) -> None:
+        self.failure = StorageError(
+            errno.ENOTCONN, f"{what}. See that the cluster runs; the same call continues"
+        )
+        if self.engine is not None:
+            self.engine.fail(self.failure)
+
     def _listen(self) -> None:
         """Run in the listening thread: one call to each node waits for its messages."""
         import ray
 
-        calls: dict[Any, _Node] = {}
+        calls: dict[Any, NodeHandle] = {}
         while not self._closing.is_set():
             for node in [*self.nodes.values()]:
                 if not node.is_lost and node not in calls.values():
                     calls[node.actor.poll.remote(POLL_SECONDS)] = node
-            ready, _ = ray.wait([*calls], num_returns=1, timeout=POLL_SECONDS)
+            engine = self.engine
+            leases = {} if engine is None else engine.leases()
+            waited = [*calls, *leases]
+            ready, _ = ray.wait(waited, num_returns=len(waited), timeout=0)
+            if not ready:
+                ready, _ = ray.wait(waited, num_returns=1, timeout=POLL_SECONDS)
             for call in ready:
+                if call in leases and engine is not None:
+                    _take_end(engine, leases[call])
+                    continue
                 node = calls.pop(call)
                 try:
                     load, messages = pickle.loads(ray.get(call))
@@ -357,7 +315,7 @@ class RayCluster:
                     if self.engine is not None:
                         self.engine.hear(message)
 
-    def _lose(self, node: _Node, why: str) -> None:
+    def _lose(self, node: NodeHandle, why: str) -> None:
         node.is_lost = True
         if self.engine is not None:
             self.engine.lose(node, why)
@@ -366,17 +324,11 @@ class RayCluster:
         """Run in the watching thread: what others reserve, nodes that come, a head that goes."""
         answered = time.monotonic()
         while not self._closing.wait(WATCH_SECONDS):
-            if _answers(self.head):
+            if answers(self.head):
                 answered = time.monotonic()
                 self._look()
             elif time.monotonic() - answered > HEAD_SECONDS and self.failure is None:
-                self.failure = StorageError(
-                    errno.ENOTCONN,
-                    f"the head of the Ray cluster at {self.head} does not answer any more. Start "
-                    "the cluster again; the same call continues",
-                )
-                if self.engine is not None:
-                    self.engine.fail(self.failure)
+                self._fail(f"the head of the Ray cluster at {self.head} does not answer any more")
 
     def _look(self) -> None:
         import ray
@@ -405,186 +357,41 @@ class RayCluster:
             self.engine.say(Noted(None, "cluster", text))
 
 
-class RayEngine:
-    """Executes placements on the nodes of a cluster."""
+def _take_end(engine: RayEngine, work: PlacedWork) -> None:
+    """Tell the engine how the task of a placement has ended."""
+    import ray
 
-    def __init__(
-        self,
-        cluster: RayCluster,
-        bundle: Bundle,
-        data: Prepared,
-        tell: Tell,
-        threads: int = 1,
-        signals: Interruption | None = None,
-    ) -> None:
-        self._cluster, self._root, self.say = cluster, bundle.root, tell
-        self._signals = signals or Interruption()
-        self._works: dict[int, _Work] = {}
-        self._losses: dict[str, int] = {}
-        self._lock = threading.Lock()
-        self._closed = False
-        cluster.begin(self, threads, bundle, data)
-
-    def load(self, running: Sequence[Placement]) -> Load:
-        """Return the latest load of each node."""
-        here, *others = [self._of(node, running) for node in self._cluster.nodes.values()]
-        return replace(here, peers=tuple(others))
-
-    def _of(self, node: _Node, running: Sequence[Placement]) -> Load:
-        if node.is_lost:
-            return Load((), (), 0, blocked=f"node {node.name} is lost", node=node.name)
-        held = [item for item in running if item.node == node.name]
-        load = replace(node.load, node=node.name)
-        # What Ray has given to others is not free, even if it is idle. Ray is late to tell that a
-        # task has ended, so that only what it tells twice counts.
-        most = node.cpus - min(node.reserved)
-        return load if len(load.cores) <= most else within(load, held, int(most))
-
-    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        """Ask Ray for the cores of a placement, which starts when it has them."""
-        cluster = self._cluster
-        node = cluster.nodes[placement.node]
-        work = _Work(next(cluster.numbers), placement, tasks, node)
-        work.future.set_running_or_notify_cancel()
-        if node.is_lost or cluster.failure is not None:
-            self._end_lost(work, "")
-            return work.future
-        with self._lock:
-            self._works[work.number] = work
-        files = dict(self._files(tasks))
-        work.expected = node.actor.expect.remote(
-            work.number, placement, list(tasks), files, node.begun
-        )
-        work.cpus = min(len(placement.cores) or 1, node.cpus)
-        work.lease = cluster.lease(work)
-        return work.future
-
-    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
-        """Pin a worker to other cores of its node, or pause it."""
-        work = next((work for work in self._works.values() if work.future is future), None)
-        if work is not None and not work.node.is_lost:
-            work.node.actor.shift.remote(work.number, tuple(cores), work.expected)
-
-    def close(self, grace_s: float = 0.0) -> None:
-        """Ask for checkpoints, wait, end what is left; the nodes stay."""
-        import ray
-
-        if self._closed:
-            return
-        self._closed = True
-        for work in self._take(lambda work: not work.has_begun):
-            # Its task finds that nobody waits for it, and ends.
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.cancel(work.lease)
-            work.interrupt()
-        nodes = [node for node in self._cluster.nodes.values() if not node.is_lost]
-        if grace_s > 0:
-            for node in nodes:
-                node.actor.stop.remote(grace_s)
-            end = time.monotonic() + grace_s
-            while self._works and time.monotonic() < end and not self._signals.urgent():
-                time.sleep(_LOOK_SECONDS)
-        for node in nodes:
-            node.actor.hurry.remote()
-        ends = [node.actor.end.remote() for node in nodes if not node.is_lost]
-        if ends:
-            ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
-        end = time.monotonic() + END_SECONDS
-        while self._works and time.monotonic() < end:
-            time.sleep(_LOOK_SECONDS)
-        for work in self._take(lambda work: True):
-            work.future.set_exception(WorkerDiedError(0, "its node did not answer"))
-        if self._cluster.engine is self:
-            self._cluster.engine = None
-
-    def hear(self, message: tuple[Any, ...]) -> None:
-        """Take a message of a node, in the listening thread."""
-        kind, *content = message
-        if kind == "begun":
-            if (work := self._works.get(content[0])) is not None:
-                work.has_begun = True
-        elif kind == "answer":
-            number, outcome = content
-            for work in self._take(lambda work: work.number == number):
-                settle(work.future, outcome)
-        elif kind == "log":
-            job, lines = content
-            with self._disk(job.id), JobLog(self._root, job) as log:
-                log.append(lines)
-        else:
-            event, files = content
-            with self._disk(getattr(event, "job_id", None) or ""):
-                for name, data in files:
-                    path = self._root / name
-                    make_folders(self._root, path.parent)
-                    write_whole(path, data, self._root)
-                self.say(event)
-
-    def lose(self, node: _Node, why: str) -> None:
-        """End the placements of a node that is gone."""
-        for work in self._take(lambda work: work.node is node):
-            self._end_lost(work, why)
-
-    def reserved_on(self, node: _Node) -> float:
-        """Return the cores that Ray holds for this engine on a node."""
-        return sum(work.cpus for work in [*self._works.values()] if work.node is node)
-
-    def fail(self, failure: StorageError) -> None:
-        """End one placement by a failure, which ends the sweep; the others may save themselves."""
-        for work in self._take(lambda work: work.number == min(self._works)):
-            work.future.set_exception(failure)
-
-    def _end_lost(self, work: _Work, why: str) -> None:
-        """Let its jobs be placed again; they are to blame only if that happens again and again."""
-        if self._cluster.failure is not None:
-            work.future.set_exception(self._cluster.failure)
-            return
-        names = [task.job.id for task in work.tasks]
-        for name in names:
-            self._losses[name] = self._losses.get(name, 0) + 1
-        if names and max(self._losses[name] for name in names) <= EXCUSED_LOSSES:
-            work.interrupt()
-        else:
-            text = f"node {work.node.name or 'of this process'} is lost: {why}"
-            work.future.set_exception(WorkerDiedError(0, text))
-
-    def _take(self, which: Callable[[_Work], bool]) -> list[_Work]:
-        """Remove the placements for which `which` holds; whoever has one completes its future."""
-        with self._lock:
-            found = [work for work in self._works.values() if which(work)]
-            for work in found:
-                del self._works[work.number]
-        return found
-
-    @contextmanager
-    def _disk(self, job_id: str) -> Iterator[None]:
-        """End the placement of a job if this machine's disk refuses."""
-        try:
-            yield
-        except StorageError as error:
-            for work in self._take(lambda work: any(t.job.id == job_id for t in work.tasks)):
-                work.future.set_exception(error)
-
-    def _files(self, tasks: Sequence[Task]) -> Iterator[tuple[str, bytes]]:
-        """Yield the files that earlier attempts have left, by their names in the run's folder."""
-        for task in tasks:
-            for ref in task.checkpoints:
-                path = self._root / ref.file
-                for item in (path, path.with_name(FINAL)):
-                    # A worker that misses a file says so, and takes an older one.
-                    with contextlib.suppress(OSError):
-                        yield item.relative_to(self._root).as_posix(), read_plain(item, self._root)
-
-
-def within(load: Load, held: Sequence[Placement], most: int) -> Load:
-    """Return a load with at most so many cores: those of running placements, then idle ones."""
-    own = [core for placement in held for core in placement.cores if core in load.cores]
-    kept = list(dict.fromkeys([*own, *load.idle, *load.cores]))[:most]
-    idle = tuple(core for core in load.idle if core in kept)
-    return replace(load, cores=tuple(sorted(kept)), idle=idle)
+    known = ray.exceptions
+    error, is_lost = None, False
+    try:
+        ray.get(work.lease)
+    except known.RayError as failure:
+        outcome = "oom" if isinstance(failure, known.OutOfMemoryError) else "died"
+        text = " ".join(str(failure).split())[:400]
+        error = WorkerDiedError(0, f"Ray gave up its cores: {text}", outcome)
+        is_lost = isinstance(failure, (known.NodeDiedError, known.TaskUnschedulableError))
+    engine.give_up(work, error, is_lost=is_lost)
 
 
 # Connecting
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Keep Ray from printing what its nodes report: the log of the run tells it.
+
+    There is no option for it: ``log_to_driver`` is about the output of tasks only.
+    """
+    from ray._private import worker
+
+    before = getattr(worker, "print_to_stdstream", None)
+    if before is not None:
+        worker.print_to_stdstream = lambda *data, **more: None
+    try:
+        yield
+    finally:
+        if before is not None:
+            worker.print_to_stdstream = before
 
 
 def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: float) -> None:
@@ -598,7 +405,7 @@ def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: flo
     import ray
 
     if address not in ("auto", "local"):
-        _knock(address, timeout_s)
+        knock(address, timeout_s)
     handlers = {
         number: signal.getsignal(number)
         for number in (signal.SIGINT, signal.SIGTERM)
@@ -616,33 +423,6 @@ def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: flo
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def _knock(address: str, timeout_s: float) -> None:
-    host, _, port = address.rpartition(":")
-    end, reason = time.monotonic() + timeout_s, ""
-    while time.monotonic() < end:
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout_s):
-                return
-        except (OSError, ValueError) as error:
-            reason = str(error)
-            time.sleep(_LOOK_SECONDS)
-    raise InputError.one(
-        f"ray_address must answer within connect_timeout_s={timeout_s:g}",
-        f"{address!r}: {reason}",
-        "Start the cluster's head (`ray start --head`), pass the HOST:PORT that it prints, or wait "
-        "longer by connect_timeout_s.",
-    )
-
-
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), WATCH_SECONDS):
-            return True
-    except (OSError, ValueError):
-        return False
 
 
 def host_of(item: Mapping[str, Any]) -> str:

@@ -63,6 +63,9 @@ SCRATCH = "ASYNCKFOLD_SCRATCH"
 
 _NUMBER = struct.Struct("q")
 
+_TAKEN = b"t"
+"""The answer to a task whose placement starts."""
+
 
 class ScratchFolder:
     """Becomes the scratch folder of the node where it is unpickled."""
@@ -313,6 +316,7 @@ class RayNode:
                 return
             held.channel = channel
             self._selector.register(channel, selectors.EVENT_READ, number)
+            channel.sendall(_TAKEN)
             self._start(held)
 
     def _start(self, held: _Held) -> None:
@@ -377,10 +381,18 @@ class RayNode:
 
 
 def hold(address: str, number: int, ready: object = None) -> None:
-    """Hold what Ray has granted until a placement has ended; runs as a task of Ray on its node."""
+    """Hold what Ray has granted until a placement has ended; runs as a task of Ray on its node.
+
+    Raises
+    ------
+    RuntimeError
+        The node does not know the placement.
+    """
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(f"\0{address}")
         channel.sendall(_NUMBER.pack(number))
+        if channel.recv(1) != _TAKEN:
+            raise RuntimeError("the node does not know the placement")
         channel.recv(1)
 
 

@@ -11,7 +11,8 @@ from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.engines.ray_cluster import RayCluster, RayEngine
+from asynckfold.engines.ray_cluster import RayCluster
+from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.reservations import emptiest
@@ -67,7 +68,13 @@ class Engines:
         elif self.cluster is not None:
             opened = closing(
                 RayEngine(
-                    self.cluster, bundle, self.data, self.inbox.put, self.threads, self.signals
+                    self.cluster,
+                    bundle,
+                    self.data,
+                    self.inbox.put,
+                    self.threads,
+                    self.signals,
+                    self._most_on_all,
                 )
             )
         elif self.name == "joblib":
@@ -86,6 +93,12 @@ class Engines:
         """Read the load, for the number of jobs that the caller asked for."""
         count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
         return self.machine.load(count, running, own, threads=self.threads)
+
+    @property
+    def _most_on_all(self) -> int | None:
+        """Number of cores on all nodes together; a negative `n_jobs` is meant for each."""
+        is_count = isinstance(self.n_jobs, int) and self.n_jobs > 0
+        return int(self.n_jobs or 1) * self.threads if is_count else None
 
     @property
     def allotted(self) -> int:

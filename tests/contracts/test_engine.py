@@ -22,7 +22,7 @@ from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.engines.ray_cluster import RayEngine
+from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.messages import CheckpointWritten, EpochEnded
 from asynckfold.jobs.placement import Load, Placement
