@@ -339,6 +339,9 @@ class RayCluster:
             known = {node.identity for node in self.nodes.values() if not node.is_lost}
             fresh = [item for item in self._alive() if item["NodeID"] not in known | self._refused]
             problems = [*_node_problems(fresh, self._timeout_s)]
+            still = {item["NodeID"] for item in self._alive()}
+            if not still.issuperset(item["NodeID"] for item in fresh):
+                return  # a node that has just died is known as alive for a moment
             if problems:
                 self._refused |= {item["NodeID"] for item in fresh}
                 self._say("; ".join(map(str, problems)))

@@ -140,6 +140,7 @@ class RayNode:
         argv: Sequence[str],
         variables: Mapping[str, str],
     ) -> None:
+        self._raylet = os.getppid()
         sys.argv[:] = argv
         os.environ.update(variables)
         self._machine = make_machine()
@@ -333,7 +334,9 @@ class RayNode:
         channel.close()
         with self._lock:
             held = self._held.get(number)
-            if held is None or held.future is None or self._engine is None:
+            # All end with the node, this process too: then the jobs are not to blame.
+            is_node_lost = os.getppid() != self._raylet
+            if held is None or held.future is None or self._engine is None or is_node_lost:
                 return
             self._engine.kill(held.future)
 

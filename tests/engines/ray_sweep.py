@@ -58,7 +58,7 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
     if kind not in ("plain", "fused"):
         given = {"trainer": kind, "processes": 2}
     if address:
-        given["ray_address"] = address
+        given |= {"ray_address": address, "n_jobs": int(os.environ.get("N_JOBS", "1"))}
     kfold = AsyncKFold(
         3,
         data,

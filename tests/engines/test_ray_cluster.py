@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,14 +17,9 @@ from asynckfold import AsyncKFold, InputError
 from asynckfold.engines import ray_address, ray_engine
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.store import RunStore
-from tests.engines.ray_start import needs_ray
+from tests.engines.ray_start import ended, first_checkpoint, needs_ray, sweep
 from tests.leftovers import descendants, gone, processes, until
 from tests.toy import Tiny, adam, samples
-
-SWEEP = Path(__file__).with_name("ray_sweep.py")
-
-real = [pytest.mark.nightly, needs_ray, pytest.mark.timeout(900)]
-
 
 # What is refused before anything starts
 
@@ -102,34 +95,6 @@ def test_a_load_within_what_ray_grants_keeps_running_jobs_and_the_idlest() -> No
 # A Ray of this machine
 
 
-def started(kind: str, engine: str, root: Path, **variables: str) -> subprocess.Popen[str]:
-    """Start a sweep in another folder, so that nothing is found by accident."""
-    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
-    variables = {**os.environ, "PYTHONPATH": paths, **variables}
-    elsewhere = root.parent / "elsewhere"
-    elsewhere.mkdir(exist_ok=True)
-    words = [sys.executable, str(SWEEP), kind, engine, str(root)]
-    return subprocess.Popen(
-        words,
-        env=variables,
-        cwd=elsewhere,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def ended(process: subprocess.Popen[str]) -> str:
-    """Return what a sweep printed: one line, since Ray prints nothing."""
-    try:
-        out, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 0, out
-    return out
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """Return what a sweep prints with the engine "process"."""
@@ -138,7 +103,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     def printed(kind: str) -> str:
         if kind not in known:
             root = tmp_path_factory.mktemp(kind) / "run"
-            known[kind] = ended(started(kind, "process", root))
+            known[kind] = ended(sweep(kind, "process", root))
         return known[kind]
 
     return printed
@@ -164,7 +129,7 @@ def no_folder_left() -> Iterator[None]:
 def test_the_numbers_are_those_of_the_engine_process(
     kind: str, root: Path, expected: Callable[[str], str]
 ) -> None:
-    assert ended(started(kind, "ray", root)) == expected(kind)
+    assert ended(sweep(kind, "ray", root)) == expected(kind)
     if kind == "plain":
         assert "a word for the log" in (root / "net/cosine/fold-0/log.txt").read_text()
 
@@ -177,7 +142,7 @@ def test_a_killed_worker_costs_one_attempt(
     root: Path, tmp_path: Path, expected: Callable[[str], str]
 ) -> None:
     (tmp_path / "kill").touch()
-    found = started("plain", "ray", root, KILL_ONCE=str(tmp_path / "kill"))
+    found = sweep("plain", "ray", root, KILL_ONCE=str(tmp_path / "kill"))
     assert ended(found) == expected("plain")
     with RunStore.read(root) as store:
         outcomes = [item.outcome for item in store.attempts()]
@@ -205,7 +170,7 @@ def named(name: str) -> set[int]:
 def test_a_killed_process_of_ray_costs_no_more_than_attempts(
     name: str, root: Path, expected: Callable[[str], str]
 ) -> None:
-    process = started("plain", "ray", root, SLOW="0.02")
+    process = sweep("plain", "ray", root, SLOW="0.02")
     first_checkpoint(root)
     os.kill(min(named(name)), signal.SIGKILL)
     assert ended(process) == expected("plain")
@@ -213,10 +178,6 @@ def test_a_killed_process_of_ray_costs_no_more_than_attempts(
         outcomes = [item.outcome for item in store.attempts()]
     assert outcomes.count("ok") == 6
     assert 1 <= len(outcomes) - 6 <= 2
-
-
-def first_checkpoint(root: Path) -> None:
-    until(lambda: bool([*root.glob("net/*/*/checkpoint*")]), 400)
 
 
 @pytest.mark.usefixtures("no_folder_left")
@@ -228,7 +189,7 @@ def first_checkpoint(root: Path) -> None:
 def test_an_ended_sweep_leaves_nothing_and_is_continued(
     root: Path, number: signal.Signals, expected: Callable[[str], str]
 ) -> None:
-    process = started("plain", "ray", root, SLOW="0.02")
+    process = sweep("plain", "ray", root, SLOW="0.02")
     first_checkpoint(root)
     # Ctrl-C reaches all processes of a terminal.
     os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
@@ -242,4 +203,4 @@ def test_an_ended_sweep_leaves_nothing_and_is_continued(
             assert left
             assert all(store.checkpoints(item.job_id) for item in left)
     assert gone(workers, 60)
-    assert ended(started("plain", "ray", root)) == expected("plain")
+    assert ended(sweep("plain", "ray", root)) == expected("plain")
