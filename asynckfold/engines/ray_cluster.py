@@ -114,6 +114,8 @@ class RayCluster:
         self.nodes: dict[str, NodeHandle] = {}
         self.engine: RayEngine | None = None
         self._settings, self._timeout_s = settings, timeout_s
+        # Once: each new remote function is sent to the head, for which this process would wait.
+        self._hold = ray.remote(hold)
         self._here = ray.get_runtime_context().get_node_id()
         self.head = ray.get_runtime_context().gcs_address
         self.failure: StorageError | None = None
@@ -181,7 +183,6 @@ class RayCluster:
 
     def lease(self, work: PlacedWork) -> Any:
         """Ask Ray for what a placement needs on its node; return the task that holds it."""
-        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         node, placement = work.node, work.placement
@@ -195,7 +196,7 @@ class RayCluster:
             "max_retries": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.identity, soft=False),
         }
-        task = ray.remote(hold).options(**options)
+        task = self._hold.options(**options)
         return task.remote(node.address, work.number, work.expected)
 
     def cancel(self, work: PlacedWork) -> None:
@@ -279,6 +280,8 @@ class RayCluster:
                 self._fail(f"the connection to Ray broke: {type(error).__name__}: {error}")
 
     def _fail(self, what: str) -> None:
+        if self.failure is not None:
+            return
         self.failure = StorageError(
             errno.ENOTCONN, f"{what}. See that the cluster runs; the same call continues"
         )
@@ -297,6 +300,9 @@ class RayCluster:
             engine = self.engine
             leases = {} if engine is None else engine.leases()
             waited = [*calls, *leases]
+            if not waited:
+                self._closing.wait(POLL_SECONDS)
+                continue
             ready, _ = ray.wait(waited, num_returns=len(waited), timeout=0)
             if not ready:
                 ready, _ = ray.wait(waited, num_returns=1, timeout=POLL_SECONDS)
@@ -327,7 +333,7 @@ class RayCluster:
             if answers(self.head):
                 answered = time.monotonic()
                 self._look()
-            elif time.monotonic() - answered > HEAD_SECONDS and self.failure is None:
+            elif time.monotonic() - answered > HEAD_SECONDS:
                 self._fail(f"the head of the Ray cluster at {self.head} does not answer any more")
 
     def _look(self) -> None:
@@ -337,7 +343,11 @@ class RayCluster:
         try:
             free = available_resources_per_node()
             known = {node.identity for node in self.nodes.values() if not node.is_lost}
-            fresh = [item for item in self._alive() if item["NodeID"] not in known | self._refused]
+            alive = self._alive()
+            if self._here not in {item["NodeID"] for item in alive}:
+                self._fail("the Ray node of this machine is gone")
+                return
+            fresh = [item for item in alive if item["NodeID"] not in known | self._refused]
             problems = [*_node_problems(fresh, self._timeout_s)]
             still = {item["NodeID"] for item in self._alive()}
             if not still.issuperset(item["NodeID"] for item in fresh):

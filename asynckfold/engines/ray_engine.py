@@ -150,7 +150,12 @@ class RayEngine:
         cluster.begin(self, threads, bundle, data)
 
     def load(self, running: Sequence[Placement]) -> Load:
-        """Return the latest load of each node."""
+        """Return the latest load of each node; after a failure, one that lets a job start.
+
+        Its submission then tells of the failure, as this must not raise.
+        """
+        if self._cluster.failure is not None:
+            return Load((0,), (0,), 1 << 62)
         left, found = self._most, []
         for node in self._cluster.nodes.values():
             load = self._of(node, running, left)

@@ -25,8 +25,8 @@ def main(folder: str) -> None:
     os.environ["TMPDIR"] = os.environ["RAY_TMPDIR"] = folder
     head: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    nodes = {"head": cluster.head_node}
-    print(cluster.address, flush=True)
+    nodes, address = {"head": cluster.head_node}, cluster.address
+    print(address, flush=True)
     for line in sys.stdin:
         word, name = line.split()
         if word == "add":
@@ -34,14 +34,14 @@ def main(folder: str) -> None:
         elif word == "restart":
             cluster.shutdown()
             cluster = Cluster(initialize_head=True, head_node_args=head)
-            nodes = {"head": cluster.head_node}
+            nodes, address = {"head": cluster.head_node}, cluster.address
         elif name == "head":
             # With a raylet alone a node is of no use.
             nodes[name].kill_gcs_server(check_alive=False)
             nodes[name].kill_raylet(check_alive=False)
         else:
             cluster.remove_node(nodes.pop(name), allow_graceful=False)
-        print(cluster.address, flush=True)
+        print(address, flush=True)
     cluster.shutdown()
     Path(folder, "ended").touch()
 

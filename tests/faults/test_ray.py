@@ -55,8 +55,8 @@ class Nodes:
         """Add or kill a node, or start all again."""
         assert self.process.stdin is not None
         print(word, name, file=self.process.stdin, flush=True)
-        assert (line := self._line())
-        self.address = line
+        self.address = self._line()
+        assert self.address
 
     def close(self) -> None:
         """End the cluster."""
