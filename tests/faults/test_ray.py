@@ -41,7 +41,7 @@ class Nodes:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": paths, "RAY_worker_niceness": "0"},
+            env={**os.environ, "PYTHONPATH": paths, "RAY_worker_niceness": "0", "SLOW": "0.03"},
             text=True,
             start_new_session=True,
         )
@@ -156,7 +156,7 @@ def test_the_head_is_lost_and_the_same_call_continues(
     root: Path, tmp_path: Path, nodes: Nodes
 ) -> None:
     expected = ended(sweep("plain", "process", tmp_path / "process"))
-    process = sweep("plain", "ray", root, nodes.address, SLOW="0.02")
+    process = sweep("plain", "ray", root, nodes.address)
     first_checkpoint(root)
     nodes("kill", "head")
     out, _ = process.communicate(timeout=200)
@@ -176,9 +176,9 @@ def test_a_node_is_killed_in_the_middle_of_a_sweep(
     for name in ("one", "two"):
         nodes("add", name)
     expected = ended(sweep("plain", "process", tmp_path / "process"))
-    process = sweep("plain", "ray", root, nodes.address, SLOW="0.05", N_JOBS="3")
+    process = sweep("plain", "ray", root, nodes.address, N_JOBS="3")
     # One job on each node.
-    until(lambda: len([*root.glob("net/*/*/log.txt")]) == 3, 300)
+    until(lambda: len([*root.glob("net/*/*/log.txt")]) == 3, 60)
     first_checkpoint(root)
     nodes("kill", "two")
     assert ended(process) == expected
