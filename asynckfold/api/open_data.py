@@ -16,7 +16,8 @@ from asynckfold.api.display import Display
 from asynckfold.api.session import Session
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
-from asynckfold.engines.ray_cluster import NodeSettings, RayCluster, ray_cluster
+from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
+from asynckfold.engines.ray_engine import NodeSettings
 from asynckfold.errors import refuse
 from asynckfold.jobs.digests.run import Digest, of_run
 from asynckfold.jobs.folds import Fold

@@ -1,4 +1,7 @@
-"""Addresses of Ray clusters: which was asked for, and whether it answers. Ray is not imported."""
+"""What is checked of a Ray cluster before anything starts: its address, and its nodes' versions.
+
+Ray is not imported.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from asynckfold.errors import InputError, Problem
 
@@ -94,3 +99,60 @@ def answers(address: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
+
+
+def version_reader() -> Callable[[bool], tuple[str, str, str]]:
+    """Return a function that reads the versions of asynckfold and torch, and the kind of processor.
+
+    It travels by value: a node may have no asynckfold. The kind is read where there are `several`
+    nodes to compare, since the import of torch takes seconds.
+    """
+
+    def versions(several: bool) -> tuple[str, str, str]:
+        # By value: the node may have no asynckfold.
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            there = version("asynckfold"), version("torch")
+        except PackageNotFoundError:
+            return "", "", ""
+        if not several:
+            return (*there, "")
+        from asynckfold.jobs.reproducibility import CPU
+        from asynckfold.training.software import software
+
+        return (*there, software(1)[CPU])
+
+    return versions
+
+
+def version_problem(place: str, there: tuple[str, str], here: tuple[str, str]) -> Problem:
+    """Return the problem of a node whose versions of asynckfold and torch are not those here."""
+    asynckfold, torch = here
+    return Problem(
+        "each node of the cluster needs asynckfold and torch, in the versions here",
+        f"{place}: {there[0] or 'none'} and {there[1] or 'none'}; here {asynckfold} and {torch}",
+        f"Run there: pip install 'asynckfold[ray]=={asynckfold}' 'torch=={torch}', or pass "
+        "ray_runtime_env={'pip': [...]}.",
+    )
+
+
+def host_of(item: Mapping[str, Any]) -> str:
+    """Return host and address of a node, for people."""
+    return f"{item['NodeManagerHostname']} ({item['NodeManagerAddress']})"
+
+
+def connection_problem(address: str, error: Exception) -> Problem:
+    """Return the problem of a cluster that cannot be joined."""
+    text = " ".join(str(error).split())
+    if "ersion mismatch" in text:
+        return Problem(
+            "the nodes of a Ray cluster and this process need the same versions of Ray and Python",
+            text[:400],
+            "Install the cluster's versions here, in an environment of their own.",
+        )
+    return Problem(
+        "ray_address must be that of a cluster which this machine is a node of",
+        f"{address!r}: {text[:400]}",
+        "Run `ray start --address=HOST:PORT` on this machine first, or start the call on a node.",
+    )

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
 import pickle
 import signal
 import socket
@@ -25,19 +24,33 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.engines.ray_address import answers, checked, knock, named
-from asynckfold.engines.ray_engine import END_SECONDS, NodeHandle, PlacedWork, RayEngine
+from asynckfold.engines.ray_address import (
+    answers,
+    checked,
+    connection_problem,
+    host_of,
+    knock,
+    named,
+    version_problem,
+    version_reader,
+)
+from asynckfold.engines.ray_engine import (
+    END_SECONDS,
+    NodeHandle,
+    NodeSettings,
+    PlacedWork,
+    RayEngine,
+)
 from asynckfold.engines.ray_local import LocalRay
 from asynckfold.engines.ray_node import NodeData, RayNode, ScratchFolder, hold
 from asynckfold.errors import InputError, Problem, StorageError, WorkerDiedError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.recipe import pack
-from asynckfold.jobs.reproducibility import VARIABLES
-from asynckfold.system.machine import Machine
+from asynckfold.jobs.reproducibility import NODES
 from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
@@ -49,22 +62,6 @@ POLL_SECONDS = 0.25
 
 WATCH_SECONDS, HEAD_SECONDS = 1.0, 10.0
 """Interval between looks at the cluster, and how long its head may be silent."""
-
-
-@dataclass(frozen=True, eq=False)
-class NodeSettings:
-    """What each node is told: the arguments of `RayNode`."""
-
-    make_machine: Callable[[], Machine]
-    n_jobs: int | str | None
-    nice: int
-    stall_timeout: float | str | None
-    argv: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=lambda: _variables())
-
-
-def _variables() -> dict[str, str]:
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 @contextmanager
@@ -122,6 +119,7 @@ class RayCluster:
         self._data: tuple[weakref.ref[Any], list[Any]] | None = None
         self._sent: tuple[int, Any] | None = None
         self._refused: set[str] = set()
+        self._kinds: set[str] = set()
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(
@@ -133,7 +131,7 @@ class RayCluster:
     def open(self) -> None:
         """Check the nodes, and start an actor on each."""
         found = self._alive()
-        refuse(_node_problems(found, self._timeout_s))
+        refuse(self._problems(found))
         self._start(found)
         for thread in self._threads:
             thread.start()
@@ -212,6 +210,17 @@ class RayCluster:
 
         if answers:
             ray.wait(list(answers), num_returns=len(answers), timeout=seconds)
+
+    @property
+    def software(self) -> dict[str, str]:
+        """What a session records of the nodes: their kinds of processor, if they differ."""
+        return {NODES: "; ".join(sorted(self._kinds))} if len(self._kinds) > 1 else {}
+
+    def _problems(self, found: Sequence[Mapping[str, Any]]) -> list[Problem]:
+        """Return why nodes cannot train; remember the kinds of their processors."""
+        problems, kinds = looked_at(found, self._timeout_s, bool(self.nodes) or len(found) > 1)
+        self._kinds |= kinds
+        return problems
 
     def _alive(self) -> list[dict[str, Any]]:
         import ray
@@ -348,7 +357,7 @@ class RayCluster:
                 self._fail("the Ray node of this machine is gone")
                 return
             fresh = [item for item in alive if item["NodeID"] not in known | self._refused]
-            problems = [*_node_problems(fresh, self._timeout_s)]
+            problems = self._problems(fresh)
             still = {item["NodeID"] for item in self._alive()}
             if not still.issuperset(item["NodeID"] for item in fresh):
                 return  # a node that has just died is known as alive for a moment
@@ -432,30 +441,10 @@ def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: flo
             configure_logging=False,
         )
     except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        raise InputError([_connection_problem(address, error)]) from error
+        raise InputError([connection_problem(address, error)]) from error
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def host_of(item: Mapping[str, Any]) -> str:
-    """Return host and address of a node, for people."""
-    return f"{item['NodeManagerHostname']} ({item['NodeManagerAddress']})"
-
-
-def _connection_problem(address: str, error: Exception) -> Problem:
-    text = " ".join(str(error).split())
-    if "ersion mismatch" in text:
-        return Problem(
-            "the nodes of a Ray cluster and this process need the same versions of Ray and Python",
-            text[:400],
-            "Install the cluster's versions here, in an environment of their own.",
-        )
-    return Problem(
-        "ray_address must be that of a cluster which this machine is a node of",
-        f"{address!r}: {text[:400]}",
-        "Run `ray start --address=HOST:PORT` on this machine first, or start the call on a node.",
-    )
 
 
 def _check_connection(named: str) -> None:
@@ -471,41 +460,33 @@ def _check_connection(named: str) -> None:
         )
 
 
-def _node_problems(found: Sequence[Mapping[str, Any]], timeout_s: float) -> Iterator[Problem]:
-    """Yield why nodes cannot train."""
+def looked_at(
+    found: Sequence[Mapping[str, Any]], timeout_s: float, several: bool
+) -> tuple[list[Problem], set[str]]:
+    """Return why nodes cannot train, and, of several, the kinds of their processors."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    def version() -> str:
-        # By value: the node may have no asynckfold.
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            return version("asynckfold")
-        except PackageNotFoundError:
-            return ""
-
-    here = version()
+    versions = version_reader()
+    here = versions(False)[:2]
+    problems: list[Problem] = []
+    kinds: set[str] = set()
     asked = []
     for item in found:
         strategy = NodeAffinitySchedulingStrategy(item["NodeID"], soft=False)
-        task = ray.remote(version).options(num_cpus=0, scheduling_strategy=strategy, max_retries=1)
-        asked.append((item, task.remote()))
+        task = ray.remote(versions).options(num_cpus=0, scheduling_strategy=strategy)
+        asked.append((item, task.remote(several)))
     for item, answer in asked:
         place = host_of(item)
         try:
-            there = ray.get(answer, timeout=timeout_s)
+            there, its_torch, kind = ray.get(answer, timeout=timeout_s)
         except (ray.exceptions.RayError, TimeoutError) as error:
-            yield Problem(
-                "each node of the cluster must start a process",
-                f"{place}: {' '.join(str(error).split())[:400]}",
-                "See the logs of Ray there, wait longer by connect_timeout_s, or remove the node.",
-            )
+            rule = "each node of the cluster must start a process"
+            told = f"{place}: {' '.join(str(error).split())[:400]}"
+            remedy = "See Ray's logs there, remove the node, or wait longer by connect_timeout_s."
+            problems.append(Problem(rule, told, remedy))
             continue
-        if there != here:
-            yield Problem(
-                "each node of the cluster needs asynckfold, of the version here",
-                f"{place}: {there or 'none'}; here {here}",
-                f"Run there: pip install 'asynckfold[ray]=={here}', or pass "
-                "ray_runtime_env={'pip': [...]}.",
-            )
+        kinds.add(kind)
+        if (there, its_torch) != here:
+            problems.append(version_problem(place, (there, its_torch), here))
+    return problems, kinds - {""}

@@ -7,6 +7,7 @@ tells of them.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,8 +21,10 @@ from asynckfold.engines.ray_node import settle
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.reproducibility import VARIABLES
 from asynckfold.store.layout import FINAL
 from asynckfold.system.files import make_folders, read_plain, write_whole
+from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption
 from asynckfold.training.job_log import JobLog
 
@@ -36,6 +39,22 @@ EXCUSED_LOSSES = 3
 """How often the jobs of a lost node are not to blame for it."""
 
 _LOOK_SECONDS = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class NodeSettings:
+    """What each node is told: the arguments of `RayNode`."""
+
+    make_machine: Callable[[], Machine]
+    n_jobs: int | str | None
+    nice: int
+    stall_timeout: float | str | None
+    argv: tuple[str, ...]
+    variables: Mapping[str, str] = field(default_factory=lambda: _variables())
+
+
+def _variables() -> dict[str, str]:
+    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
 
 
 @dataclass(eq=False)

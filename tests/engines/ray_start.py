@@ -13,7 +13,8 @@ from subprocess import PIPE, STDOUT, Popen
 import pytest
 
 from asynckfold.api.resources import Sharing
-from asynckfold.engines.ray_cluster import NodeSettings, RayCluster, ray_cluster
+from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
+from asynckfold.engines.ray_engine import NodeSettings
 from asynckfold.system.signals import Interruption
 from tests import leftovers
 from tests.leftovers import until

@@ -147,7 +147,7 @@ def test_a_node_with_another_asynckfold_is_refused(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: "99")
-    told = r"needs asynckfold.*here 99.*pip install"
+    told = r"needs asynckfold and torch.*here 99.*pip install"
     with pytest.raises(InputError, match=told), started(nodes.address):
         pass
 
