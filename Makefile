@@ -25,7 +25,7 @@ test: $(VENV)/installed-test check strace  ## what must hold at every change: 8 
 gpu: $(VENV)/installed-test  ## what can be tested on a real GPU only
 	$(BIN)/python -m pytest -v -s tests/gpu
 
-nightly: $(VENV)/installed-test strace  ## everything at full size, and a table of it: hours
+nightly: $(VENV)/installed-ray strace  ## everything at full size, and a table of it: hours
 	$(BIN)/python -m tests.nightly
 
 # The tests that kill at system calls need it, and are skipped with a reason without it. Only where
@@ -72,6 +72,10 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml
 
 $(VENV)/installed-test: $(VENV)/installed pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@
+
+$(VENV)/installed-ray: $(VENV)/installed-test pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[ray,test]'
 	@touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed pyproject.toml
