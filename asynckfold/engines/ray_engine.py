@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.ray_node import settle
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import Task
+from asynckfold.jobs.messages import CheckpointWritten, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.reproducibility import VARIABLES
 from asynckfold.store.layout import FINAL
@@ -262,7 +262,8 @@ class RayEngine:
                 log.append(lines)
         else:
             event, files = content
-            with self._disk(getattr(event, "job_id", None) or ""):
+            # Files come with checkpoints only.
+            with self._disk(event.ref.job_id if isinstance(event, CheckpointWritten) else ""):
                 for name, data in files:
                     path = self._root / name
                     make_folders(self._root, path.parent)

@@ -30,10 +30,12 @@ PATIENCE_SECONDS = 200.0
 
 
 @contextmanager
-def started(address: str | None = None, cores: int = 2) -> Iterator[RayCluster]:
+def started(
+    address: str | None = None, cores: int = 2, stall_timeout: float | str = "auto"
+) -> Iterator[RayCluster]:
     """Yield a Ray of this machine, or the cluster at an address."""
     leftovers.rays.append(address or "")
-    told = NodeSettings(Sharing().machine, "auto", 0, "auto", ("test",))
+    told = NodeSettings(Sharing().machine, "auto", 0, stall_timeout, ("test",))
     with ray_cluster(address, None, PATIENCE_SECONDS, told, cores, Interruption()) as cluster:
         yield cluster
 

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError
 from asynckfold.engines import ray_address, ray_engine
+from asynckfold.engines.ray_engine import RayEngine
+from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.store import RunStore
-from tests.engines.ray_start import ended, first_checkpoint, needs_ray, sweep
+from tests.engines.ray_start import ended, first_checkpoint, needs_ray, started, sweep
 from tests.leftovers import descendants, gone, processes, until
-from tests.toy import Tiny, adam, samples
+from tests.toy import Tiny, adam, samples, task, toy_bundle
 
 # What is refused before anything starts
 
@@ -147,6 +152,60 @@ def test_a_killed_worker_costs_one_attempt(
     with RunStore.read(root) as store:
         outcomes = [item.outcome for item in store.attempts()]
     assert sorted(outcomes) == ["died", *["ok"] * 6]
+
+
+class Sleeps(Tiny):
+    """Hangs in its third epoch; tells where its samples are."""
+
+    steps = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if self.steps == 1:
+            print(
+                "samples in", "plasma" if "/plasma" in Path("/proc/self/maps").read_text() else ""
+            )
+        if self.steps > 20:
+            time.sleep(1000)
+        return super().forward(inputs)
+
+
+@pytest.mark.usefixtures("no_folder_left")
+@pytest.mark.nightly
+@needs_ray
+@pytest.mark.timeout(600)
+def test_a_hang_and_a_full_disk_end_their_jobs_and_samples_are_shared(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = {"Sleeps": Sleeps, "Tiny": Tiny}
+    with (
+        toy_bundle(root, models, epochs=50) as (bundle, data),
+        started(stall_timeout=1.0) as cluster,
+        closing(RayEngine(cluster, bundle, data, lambda event: None)) as engine,
+    ):
+        jobs = {job.model: job for job in bundle.plan.jobs if not job.fold}
+        core = (min(os.sched_getaffinity(0)),)
+
+        def ends(model: str) -> BaseException | None:
+            job = jobs[model]
+            future = engine.submit(Placement((job.id,), core), [task(job)])
+            until(lambda: bool(engine.load([]).cores) and future.done(), 200)
+            return future.exception()
+
+        found = ends("Sleeps")
+        assert isinstance(found, WorkerDiedError)
+        assert found.outcome == "hang"
+        log = (root / "Sleeps/cosine/fold-0/log.txt").read_text()
+        assert "samples in plasma" in log
+        assert "in forward" in log
+
+        def full(path: Path, data: bytes, root: Path) -> None:
+            raise StorageError(errno.ENOSPC, f"{path}: no room")
+
+        monkeypatch.setattr(ray_engine, "write_whole", full)
+        found = ends("Tiny")
+        assert isinstance(found, StorageError)
+        assert found.errno == errno.ENOSPC
 
 
 def named(name: str) -> set[int]:
