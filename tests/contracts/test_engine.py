@@ -150,7 +150,9 @@ def test_a_job_ends_with_a_result_and_its_news_come_first(make: Make) -> None:
     assert (bundle.root / saved.file).stat().st_size == saved.bytes
 
 
-@pytest.mark.parametrize("names", [ENGINES, pytest.param(("serial", "ray"), marks=RAY.marks)])
+@pytest.mark.parametrize(
+    "names", [ENGINES, pytest.param(("serial", "ray"), id="ray", marks=RAY.marks)]
+)
 def test_all_engines_give_the_same_bits(names: Sequence[str], root: Path, pool: WorkerPool) -> None:
     digests = []
     with toy_bundle(root) as (bundle, data):

@@ -163,7 +163,12 @@ def test_the_head_is_lost_and_the_same_call_continues(
     assert process.returncode != 0
     assert "the same call continues" in out
     nodes("restart", "head")
-    assert ended(sweep("plain", "ray", root, nodes.address)) == expected
+    # The cluster is named by Ray's own variable as well.
+    assert ended(sweep("plain", "ray", root, RAY_ADDRESS=nodes.address)) == expected
+    with RunStore.read(root) as store:
+        outcomes = [item.outcome for item in store.attempts()]
+    assert outcomes.count("ok") == 6
+    assert len(outcomes) > 6
 
 
 @pytest.mark.skipif(
