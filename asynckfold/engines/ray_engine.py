@@ -289,6 +289,8 @@ class RayEngine:
         if error is None or (work.has_begun and error.outcome != "oom"):
             return
         for item in self._take(lambda item: item is work):
+            if not item.node.is_lost:
+                item.node.actor.forget.remote(item.number)
             if is_lost:
                 self._end_lost(item, error.cause)
             else:

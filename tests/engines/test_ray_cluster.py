@@ -87,6 +87,19 @@ def test_an_address_that_does_not_answer_is_refused_in_time(root: Path, address:
     assert not root.exists()
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        ("Version mismatch: Ray: 2.60.0, Python: 3.11", "the cluster's versions here"),
+        ("Can't find a node_ip_address.json file", "Run `ray start --address=HOST:PORT`"),
+    ],
+)
+def test_a_cluster_that_cannot_be_joined_has_a_remedy(raised: str, told: str) -> None:
+    found = ray_address.connection_problem("head:6379", RuntimeError(raised))
+    assert raised in found.received
+    assert told in found.remedy
+
+
 # What needs no cluster
 
 
