@@ -25,7 +25,7 @@ test: $(VENV)/installed-test check strace  ## what must hold at every change: 8 
 gpu: $(VENV)/installed-test  ## what can be tested on a real GPU only
 	$(BIN)/python -m pytest -v -s tests/gpu
 
-nightly: $(VENV)/installed-test $(VENV)/installed-browser strace chromium  ## everything at full size, and a table of it: hours
+nightly: $(VENV)/installed-nightly strace chromium  ## everything at full size, and a table of it: hours
 	$(BIN)/python -m tests.nightly
 
 # The tests that kill at system calls, and those of the page in a browser, need these, and are skipped
@@ -74,8 +74,8 @@ $(VENV)/installed-test: $(VENV)/installed pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	@touch $@
 
-$(VENV)/installed-browser: $(VENV)/installed pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[browser]'
+$(VENV)/installed-nightly: $(VENV)/installed-test pyproject.toml
+	$(BIN)/python -m pip install --quiet --editable '.[browser,ray,test]'
 	@touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed pyproject.toml

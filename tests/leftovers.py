@@ -26,6 +26,12 @@ for each worker."""
 helpers: set[int] = set()
 """Processes of the tests, not of a test: they stay. For each, one descriptor is open here."""
 
+rays: list[str] = []
+"""The addresses of Rays that tests started from this process."""
+
+KEPT_BY_RAY, KEPT_BY_EACH_RAY = 16, 4
+"""What Ray's library keeps open in a process after its end: logs, channels, sockets."""
+
 FONTS = (".ttf", ".otf", ".afm")
 
 SERVER = "kfold-server"
@@ -223,12 +229,15 @@ class Snapshot:
         Open ones of this process.
     threads : frozenset of Thread
         Of this process.
+    rays : int
+        How many of `rays` there were.
     """
 
     processes: frozenset[int]
     memory: frozenset[str]
     descriptors: dict[int, str]
     threads: frozenset[threading.Thread]
+    rays: int
 
     @classmethod
     def take(cls) -> Snapshot:
@@ -238,6 +247,7 @@ class Snapshot:
             frozenset(shared_memory()),
             descriptors(),
             frozenset(threading.enumerate()),
+            len(rays),
         )
 
 
@@ -267,6 +277,8 @@ def _left(before: Snapshot) -> Iterator[str]:
     now = descriptors()
     fresh = {number: what for number, what in now.items() if before.descriptors.get(number) != what}
     allowed = SERVER_DESCRIPTORS * len(servers) + WORKER_DESCRIPTORS * len(workers) + len(helping)
+    if started := len(rays) - before.rays:
+        allowed += KEPT_BY_RAY + KEPT_BY_EACH_RAY * started
     if len(now) - len(before.descriptors) > allowed:
         yield f"descriptors, {allowed} of which a pool may keep: {fresh}"
     ports = listening() if fresh or mine else {}

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.engines.ray_start import needs_ray
 from tests.nursery import Nursery
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -18,6 +19,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("dbn", ["DBN", "plain"]),
         ("fit", ["MLP"]),
         ("fold_models", ["MLP"]),
+        pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )
 def test_an_example_runs_by_itself(

@@ -109,12 +109,20 @@ class Settings(Sharing, JobTrainer):
     allow_different_software : bool
         Continue a run with another torch, kind of processor or number of threads. The results are
         then no longer reproducible bit by bit.
-    engine : {"process", "serial", "joblib"}
+    engine : {"process", "serial", "joblib", "ray"}
         Where jobs are trained; the numbers are the same. "process" uses worker processes on idle
         cores and GPUs. "serial" trains one job after another in this process, which also reads the
         samples: use it to debug. "joblib" uses the processes of the backend that
         ``joblib.parallel_config`` names, on this machine; it neither detects hung jobs nor moves
-        running ones.
+        running ones. "ray" uses worker processes on all nodes of a Ray cluster, see `ray_address`.
+    ray_address : str, optional
+        Address of a running Ray cluster, HOST:PORT or "auto", of which this machine is a node.
+        Default: the variable ``RAY_ADDRESS``; without it, a Ray of this machine starts and ends
+        with the run.
+    ray_runtime_env : Mapping, optional
+        Environment that Ray sets up on each node for this run, such as ``{"pip": ["asynckfold"]}``.
+    connect_timeout_s : float
+        Seconds within which the cluster, and then each of its nodes, must answer.
     about : Mapping, optional
         Further facts to keep with the run and to show in its report.
     fuse : bool, int or "auto"
@@ -188,7 +196,12 @@ class Settings(Sharing, JobTrainer):
     )
     report: bool = argument(True, group="output", spelled="no-report")
     verbose: int = argument(1, group="output", spelled="", least=0)
-    engine: Literal["process", "serial", "joblib"] = argument("process", group="machine")
+    engine: Literal["process", "serial", "joblib", "ray"] = argument("process", group="machine")
+    ray_address: str | None = argument(None, group="machine", metavar="HOST:PORT", none="")
+    ray_runtime_env: Mapping[str, Any] | None = argument(None, group="machine")
+    connect_timeout_s: float = argument(
+        60.0, group="machine", spelled="connect-timeout", unit="seconds", above=0
+    )
     allow_different_software: bool = argument(False, group="advanced")
     plan_from: str | Path | None = argument(None, group="advanced", metavar="DIR")
     about: Mapping[str, Any] = argument(factory=dict, group="output")
@@ -298,12 +311,25 @@ class Settings(Sharing, JobTrainer):
             )
             return
         for name, why in _OF_WORKERS.items():
-            if getattr(self, name) and self.engine != "process":
+            if getattr(self, name) and self.engine not in ("process", "ray"):
                 yield Problem(
                     f"{name} {why}, and {self.asked_engine} starts none",
                     f"{name}={getattr(self, name)!r}",
                     "Drop one of them.",
                 )
+        for name in ("ray_address", "ray_runtime_env"):
+            if getattr(self, name) and self.engine != "ray":
+                yield Problem(
+                    f"{name} is for engine='ray'",
+                    f"{name}={getattr(self, name)!r} and {self.asked_engine}",
+                    "Drop one of them.",
+                )
+        if self.engine == "ray" and self.yield_to_others:
+            yield Problem(
+                "yield_to_others moves and pauses the workers of one machine",
+                "yield_to_others=True and engine='ray'",
+                "Drop one of them.",
+            )
         if self.engine == "joblib" and isinstance(self.stall_timeout, (int, float)):
             yield Problem(
                 "stall_timeout needs heartbeats, which no joblib backend has",

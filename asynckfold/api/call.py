@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from asynckfold.api.arguments import Settings
-from asynckfold.engines import joblib_backend
+from asynckfold.engines import joblib_backend, ray_address
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.recipe import (
     Recipe,
     named_lr_schedules,
@@ -68,6 +70,8 @@ def read_call(
         found, told = joblib_backend.checked(resolve_n_jobs(settings.n_jobs, settings.cores()[0]))
         problems += found
         notes = [*notes, *told]
+    if settings.engine == "ray":
+        problems += ray_address.checked(settings.ray_address)
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
     parts = {
@@ -80,7 +84,8 @@ def read_call(
         "eval_transform": settings.eval_transform,
     }
     if settings.engine != "serial":
-        problems += sending_problems(parts)
+        with sent_by_value() if settings.engine == "ray" else nullcontext():
+            problems += sending_problems(parts)
     if problems:
         refuse([*problems, *_data_problems(settings)])
     recipe = Recipe(named, lr_schedules, opt_fn, settings.criterion, settings.preprocess)
@@ -119,7 +124,7 @@ def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Pro
             f"processes={count}",
             "Pass trainer='allreduce', processes=1, or a number as batch_size.",
         )
-    if settings.engine != "process":
+    if settings.engine not in ("process", "ray"):
         name = "engine" if settings.parallelize else "parallelize"
         yield Problem(
             "processes > 1 requires worker processes",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
@@ -15,6 +16,8 @@ from asynckfold.api.display import Display
 from asynckfold.api.session import Session
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
+from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
+from asynckfold.engines.ray_engine import NodeSettings
 from asynckfold.errors import refuse
 from asynckfold.jobs.digests.run import Digest, of_run
 from asynckfold.jobs.folds import Fold
@@ -28,11 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OpenedData:
-    """Samples and folds, the pool of workers, and the digest of the user's code."""
+    """Samples and folds, the pool of workers or the cluster, and the digest of the user's code."""
 
     data: Prepared
     folds: tuple[Fold, ...]
     pool: WorkerPool | None
+    cluster: RayCluster | None
     is_fresh: bool
     digest: Digest
 
@@ -57,13 +61,36 @@ def open_data(session: Session) -> OpenedData:
         else None
     )
     is_fresh = pool is not None and not pool.workers
+    cluster = keep(_cluster(session)) if settings.engine == "ray" else None
     session.display.doing("reading the data")
-    given = cast("WorkerPool", pool)
-    readers = readers_of(settings, session.machine, lambda: given, session.signals, session.display)
+    # The samples are read by workers of this machine, whoever trains.
+    lent = functools.cache(lambda: pool or keep(warm_pool.lent(settings.nice, digest.modules)))
+    readers = readers_of(settings, session.machine, lent, session.signals, session.display)
     data = keep(prepared(settings, session.machine, readers))
     keep(session.signals.noted())
     folds = folds_of(settings, data)
-    return OpenedData(with_leaks_noted(settings, data, folds), folds, pool, is_fresh, digest)
+    noted = with_leaks_noted(settings, data, folds)
+    return OpenedData(noted, folds, pool, cluster, is_fresh, digest)
+
+
+def _cluster(session: Session) -> AbstractContextManager[RayCluster]:
+    """Return the cluster, or the Ray of this machine, that the call asks for."""
+    settings, machine = session.settings, session.machine
+    session.display.doing("starting Ray")
+    n_jobs: int | str | None = settings.n_jobs
+    if n_jobs is None:
+        n_jobs = resolve_n_jobs(None, machine.max_cores) or "auto"
+    told = NodeSettings(
+        settings.sharing().machine, n_jobs, settings.nice, settings.stall_timeout, tuple(sys.argv)
+    )
+    return ray_cluster(
+        settings.ray_address,
+        settings.ray_runtime_env,
+        settings.connect_timeout_s,
+        told,
+        len(machine.cores),
+        session.signals,
+    )
 
 
 def readers_of(
@@ -74,7 +101,7 @@ def readers_of(
     display: Display,
 ) -> WorkerReaders | None:
     """Return the workers that read the data; None if this process reads them."""
-    if settings.engine != "process":
+    if settings.engine not in ("process", "ray"):
         return None
     most = len(machine.unreserved())
     root, stall = settings.root.absolute(), settings.stall_timeout

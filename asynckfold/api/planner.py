@@ -19,6 +19,7 @@ from asynckfold.api.arguments import Settings
 from asynckfold.api.open_data import OpenedData
 from asynckfold.api.session import Session, software_of
 from asynckfold.engines.process import preloads
+from asynckfold.engines.ray_cluster import RayCluster
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import Digest
@@ -142,7 +143,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     settings, data, folds = session.settings, opened.data, opened.folds
     inbox: Inbox = queue.SimpleQueue()
     bundle = _drafted(session, data, opened)
-    software = software_of(session, bundle.plan)
+    software = software_of(session, bundle.plan) | _of_nodes(opened.cluster)
     make = Engines(
         settings.engine,
         opened.pool,
@@ -154,6 +155,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
         (settings.threads or 1) * session.call.params.processes,
         settings.stall_timeout,
         settings.max_wait,
+        opened.cluster,
     )
     if settings.engine != "serial" and not data.held:
         refuse(sending_problems({"dataset": bundle.data}))
@@ -214,7 +216,7 @@ def make_plan(session: Session, checked: Checked) -> Planned:
                 engine, replace(draft, device=kind), facts, session.signals, limit, make.inbox
             )
             for kind in allowed
-            if make.pool is not None
+            if make.has_workers
         }
         probes = device_choice.Probes(probers, cost_cache.folder())
         session.display.doing("deciding devices and threads")
@@ -236,7 +238,8 @@ def make_plan(session: Session, checked: Checked) -> Planned:
     refuse(room_problems(expected, machine.max_memory, groups.widths))
     checked = replace(checked, bundle=bundle)
     if stored is None and work.plan.device != draft.device:
-        checked = replace(checked, software=software_of(session, work.plan))
+        software = software_of(session, work.plan) | _of_nodes(make.cluster)
+        checked = replace(checked, software=software)
     return Planned(checked, work, threads, groups, stored)
 
 
@@ -293,6 +296,10 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         code=opened.digest.parts if opened.digest.modules else {},
         backend=collectives_backend(draft.params, session.machine.gpus().gpus),
     )
+
+
+def _of_nodes(cluster: RayCluster | None) -> dict[str, str]:
+    return {} if cluster is None else cluster.software
 
 
 def _check(session: Session, make: Engines, bundle: Any) -> Facts:

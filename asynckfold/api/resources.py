@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
 from asynckfold.errors import InputError, Problem, refuse
@@ -73,6 +73,10 @@ class Sharing:
         3600.0, group="machine", above=0, unit="seconds", remedy="Pass max_wait=3600, or None."
     )
     yield_to_others: bool = argument(False, group="machine")
+
+    def sharing(self) -> Sharing:
+        """Return these arguments alone, for another machine."""
+        return Sharing(**{item.name: getattr(self, item.name) for item in fields(Sharing)})
 
     def machine(self) -> Machine:
         """Return the machine as far as this run may use it."""

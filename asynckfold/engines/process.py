@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,14 @@ ROOM_TRIES = 3
 """Attempts to start a worker after that."""
 
 
+@dataclass(frozen=True)
+class PackedBundle:
+    """A bundle that another process has packed, and the folder that its jobs write to."""
+
+    content: bytes
+    root: Path
+
+
 class ProcessEngine:
     """Executes placements in worker processes.
 
@@ -51,7 +60,7 @@ class ProcessEngine:
 
     def __init__(
         self,
-        bundle: Bundle,
+        bundle: Bundle | PackedBundle,
         files: Sequence[int],
         read_load: ReadLoad,
         tell: Tell,
@@ -60,7 +69,8 @@ class ProcessEngine:
         signals: Interruption | None = None,
     ) -> None:
         self._key = os.urandom(8).hex()
-        self._packed = file_descriptors.nameless_file(pack(bundle))
+        packed = bundle.content if isinstance(bundle, PackedBundle) else pack(bundle)
+        self._packed = file_descriptors.nameless_file(packed)
         self._files = [self._packed, *files]
         self._read_load = read_load
         self._tell = tell
@@ -106,6 +116,12 @@ class ProcessEngine:
             self._pool.server.pin(work.worker.name, cores)
             work.cores = tuple(cores)
         work.worker.heartbeat.ask(not cores)
+
+    def kill(self, future: Future[Answer]) -> None:
+        """Kill the worker of a placement."""
+        work = self._submitted.get(future)
+        if work is not None and work.worker is not None and work.worker.work is work:
+            self._pool.kill(work.worker)
 
     def _run(self, work: Submission) -> None:
         work.worker = self._pool.run(work, self._key, self._files)

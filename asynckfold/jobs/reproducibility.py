@@ -28,6 +28,8 @@ CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
 ELASTIC, DENORMALS = "elastic threads", "denormal numbers"
 ARITHMETIC, COLLECTIVES = "asynckfold arithmetic", "collectives"
 NUMERICS, LEFT = "settings of torch", "left in the process"
+NODES = "kinds of processor among the nodes"
+"""Recorded of a cluster whose nodes differ."""
 
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
@@ -135,8 +137,15 @@ def _nothing_left(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
             )
 
 
+def _one_kind_of_node(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
+    for session in sessions:
+        if session.get(NODES):
+            yield f"its nodes have different kinds of processor: {session[NODES]}"
+
+
 RULES: tuple[Rule, ...] = (
     _one_software,
+    _one_kind_of_node,
     _deterministic_kernels,
     _fixed_threads,
     _one_process,

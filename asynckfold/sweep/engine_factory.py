@@ -11,6 +11,8 @@ from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.process import ProcessEngine
+from asynckfold.engines.ray_cluster import RayCluster
+from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.reservations import emptiest
@@ -24,7 +26,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Engines:
-    """Makes the engine for a bundle; `pool` are the workers of the engine "process"."""
+    """Makes the engine for a bundle.
+
+    `pool` are the workers of the engine "process", `cluster` the nodes of the engine "ray".
+    """
 
     name: str
     pool: pools.WorkerPool | None
@@ -36,6 +41,12 @@ class Engines:
     threads: int
     stall_timeout: float | str | None
     max_wait: float | None
+    cluster: RayCluster | None = None
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether worker processes of this package train, so that a model can be timed."""
+        return self.pool is not None or self.cluster is not None
 
     @contextmanager
     def __call__(self, bundle: Any) -> Iterator[Engine]:
@@ -54,6 +65,18 @@ class Engines:
                     self.signals,
                 )
             )
+        elif self.cluster is not None:
+            opened = closing(
+                RayEngine(
+                    self.cluster,
+                    bundle,
+                    self.data,
+                    self.inbox.put,
+                    self.threads,
+                    self.signals,
+                    self._most_on_all,
+                )
+            )
         elif self.name == "joblib":
             count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
             opened = joblib_engine(
@@ -70,6 +93,12 @@ class Engines:
         """Read the load, for the number of jobs that the caller asked for."""
         count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
         return self.machine.load(count, running, own, threads=self.threads)
+
+    @property
+    def _most_on_all(self) -> int | None:
+        """Number of cores on all nodes together; a negative `n_jobs` is meant for each."""
+        is_count = isinstance(self.n_jobs, int) and self.n_jobs > 0
+        return int(self.n_jobs or 1) * self.threads if is_count else None
 
     @property
     def allotted(self) -> int:

@@ -56,7 +56,10 @@ class JobLog:
 
     def write(self, text: str) -> None:
         """Append text; escape what cannot be encoded."""
-        data = text.encode("utf-8", "backslashreplace")
+        self.append(text.encode("utf-8", "backslashreplace"))
+
+    def append(self, data: bytes) -> None:
+        """Append bytes."""
         with _storage_errors(self.path):
             for start in range(0, len(data), _CHUNK):
                 _append(self._file, data[start : start + _CHUNK])

@@ -22,10 +22,12 @@ from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
+from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.messages import CheckpointWritten, EpochEnded
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import DONE, FAILED, Result
+from tests.engines.ray_start import needs_ray, started
 from tests.toy import Tiny, task, toy_bundle
 
 Make = Callable[..., AbstractContextManager[tuple[Engine, Any, "queue.SimpleQueue[Any]"]]]
@@ -45,6 +47,9 @@ def pool() -> Iterator[WorkerPool]:
 ENGINES = ("serial", "process", "lent", "threading")
 """The engines; the last two are backends of the engine "joblib", see also
 `tests.engines.test_joblib_backend`."""
+
+RAY = pytest.param("ray", marks=[pytest.mark.nightly, needs_ray, pytest.mark.timeout(600)])
+"""Each test of it starts a Ray of its own, so that nothing of it may be left."""
 
 
 class Lent(ParallelBackendBase):
@@ -83,7 +88,7 @@ def threads_pass_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblib_backend, "_peer", lambda channel: (NOBODY, os.getuid()))
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=[*ENGINES, RAY])
 def make(request: pytest.FixtureRequest, root: Path, pool: WorkerPool) -> Make:
     @contextmanager
     def engine(**changes: Any) -> Iterator[tuple[Engine, Any, queue.SimpleQueue[Any]]]:
@@ -105,6 +110,10 @@ def opened(name: str, bundle: Any, data: Any, tell: Any, pool: WorkerPool) -> It
         made: Any = nullcontext(SerialEngine(bundle, handle.open(handle.fds), look, tell))
     elif name == "process":
         made = closing(ProcessEngine(bundle, handle.fds, look, tell, pool))
+    elif name == "ray":
+        with started() as cluster, closing(RayEngine(cluster, bundle, data, tell)) as engine:
+            yield engine
+        return
     else:
         context = joblib.parallel_config(name, n_jobs=2)
         made = joblib_engine(bundle, handle, look, tell)
@@ -114,6 +123,10 @@ def opened(name: str, bundle: Any, data: Any, tell: Any, pool: WorkerPool) -> It
 
 def place(bundle: Any, index: int = 0) -> Placement:
     return Placement((bundle.plan.jobs[index].id,), (min(os.sched_getaffinity(0)),))
+
+
+def is_ray(engine: Engine) -> bool:
+    return isinstance(engine, RayEngine)
 
 
 def heard(events: queue.SimpleQueue[Any]) -> list[Any]:
@@ -137,10 +150,13 @@ def test_a_job_ends_with_a_result_and_its_news_come_first(make: Make) -> None:
     assert (bundle.root / saved.file).stat().st_size == saved.bytes
 
 
-def test_all_engines_give_the_same_bits(root: Path, pool: WorkerPool) -> None:
+@pytest.mark.parametrize(
+    "names", [ENGINES, pytest.param(("serial", "ray"), id="ray", marks=RAY.marks)]
+)
+def test_all_engines_give_the_same_bits(names: Sequence[str], root: Path, pool: WorkerPool) -> None:
     digests = []
     with toy_bundle(root) as (bundle, data):
-        for name in ENGINES:
+        for name in names:
             with opened(name, bundle, data, lambda event: None, pool) as engine:
                 futures = [
                     engine.submit(place(bundle, index), [task(job)])
@@ -179,7 +195,9 @@ def test_close_lets_a_running_job_save_itself(make: Make) -> None:
 
 def test_load_answers_and_close_may_be_called_twice(make: Make) -> None:
     with make() as (engine, _, _):
-        assert engine.load([]).cores == (0,)
+        cores = engine.load([]).cores
+        # What Ray's nodes read is the machine itself.
+        assert cores == (tuple(sorted(os.sched_getaffinity(0))) if is_ray(engine) else (0,))
         engine.close()
         engine.close()
 

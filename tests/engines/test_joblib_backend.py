@@ -114,7 +114,7 @@ def test_the_note_says_where_jobs_run(context: dict[str, Any], n_jobs: Any, told
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"engine": "jolib"}, r"engine must be one of 'process', 'serial', 'joblib': .*'joblib'\?"),
+        ({"engine": "jolib"}, r"one of 'process', 'serial', 'joblib', 'ray': .*'joblib'\?"),
         ({"parallelize": False}, "parallelize=False is engine='serial'"),
         ({"nice": 3}, "engine='joblib' starts none"),
         ({"yield_to_others": True}, "engine='joblib' starts none"),

@@ -19,7 +19,7 @@ from asynckfold import AsyncKFold, InputError, JobsFailedWarning, RunStore
 from asynckfold.cli import main
 from asynckfold.errors import Problem
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.reproducibility import DECISIVE, RULES, differences, reproducibility_of
+from asynckfold.jobs.reproducibility import DECISIVE, NODES, RULES, differences, reproducibility_of
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.page import write_report
@@ -52,6 +52,11 @@ def test_another_session_with_something_else_is_one_sentence() -> None:
 def test_unrecorded_software_is_not_reproducible() -> None:
     (reason,) = reproducibility_of(PLAN, [HERE, {}]).reasons
     assert "was not recorded" in reason
+
+
+def test_nodes_of_different_kinds_are_named() -> None:
+    (reason,) = reproducibility_of(PLAN, [{**HERE, NODES: "AVX2; AVX512"}]).reasons
+    assert reason == "its nodes have different kinds of processor: AVX2; AVX512"
 
 
 def test_cuda_needs_deterministic_kernels() -> None:

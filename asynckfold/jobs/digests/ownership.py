@@ -12,6 +12,8 @@ import re
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -52,6 +54,35 @@ def is_own_file(file: str) -> bool:
     if file.endswith((".so", ".pyd")) or re.search(r"[/\\](site|dist)-packages[/\\]", file):
         return False
     return not any(file.startswith(folder) for folder in _library_folders())
+
+
+@contextmanager
+def sent_by_value() -> Iterator[None]:
+    """Pickle what is defined in the user's own modules by value: another machine lacks them."""
+    import cloudpickle
+
+    known = {*cloudpickle.list_registry_pickle_by_value()}
+    mine = [
+        module
+        for name, module in [*sys.modules.items()]
+        if name not in known and _is_own_module(name, module)
+    ]
+    for module in mine:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in mine:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _is_own_module(name: str, module: Any) -> bool:
+    # issubclass of the type, since isinstance may run code of a proxy.
+    if not issubclass(type(module), ModuleType) or vars(module).get("__name__") != name:
+        return False
+    file = vars(module).get("__file__")
+    # Definitions of __main__ travel by value anyway; a package without a file is not one's own.
+    return name != "__main__" and isinstance(file, str) and _is_own_place(name, file)
 
 
 def own_frames(trace: str) -> str:

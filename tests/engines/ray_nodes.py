@@ -1,0 +1,50 @@
+"""A Ray cluster of several nodes on this machine, as a process of its own that obeys its stdin.
+
+``ray_nodes.py FOLDER`` prints the address. ``add NAME`` adds a node of one core, ``kill NAME``
+kills one, ``kill head`` kills the head, ``restart head`` starts another cluster; each is answered
+by the address. The end of stdin ends all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+from asynckfold.system import process
+
+
+def main(folder: str) -> None:
+    """Start a head of one core, and obey."""
+    process.adopt_orphans()
+    # Neither the folder nor the temporary files of whoever trains.
+    os.chdir(folder)
+    os.environ["TMPDIR"] = os.environ["RAY_TMPDIR"] = folder
+    head: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes, address = {"head": cluster.head_node}, cluster.address
+    print(address, flush=True)
+    for line in sys.stdin:
+        word, name = line.split()
+        if word == "add":
+            nodes[name] = cluster.add_node(num_cpus=1, node_name=name)
+        elif word == "restart":
+            cluster.shutdown()
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+            nodes, address = {"head": cluster.head_node}, cluster.address
+        elif name == "head":
+            # With a raylet alone a node is of no use.
+            nodes[name].kill_gcs_server(check_alive=False)
+            nodes[name].kill_raylet(check_alive=False)
+        else:
+            cluster.remove_node(nodes.pop(name), allow_graceful=False)
+        print(address, flush=True)
+    cluster.shutdown()
+    Path(folder, "ended").touch()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

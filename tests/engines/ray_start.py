@@ -1,0 +1,71 @@
+"""Starts Ray for tests, and says why they are skipped without it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from subprocess import PIPE, STDOUT, Popen
+
+import pytest
+
+from asynckfold.api.resources import Sharing
+from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
+from asynckfold.engines.ray_engine import NodeSettings
+from asynckfold.system.signals import Interruption
+from tests import leftovers
+from tests.leftovers import until
+
+SWEEP = Path(__file__).with_name("ray_sweep.py")
+
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="ray is not installed: pip install 'asynckfold[ray]'"
+)
+
+PATIENCE_SECONDS = 200.0
+"""On a machine that is busy with other tests, a process of Ray may take long to start."""
+
+
+@contextmanager
+def started(
+    address: str | None = None, cores: int = 2, stall_timeout: float | str = "auto"
+) -> Iterator[RayCluster]:
+    """Yield a Ray of this machine, or the cluster at an address."""
+    leftovers.rays.append(address or "")
+    told = NodeSettings(Sharing().machine, "auto", 0, stall_timeout, ("test",))
+    with ray_cluster(address, None, PATIENCE_SECONDS, told, cores, Interruption()) as cluster:
+        yield cluster
+
+
+def sweep(kind: str, engine: str, root: Path, *more: str, **variables: str) -> Popen[str]:
+    """Start a sweep (`tests.engines.ray_sweep`) in another folder: nothing is found by accident."""
+    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
+    elsewhere = root.parent / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    return Popen(
+        [sys.executable, str(SWEEP), kind, engine, str(root), *more],
+        env={**os.environ, "PYTHONPATH": paths, **variables},
+        cwd=elsewhere,
+        stdout=PIPE,
+        stderr=STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def ended(process: Popen[str]) -> str:
+    """Return what a sweep printed: one line, since Ray prints nothing."""
+    try:
+        out, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, out
+    return out
+
+
+def first_checkpoint(root: Path) -> None:
+    """Wait until a job of a sweep has saved itself."""
+    until(lambda: bool([*root.glob("net/*/*/checkpoint*")]), 300)

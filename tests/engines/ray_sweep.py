@@ -1,0 +1,80 @@
+"""A digits sweep as a process of its own: ``ray_sweep.py KIND ENGINE ROOT [ADDRESS]``.
+
+KIND is plain, fused, or the name of a trainer of two processes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+
+from asynckfold import AsyncKFold
+
+
+class Net(nn.Sequential):
+    """Slow if SLOW says so; kills its process once, after a checkpoint, where KILL_ONCE says so."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+        self.steps = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if "ASYNCKFOLD_SCRATCH" in os.environ and self.steps == 100:
+            kill = Path(os.environ.get("KILL_ONCE", "none"))
+            if kill.is_file():
+                kill.unlink(missing_ok=True)
+                os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == 1:
+            print("a word for the log")
+        if "SLOW" in os.environ:
+            time.sleep(float(os.environ["SLOW"]))
+        return super().forward(inputs)
+
+
+def plain() -> nn.Module:
+    """Return a model that can be fused."""
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer."""
+    return torch.optim.Adam(model.parameters(), 1e-3)
+
+
+def main(kind: str, engine: str, root: str, address: str = "") -> None:
+    """Train, and print fingerprint, finished jobs and nodes."""
+    inputs, targets = load_digits(return_X_y=True)
+    data = (inputs.astype("float32") / 16, targets)
+    given: dict[str, Any] = {"fuse": 3 if kind == "fused" else False, "threads_per_job": 1}
+    if kind not in ("plain", "fused"):
+        given = {"trainer": kind, "processes": 2}
+    if address:
+        given |= {"ray_address": address, "n_jobs": int(os.environ.get("N_JOBS", "1"))}
+    kfold = AsyncKFold(
+        3,
+        data,
+        root,
+        nn.CrossEntropyLoss(),
+        32,
+        engine=engine,
+        verbose=0,
+        baseline=None,
+        report=False,
+        **given,
+    )
+    model = plain if kind == "fused" else Net
+    results = kfold({"net": model}, ["cosine", "step"], adam, {"epochs": 4})
+    print(results.fingerprint, results.counts["done"], flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
