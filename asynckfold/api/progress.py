@@ -138,6 +138,12 @@ class SweepProgress:
         found = PlacementProgress(placement, self._clock(), self._clock())
         for name in placement.jobs:
             self.waiting.discard(name)
+            if name in self.results:
+                # It failed, and is tried again.
+                self._statuses[self.results.pop(name).status] -= 1
+                self._ended_steps -= self._steps_of(name)
+                self._skipped -= self._steps_of(name)
+                self._best = None
             done = self._done.pop(name, 0)
             self._skipped -= done
             self._running_steps -= done

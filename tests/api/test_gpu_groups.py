@@ -81,11 +81,11 @@ def test_what_cannot_be_fused_is_refused_or_with_auto_trained_separately(root: P
 
 @pytest.mark.nightly
 def test_a_group_on_a_gpu_that_was_interrupted_ends_with_the_same_bits(root: Path) -> None:
-    whole = sweep(root / "whole", Tiny, epochs=900)
-    begun, sessions = sweep(root / "cut", Tiny, epochs=900, time_budget_s=3.0), 1
+    whole = sweep(root / "whole", Tiny, epochs=3000)
+    begun, sessions = sweep(root / "cut", Tiny, epochs=3000, time_budget_s=3.0), 1
     while begun.counts["pending"]:
         started = time.monotonic()
-        begun = sweep(root / "cut", Tiny, epochs=900, fuse=False, time_budget_s=3.0)
+        begun = sweep(root / "cut", Tiny, epochs=3000, fuse=False, time_budget_s=3.0)
         sessions += 1
         assert time.monotonic() - started < 60
     assert sessions > 1

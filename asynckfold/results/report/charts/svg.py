@@ -7,6 +7,7 @@ the page with a fallback, and follow its theme.
 from __future__ import annotations
 
 import math
+import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ class Scale:
         low, high = min(known), max(known)
         # A single value stands in the middle.
         room = 0.0 if low < high else 0.5 * abs(low) or 0.5
-        return cls(low - room, high + room, log, whole)
+        largest = sys.float_info.max
+        return cls(max(low - room, -largest), min(high + room, largest), log, whole)
 
     def __call__(self, value: float) -> float:
         """Return the place of a value; of one beyond the axis, its end."""
