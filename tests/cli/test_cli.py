@@ -679,7 +679,7 @@ def test_parts_may_be_given_by_kind_of_process(words: str, size: Any, passes: An
         ("--epochs-per-round cpu=1,gpu", "or one by kind such as cpu=1000,gpu=8000: received 'cpu"),
         (
             "--partition-size tpu=3",
-            "--partition-size by kind of process has a number for 'cpu', or",
+            "--partition-size by kind of process must give a number for 'cpu', or",
         ),
         (
             "--partition-size cpu=9,gpu=0 --epochs-per-round 0",

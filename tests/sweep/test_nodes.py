@@ -164,9 +164,9 @@ def test_status_names_the_nodes_where_there_are_several(store: RunStore) -> None
         "y": {"cores": [], "gpus": [0], "neighbours": [1, 2]},
     }
     told = list(lines(found))
-    (first, second) = [line for line in told if "done, cores" in line]
-    assert "cores (0,) on x, attempt 1" in first
-    assert "cores (0,) on y, attempt 1" in second
+    (first, second) = [line for line in told if "done, core 0" in line]
+    assert "core 0 on x, attempt 1" in first
+    assert "core 0 on y, attempt 1" in second
     assert "  x: all cores busy" in told
     assert "  y: idle GPU 0; cores 1, 2 used by other processes" in told
     # Four jobs wait: both nodes are full, for two reasons.
@@ -180,9 +180,9 @@ def test_the_machine_of_the_sweep_may_be_a_node_without_a_name(store: RunStore) 
     made, _ = sweep(store, Nodes([node("", 1), node("y", 1)]))
     made.step(0.0)
     told = list(lines(state_of(store.reader)))
-    assert [line.split(", ")[1] for line in told if "done, cores" in line] == [
-        "cores (0,) on this machine",
-        "cores (0,) on y",
+    assert [line.split(", ")[1] for line in told if "done, core 0" in line] == [
+        "core 0 on this machine",
+        "core 0 on y",
     ]
     assert "  this machine: all cores busy" in told
     assert told[-1] == "  4 jobs wait for cores: 1 of 1 busy with own jobs (this machine, y)"
@@ -245,7 +245,7 @@ def test_the_use_of_all_nodes_is_sampled_and_shown(store: RunStore) -> None:
     for placement in watch.placements:
         progress.placed(placement)
     progress.load = engine.load([])
-    assert cores_in_use(progress) == "3 of 4 cores in use on 2 nodes, 1 left to other programs"
+    assert cores_in_use(progress) == "jobs on 3 of 4 cores on 2 nodes, other programs on 1"
     assert [item.where for item in progress.placements] == [
         "core 0 of y",
         "core 0 of x",
