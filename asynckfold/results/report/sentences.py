@@ -313,8 +313,7 @@ def hard_samples(summary: Summary) -> str:
         return "The held-out samples with the largest mean absolute error over all candidates"
     by = "repeats of all candidates" if summary.facts.repeats > 1 else "candidates"
     total = plural(found.total, "held-out sample")
-    are = "is" if found.wrong_by_most == 1 else "are"
-    return f"{found.wrong_by_most} of {total} {are} wrong by most {by}"
+    return f"Most {by} got {found.wrong_by_most} of {total} wrong"
 
 
 def calibrated(summary: Summary) -> str:

@@ -113,13 +113,19 @@ class Scale:
             found: Sequence[float] = [self.low, self.high]
         elif self.log:
             decades = math.log10(self.high / self.low)
-            subs = (1.0, 2.0, 5.0) if decades < 2 else (1.0,)
-            found = LogLocator(subs=subs, numticks=most + 1).tick_values(self.low, self.high)
+            found = self._log_ticks((1.0, 2.0, 5.0), most) if decades < 2 else []
+            # The locator limits the decades, not the ticks within one.
+            if not 0 < len(found) <= most + 1:
+                found = self._log_ticks((1.0,), most)
         else:
             steps = [1, 2, 2.5, 5, 10]
             locator = MaxNLocator(most, steps=steps, integer=self.whole)
             found = locator.tick_values(self.low, self.high)
         return [float(tick) for tick in found if self.low <= tick <= self.high]
+
+    def _log_ticks(self, subs: Sequence[float], most: int) -> list[float]:
+        found = LogLocator(subs=subs, numticks=most + 1).tick_values(self.low, self.high)
+        return [tick for tick in found if self.low <= tick <= self.high]
 
 
 def fitted(name: str, columns: int) -> str:
