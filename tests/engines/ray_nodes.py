@@ -12,13 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ray.cluster_utils import Cluster
-
 from asynckfold.system import process
 
 
 def main(folder: str) -> None:
     """Start a head of one core, and obey."""
+    # Here: the suite imports this file also where there is no Ray.
+    from ray.cluster_utils import Cluster
+
     process.adopt_orphans()
     # Neither the folder nor the temporary files of whoever trains.
     os.chdir(folder)
