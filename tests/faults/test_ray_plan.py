@@ -20,7 +20,7 @@ __all__ = ["nodes"]
 pytestmark = [pytest.mark.nightly, needs_ray, pytest.mark.timeout(900)]
 
 # A number of jobs is binding: three cores, whoever else uses those of this machine.
-GIVEN = {"EPOCHS": "100", "N_JOBS": "3"}
+GIVEN = {"EPOCHS": "60", "N_JOBS": "3"}
 
 
 def widths(root: Path) -> list[int]:
