@@ -298,6 +298,11 @@ class Settings(Sharing, JobTrainer):
         yield from self._plan_from_problems()
 
     @property
+    def trains_here(self) -> bool:
+        """Whether all jobs run on this machine; the nodes of a cluster are checked when known."""
+        return self.engine != "ray"
+
+    @property
     def asked_engine(self) -> str:
         """The engine, in the words of the call."""
         return f"engine={self.engine!r}" if self.parallelize else "parallelize=False"

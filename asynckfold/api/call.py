@@ -105,7 +105,7 @@ def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Pro
     if count == 1:
         return
     cores = settings.cores()[0]
-    if count > cores:
+    if count > cores and settings.trains_here:
         yield Problem(
             "processes must not exceed the cores that this process may use",
             f"{count} processes on {cores} {'core' if cores == 1 else 'cores'}",

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import Digest
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
+from asynckfold.jobs.placement import NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.planning import (
@@ -36,6 +37,7 @@ from asynckfold.planning import (
 )
 from asynckfold.planning.feasibility import (
     collectives_backend,
+    node_problems,
     part_problems,
     precision_problems,
     process_problems,
@@ -169,6 +171,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
                 bundle.plan, folds, data.held, settings.devices, found.reason, found.gpus
             ),
             *backend_problems(bundle.backend),
+            *node_problems(bundle.plan, {name: s.cores for name, s in make.found_nodes.items()}),
             *part_problems(bundle.plan, folds),
             *precision_problems(bundle.plan),
         ]
@@ -200,15 +203,20 @@ def make_plan(session: Session, checked: Checked) -> Planned:
     taken = None if folder is None else _plan_of(folder)
     last = memory_format.chosen(checked.bundle.plan, checked.facts.formats, stored or taken)
     draft = replace(checked.bundle.plan, channels_last=last)
+    allowed = settings.kinds(machine, draft.params)
+    nodes = make.nodes if "cuda" in allowed else _without_gpus(make.nodes)
+    here = min((node.cores for node in nodes), default=make.allotted)
+    # A run keeps the nodes that it was planned for, wherever it goes on.
+    nodes = nodes if session.before is None else session.before.nodes
     work = Workload(
         draft,
         checked.folds,
         checked.facts,
-        make.allotted,
+        min((node.cores for node in nodes), default=make.allotted),
         _identity(machine),
         len(machine.gpus().gpus),
+        nodes=nodes,
     )
-    allowed = settings.kinds(machine, draft.params)
     with make(replace(checked.bundle, plan=draft)) as engine:
         facts, limit = checked.facts.memory, make.max_wait
         probers = {
@@ -216,7 +224,7 @@ def make_plan(session: Session, checked: Checked) -> Planned:
                 engine, replace(draft, device=kind), facts, session.signals, limit, make.inbox
             )
             for kind in allowed
-            if make.has_workers
+            if make.has_workers and work.cores <= here
         }
         probes = device_choice.Probes(probers, cost_cache.folder())
         session.display.doing("deciding devices and threads")
@@ -296,6 +304,10 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         code=opened.digest.parts if opened.digest.modules else {},
         backend=collectives_backend(draft.params, session.machine.gpus().gpus),
     )
+
+
+def _without_gpus(nodes: Sequence[NodeSize]) -> tuple[NodeSize, ...]:
+    return tuple(replace(node, gpus=0) for node in nodes)
 
 
 def _of_nodes(cluster: RayCluster | None) -> dict[str, str]:

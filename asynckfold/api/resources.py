@@ -130,6 +130,11 @@ class Sharing:
         return ("cpu", "cuda") if params.processes == 1 else ("cpu",)
 
     @property
+    def trains_here(self) -> bool:
+        """Whether all jobs run on this machine, so that its cores are the most for one."""
+        return True
+
+    @property
     def threads(self) -> int | None:
         """Threads of each job; None where they are decided for each model."""
         return self.threads_per_job if isinstance(self.threads_per_job, int) else None
@@ -157,7 +162,7 @@ class Sharing:
         except InputError as error:
             yield from error.problems
         threads = self.threads_per_job
-        if _is_whole(threads) and threads > cores:
+        if _is_whole(threads) and threads > cores and self.trains_here:
             yield Problem(
                 "threads_per_job must not exceed the cores that this process may use",
                 f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}{left}",

@@ -19,6 +19,7 @@ from asynckfold.cli.text_charts import gantt
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.forecast import Forecast
+from asynckfold.planning.workload import Choice
 from asynckfold.results.decision import forecast_of
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
@@ -41,7 +42,8 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     threads = min(found.choice.threads.values())
     count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)
     load = machine.load(count, threads=threads)
-    first = place(list(found.units.values()), [], load)
+    # The load of the other nodes of a cluster is not known here any more.
+    first = [] if found.choice.nodes else place(list(found.units.values()), [], load)
     out.data(
         {
             **_numbers(found),
@@ -53,7 +55,8 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     _say(found, out)
     if kfold.settings.refit:
         out.say("then the best candidate on all samples; its time is not in the prediction")
-    out.say(f"jobs at a time now: {len(first)}; {now(machine.describe()['cpu'], load).why}")
+    if not found.choice.nodes:
+        out.say(f"jobs at a time now: {len(first)}; {now(machine.describe()['cpu'], load).why}")
     out.say("nothing was trained or written")
     return 0
 
@@ -93,6 +96,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
         "jobs_per_gpu": dict(choice.per_gpu),
         "costs": {name: cost.to_dict() for name, cost in choice.costs.items()},
         "allotted_cores": choice.cores,
+        "nodes": [asdict(node) for node in choice.nodes],
         "prediction": asdict(choice.prediction),
         "requests": {
             name: {"seconds": item.seconds, "threads": item.threads, "memory": item.memory}
@@ -104,6 +108,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
             {"job": span.job, "start": span.start, "end": span.end, "cores": span.cores}
             | ({} if span.gpu is None else {"gpu": span.gpu})
             | ({"gpus": span.gpus} if span.peer_gpus else {})
+            | ({"node": span.node} if span.node else {})
             | ({"jobs": found.units[span.job].jobs} if found.units[span.job].jobs else {})
             for span in found.simulation.spans
         ],
@@ -173,7 +178,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     yield from found.notes
     for name, line in {**found.failures, **choice.failures}.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
-    prediction, cores = choice.prediction, choice.cores
+    prediction, cores, machine = choice.prediction, choice.cores, found.simulation.machine
     options = "".join(f", {name}={value}" for name, value in plan.params.options.items())
     yield (
         f"{len(plan.jobs)} jobs on {plan.device_text}, {plan.params.epochs} epochs in batches of "
@@ -181,7 +186,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     )
     yield (
         f"predicted: {duration(prediction.makespan)} on {cores} "
-        f"{'core' if cores == 1 else 'cores'}, if they are idle; lower bound "
+        f"{'core' if cores == 1 else 'cores'}{_of_nodes(choice)}, if they are idle; lower bound "
         f"{duration(prediction.lower_bound)}, the larger of core-seconds / cores and the longest "
         f"job ({duration(prediction.longest)})"
     )
@@ -194,4 +199,12 @@ def _lines(found: Forecast) -> Iterator[str]:
         yield "the gain of fusion is an estimate; `asynckfold dev bench fusion` measures it"
     if "cuda" in untimed:
         yield "the gain of fusion on GPUs was not measured, and counts as none"
-    yield from gantt(found.simulation.spans, range(cores))
+    sizes = zip(machine.names, machine.each, strict=True)
+    nodes = {name: size.cores for name, size in sizes if choice.nodes}
+    yield from gantt(found.simulation.spans, range(0 if nodes else cores), nodes=nodes)
+
+
+def _of_nodes(choice: Choice) -> str:
+    """Return ``" of 3 nodes"``; empty for one machine."""
+    count = len(choice.nodes)
+    return f" of {count} {'node' if count == 1 else 'nodes'}" if count else ""

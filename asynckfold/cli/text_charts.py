@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from asynckfold.scheduling.simulate import DONE, Span
 from asynckfold.system.units import duration
@@ -13,7 +13,11 @@ IDLE = "·"
 
 
 def gantt(
-    spans: Sequence[Span], cores: Iterable[int], width: int = 100, most_rows: int = 32
+    spans: Sequence[Span],
+    cores: Iterable[int],
+    width: int = 100,
+    most_rows: int = 32,
+    nodes: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Draw a row for each core and GPU, time from left to right.
 
@@ -27,6 +31,8 @@ def gantt(
         Maximum number of columns, at least 40.
     most_rows : int
         Maximum number of rows; the others are counted.
+    nodes : Mapping of str to int, optional
+        The cores of each node of a cluster, by its name; `cores` are then none.
 
     Returns
     -------
@@ -43,10 +49,12 @@ def gantt(
             0.0 s                      8.0 s
     """
     rows: defaultdict[str, list[Span]] = defaultdict(list)
-    rows.update({f"core {core}": [] for core in cores})
+    rows.update({_lane("core", core, ""): [] for core in cores})
+    for node, count in (nodes or {}).items():
+        rows.update({_lane("core", core, node): [] for core in range(count)})
     for span in sorted(spans, key=lambda span: (span.gpu is not None, span.gpu or 0, span.start)):
-        held = [f"core {core}" for core in span.cores]
-        held += [f"GPU {number}" for number in span.gpus]
+        held = [_lane("core", core, span.node) for core in span.cores]
+        held += [_lane("GPU", number, span.node) for number in span.gpus]
         for name in held:
             rows[name].append(span)
     end = max((span.end for span in spans), default=0.0)
@@ -57,6 +65,10 @@ def gantt(
     if len(rows) > most_rows:
         lines.append(f"{'':{label}}and {len(rows) - most_rows} more")
     return [*lines, f"{'':{label}}{duration(0)}{duration(end):>{columns - len(duration(0))}}"]
+
+
+def _lane(kind: str, number: int, node: str) -> str:
+    return f"{node}, {kind} {number}" if node else f"{kind} {number}"
 
 
 def _row(spans: Sequence[Span], end: float, columns: int) -> str:

@@ -49,6 +49,7 @@ from asynckfold.engines.ray_node import NodeData, RayNode, ScratchFolder, hold
 from asynckfold.errors import InputError, Problem, StorageError, WorkerDiedError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.messages import Noted
+from asynckfold.jobs.placement import NodeSize
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.reproducibility import NODES
 from asynckfold.system.signals import Interruption
@@ -248,7 +249,7 @@ class RayCluster:
             )
             starting.append((item, actor, actor.where.remote(), actor.poll.remote(0)))
         for item, actor, described, polled in starting:
-            address = ray.get(described, timeout=self._timeout_s)
+            address, cores = ray.get(described, timeout=self._timeout_s)
             load, _ = pickle.loads(ray.get(polled, timeout=self._timeout_s))
             name = self._name_of(item)
             resources = item["Resources"]
@@ -261,6 +262,7 @@ class RayCluster:
                 resources.get("GPU", 0.0),
                 int(resources.get("memory", 0)),
                 load,
+                NodeSize(min(cores, int(resources.get("CPU", 0.0))), len(load.gpus)),
             )
             self._begin_on(node)
             self.nodes[name] = node

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.ray_node import settle
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import CheckpointWritten, Task
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.placement import Load, NodeSize, Placement
 from asynckfold.jobs.reproducibility import VARIABLES
 from asynckfold.store.layout import FINAL
 from asynckfold.system.files import make_folders, read_plain, write_whole
@@ -73,6 +73,8 @@ class NodeHandle:
         What Ray may give away there.
     load : Load
         The latest.
+    size : NodeSize
+        What a run may use there.
     begun : object
         The answer of its actor to the present bundle.
     reserved : tuple of two floats
@@ -91,6 +93,7 @@ class NodeHandle:
     gpus: float
     memory: int
     load: Load
+    size: NodeSize
     begun: Any = None
     reserved: tuple[float, float] = (0.0, 0.0)
     has: Any = None
@@ -346,6 +349,11 @@ class RayEngine:
                     # A worker that misses a file says so, and takes an older one.
                     with contextlib.suppress(OSError):
                         yield item.relative_to(self._root).as_posix(), read_plain(item, self._root)
+
+
+def sizes(nodes: Iterable[NodeHandle]) -> dict[str, NodeSize]:
+    """Return what a run may use of each node that is there and may train, by its name."""
+    return {node.name: node.size for node in nodes if not node.is_lost and node.size.cores}
 
 
 def within(load: Load, held: Sequence[Placement], most: int) -> Load:

@@ -170,9 +170,9 @@ class RayNode:
         self._selector.register(self._server, selectors.EVENT_READ)
         threading.Thread(target=self._listen, name="asynckfold-node", daemon=True).start()
 
-    def where(self) -> str:
-        """Return where tasks connect."""
-        return self.address
+    def where(self) -> tuple[str, int]:
+        """Return where tasks connect, and how many cores a run may use here, idle or busy."""
+        return self.address, self._machine.max_cores
 
     # What the driver asks for
 

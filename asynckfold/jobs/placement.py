@@ -48,6 +48,14 @@ class Load:
 
 
 @dataclass(frozen=True)
+class NodeSize:
+    """What a sweep may use of a node of a cluster, whoever uses it at the moment."""
+
+    cores: int
+    gpus: int = 0
+
+
+@dataclass(frozen=True)
 class Request:
     """A pending job, or fusion group, as the scheduler sees it."""
 

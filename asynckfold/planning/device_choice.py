@@ -71,7 +71,7 @@ def decide(
     kept = {name: known[name] for name in names if name in known}
     if len(kept) == len(names):
         return Devices(kept)
-    machine = VirtualMachine(workload.cores, workload.gpus)
+    machine = VirtualMachine.of(workload.each)
     parts = {kind: replace(workload, plan=_whole(workload.plan, kind)) for kind in KINDS}
     ruled = {kind: _ruled(part) for kind, part in parts.items()}
     jobs = _jobs(workload, ruled)
@@ -120,7 +120,7 @@ def _jobs(workload: Workload, costs: Mapping[str, Mapping[str, Cost]]) -> list[O
         on_cores, on_gpu = costs["cpu"][job.model], costs["cuda"][job.model]
         counts = thread_counts(workload.cores)
         if workload.may_fuse(job.model):
-            together = min(fusion_groups.GAINING_JOBS, max(1, number // workload.cores))
+            together = min(fusion_groups.GAINING_JOBS, max(1, number // workload.all_cores))
             on_cores = on_cores.fused(
                 fusion_groups.gain(on_cores.flops, together, on_cores.fused_gain)
             )

@@ -11,7 +11,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.placement import Gpu
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.trainer_params import KINDS, TrainerParams
-from asynckfold.system.units import MIB, gibibytes
+from asynckfold.system.units import MIB, gibibytes, named_node
 
 
 def collectives_backend(params: TrainerParams, gpus: Sequence[Gpu]) -> str:
@@ -89,6 +89,25 @@ def process_problems(
             f"{least} samples for processes={count} and batch_size={size}",
             f"Pass batch_size={max(1, least // count)} or less, or fewer processes.",
         )
+
+
+def node_problems(draft: Plan, nodes: Mapping[str, int]) -> Iterator[Problem]:
+    """Yield why no node of a cluster can ever hold a job; `nodes` are their cores by name."""
+    count, threads = draft.params.processes, draft.threads_per_job
+    if not nodes or count * threads <= max(nodes.values()):
+        return
+    name, cores = max(nodes.items(), key=lambda pair: pair[1])
+    asked, each = (
+        (f"processes={count}", "processes")
+        if count > 1
+        else (f"{threads} threads", "threads_per_job")
+    )
+    yield Problem(
+        "each job must fit on one node of the cluster",
+        f"{asked}, and the largest node, {named_node(name)}, has {cores} "
+        f"{'core' if cores == 1 else 'cores'}",
+        f"Pass {each}={cores} or less, or add a larger node.",
+    )
 
 
 def precision_problems(draft: Plan) -> Iterator[Problem]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.placement import Request, units
+from asynckfold.jobs.placement import NodeSize, Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.thread_search import Prediction
@@ -56,7 +56,8 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
     grouping = grouping or Grouping()
     asked = requests(choice, work, grouping.groups)
     placed = units(asked, grouping.groups)
-    simulation = simulate(list(placed.values()), VirtualMachine(choice.cores, work.gpus))
+    machine = VirtualMachine.of(choice.nodes or [NodeSize(choice.cores, work.gpus)])
+    simulation = simulate(list(placed.values()), machine)
     return Forecast(
         replace(
             work.plan.with_threads(choice.threads, choice.last_threads), groups=grouping.groups

@@ -10,6 +10,7 @@ The groups are written in the plan.
     fuse=False ─────────────────────────────────────► no groups
     the run has a plan, or plan_from another ───────► its groups
     else, for each model:  fusible?  pays?  ────────► equal groups, at least one a core or GPU
+                                                      of all nodes
 """
 
 from __future__ import annotations
@@ -225,6 +226,7 @@ def grouped(
     failing: Collection[str] = (),
     found: Mapping[str, str] | None = None,
     most: Mapping[str, int] | None = None,
+    nodes: Sequence[int] = (),
 ) -> Grouping:
     """Divide the jobs of each model into fusion groups.
 
@@ -237,7 +239,7 @@ def grouped(
     why_not : Mapping of str to str
         By model why it is not fused; empty if it is.
     cores : int
-        Allotted cores; GPUs for jobs on GPUs.
+        Allotted cores, on all nodes; GPUs for jobs on GPUs.
     before : Plan, optional
         Plan of this run or of another, whose groups are kept.
     failing : collection of str
@@ -246,6 +248,8 @@ def grouped(
         By model what to report with its groups.
     most : Mapping of str to int, optional
         By model how many jobs fit into memory at once.
+    nodes : sequence of int, optional
+        The cores of each node of a cluster: a group runs on one of them.
 
     Examples
     --------
@@ -276,7 +280,10 @@ def grouped(
         if fitting < 2 and fresh:
             reason = reason or "no two of its jobs fit into the memory at once"
         on_gpus = plan.device == "cuda"
-        places = cores if on_gpus else cores * (1 / plan.threads_of(model))
+        threads = plan.threads_of(model)
+        places = cores if on_gpus else cores * (1 / threads)
+        if nodes and not on_gpus:
+            places = sum(count // threads for count in nodes)
         made = [] if reason or not fresh else _divided(fresh, fuse, places, fitting)
         if not reason and fresh and not made:
             reason = f"{len(fresh)} jobs are too few for {cores} {'GPUs' if on_gpus else 'cores'}"

@@ -100,7 +100,7 @@ def may_probe(workload: Workload, models: Sequence[Model]) -> bool:
         return False
     steps = sum(work.steps for model in models for work in model.jobs)
     most = GPU_START_SECONDS + (1 + len(CROWDS)) * len(models) * SETTING_SECONDS
-    return most <= PROBE_SHARE * steps * GPU_STEP_SECONDS / max(1, workload.gpus)
+    return most <= PROBE_SHARE * steps * GPU_STEP_SECONDS / max(1, workload.all_gpus)
 
 
 def why_not_timed_fused(

@@ -66,7 +66,8 @@ def _on_cores(
     room = most_bytes or total_memory()
     most = {name: room // size for name, size in facts.memory.items() if room and size}
     failing = facts.failures.keys()
-    return grouped(work.plan, fuse, why_not, work.cores, before, failing, checks, most)
+    cores, nodes = work.all_cores, [node.cores for node in work.nodes]
+    return grouped(work.plan, fuse, why_not, cores, before, failing, checks, most, nodes)
 
 
 def _on_gpus(
@@ -85,4 +86,4 @@ def _on_gpus(
         if size and gpu_bytes:
             most[name] = max(0, gpu_bytes - GPU_CONTEXT_BYTES) // size
     failing = work.facts.failures.keys()
-    return grouped(work.plan, fuse, why_not, work.gpus, before, failing, checks, most)
+    return grouped(work.plan, fuse, why_not, work.all_gpus, before, failing, checks, most)

@@ -106,7 +106,8 @@ def _with_threads(
     if workload.plan.device == "cuda":
         return _fixed(workload, models, dict.fromkeys(names, 1), BY_GPU)
     timed, failures = measured(workload, models, probe, place)
-    return _choice(workload, models, decide(models, workload.cores, timed), timed, failures)
+    decision = decide(models, workload.cores, timed, workload.nodes)
+    return _choice(workload, models, decision, timed, failures)
 
 
 def _extended(
@@ -126,7 +127,7 @@ def _extended(
         more = _given(dict.fromkeys((model.name for model in added), 1), BY_GPU)
     else:
         timed, failures = measured(workload, added, probe, place)
-        more = decide(added, workload.cores, timed)
+        more = decide(added, workload.cores, timed, workload.nodes)
     decision = Decision(
         {**before.threads, **more.threads}, {**before.why, **more.why}, more.overturned, more.last
     )
@@ -164,7 +165,7 @@ def measured(
     settings = len(models) * len(counts) + sum(workload.may_fuse(item.name) for item in models)
     most = settings * SETTING_SECONDS
     alone = math.fsum(model.cost.seconds(work, 1) for model in models for work in model.jobs)
-    if cores == 1 or most > PROBE_SHARE * alone / cores:
+    if cores == 1 or most > PROBE_SHARE * alone / workload.all_cores:
         return {}, {}
 
     def measure(model: Model, probe: Probe) -> Cost | str:
@@ -232,10 +233,11 @@ def _choice(
         decision.why,
         costs,
         workload.predicted(decision.threads, costs),
-        workload.cores,
+        workload.all_cores,
         decision.overturned,
         failures,
         last_threads=workload.last_threads(decision.last),
+        nodes=workload.nodes,
     )
 
 

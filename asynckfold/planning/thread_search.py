@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 from asynckfold.jobs.cost import Cost, Work, at
-from asynckfold.jobs.placement import Request
+from asynckfold.jobs.placement import NodeSize, Request
 from asynckfold.planning.flop_model import OVERTURN, thread_counts
 from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
 
@@ -90,7 +90,10 @@ class Prediction:
 
 
 def decide(
-    models: Sequence[Model], cores: int, measured: Mapping[str, Cost] | None = None
+    models: Sequence[Model],
+    cores: int,
+    measured: Mapping[str, Cost] | None = None,
+    nodes: Sequence[NodeSize] = (),
 ) -> Decision:
     """Choose the threads of each model's jobs.
 
@@ -104,10 +107,12 @@ def decide(
     models : sequence of Model
         With the costs of the rule; their order does not matter.
     cores : int
-        Allotted cores, used by other processes or not.
+        Allotted cores, used by other processes or not; the most threads of a job.
     measured : Mapping of str to Cost, optional
         Costs by model from a probe. They are followed if the rule's choice takes `OVERTURN` times
         longer than the best.
+    nodes : sequence of NodeSize, optional
+        The nodes of a cluster. A job has no more threads than `cores` and runs on one of them.
 
     Returns
     -------
@@ -131,12 +136,14 @@ against 134 ms per step
     1 thread × 2 jobs, and 2 threads for the last, beat 2 threads × 1 job throughout: 692 s \
 against 779 s for the sweep
     """
-    rule = _Assignments(models, cores)
+    rule = _Assignments(models, cores, nodes=nodes)
     chosen = rule.best()
     if not measured:
         return _decision(rule, chosen)
     timed = _Assignments(
-        [Model(item.name, item.jobs, measured.get(item.name, item.cost)) for item in models], cores
+        [Model(item.name, item.jobs, measured.get(item.name, item.cost)) for item in models],
+        cores,
+        nodes=nodes,
     )
     fastest = timed.best()
     ratio = timed.makespan(chosen) / (timed.makespan(fastest) or math.inf)
@@ -153,12 +160,14 @@ def predict(
     cores: int,
     gpus: int = 0,
     per_gpu: Mapping[str, int] | None = None,
+    nodes: Sequence[NodeSize] = (),
 ) -> Prediction:
     """Predict the makespan of a sweep with these threads.
 
-    With `gpus`, each job needs one, which `per_gpu` jobs of its model share.
+    With `gpus`, each job needs one, which `per_gpu` jobs of its model share. `nodes` are those of a
+    cluster, with cores and GPUs of their own.
     """
-    ways = _Assignments(models, cores, gpus, per_gpu)
+    ways = _Assignments(models, cores, gpus, per_gpu, nodes)
     counts = tuple(threads[name] for name in ways.names)
     return Prediction.of(ways.simulation(counts))
 
@@ -176,10 +185,12 @@ class _Assignments:
         cores: int,
         gpus: int = 0,
         per_gpu: Mapping[str, int] | None = None,
+        nodes: Sequence[NodeSize] = (),
     ) -> None:
         self.models = sorted(models, key=lambda model: model.name)
         self.names = [model.name for model in self.models]
-        self.cores, self.gpus, self.per_gpu = cores, gpus, per_gpu or {}
+        self.cores, self.per_gpu = cores, per_gpu or {}
+        self.machine = VirtualMachine.of(nodes or [NodeSize(cores, gpus)])
         # Used several times: by the choice, and by the sentences about it.
         self.simulation: Callable[..., Simulation] = cache(self._simulate)
 
@@ -220,9 +231,19 @@ class _Assignments:
             return
         index = self.names.index(spans[-1].job.rpartition("/")[0])
         model = self.models[index]
-        for jobs in range(1, min(self.cores, len(model.jobs))) if model.last_apart else ():
-            if self.cores // jobs > counts[index]:
-                yield LastJobs(model.name, jobs, self.cores // jobs)
+        most = min(self.machine.all_cores, len(model.jobs)) if model.last_apart else 0
+        for jobs in range(1, most):
+            threads = self.most_threads(jobs)
+            if threads > counts[index]:
+                yield LastJobs(model.name, jobs, threads)
+
+    def at_once(self, threads: int) -> int:
+        """Return how many jobs with these threads run side by side."""
+        return sum(node.cores // threads for node in self.machine.each)
+
+    def most_threads(self, jobs: int) -> int:
+        """Return the most threads with which so many jobs run side by side."""
+        return next(count for count in range(self.cores, 0, -1) if self.at_once(count) >= jobs)
 
     @cached_property
     def filled(self) -> bool:
@@ -237,15 +258,17 @@ class _Assignments:
             for model in self.models
             for count in thread_counts(self.cores)
         )
-        share = math.fsum(jobs) / self.cores
-        most = share + (1 - 1 / self.cores) * max(jobs, default=0.0)
+        cores = self.machine.all_cores
+        share = math.fsum(jobs) / cores
+        most = share + (1 - 1 / cores) * max(jobs, default=0.0)
         return not saves and most <= min(TIE * share, self._serial())
 
     def _serial(self) -> float:
-        """Seconds of the best serial execution: all threads, one job at a time."""
-        return math.fsum(
+        """Seconds of the best serial execution: all threads, one job at a time on each node."""
+        seconds = math.fsum(
             model.cost.seconds(work, self.cores) for model in self.models for work in model.jobs
         )
+        return seconds / self.at_once(self.cores)
 
     def _simulate(self, counts: _Counts, last: LastJobs | None = None) -> Simulation:
         def threads(model: Model, count: int, number: int) -> int:
@@ -257,14 +280,14 @@ class _Assignments:
                 f"{model.name}/{number:06}",
                 model.cost.shared(self.per_gpu.get(model.name, 1)).seconds(work, own),
                 own,
-                gpu=self.gpus > 0,
+                gpu=self.machine.gpus > 0,
                 jobs_per_gpu=self.per_gpu.get(model.name, 1),
             )
             for model, count in zip(self.models, counts, strict=True)
             for number, work in enumerate(sorted(model.jobs, key=size_of))
             for own in (threads(model, count, number),)
         ]
-        return simulate(requests, VirtualMachine(self.cores, self.gpus))
+        return simulate(requests, self.machine)
 
     def _equal(self, count: int) -> _Counts:
         return (count,) * len(self.models)
@@ -310,7 +333,7 @@ def _decision(ways: _Assignments, whole: _Counts, overturned: str = "") -> Decis
 def _last_sentence(ways: _Assignments, whole: _Counts, chosen: _Counts, last: LastJobs) -> str:
     index = ways.names.index(last.model)
     model = ways.models[index]
-    mine, theirs = (_way(model, counts[index], ways.cores) for counts in (chosen, whole))
+    mine, theirs = (_way(ways, model, counts[index]) for counts in (chosen, whole))
     here, there = ways.makespan(chosen, last), ways.makespan(whole)
     which = "the last" if last.jobs == 1 else f"each of the last {last.jobs}"
     return (
@@ -323,7 +346,8 @@ def _sentence(ways: _Assignments, chosen: _Counts, index: int) -> str:
     """Compare the chosen threads of a model with its best alternative."""
     model, count = ways.models[index], chosen[index]
     if ways.cores == 1:
-        return "1 thread: there is 1 core"
+        which = "there is" if ways.machine.nodes == 1 else "the smallest node has"
+        return f"1 thread: {which} 1 core"
     if not model.jobs:
         return "1 thread: there is no job"
     if ways.filled:
@@ -332,8 +356,8 @@ def _sentence(ways: _Assignments, chosen: _Counts, index: int) -> str:
     other = min(near, key=lambda way: (ways.makespan(way), way))
     here, there = ways.makespan(chosen), ways.makespan(other)
     verdict = "beat" if here < there else "equal, within 5 %,"
-    mine, theirs = (_way(model, number, ways.cores) for number in (count, other[index]))
-    steps = [_per_step(model, number, ways.cores) for number in (count, other[index])]
+    mine, theirs = (_way(ways, model, number) for number in (count, other[index]))
+    steps = [_per_step(ways, model, number) for number in (count, other[index])]
     return (
         f"{mine} {verdict} {theirs}: {here:.3g} s against {there:.3g} s for the sweep, "
         f"{1000 * steps[0]:.3g} ms against {1000 * steps[1]:.3g} ms per step"
@@ -342,8 +366,8 @@ def _sentence(ways: _Assignments, chosen: _Counts, index: int) -> str:
 
 def _filled_sentence(ways: _Assignments, model: Model) -> str:
     one, more = 1, thread_counts(ways.cores)[1]
-    mine, theirs = (_way(model, count, ways.cores) for count in (one, more))
-    steps = [_per_step(model, count, ways.cores) for count in (one, more)]
+    mine, theirs = (_way(ways, model, count) for count in (one, more))
+    steps = [_per_step(ways, model, count) for count in (one, more)]
     return (
         f"{mine}: the jobs of the sweep fill the cores, and threads cost core-seconds: "
         f"{1000 * steps[0]:.3g} ms per step against {1000 * steps[1]:.3g} ms with {theirs}"
@@ -355,20 +379,16 @@ def _is_next(other: int, count: int, cores: int) -> bool:
     return abs(counts.index(other) - counts.index(count)) == 1
 
 
-def _way(model: Model, count: int, cores: int) -> str:
-    jobs = _at_once(model, count, cores)
+def _way(ways: _Assignments, model: Model, count: int) -> str:
+    jobs = min(ways.at_once(count), len(model.jobs))
     return (
         f"{count} {'thread' if count == 1 else 'threads'} × {jobs} {'job' if jobs == 1 else 'jobs'}"
     )
 
 
-def _at_once(model: Model, count: int, cores: int) -> int:
-    return min(cores // count, len(model.jobs))
-
-
-def _per_step(model: Model, count: int, cores: int) -> float:
+def _per_step(ways: _Assignments, model: Model, count: int) -> float:
     """Mean seconds per step over all jobs that run side by side."""
-    return at(model.cost.step_seconds, count) / _at_once(model, count, cores)
+    return at(model.cost.step_seconds, count) / min(ways.at_once(count), len(model.jobs))
 
 
 def size_of(work: Work) -> tuple[int, int]:

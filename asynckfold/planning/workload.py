@@ -11,7 +11,7 @@ from asynckfold.jobs.cost import Cost, Timing, Work, gathered, work_of
 from asynckfold.jobs.decoding import decoded, finite, within
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
-from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Request
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, NodeSize, Request
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.planning import cost_cache, fusion_groups
 from asynckfold.planning.flop_model import gpu_rule_cost, rule_cost
@@ -53,7 +53,7 @@ class Choice:
     prediction : Prediction
         Of the whole sweep.
     cores : int
-        Allotted cores.
+        Allotted cores, on all nodes together.
     overturned : bool
         Whether timings overturned the rule.
     failures : Mapping of str to str
@@ -67,6 +67,8 @@ class Choice:
         on cores, where it is trained there, too.
     devices : str
         Why candidates are on cores or on GPUs; empty where there was no choice.
+    nodes : tuple of NodeSize
+        The nodes of the cluster that it was made for; empty for one machine.
     """
 
     threads: Mapping[str, int]
@@ -80,6 +82,7 @@ class Choice:
     last_threads: Mapping[str, int] = field(default_factory=dict)
     gpu_costs: Mapping[str, Cost] = field(default_factory=dict)
     devices: str = ""
+    nodes: tuple[NodeSize, ...] = ()
 
     def cost_of(self, job: Job, plan: Plan) -> Cost:
         """Return the cost of a job on its kind of device."""
@@ -87,8 +90,9 @@ class Choice:
         return (self.gpu_costs if gpu else self.costs)[job.model]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for JSON."""
-        return asdict(self)
+        """Return it as plain data for JSON; as before there were clusters, where there is none."""
+        found = asdict(self)
+        return found if self.nodes else {key: found[key] for key in found if key != "nodes"}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Choice:
@@ -101,7 +105,10 @@ class Choice:
         """
         found = decoded(cls, raw, "decision")
         finite({f"prediction.{name}": value for name, value in asdict(found.prediction).items()})
-        within(found.cores, 1, 1 << 20, "cores")
+        for count in (found.cores, *(node.cores for node in found.nodes)):
+            within(count, 1, 1 << 20, "cores")
+        for node in found.nodes:
+            within(node.gpus, 0, 1 << 20, "gpus")
         costs, gpu_costs = (
             {name: Cost.from_dict(cost.to_dict()) for name, cost in named.items()}
             for named in (found.costs, found.gpu_costs)
@@ -122,13 +129,16 @@ class Workload:
     facts : Facts
         Of the dry run.
     cores : int
-        Allotted cores by affinity, quota and ``n_jobs``, used by other processes or not.
+        Allotted cores by affinity, quota and ``n_jobs``, used by other processes or not. On a
+        cluster those of the smallest node: the most threads of a job.
     machine : Mapping
         What else seconds depend on: processor, versions.
     gpus : int
         Allotted GPUs, used by other processes or not.
     on_gpu : Mapping of str to Fusibility
         What the comparison of fused and separate jobs on a GPU found, by model that was compared.
+    nodes : tuple of NodeSize
+        The nodes of a cluster; empty for one machine.
     """
 
     plan: Plan
@@ -138,6 +148,22 @@ class Workload:
     machine: Mapping[str, Any]
     gpus: int = 0
     on_gpu: Mapping[str, Fusibility] = field(default_factory=dict)
+    nodes: tuple[NodeSize, ...] = ()
+
+    @property
+    def each(self) -> tuple[NodeSize, ...]:
+        """The size of each node; of the machine, if there is only one."""
+        return self.nodes or (NodeSize(self.cores, self.gpus),)
+
+    @property
+    def all_cores(self) -> int:
+        """The allotted cores of all nodes."""
+        return sum(node.cores for node in self.each)
+
+    @property
+    def all_gpus(self) -> int:
+        """The allotted GPUs of all nodes."""
+        return sum(node.gpus for node in self.each)
 
     def models(self) -> list[Model]:
         """Return each model with its jobs' work and its cost by the rule."""
@@ -168,7 +194,11 @@ class Workload:
 
     def on(self, device: str) -> Workload:
         """Return the part of the sweep on one kind of device."""
-        return replace(self, plan=self.plan.on(device), gpus=self.gpus * (device == "cuda"))
+        found = replace(self, plan=self.plan.on(device))
+        if device == "cuda":
+            return found
+        nodes = tuple(replace(node, gpus=0) for node in self.nodes)
+        return replace(found, gpus=0, nodes=nodes)
 
     def works(self) -> dict[str, Work]:
         """Return the work of each job, by its id."""
@@ -254,7 +284,9 @@ class Workload:
             Model(item.name, item.jobs, costs[item.name].shared_by(count)) for item in self.models()
         ]
         cores = {name: number * count for name, number in threads.items()}
-        return predict(known, cores, self.cores, self.gpus // self.plan.params.gpus, per_gpu)
+        each = self.plan.params.gpus
+        nodes = [replace(node, gpus=node.gpus // each) for node in self.nodes]
+        return predict(known, cores, self.cores, self.gpus // each, per_gpu, nodes)
 
 
 def failure_in(timings: Sequence[Timing]) -> str:

@@ -77,7 +77,7 @@ def requests_on(
     Where there are fewer jobs than cores, they have the most threads with which all fit.
     """
     on_gpu = sum(kinds[item.candidate] == "cuda" for item in jobs)
-    cores = machine.cores - min(machine.gpus, on_gpu)
+    cores = machine.all_cores - min(sum(node.gpus for node in machine.each), on_gpu)
     each = max(1, cores // max(1, len(jobs) - on_gpu))
     return [
         item.on_gpu if kinds[item.candidate] == "cuda" else _with_threads(item.on_cores, each)
@@ -146,4 +146,5 @@ class _Divisions:
     def _bound(self, way: frozenset[str]) -> float:
         cores = math.fsum(self._cores[name] for name in self._cores if name not in way)
         gpus = math.fsum(self._gpus[name] for name in way)
-        return max(cores / self._machine.cores, gpus / max(1, self._machine.gpus))
+        on_all = sum(node.gpus for node in self._machine.each)
+        return max(cores / self._machine.all_cores, gpus / max(1, on_all))

@@ -19,6 +19,7 @@
          └── a shorter job may pass ◄────────────────────────┘
 
     nothing running, nothing placed ──► the longest job whose device has room starts anyway
+    nothing on a node of several ──► a job too large for every node starts there anyway
     Load.blocked (too little free memory) ──► nothing starts on that node
 
 A pure function: the sweep calls it at every tick, the simulator in virtual time.
@@ -26,12 +27,13 @@ A pure function: the sweep calls it at every tick, the simulator in virtual time
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.cluster import Cluster
+from asynckfold.scheduling.largest_nodes import LargestNodes
 from asynckfold.scheduling.reservations import (
     Capacity,
     Reservations,
@@ -57,7 +59,8 @@ def place(
     crowded GPU, ties as `load` lists them. One job at least runs in the cluster.
 
     A job that must run alone starts on a node where nothing runs and no other job can start;
-    nothing starts beside it there.
+    nothing starts beside it there. So does a job that needs more cores or memory than any node has,
+    on one of the largest nodes; a short job may start beside it, as beside any other.
 
     GPU jobs come first, since a GPU must not wait for a core. A GPU job takes its cores and the GPU
     with the fewest own jobs, then the least used, then the one with the most memory left; a GPU
@@ -103,22 +106,32 @@ def place(
     if not found and not reservations:
         found = _force(backlog, [node for node in load.nodes if not node.blocked])
     if empty := [node for node in nodes if not node.jobs]:
-        found += _alone(backlog, empty, found)
+        # What was forced has not reduced the capacity of its node.
+        forced = {placement.node: placement.jobs for placement in found}
+        found += _alone(backlog, empty, forced)
+        if load.peers:
+            left = [node for node in empty if not node.jobs and node.node not in forced]
+            found += _taken(backlog, LargestNodes(load.nodes, left), forced)
     return found
 
 
 def _alone(
-    backlog: Backlog, empty: Sequence[Capacity], found: Sequence[Placement]
+    backlog: Backlog, empty: Sequence[Capacity], forced: Mapping[str, tuple[str, ...]]
 ) -> list[Placement]:
     """Place jobs that must run alone on nodes where nothing runs and nothing has been placed."""
-    # What was forced has not reduced the capacity of its node.
-    forced = {placement.node: placement.jobs for placement in found}
     for node in empty:
         node.alone = True
     cluster = Cluster([node for node in empty if node.node not in forced])
+    return _taken(backlog, cluster, forced)
+
+
+def _taken(
+    backlog: Backlog, room: Cluster | LargestNodes, forced: Mapping[str, tuple[str, ...]]
+) -> list[Placement]:
+    """Place what fits, except the jobs that were forced."""
     return [
-        cluster.take(request)
-        for request in backlog.in_turn(cluster)
+        room.take(request)
+        for request in backlog.in_turn(room)
         if (request.jobs or (request.job_id,)) not in forced.values()
     ]
 

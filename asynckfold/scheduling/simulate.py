@@ -23,7 +23,7 @@ from functools import partial
 from itertools import count
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.jobs.placement import Gpu, Load, NodeSize, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
@@ -38,6 +38,7 @@ class VirtualMachine:
 
     Of each node, where there are several. The data are on the first node; each further node gets
     them in `data_seconds`, one after the other. A job may be placed there before, and then waits.
+    Nodes of different sizes have their own in `sizes`; `cores` are then those of the smallest.
     """
 
     cores: int
@@ -46,6 +47,28 @@ class VirtualMachine:
     gpu_memory: int = sys.maxsize
     nodes: int = 1
     data_seconds: float = 0.0
+    sizes: tuple[NodeSize, ...] = ()
+
+    @classmethod
+    def of(cls, nodes: Sequence[NodeSize]) -> VirtualMachine:
+        """Return nodes of these sizes, with unlimited memory.
+
+        >>> VirtualMachine.of([NodeSize(4), NodeSize(4)]).all_cores
+        8
+        """
+        cores, gpus = min(node.cores for node in nodes), max(node.gpus for node in nodes)
+        differ = len({*nodes}) > 1
+        return cls(cores, gpus, nodes=len(nodes), sizes=tuple(nodes) if differ else ())
+
+    @property
+    def each(self) -> tuple[NodeSize, ...]:
+        """The size of each node."""
+        return self.sizes or (NodeSize(self.cores, self.gpus),) * self.nodes
+
+    @property
+    def all_cores(self) -> int:
+        """The cores of all nodes."""
+        return sum(node.cores for node in self.each)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -62,18 +85,22 @@ class VirtualMachine:
 
     def load(self) -> Load:
         """Return the load while nobody else uses it."""
-        first, *peers = map(self.load_of, self.names)
+        first, *peers = map(self.load_of, self.names, self.each)
         return replace(first, peers=tuple(peers))
 
     def load_of(
-        self, name: str, others: Collection[int] = (), on_gpus: Collection[int] = ()
+        self,
+        name: str,
+        size: NodeSize,
+        others: Collection[int] = (),
+        on_gpus: Collection[int] = (),
     ) -> Load:
         """Return the load of a node while others use some of its cores and GPUs."""
-        cores = tuple(range(self.cores))
+        cores = tuple(range(size.cores))
         # Jobs use no more GPU memory than they reserved, so the free memory never changes.
         gpus = (
             Gpu(index, self.gpu_memory, self.gpu_memory, busy=index in on_gpus)
-            for index in range(self.gpus)
+            for index in range(size.gpus)
         )
         idle = tuple(core for core in cores if core not in others)
         return Load(cores, idle, self.memory, tuple(gpus), node=name)
@@ -184,7 +211,7 @@ class Simulation:
             for part in range(first, min(parts - 1, int(span.end / length)) + 1):
                 start, end = max(span.start, part * length), min(span.end, (part + 1) * length)
                 held[part].append((end - start) * len(span.cores))
-        cores = self.machine.cores * self.machine.nodes
+        cores = self.machine.all_cores
         return [math.fsum(part) / (length * cores) if part else 0.0 for part in held]
 
 
@@ -263,6 +290,7 @@ class _Run:
         self._numbers = count()
         self._names = machine.names
         self._ready = dict(zip(self._names, machine.ready, strict=True))
+        self._sizes = dict(zip(self._names, machine.each, strict=True))
         self._others = [Counter[int]() for _ in machine.names]
         self._on_gpus = [Counter[int]() for _ in machine.names]
         self._loads: dict[str, Load] = {}
@@ -285,8 +313,10 @@ class _Run:
             self._happen()
 
     def bounds(self) -> Bounds:
+        least = self._machine.cores
+        shares = [size.cores / least for size in self._machine.each]
         return Bounds(
-            _earliest(math.fsum(self._core_seconds) / self._machine.cores, self._machine.ready),
+            _earliest(math.fsum(self._core_seconds) / least, self._machine.ready, shares),
             self._end_on_gpus(math.fsum(self._gpu_seconds)),
             max(self._job_seconds.values(), default=0.0),
         )
@@ -310,8 +340,9 @@ class _Run:
     def _end_on_gpus(self, work: float) -> float:
         """Return when all GPUs could have done some GPU-seconds, if others leave none unused."""
         machine = self._machine
-        now, gpus = 0.0, machine.gpus * machine.nodes
-        taken = [(0.0, ready) for ready in machine.ready if ready for _ in range(machine.gpus)]
+        nodes = zip(machine.ready, machine.each, strict=True)
+        now, gpus = 0.0, sum(size.gpus for size in machine.each)
+        taken = [(0.0, ready) for ready, size in nodes if ready for _ in range(size.gpus)]
         for item in self._present:
             if item.gpu is not None:
                 taken += self._unused_beside(item)
@@ -333,7 +364,8 @@ class _Run:
     def _seen(self) -> Load:
         for name, others, on_gpus in zip(self._names, self._others, self._on_gpus, strict=True):
             if name not in self._loads:
-                self._loads[name] = self._machine.load_of(name, +others, +on_gpus)
+                size = self._sizes[name]
+                self._loads[name] = self._machine.load_of(name, size, +others, +on_gpus)
         first, *peers = (self._loads[name] for name in self._names)
         return replace(first, peers=tuple(peers)) if peers else first
 
@@ -362,7 +394,7 @@ class _Run:
         self.spans.append(span)
         self._reservations.add(placement)
         self._at(end, partial(self._end, number, placement))
-        held = self._machine.cores if placement.alone else len(placement.cores)
+        held = self._sizes[node].cores if placement.alone else len(placement.cores)
         self._core_seconds.append(planned.seconds * held)
         if placement.gpu is not None:
             seconds = planned.seconds * len(placement.gpus)
@@ -382,17 +414,23 @@ class _Run:
         self._job_seconds[job] += retry.after_s
 
 
-def _earliest(work: float, ready: Sequence[float]) -> float:
-    """Return when nodes that are ready one after the other can have done some seconds of work.
+def _earliest(work: float, ready: Sequence[float], shares: Sequence[float]) -> float:
+    """Return when nodes that are ready one after the other can have done some work.
 
-    >>> _earliest(4.0, [0.0]), _earliest(4.0, [0.0, 2.0]), _earliest(4.0, [0.0, 5.0])
-    (4.0, 3.0, 4.0)
+    The work is in seconds of a node with the share 1; another does its share in a second.
+
+    >>> ones = [1.0, 1.0]
+    >>> [_earliest(4.0, ready, ones) for ready in ([0.0, 0.0], [0.0, 2.0], [0.0, 5.0])]
+    [2.0, 3.0, 4.0]
+    >>> _earliest(4.0, [0.0, 1.0], [1.0, 3.0])
+    1.75
     """
+    held = [share * since for share, since in zip(shares, ready, strict=True)]
     for nodes in range(1, len(ready)):
-        end = (work + math.fsum(ready[:nodes])) / nodes
+        end = (work + math.fsum(held[:nodes])) / math.fsum(shares[:nodes])
         if end <= ready[nodes]:
             return end
-    return (work + math.fsum(ready)) / len(ready)
+    return (work + math.fsum(held)) / math.fsum(shares)
 
 
 def _left_of(item: OtherProcess, own: Sequence[Span]) -> Iterator[tuple[float, float]]:

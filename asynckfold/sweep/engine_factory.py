@@ -12,9 +12,9 @@ from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.ray_cluster import RayCluster
-from asynckfold.engines.ray_engine import RayEngine
+from asynckfold.engines.ray_engine import RayEngine, sizes
 from asynckfold.engines.serial import SerialEngine
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.placement import Load, NodeSize, Placement
 from asynckfold.scheduling.reservations import emptiest
 from asynckfold.sweep.loop import Inbox
 from asynckfold.system.machine import Machine, resolve_n_jobs, watched
@@ -99,6 +99,24 @@ class Engines:
         """Number of cores on all nodes together; a negative `n_jobs` is meant for each."""
         is_count = isinstance(self.n_jobs, int) and self.n_jobs > 0
         return int(self.n_jobs or 1) * self.threads if is_count else None
+
+    @property
+    def found_nodes(self) -> dict[str, NodeSize]:
+        """The nodes of the cluster at this moment by name, whatever `n_jobs`; none without one."""
+        return {} if self.cluster is None else sizes(self.cluster.nodes.values())
+
+    @property
+    def nodes(self) -> tuple[NodeSize, ...]:
+        """What the sweep may use of each of them; empty if there is this machine only."""
+        found, left, each = self.found_nodes, self._most_on_all, []
+        for size in found.values():
+            if left is None:
+                count = resolve_n_jobs(self.n_jobs, size.cores)
+                most = size.cores if count is None else count * self.threads
+            else:
+                most, left = left, left - min(left, size.cores)
+            each.append(replace(size, cores=min(size.cores, most)))
+        return () if found.keys() <= {""} else tuple(size for size in each if size.cores)
 
     @property
     def allotted(self) -> int:

@@ -1,6 +1,7 @@
 """A digits sweep as a process of its own: ``ray_sweep.py KIND ENGINE ROOT [ADDRESS]``.
 
-KIND is plain, fused, or the name of a trainer of two processes.
+KIND is plain, fused, decided (all that is open is decided by the plan), or the name of a trainer of
+two processes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
     inputs, targets = load_digits(return_X_y=True)
     data = (inputs.astype("float32") / 16, targets)
     given: dict[str, Any] = {"fuse": 3 if kind == "fused" else False, "threads_per_job": 1}
-    if kind not in ("plain", "fused"):
+    if kind == "decided":
+        given = {"fuse": True}
+    elif kind not in ("plain", "fused"):
         given = {"trainer": kind, "processes": 2}
     if address:
         given |= {"ray_address": address, "n_jobs": int(os.environ.get("N_JOBS", "1"))}
@@ -71,8 +74,9 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
         report=False,
         **given,
     )
-    model = plain if kind == "fused" else Net
-    results = kfold({"net": model}, ["cosine", "step"], adam, {"epochs": 4})
+    model = plain if kind in ("fused", "decided") else Net
+    params = {"epochs": int(os.environ.get("EPOCHS", "4"))}
+    results = kfold({"net": model}, ["cosine", "step"], adam, params)
     print(results.fingerprint, results.counts["done"], flush=True)
 
 

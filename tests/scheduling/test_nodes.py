@@ -66,6 +66,16 @@ def situations(draw: st.DrawFn) -> Situation:
     return draw(some), running, replace(nodes[0], peers=tuple(nodes[1:]))
 
 
+def is_too_large(request: Request, load: Load) -> bool:
+    return not any(
+        request.threads <= len(node.cores)
+        and request.memory <= node.free_memory
+        and (not request.gpu or request.gpus <= len(node.gpus))
+        for node in load.nodes
+        if not node.blocked
+    )
+
+
 def on(placements: Sequence[Placement], node: str) -> list[Placement]:
     return [placement for placement in placements if placement.node == node]
 
@@ -96,12 +106,16 @@ def test_each_job_is_on_one_node_as_a_whole_and_no_core_is_reserved_twice(
 def test_the_rules_of_a_machine_hold_on_each_node(situation: Situation) -> None:
     pending, running, load = situation
     placed = place(pending, running, load)
+    by_id = {request.job_id: request for request in pending}
     for node in load.nodes:
         new = on(placed, node.node)
         active = [*on(running, node.node), *new]
         assert not (node.blocked and new)
         if not new or len([*running, *placed]) == 1:
             continue  # one job runs in the cluster, whatever it needs
+        if any(is_too_large(by_id[placement.jobs[0]], load) for placement in new):
+            assert len(active) == 1
+            continue
         assert not any(placement.alone for placement in active) or len(active) == 1
         assert sum(placement.memory for placement in active) <= node.free_memory
         assert len(cores_of(active)) <= len(node.idle)
@@ -173,8 +187,9 @@ def test_a_job_goes_to_the_node_with_the_most_free_cores(
     placed = place(pending, [], load)
     for placement in placed if max(free.values()) else ():
         if placement.threads > max(free.values()):
-            assert placed == [placement]  # too large for every node
-            break
+            # Forced, or too large for every node.
+            assert on(placed, placement.node) == [placement]
+            continue
         most = max(free.values())
         assert placement.node == next(name for name, cores in free.items() if cores == most)
         free[placement.node] -= placement.threads

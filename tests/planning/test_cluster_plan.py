@@ -1,0 +1,172 @@
+"""The plan of a cluster: its threads and groups; and that of one machine, which stays as it was."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from asynckfold.cli.plan import _lines, _numbers
+from asynckfold.errors import InputError, refuse
+from asynckfold.jobs.placement import NodeSize
+from asynckfold.planning.feasibility import node_problems
+from asynckfold.planning.forecast import Forecast
+from asynckfold.planning.workload import Choice
+from tests.planning.sweeps import HUGE, LARGE, SMALL, SWEEPS, Shape, digest
+
+KEPT = {
+    "one core": "f7cbd768511f482e",
+    "two cores": "6e5edd8ec7f18b66",
+    "small models in groups": "f5c0a10d9cc0f3e5",
+    "small and large": "88c139aa929efc42",
+    "few large jobs": "d71b6dbc8518541d",
+    "the last jobs": "c91611642ded4b06",
+    "an odd number of cores": "f7a2a7e04dedb90b",
+    "many jobs": "9cd01f11cfef36fb",
+    "more cores than jobs": "454d0f751dfe022c",
+    "threads as asked": "f1c577d48e4688a5",
+    "groups as asked": "ec55dcb27a74571e",
+    "processes": "3e08c5efc941c441",
+    "a GPU and cores": "97b5858a0452d721",
+    "two GPUs": "52f76897f901e596",
+}
+"""What the code planned before it knew of clusters."""
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_one_machine_plans_what_it_planned_before(name: str) -> None:
+    found = SWEEPS[name].planned()
+    assert digest(found) == KEPT[name]
+    # What is stored of it is what was stored before.
+    assert "nodes" not in found.choice.to_dict()
+
+
+def on(shape: Shape, *nodes: int) -> Forecast:
+    """Plan a sweep for nodes with these cores."""
+    sizes = tuple(map(NodeSize, nodes))
+    return shape.planned(replace(shape.work(), cores=min(nodes), nodes=sizes))
+
+
+def widths(found: Forecast) -> list[int]:
+    return [len(group) for group in found.plan.groups]
+
+
+def test_groups_are_made_for_all_cores() -> None:
+    shape = Shape({"a": SMALL}, 2, folds=6, schedules=4)
+    assert widths(shape.planned()) == [8, 8, 8]
+    found = on(shape, 2, 2, 2)
+    assert widths(found) == [4] * 6
+    assert {span.node for span in found.simulation.spans} == {"node-0", "node-1", "node-2"}
+    assert found.choice.prediction.makespan < shape.planned().choice.prediction.makespan / 2
+    # As many as one machine with as many cores would have, while threads fit on a node.
+    assert found.plan.fingerprint == replace(shape, cores=6).planned().plan.fingerprint
+
+
+def test_a_group_of_several_threads_is_on_one_node() -> None:
+    shape = Shape({"a": SMALL}, 3, folds=6, schedules=4, threads=2, fuse=True)
+    # Twice 3 cores hold 2 groups of 2 threads, and 6 cores of one machine hold 3.
+    assert widths(on(shape, 3, 3)) == [8, 8, 8]
+    assert len(widths(on(shape, 3, 3, 3, 3))) == 4
+    assert len(widths(replace(shape, cores=12).planned())) == 6
+
+
+@pytest.mark.parametrize("nodes", [(4, 4), (4, 4, 4), (4, 16), (1, 8)])
+def test_threads_are_bounded_by_the_smallest_node(nodes: tuple[int, ...]) -> None:
+    few = on(Shape({"a": HUGE}, 99, folds=2), *nodes)
+    assert few.choice.threads["a"] == nodes[0]
+    assert few.choice.cores == sum(nodes)
+    assert few.choice.nodes == tuple(map(NodeSize, nodes))
+    spans = few.simulation.spans
+    assert all(len(span.cores) == nodes[0] and span.start == 0 for span in spans)
+    # Many jobs fill all cores with one thread each.
+    many = on(Shape({"a": HUGE}, 99, folds=10, schedules=20), *nodes)
+    assert many.choice.threads["a"] == 1
+    assert many.simulation.use > 0.9
+
+
+def test_the_last_jobs_get_the_cores_of_all_nodes_but_each_those_of_one() -> None:
+    found = on(Shape({"a": HUGE}, 4, folds=10), 4, 4)
+    assert found.choice.threads["a"] == 1
+    # Eight of ten at once, and then two on two nodes.
+    assert [*found.choice.last_threads.values()] == [4, 4]
+    assert found.choice.why["a"].startswith("1 thread × 8 jobs, and 4 threads for each of the ")
+
+
+def test_the_forecast_is_that_of_the_nodes() -> None:
+    found = on(Shape({"a": HUGE, "b": LARGE}, 4, folds=5, schedules=2), 2, 4)
+    bounds, prediction = found.simulation.bounds, found.choice.prediction
+    held = sum((span.end - span.start) * len(span.cores) for span in found.simulation.spans)
+    assert bounds.cores == pytest.approx(held / 6)
+    assert prediction.lower_bound <= prediction.makespan == found.simulation.makespan
+    assert found.simulation.machine.each == (NodeSize(2), NodeSize(4))
+
+
+def test_one_core_on_the_smallest_node_is_said() -> None:
+    why = on(Shape({"a": HUGE}, 1, folds=2), 1, 2).choice.why
+    assert why == {"a": "1 thread: the smallest node has 1 core"}
+
+
+def test_gpus_of_all_nodes_are_used_and_a_job_on_cores_has_none() -> None:
+    sizes = (NodeSize(4, 1), NodeSize(4, 1))
+    shape = Shape({"a": HUGE}, 4, folds=6, gpus=1, devices=("cuda",))
+    found = shape.planned(replace(shape.work(), nodes=sizes))
+    one = shape.planned()
+    assert found.choice.prediction.makespan == pytest.approx(one.choice.prediction.makespan / 2)
+    assert {(span.node, span.gpu) for span in found.simulation.spans} == {
+        ("node-0", 0),
+        ("node-1", 0),
+    }
+    part = replace(shape.work(), nodes=sizes).on("cpu")
+    assert (part.gpus, part.all_gpus, part.all_cores) == (0, 0, 8)
+
+
+def test_the_nodes_are_stored_with_the_choice_and_kept_for_added_models() -> None:
+    shape = Shape({"a": SMALL}, 2, folds=6, schedules=4)
+    first = on(shape, 2, 2, 2).choice
+    again = Choice.from_dict(json.loads(json.dumps(first.to_dict())))
+    assert again == first
+    with pytest.raises(ValueError, match="cores"):
+        Choice.from_dict({**first.to_dict(), "nodes": [{"cores": 0, "gpus": 0}]})
+    more = replace(shape, flops={"a": SMALL, "b": HUGE})
+    # As the caller does it: with the nodes of the choice, wherever the run goes on.
+    work = replace(more.work(), nodes=again.nodes)
+    found = more.planned(work, again)
+    assert found.choice.nodes == first.nodes
+    assert found.choice.cores == 6
+    assert found.choice.threads["b"] <= 2
+
+
+def test_a_job_that_no_node_can_hold_is_refused() -> None:
+    params = (("trainer", "averaging"), ("processes", 6))
+    plan = Shape({"a": SMALL}, 4, params=params).work().plan
+    with pytest.raises(InputError) as refused:
+        refuse(node_problems(plan, {"": 2, "big": 4, "other": 3}))
+    text = str(refused.value)
+    assert "each job must fit on one node of the cluster" in text
+    assert "processes=6, and the largest node, big, has 4 cores" in text
+    assert "Pass processes=4 or less, or add a larger node." in text
+    assert not [*node_problems(plan, {"": 2, "big": 6})]
+    assert not [*node_problems(plan, {})]
+    wide = replace(Shape({"a": SMALL}, 4).work().plan, threads_per_job=3)
+    with pytest.raises(InputError, match=r"3 threads, and the largest node, this machine, has 1 c"):
+        refuse(node_problems(wide, {"": 1}))
+
+
+def test_the_verb_plan_names_the_nodes() -> None:
+    found = on(Shape({"a": SMALL}, 2, folds=6, schedules=4), 2, 4)
+    told = [*_lines(found)]
+    assert any("on 6 cores of 2 nodes, if they are idle" in line for line in told)
+    lanes = [line.partition("  ")[0] for line in told[-7:-1]]
+    assert lanes == [f"node-{node}, core {core}" for node, core in _pairs(2, 4)]
+    numbers = _numbers(found)
+    assert numbers["nodes"] == [{"cores": 2, "gpus": 0}, {"cores": 4, "gpus": 0}]
+    assert {span["node"] for span in numbers["spans"]} == {"node-0", "node-1"}
+    alone = SWEEPS["two cores"].planned()
+    assert any("on 2 cores, if they are idle" in line for line in _lines(alone))
+    assert _numbers(alone)["nodes"] == []
+    assert not any("node" in span for span in _numbers(alone)["spans"])
+
+
+def _pairs(*cores: int) -> list[tuple[int, int]]:
+    return [(node, core) for node, count in enumerate(cores) for core in range(count)]
