@@ -27,6 +27,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import sending_problems
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning import (
     cost_cache,
     device_choice,
@@ -156,6 +157,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
         settings.stall_timeout,
         settings.max_wait,
         opened.cluster,
+        session.call.params.nodes,
     )
     if settings.engine != "serial" and not data.held:
         refuse(sending_problems({"dataset": bundle.data}))
@@ -169,6 +171,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
                 bundle.plan, folds, data.held, settings.devices, found.reason, found.gpus
             ),
             *backend_problems(bundle.backend),
+            *_span_problems(bundle.plan.params, opened.cluster),
             *part_problems(bundle.plan, folds),
             *precision_problems(bundle.plan),
         ]
@@ -296,6 +299,21 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         code=opened.digest.parts if opened.digest.modules else {},
         backend=collectives_backend(draft.params, session.machine.gpus().gpus),
     )
+
+
+def _span_problems(params: TrainerParams, cluster: RayCluster | None) -> Iterator[Problem]:
+    """Yield why a job cannot be spread over the nodes that are there."""
+    here = params.processes // params.nodes
+    found = [] if cluster is None else [*cluster.nodes.values()]
+    large = sum(node.cpus >= here and not node.is_lost for node in found)
+    if params.nodes > max(1, large):
+        yield Problem(
+            "a job with processes_per_node needs processes / processes_per_node nodes with a core "
+            "for each process",
+            f"processes={params.processes}, processes_per_node={here}, and {large} of {len(found)} "
+            f"nodes with {here} {'core' if here == 1 else 'cores'}",
+            "Pass fewer processes, another number per node, or start more nodes.",
+        )
 
 
 def _of_nodes(cluster: RayCluster | None) -> dict[str, str]:

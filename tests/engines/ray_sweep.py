@@ -1,6 +1,6 @@
 """A digits sweep as a process of its own: ``ray_sweep.py KIND ENGINE ROOT [ADDRESS]``.
 
-KIND is plain, fused, or the name of a trainer of two processes.
+KIND is plain, fused, or the name of a trainer of two processes, PER_NODE of them on a node.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
     given: dict[str, Any] = {"fuse": 3 if kind == "fused" else False, "threads_per_job": 1}
     if kind not in ("plain", "fused"):
         given = {"trainer": kind, "processes": 2}
+        if "PER_NODE" in os.environ:
+            given["processes_per_node"] = int(os.environ["PER_NODE"])
     if address:
         given |= {"ray_address": address, "n_jobs": int(os.environ.get("N_JOBS", "1"))}
     kfold = AsyncKFold(
