@@ -102,6 +102,18 @@ def _on_devices(settings: Settings, params: TrainerParams) -> TrainerParams:
 def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Problem]:
     """Yield why a job cannot train with several processes here."""
     count = params.processes
+    if params.processes_per_node is not None and settings.engine != "ray":
+        yield Problem(
+            "processes_per_node spreads a job over the nodes of engine='ray'",
+            f"processes_per_node={params.processes_per_node}, engine={settings.engine!r}",
+            "Pass engine='ray', or leave processes_per_node out.",
+        )
+    if params.processes_per_node is not None and settings.names_gpus_only:
+        yield Problem(
+            "processes_per_node is for processes on cores",
+            f"processes_per_node={params.processes_per_node}, devices={settings.devices!r}",
+            "Leave processes_per_node out: a job on GPUs runs on one node.",
+        )
     if count == 1:
         return
     cores = settings.cores()[0]

@@ -28,6 +28,7 @@ from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.jobs.placement import NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import sending_problems
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning import (
     cost_cache,
     device_choice,
@@ -158,6 +159,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
         settings.stall_timeout,
         settings.max_wait,
         opened.cluster,
+        session.call.params.nodes,
     )
     if settings.engine != "serial" and not data.held:
         refuse(sending_problems({"dataset": bundle.data}))
@@ -172,6 +174,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
             ),
             *backend_problems(bundle.backend),
             *node_problems(bundle.plan, {name: s.cores for name, s in make.found_nodes.items()}),
+            *_span_problems(bundle.plan.params, opened.cluster),
             *part_problems(bundle.plan, folds),
             *precision_problems(bundle.plan),
         ]
@@ -308,6 +311,21 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
 
 def _without_gpus(nodes: Sequence[NodeSize]) -> tuple[NodeSize, ...]:
     return tuple(replace(node, gpus=0) for node in nodes)
+
+
+def _span_problems(params: TrainerParams, cluster: RayCluster | None) -> Iterator[Problem]:
+    """Yield why a job cannot be spread over the nodes that are there."""
+    here = params.processes // params.nodes
+    found = [] if cluster is None else [*cluster.nodes.values()]
+    large = sum(node.cpus >= here and not node.is_lost for node in found)
+    if params.nodes > max(1, large):
+        yield Problem(
+            "a job with processes_per_node needs processes / processes_per_node nodes with a core "
+            "for each process",
+            f"processes={params.processes}, processes_per_node={here}, and {large} of {len(found)} "
+            f"nodes with {here} {'core' if here == 1 else 'cores'}",
+            "Pass fewer processes, another number per node, or start more nodes.",
+        )
 
 
 def _of_nodes(cluster: RayCluster | None) -> dict[str, str]:

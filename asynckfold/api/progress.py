@@ -15,6 +15,7 @@ from asynckfold.jobs.messages import EpochEnded, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
+from asynckfold.scheduling.wait_reasons import named_nodes
 from asynckfold.system.units import duration
 
 AT_ONCE_SECONDS = 0.05
@@ -76,7 +77,9 @@ class PlacementProgress:
         )
         if self.placement.gpu is not None:
             return f"GPU {','.join(str(index) for index, _ in self.placement.gpus)}{on}"
-        return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}{on}"
+        peers = [node for node, _ in self.placement.peers]
+        more = f" and on {named_nodes(peers)}" if peers else ""
+        return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}{on}{more}"
 
 
 class SweepProgress:
@@ -326,7 +329,7 @@ def cores_in_use(progress: SweepProgress) -> str:
     """Return how many cores the jobs hold, and how many other programs use."""
     if progress.load is None:
         return ""
-    running = (found.placement for found in progress.placements)
+    running = (part for found in progress.placements for part in found.placement.parts)
     nodes = [node for node in progress.load.nodes if node.cores]
     taken = {(item.node, core) for item in running for core in item.cores}
     count = sum(len(node.cores) for node in nodes)

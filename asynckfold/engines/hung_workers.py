@@ -10,6 +10,7 @@ from pathlib import Path
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.worker_handle import Worker
+from asynckfold.jobs.placement import Placement
 from asynckfold.scheduling.stall_detection import StallDetector, Step, Verdict
 from asynckfold.system.heartbeat import STACKS_SIGNAL
 from asynckfold.training.job_log import log_path
@@ -32,7 +33,7 @@ class HungWorkers:
         watched = {
             worker.work.future: worker
             for worker in workers
-            if worker.work is not None and worker.work.placement.trainer not in UNWATCHED
+            if worker.work is not None and _is_watched(worker.work.placement)
         }
         # While the server imports torch it starts no worker, so silence means nothing.
         heartbeats = {key: worker.heartbeat.value for key, worker in watched.items()}
@@ -61,3 +62,9 @@ class HungWorkers:
             return Path(), 0
         path = log_path(self._root, tasks[0].job)
         return path.relative_to(self._root), path.stat().st_size if path.exists() else 0
+
+
+def _is_watched(placement: Placement) -> bool:
+    # Ranks above 0 wait for rank 0 as long as it takes; its own silence ends them all.
+    is_led = placement.span is not None and placement.span.first > 0
+    return placement.trainer not in UNWATCHED and not is_led

@@ -5,12 +5,13 @@ Ray is not imported.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import Any
 
@@ -140,6 +141,19 @@ def version_problem(place: str, there: tuple[str, str], here: tuple[str, str]) -
 def host_of(item: Mapping[str, Any]) -> str:
     """Return host and address of a node, for people."""
     return f"{item['NodeManagerHostname']} ({item['NodeManagerAddress']})"
+
+
+def free_name(item: Mapping[str, Any], taken: Collection[str]) -> str:
+    """Return a node's own name or that of its host, with a number if that is taken."""
+    address = item["NodeManagerAddress"]
+    own = item.get("NodeName") or address
+    name = item.get("NodeManagerHostname") or address if own == address else own
+    taken = {*taken, socket.gethostname()}
+    return next(
+        found
+        for number in itertools.count(1)
+        if (found := name if number == 1 else f"{name}-{number}") not in taken
+    )
 
 
 def connection_problem(address: str, error: Exception) -> Problem:

@@ -18,7 +18,6 @@ import errno
 import itertools
 import pickle
 import signal
-import socket
 import threading
 import time
 import weakref
@@ -31,6 +30,7 @@ from asynckfold.engines.ray_address import (
     answers,
     checked,
     connection_problem,
+    free_name,
     host_of,
     knock,
     named,
@@ -182,21 +182,37 @@ class RayCluster:
 
     def lease(self, work: PlacedWork) -> Any:
         """Ask Ray for what a placement needs on its node; return the task that holds it."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        from ray.util.scheduling_strategies import (
+            NodeAffinitySchedulingStrategy,
+            PlacementGroupSchedulingStrategy,
+        )
 
-        node, placement = work.node, work.placement
-        gpus = len(placement.gpus)
-        share = 1 / placement.jobs_per_gpu if gpus == 1 else gpus
-        options: dict[str, Any] = {
-            "num_cpus": work.cpus,
-            "num_gpus": min(share, node.gpus),
-            "memory": min(placement.memory, node.memory) or None,
-            "name": placement.jobs[0] if placement.jobs else placement.trainer,
-            "max_retries": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.identity, soft=False),
-        }
-        task = self._hold.options(**options)
-        return task.remote(node.address, work.number, work.expected)
+        strategy: Any = NodeAffinitySchedulingStrategy(work.node.identity, soft=False)
+        if work.reserved is not None:
+            at = work.group.index(work)
+            strategy = PlacementGroupSchedulingStrategy(work.reserved, at)
+        task = self._hold.options(**work.wanted, max_retries=0, scheduling_strategy=strategy)
+        return task.remote(work.node.address, work.number, work.expected)
+
+    def reserve(self, works: Sequence[PlacedWork]) -> None:
+        """Ask Ray for what the parts of a placement need on their nodes, all at once."""
+        from ray.util import placement_group
+
+        group = placement_group(
+            [{"CPU": work.cpus, "memory": work.wanted["memory"] or 1} for work in works],
+            strategy="STRICT_SPREAD",
+            bundle_label_selector=[{"ray.io/node-id": work.node.identity} for work in works],
+        )
+        for work in works:
+            work.reserved = group
+
+    def release(self, works: Sequence[PlacedWork]) -> None:
+        """Give that back."""
+        import ray
+
+        if works[0].reserved is not None:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.util.remove_placement_group(works[0].reserved)
 
     def cancel(self, work: PlacedWork) -> None:
         """Withdraw the request of a placement."""
@@ -263,24 +279,15 @@ class RayCluster:
                 int(resources.get("memory", 0)),
                 load,
                 NodeSize(min(cores, int(resources.get("CPU", 0.0))), len(load.gpus)),
+                host=item["NodeManagerAddress"],
             )
             self._begin_on(node)
             self.nodes[name] = node
 
     def _name_of(self, item: Mapping[str, Any]) -> str:
-        """Return a node's name: its own or that of its host, with a number if that is taken."""
-        identity, address = item["NodeID"], item["NodeManagerAddress"]
-        if identity == self._here:
-            return ""
-        own = item.get("NodeName") or address
-        name = item.get("NodeManagerHostname") or address if own == address else own
+        """Return a node's name; empty: this machine."""
         taken = {node.name for node in self.nodes.values() if not node.is_lost}
-        taken.add(socket.gethostname())
-        return next(
-            found
-            for number in itertools.count(1)
-            if (found := name if number == 1 else f"{name}-{number}") not in taken
-        )
+        return "" if item["NodeID"] == self._here else free_name(item, taken)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Run in a thread: whatever Ray raises there ends the sweep, which would wait for ever."""
@@ -408,14 +415,15 @@ def _silenced() -> Iterator[None]:
     """
     from ray._private import worker
 
-    before = getattr(worker, "print_to_stdstream", None)
-    if before is not None:
-        worker.print_to_stdstream = lambda *data, **more: None
+    names = "print_to_stdstream", "_unhandled_error_handler"
+    before = {name: getattr(worker, name) for name in names if hasattr(worker, name)}
+    for name in before:
+        setattr(worker, name, lambda *data, **more: None)
     try:
         yield
     finally:
-        if before is not None:
-            worker.print_to_stdstream = before
+        for name, function in before.items():
+            setattr(worker, name, function)
 
 
 def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: float) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.ray_node import settle
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import CheckpointWritten, Task
-from asynckfold.jobs.placement import Load, NodeSize, Placement
+from asynckfold.jobs.messages import CheckpointWritten, Meeting, Noted, Task
+from asynckfold.jobs.placement import Load, NodeSize, Placement, Span
 from asynckfold.jobs.reproducibility import VARIABLES
 from asynckfold.store.layout import FINAL
 from asynckfold.system.files import make_folders, read_plain, write_whole
@@ -63,8 +64,8 @@ class NodeHandle:
 
     Parameters
     ----------
-    identity, name : str
-        Ray's own, and the one in placements; empty: this machine.
+    identity, name, host : str
+        Ray's own, the one in placements (empty: this machine), and the address.
     actor : object
         Ray's handle of the `RayNode` there.
     address : str
@@ -98,11 +99,16 @@ class NodeHandle:
     reserved: tuple[float, float] = (0.0, 0.0)
     has: Any = None
     is_lost: bool = False
+    host: str = ""
 
 
 @dataclass(eq=False)
 class PlacedWork:
-    """A placement, its future, and the task of Ray that holds its cores."""
+    """A placement, its future, and the task of Ray that holds its cores.
+
+    `group` are the parts of a placement on several nodes, rank 0's first, and `reserved` is Ray's
+    placement group for them. `outcome` is that of rank 0, while other parts have not ended.
+    """
 
     number: int
     placement: Placement
@@ -114,6 +120,27 @@ class PlacedWork:
     is_given_up: bool = False
     cpus: float = 0.0
     future: Future[Answer] = field(default_factory=Future)
+    group: tuple[PlacedWork, ...] = ()
+    reserved: Any = None
+    outcome: tuple[Any, ...] = ()
+
+    @property
+    def wanted(self) -> dict[str, Any]:
+        """What Ray shall hold for it on its node, and the name in Ray's dashboard."""
+        placement, node = self.placement, self.node
+        gpus = len(placement.gpus)
+        share = 1 / placement.jobs_per_gpu if gpus == 1 else gpus
+        return {
+            "num_cpus": self.cpus,
+            "num_gpus": min(share, node.gpus),
+            "memory": min(placement.memory, node.memory) or None,
+            "name": placement.jobs[0] if placement.jobs else placement.trainer,
+        }
+
+    @property
+    def first(self) -> PlacedWork:
+        """The part with rank 0, whose future is that of the placement."""
+        return self.group[0] if self.group else self
 
     def interrupt(self) -> None:
         """End it without a result."""
@@ -142,6 +169,14 @@ class Cluster(Protocol):
 
     def cancel(self, work: PlacedWork) -> None:
         """Withdraw that."""
+        ...
+
+    def reserve(self, works: Sequence[PlacedWork]) -> None:
+        """Ask Ray for what the parts of a placement need on their nodes, all at once."""
+        ...
+
+    def release(self, works: Sequence[PlacedWork]) -> None:
+        """Give that back."""
         ...
 
     def wait(self, answers: Sequence[Any], seconds: float) -> None:
@@ -188,7 +223,8 @@ class RayEngine:
     def _of(self, node: NodeHandle, running: Sequence[Placement], left: int | None) -> Load:
         if node.is_lost:
             return Load((), (), 0, blocked=f"node {node.name} is lost", node=node.name)
-        held = [item for item in running if item.node == node.name]
+        parts = [part for item in running for part in item.parts]
+        held = [part for part in parts if part.node == node.name]
         load = replace(node.load, node=node.name)
         # What Ray has given to others is not free, even if it is idle. Ray is late to tell that a
         # task has ended, so that only what it tells twice counts.
@@ -198,22 +234,85 @@ class RayEngine:
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Ask Ray for the cores of a placement, which starts when it has them."""
-        cluster = self._cluster
-        node = cluster.nodes[placement.node]
-        work = PlacedWork(next(cluster.numbers), placement, tasks, node)
-        work.future.set_running_or_notify_cancel()
-        if node.is_lost or cluster.failure is not None:
+        works = [self._work(part, tasks) for part in placement.parts]
+        if placement.peers:
+            _bind(works, self._dissolve)
+        work = works[0]
+        if any(item.node.is_lost for item in works) or self._cluster.failure is not None:
             self._end_lost(work, "")
             return work.future
         with self._lock:
-            self._works[work.number] = work
-        files = dict(self._files(tasks))
-        work.expected = node.actor.expect.remote(
-            work.number, placement, list(tasks), files, node.begun
-        )
-        work.cpus = min(len(placement.cores) or 1, node.cpus)
-        work.lease = cluster.lease(work)
+            self._works |= {item.number: item for item in works}
+        if work.group:
+            self._cluster.reserve(work.group)
+        self._expect(work)
         return work.future
+
+    def _work(self, placement: Placement, tasks: Sequence[Task]) -> PlacedWork:
+        node = self._cluster.nodes[placement.node]
+        work = PlacedWork(next(self._cluster.numbers), placement, tasks, node)
+        work.future.set_running_or_notify_cancel()
+        work.cpus = min(len(placement.cores) or 1, node.cpus)
+        return work
+
+    def _expect(self, work: PlacedWork) -> None:
+        """Send a placement to its node, and ask Ray for what it needs there."""
+        node = work.node
+        files = dict(self._files(work.tasks))
+        work.expected = node.actor.expect.remote(
+            work.number, work.placement, list(work.tasks), files, node.begun
+        )
+        work.lease = self._cluster.lease(work)
+
+    def _meet(self, event: Meeting) -> None:
+        """Start the further parts of a job whose rank 0 waits for them."""
+        found = []
+        for work in [*self._works.values()]:
+            span = work.placement.span
+            if event.job_id in work.placement.jobs and span is not None and span.first:
+                span = replace(span, ports=event.ports)
+                work.placement = replace(work.placement, span=span)
+                self._expect(work)
+                found.append(work.node.name or "this machine")
+        text = f"its further processes are on {', '.join(found)}"
+        self.say(Noted(event.job_id, "nodes", text))
+
+    def _awaits_others(self, number: int, outcome: tuple[Any, ...]) -> bool:
+        """Whether rank 0 has died, and its other nodes must tell whether one of them is lost.
+
+        Rank 0 notices that before Ray does; its job is then not to blame.
+        """
+        work = self._works.get(number)
+        if work is None or work is not work.first or outcome[0] != "died" or self._closed:
+            return False
+        left = [item for item in work.group[1:] if item.lease and not item.future.done()]
+        for item in left:
+            item.node.actor.kill.remote(item.number)
+        work.outcome = outcome
+        return bool(left)
+
+    def _dissolve(self, work: PlacedWork) -> None:
+        """End what is left of a placement on several nodes, of which a part has ended."""
+        error = work.future.exception()
+        first = work.first
+        if work is not first:
+            others = [item for item in work.group[1:] if item.lease and not item.future.done()]
+            # Without an error it has ended because rank 0 had.
+            if (not others) if first.outcome else (error is not None):
+                for item in self._take(lambda item: item is first):
+                    if item.outcome:
+                        settle(item.future, item.outcome)
+                    else:
+                        item.future.set_exception(error)
+        else:
+            for item in self._take(lambda item: item.first is work and item.lease is None):
+                item.interrupt()
+            if error is not None or None in work.future.result().results:
+                for item in work.group:
+                    if not item.node.is_lost:
+                        item.node.actor.kill.remote(item.number)
+        if all(item.future.done() for item in work.group):
+            self._cluster.release(work.group)
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
         """Pin a worker to other cores of its node, or pause it."""
@@ -228,7 +327,8 @@ class RayEngine:
         self._closed = True
         for work in self._take(lambda work: not work.has_begun):
             # Its task finds that nobody waits for it, and ends.
-            self._cluster.cancel(work)
+            if work.lease is not None:
+                self._cluster.cancel(work)
             work.interrupt()
         nodes = [node for node in self._cluster.nodes.values() if not node.is_lost]
         if grace_s > 0:
@@ -257,8 +357,9 @@ class RayEngine:
                 work.has_begun = True
         elif kind == "answer":
             number, outcome = content
-            for work in self._take(lambda work: work.number == number):
-                settle(work.future, outcome)
+            if not self._awaits_others(number, outcome):
+                for work in self._take(lambda work: work.number == number):
+                    settle(work.future, outcome)
         elif kind == "log":
             job, lines = content
             with self._disk(job.id), JobLog(self._root, job) as log:
@@ -271,12 +372,15 @@ class RayEngine:
                     path = self._root / name
                     make_folders(self._root, path.parent)
                     write_whole(path, data, self._root)
-                self.say(event)
+                if isinstance(event, Meeting):
+                    self._meet(event)
+                else:
+                    self.say(event)
 
     def lose(self, node: NodeHandle, why: str) -> None:
         """End the placements of a node that is gone."""
         for work in self._take(lambda work: work.node is node):
-            self._end_lost(work, why)
+            self._lose_part(work, why)
 
     def leases(self) -> dict[Any, PlacedWork]:
         """Return the placements whose tasks Ray may have given up, by these tasks."""
@@ -295,9 +399,19 @@ class RayEngine:
             if not item.node.is_lost:
                 item.node.actor.forget.remote(item.number)
             if is_lost:
-                self._end_lost(item, error.cause)
+                self._lose_part(item, error.cause)
             else:
                 item.future.set_exception(error)
+
+    def _lose_part(self, work: PlacedWork, why: str) -> None:
+        """End a placement, of which a part was on a lost node."""
+        first = work.first
+        if work is first:
+            self._end_lost(work, why)
+            return
+        for item in self._take(lambda item: item is first):
+            self._end_lost(item, f"it needed node {work.node.name}: {why}")
+        work.interrupt()
 
     def reserved_on(self, node: NodeHandle) -> float:
         """Return the cores that Ray holds for this engine on a node."""
@@ -305,7 +419,8 @@ class RayEngine:
 
     def fail(self, failure: StorageError) -> None:
         """End one placement by a failure, which ends the sweep; the others may save themselves."""
-        first = min([*self._works], default=None)
+        works = [*self._works.values()]
+        first = min((work.number for work in works if work is work.first), default=None)
         for work in self._take(lambda work: work.number == first):
             work.future.set_exception(failure)
 
@@ -354,6 +469,21 @@ class RayEngine:
 def sizes(nodes: Iterable[NodeHandle]) -> dict[str, NodeSize]:
     """Return what a run may use of each node that is there and may train, by its name."""
     return {node.name: node.size for node in nodes if not node.is_lost and node.size.cores}
+
+
+def _bind(works: Sequence[PlacedWork], ended: Callable[[PlacedWork], None]) -> None:
+    """Make works the parts of one placement; only the first writes files and tells of its job."""
+    first, *others = works
+    (task,) = first.tasks
+    span = Span(first.node.host, secrets.token_hex(16))
+    first.placement = replace(first.placement, span=span)
+    for number, work in enumerate(others, 1):
+        rank = number * work.placement.threads
+        part = replace(span, first=rank, task=replace(task, checkpoints=()))
+        work.placement, work.tasks = replace(work.placement, span=part), ()
+    for work in works:
+        work.group = tuple(works)
+        work.future.add_done_callback(lambda _, work=work: ended(work))  # type: ignore[misc]
 
 
 def within(load: Load, held: Sequence[Placement], most: int) -> Load:

@@ -229,6 +229,14 @@ class RayNode:
             if held is not None and held.future is None:
                 del self._held[number]
 
+    def kill(self, number: int) -> None:
+        """End a placement, whether it has begun or not."""
+        self.forget(number)
+        with self._lock:
+            held = self._held.get(number)
+            if held is not None and held.future is not None and self._engine is not None:
+                self._engine.kill(held.future)
+
     def shift(self, number: int, cores: Sequence[int], after: object = None) -> None:
         """Move or pause a placement, or let it go on; `after` is the answer of `expect`."""
         with self._lock:

@@ -99,7 +99,15 @@ class Left:
     numbers: bool = True  # their results may differ because of it
 
 
-RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Noted | Left
+@dataclass(frozen=True)
+class Meeting:
+    """Rank 0 of a job on several nodes waits for the others; only the Ray engine sees it."""
+
+    job_id: str
+    ports: tuple[int, ...]  # for orders, and for tensors
+
+
+RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Noted | Left | Meeting
 
 
 @dataclass(frozen=True)

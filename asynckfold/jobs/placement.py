@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from asynckfold.jobs.messages import Task
 from asynckfold.jobs.trainer_params import SEVERAL
 
 GPU_CONTEXT_BYTES = 1 << 29
@@ -71,11 +72,23 @@ class Request:
     jobs_per_gpu: int = 1
     jobs: tuple[str, ...] = ()  # of a group; empty: just `job_id`
     trainer: str = "plain"
+    nodes: int = 1  # at once, each with these threads and this memory
 
     @property
     def width(self) -> int:
         """Number of its jobs."""
         return len(self.jobs) or 1
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where the ranks of a job on several nodes meet, and which of them a part has."""
+
+    host: str  # address of rank 0's node
+    secret: str  # what a rank must know to join
+    ports: tuple[int, ...] = ()  # for orders, and for tensors; empty: rank 0 opens them
+    first: int = 0  # rank of the first process here
+    task: Task | None = None  # what ranks above 0 train; rank 0 has it from the sweep
 
 
 @dataclass(frozen=True)
@@ -93,7 +106,22 @@ class Placement:
     jobs_per_gpu: int = 1  # limit on the GPU, this one included
     gpu_uuid: str = ""  # which GPU; empty: the one of that index
     peer_gpus: tuple[tuple[int, str], ...] = ()  # index and UUID, of the ranks above 0
-    node: str = ""  # where all of it runs, by name; empty: this machine
+    node: str = ""  # where it runs, by name, or rank 0 of it; empty: this machine
+    peers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # further nodes, and the cores there
+    span: Span | None = None  # of a part of a placement on several nodes
+
+    @property
+    def parts(self) -> tuple[Placement, ...]:
+        """What it holds on each of its nodes, rank 0's first.
+
+        >>> made = Placement(("a",), (3,), node="x", peers=(("y", (0,)),))
+        >>> [(part.node, part.cores) for part in made.parts]
+        [('x', (3,)), ('y', (0,))]
+        """
+        if not self.peers:
+            return (self,)
+        held = ((self.node, self.cores), *self.peers)
+        return tuple(replace(self, node=node, cores=cores, peers=()) for node, cores in held)
 
     @property
     def gpus(self) -> tuple[tuple[int, str], ...]:
@@ -108,9 +136,11 @@ class Placement:
     def wants_new_worker(self, has_gpu: bool) -> bool:
         """Return whether it needs a new worker, which ends afterwards.
 
-        It forks processes and hides GPUs from them: see
-        `asynckfold.training.process_group.gpu_handoff`.
+        It forks processes and hides GPUs from them, see
+        `asynckfold.training.process_group.gpu_handoff`, or is connected to other nodes.
         """
+        if self.span is not None:
+            return True
         return self.trainer in SEVERAL and (has_gpu or self.gpu is not None)
 
 

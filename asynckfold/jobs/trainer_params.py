@@ -59,6 +59,10 @@ class JobTrainer:
         Processes of a job, one core each. More than one needs a `trainer` other than "plain". With
         ``{"gpu": 2}`` each process of allreduce has a GPU of its own. With ``{"cpu": 6, "gpu": 2}``
         averaging trains on the GPU by the last two of eight processes.
+    processes_per_node : int or None
+        Spread the processes of a job over nodes of a Ray cluster, this number on each. Only for
+        "allreduce" on cores, with ``engine="ray"``; the bits are those of one node. None keeps a
+        job on one node.
     shared_state : bool
         Share the optimizer's state (momentum, moments) among the processes of a job, too.
     precision : {"fp32", "tf32", "bf16", "fp16"}
@@ -77,6 +81,9 @@ class JobTrainer:
         reads=by_kind,
         metavar="N|cpu=N,gpu=N",
         has_own_check=True,
+    )
+    processes_per_node: int | None = argument(
+        None, group="advanced", least=1, none="", trainers=("allreduce",)
     )
     shared_state: bool = argument(False, group="advanced", trainers=("hogwild",))
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = argument("fp32", group="training")
@@ -269,6 +276,7 @@ steps_per_round, target_loss, trainer.
                 f"Pass processes={{'gpu': {self.gpu_processes}}} or processes={self.on_cores}; "
                 "trainer='averaging' trains on both kinds.",
             )
+        yield from self._node_problems()
         for name, value in (
             ("compile", True),
             ("memory_format", "channels_last"),
@@ -280,6 +288,24 @@ steps_per_round, target_loss, trainer.
                     f"trainer={self.trainer!r}",
                     "Leave one of them out.",
                 )
+
+    def _node_problems(self) -> Iterator[Problem]:
+        """Yield why the processes cannot be divided among nodes."""
+        here = self.processes_per_node
+        if here is None or self.trainer != "allreduce" or _process_problem(self.processes):
+            return
+        if self.gpu_processes is not None:
+            yield Problem(
+                "processes_per_node is for processes on cores",
+                f"processes_per_node={here!r}, {self.by_kind}",
+                "Leave processes_per_node out: a job on GPUs runs on one node.",
+            )
+        elif isinstance(here, int) and here > 0 and self.processes % here:
+            yield Problem(
+                "processes must be a multiple of processes_per_node",
+                f"processes={self.processes}, processes_per_node={here}",
+                f"Pass processes={-(-self.processes // here) * here}, or another number per node.",
+            )
 
     def _misplaced(self) -> Iterator[Problem]:
         """Yield what would have no effect on this trainer."""
@@ -335,6 +361,15 @@ steps_per_round, target_loss, trainer.
     def gpus(self) -> int:
         """How many GPUs a job on GPUs holds at once."""
         return self.processes if self.trainer == "allreduce" and self.on_gpu else 1
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes a job runs on.
+
+        >>> TrainerParams(processes=6, processes_per_node=2).nodes
+        3
+        """
+        return self.processes // (self.processes_per_node or self.processes)
 
     @property
     def on_cores(self) -> int:

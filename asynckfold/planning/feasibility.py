@@ -93,7 +93,7 @@ def process_problems(
 
 def node_problems(draft: Plan, nodes: Mapping[str, int]) -> Iterator[Problem]:
     """Yield why no node of a cluster can ever hold a job; `nodes` are their cores by name."""
-    count, threads = draft.params.processes, draft.threads_per_job
+    count, threads = draft.params.processes // draft.params.nodes, draft.threads_per_job
     if not nodes or count * threads <= max(nodes.values()):
         return
     name, cores = max(nodes.items(), key=lambda pair: pair[1])

@@ -318,12 +318,13 @@ def requests(
         found[job.id] = Request(
             job.id,
             cost.shared(per_gpu).fused(gain).seconds(works[job.id], cores),
-            cores,
-            cost.memory,
+            cores // params.nodes,
+            cost.memory // params.nodes,
             gpu,
             params.gpus if gpu else 1,
             gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu else 0,
             jobs_per_gpu=per_gpu,
             trainer=params.trainer,
+            nodes=params.nodes,
         )
     return found

@@ -20,10 +20,10 @@ shorten the wait for the last core."""
 JOB_BATCHES_PER_CORE = 4
 """Batches of short jobs that are left for each core at least, so that all cores end together."""
 
-Shape = tuple[int, int, bool, int, bool, int, int]
+Shape = tuple[int, int, bool, int, bool, int, int, int]
 
 shape_of: Callable[[Request], Shape] = attrgetter(
-    "threads", "memory", "gpu", "gpus", "alone", "gpu_memory", "jobs_per_gpu"
+    "threads", "memory", "gpu", "gpus", "alone", "gpu_memory", "jobs_per_gpu", "nodes"
 )
 """The resources of a request: two requests of one shape fit in the same places."""
 

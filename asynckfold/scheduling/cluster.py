@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import replace
 
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.scheduling.backlog import Shape, shape_of
@@ -15,6 +16,8 @@ _Ranked = tuple[tuple[float, ...], int, int]
 
 class Cluster:
     """The capacities of several nodes; each request is taken by one of them as a whole.
+
+    A request of several nodes is taken by as many, or by none.
 
     A job goes where the most cores are left, a GPU job to the least crowded GPUs, ties to the first
     node. There is a heap of the nodes for each combination of requested resources. Capacities only
@@ -40,17 +43,31 @@ class Cluster:
         self.cores = sum(len(node.cores) for node in nodes)
 
     def fits(self, request: Request) -> bool:
-        """Whether a request can start on any node."""
+        """Whether a request can start on any node, or on as many as it needs."""
+        if request.nodes > 1:
+            return len(self._several(request)) == request.nodes
         return self._best(request) is not None
 
     def take(self, request: Request) -> Placement:
-        """Place a request that fits on one node."""
+        """Place a request that fits."""
+        if request.nodes > 1:
+            before = sum(len(node.cores) for node in self._nodes)
+            on_one = replace(request, nodes=1)
+            found = joined([node.take(on_one) for node in self._several(request)])
+            self.cores += sum(len(node.cores) for node in self._nodes) - before
+            return found
         node = self._best(request)
         assert node is not None
         before = len(node.cores)
         placement = node.take(request)
         self.cores += len(node.cores) - before
         return placement
+
+    def _several(self, request: Request) -> list[Capacity]:
+        """Return the least crowded nodes on which a part of a request fits, as many as it needs."""
+        on_one = replace(request, nodes=1)
+        fitting = [node for node in self._nodes if node.fits(on_one)]
+        return heapq.nsmallest(request.nodes, fitting, key=lambda node: node.crowd(on_one))
 
     def _best(self, request: Request) -> Capacity | None:
         shape = shape_of(request)
@@ -71,3 +88,8 @@ class Cluster:
             else:
                 heapq.heappop(heap)
         return None
+
+
+def joined(parts: Sequence[Placement]) -> Placement:
+    """Return one placement on the nodes of these, rank 0 on the first."""
+    return replace(parts[0], peers=tuple((part.node, part.cores) for part in parts[1:]))

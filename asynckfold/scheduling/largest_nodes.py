@@ -53,7 +53,9 @@ class LargestNodes:
         return self._empty.pop(node.node).take(request)
 
     def _best(self, request: Request) -> Capacity | None:
-        if not self._empty or any(_holds(node, request) for node in self._nodes):
+        if request.nodes > 1 or not self._empty:
+            return None
+        if any(_holds(node, request) for node in self._nodes):
             return None
         able = [node for node in self._nodes if _has_gpus(node, request)]
         cores = max((len(node.cores) for node in able), default=0)

@@ -32,7 +32,7 @@ from functools import partial
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.cluster import Cluster
+from asynckfold.scheduling.cluster import Cluster, joined
 from asynckfold.scheduling.largest_nodes import LargestNodes
 from asynckfold.scheduling.reservations import (
     Capacity,
@@ -56,7 +56,8 @@ def place(
 
     On several nodes each rule holds for each node: a job, whatever its processes, and a fusion
     group are on one node as a whole. It is the node with the most free cores, or with the least
-    crowded GPU, ties as `load` lists them. One job at least runs in the cluster.
+    crowded GPU, ties as `load` lists them. One job at least runs in the cluster. A request of
+    several nodes gets all of them at once, or waits.
 
     A job that must run alone starts on a node where nothing runs and no other job can start;
     nothing starts beside it there. So does a job that needs more cores or memory than any node has,
@@ -107,7 +108,7 @@ def place(
         found = _force(backlog, [node for node in load.nodes if not node.blocked])
     if empty := [node for node in nodes if not node.jobs]:
         # What was forced has not reduced the capacity of its node.
-        forced = {placement.node: placement.jobs for placement in found}
+        forced = {part.node: placement.jobs for placement in found for part in placement.parts}
         found += _alone(backlog, empty, forced)
         if load.peers:
             left = [node for node in empty if not node.jobs and node.node not in forced]
@@ -149,13 +150,15 @@ def _forced(backlog: Backlog, nodes: Sequence[Load], spare_busy: bool) -> list[P
     def able(like: Request) -> list[Load]:
         return [node for node in nodes if not like.gpu or len(roomy(node, like)) >= like.gpus]
 
-    request = backlog.first(lambda like: bool(able(like)))
+    request = backlog.first(lambda like: len(able(like)) >= like.nodes)
     if request is None:
         return []
-    node = min(able(request), key=partial(_shortage, request))
-    order = (*node.idle, *(core for core in node.cores if core not in node.idle))
-    gpus = sorted(roomy(node, request), key=emptiest)[: request.gpus] if request.gpu else ()
-    return [placed(request, order, gpus, node.node)]
+    parts = []
+    for node in sorted(able(request), key=partial(_shortage, request))[: request.nodes]:
+        order = (*node.idle, *(core for core in node.cores if core not in node.idle))
+        gpus = sorted(roomy(node, request), key=emptiest)[: request.gpus] if request.gpu else ()
+        parts.append(placed(request, order, gpus, node.node))
+    return [joined(parts)]
 
 
 def _shortage(request: Request, node: Load) -> tuple[int, int, int]:

@@ -69,7 +69,8 @@ class Reservations:
         """Reserve what a placement holds."""
         self._placements[placement] += 1
         self._count += 1
-        self.on(placement.node).add(placement)
+        for part in placement.parts:
+            self.on(part.node).add(part)
 
     def remove(self, placement: Placement) -> None:
         """Free what a placement held.
@@ -87,7 +88,8 @@ class Reservations:
         else:
             del self._placements[placement]
         self._count -= 1
-        self.on(placement.node).remove(placement)
+        for part in placement.parts:
+            self.on(part.node).remove(part)
 
     def on(self, node: str) -> NodeReservations:
         """Return what is held on a node, also on one that is not seen any more."""
@@ -193,7 +195,8 @@ class Capacity:
     def fits(self, request: Request) -> bool:
         """Whether a request can start beside the others."""
         return (
-            request.threads <= len(self.cores)
+            request.nodes == 1
+            and request.threads <= len(self.cores)
             and request.memory <= self.memory
             and request.alone is self.alone
             and (not request.gpu or self._has_gpus(request))

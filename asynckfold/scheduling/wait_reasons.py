@@ -26,9 +26,9 @@ class Obstacle:
 
     Parameters
     ----------
-    kind : {"cores", "neighbours", "memory", "gpu", "alone", "turn"}
+    kind : {"cores", "neighbours", "memory", "gpu", "alone", "turn", "nodes"}
         Own jobs hold the cores; other processes use them; too little memory; no GPU; a job that
-        must run alone is running; this job must run alone.
+        must run alone is running; this job must run alone; too few nodes for a job on several.
     text : str
         What is missing, with its numbers; completes "waits for".
     """
@@ -61,6 +61,8 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
 
 def _obstacles(request: Request, running: Reservations, load: Load) -> dict[Obstacle, list[str]]:
     """Return what is missing, and on which nodes."""
+    if request.nodes > 1:
+        return {_few_nodes(request, running, load): []}
     if not load.peers:
         return {_obstacle_on(request, running.on(load.node), load, "the machine"): []}
     nodes: dict[Obstacle, list[str]] = {}
@@ -68,6 +70,17 @@ def _obstacles(request: Request, running: Reservations, load: Load) -> dict[Obst
         found = _obstacle_on(request, running.on(node.node), node, "a node")
         nodes.setdefault(found, []).append(node.node)
     return nodes
+
+
+def _few_nodes(request: Request, running: Reservations, load: Load) -> Obstacle:
+    """Return what is missing for a job on several nodes."""
+    on_one = replace(request, nodes=1)
+    free = sum(node.fits(on_one) for node in running.capacities(load))
+    threads = request.threads
+    room = f"{threads} free {'core' if threads == 1 else 'cores'}"
+    return Obstacle(
+        "nodes", f"{request.nodes} nodes with {room} each: {free} of {len(load.nodes)} now"
+    )
 
 
 def _summary(nodes: Mapping[Obstacle, Sequence[str]]) -> Obstacle:
@@ -220,17 +233,17 @@ class Waits:
         """Find the current obstacles; return each with its number of jobs."""
         found: dict[Obstacle, int] = {}
         # Where cores are missing on every node, nothing else of a request matters.
-        short: dict[tuple[int, bool, bool, int], Obstacle] = {}
+        short: dict[tuple[int, bool, bool, int, int], Obstacle] = {}
         for account in self._accounts.values():
             account.charge(now)
             account.now = None
         for like, count in pending.kinds():
-            wanted = like.threads, like.alone, like.gpu, like.gpus
+            wanted = like.threads, like.alone, like.gpu, like.gpus, like.nodes
             reason = short.get(wanted)
             if reason is None:
                 nodes = _obstacles(like, running, load)
                 reason = _summary(nodes)
-                if {item.kind for item in nodes} <= {"cores", "neighbours"}:
+                if like.nodes == 1 and {item.kind for item in nodes} <= {"cores", "neighbours"}:
                     short[wanted] = reason
             self._accounts[_kind(like)].now = reason
             found[reason] = found.get(reason, 0) + count

@@ -42,6 +42,7 @@ class Engines:
     stall_timeout: float | str | None
     max_wait: float | None
     cluster: RayCluster | None = None
+    nodes_per_job: int = 1
 
     @property
     def has_workers(self) -> bool:
@@ -72,7 +73,7 @@ class Engines:
                     bundle,
                     self.data,
                     self.inbox.put,
-                    self.threads,
+                    self.threads // self.nodes_per_job,
                     self.signals,
                     self._most_on_all,
                 )

@@ -1,7 +1,7 @@
 """A digits sweep as a process of its own: ``ray_sweep.py KIND ENGINE ROOT [ADDRESS]``.
 
 KIND is plain, fused, decided (all that is open is decided by the plan), or the name of a trainer of
-two processes.
+two processes, PER_NODE of them on a node.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
         given = {"fuse": True}
     elif kind not in ("plain", "fused"):
         given = {"trainer": kind, "processes": 2}
+        if "PER_NODE" in os.environ:
+            given["processes_per_node"] = int(os.environ["PER_NODE"])
     if address:
         given |= {"ray_address": address, "n_jobs": int(os.environ.get("N_JOBS", "1"))}
     kfold = AsyncKFold(

@@ -234,6 +234,36 @@ def test_without_a_gpu_all_that_is_wrong_is_told_at_once(root: Path) -> None:
         ({"trainer": "averaging"}, {"steps_per_round": 0}, "steps_per_round must be a whole"),
         ({"trainer": "averaging"}, {"partition_size": {"gpu": 8}}, "by kind of process must give"),
         ({"trainer": "allreduce", "processes": 4096}, {}, "processes must not exceed"),
+        (
+            {"trainer": "hogwild", "processes": 2, "processes_per_node": 1},
+            {},
+            "processes_per_node applies to the trainer 'allreduce' only",
+        ),
+        (
+            {"trainer": "allreduce", "processes": 4, "processes_per_node": 3},
+            {},
+            r"multiple of processes_per_node.*processes=4, processes_per_node=3.*Pass processes=6",
+        ),
+        (
+            {"trainer": "allreduce", "processes": 2, "processes_per_node": 4},
+            {},
+            r"multiple of processes_per_node.*Pass processes=4",
+        ),
+        (
+            {"trainer": "allreduce", "processes": 2, "processes_per_node": 0},
+            {},
+            "processes_per_node must be a whole number of at least 1",
+        ),
+        (
+            {"trainer": "allreduce", "processes": {"gpu": 2}, "processes_per_node": 1},
+            {},
+            r"processes_per_node is for processes on cores.*Leave processes_per_node out",
+        ),
+        (
+            {"trainer": "allreduce", "processes": 2, "processes_per_node": 1},
+            {},
+            r"over the nodes of engine='ray'.*engine='process'.*Pass engine='ray'",
+        ),
     ],
 )
 def test_what_has_no_effect_or_no_room_is_refused(

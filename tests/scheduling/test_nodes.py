@@ -591,3 +591,60 @@ def test_the_sweeps_of_before_have_all_that_matters() -> None:
     assert outcomes["done"] > 50 * len(found)
     assert outcomes["oom"] > len(found)
     assert any(len(span.gpus) > 1 for item in found for span in item.spans)
+
+
+# Requests of several nodes
+
+
+def wide(job: str, nodes: int = 2, threads: int = 1, seconds: float = 9.0) -> Request:
+    return Request(job, seconds, threads, nodes=nodes, trainer="allreduce")
+
+
+@given(situations(), st.integers(2, 4))
+@settings(max_examples=examples(200))
+def test_a_request_of_several_nodes_gets_all_of_them_or_none(
+    situation: Situation, count: int
+) -> None:
+    queue, running, load = situation
+    some_wide = [
+        replace(item, nodes=count, gpu=False, gpu_memory=0) if at % 2 else item
+        for at, item in enumerate(queue)
+    ]
+    wanted = {item.job_id: item for item in some_wide}
+    held = Reservations(running)
+    for placement in place(some_wide, running, load):
+        request = wanted[placement.jobs[0]]
+        parts = placement.parts
+        assert len({part.node for part in parts}) == len(parts) == request.nodes
+        nodes = {node.node: node for node in load.nodes}
+        assert not any(nodes[part.node].blocked for part in parts)
+        if held:  # otherwise one starts also where it does not fit
+            for part in parts:
+                assert {*part.cores} <= {*held.on(part.node).free_cores(nodes[part.node])}
+                assert len(part.cores) == request.threads
+        held.add(placement)
+    for placement in [*held]:
+        held.remove(placement)
+    assert all(not held.on(node.node).threads for node in load.nodes)
+
+
+def test_a_request_of_several_nodes_takes_those_with_most_cores_and_lets_others_pass() -> None:
+    load = cluster([Load((0,), (0,), 1), Load((0, 1), (0, 1), 1), Load((0, 1, 2), (0, 1, 2), 1)])
+    (found,) = place([wide("a", threads=2)], [], load)
+    assert [(part.node, part.cores) for part in found.parts] == [("z", (0, 1)), ("y", (0, 1))]
+    passed = place([wide("b", threads=2), Request("c", 1.0)], [found], load)
+    assert [item.jobs for item in passed] == [("c",)]
+    waits = obstacle(wide("b", threads=2), Reservations([found]), load)
+    assert waits.text == "2 nodes with 2 free cores each: 0 of 3 now"
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_request_of_more_nodes_than_there_are_waits(nodes: int) -> None:
+    load = cluster([Load((0, 1), (0, 1), 1)] * nodes)
+    assert place([wide("a", nodes + 1)], [], load) == []
+    assert place([wide("a", nodes + 1), Request("b", 1.0)], [], load)[0].jobs == ("b",)
+
+
+def test_a_request_of_several_busy_nodes_starts_if_nothing_runs() -> None:
+    (found,) = place([wide("a")], [], cluster([Load((0, 1), (), 1), Load((2,), (), 1)]))
+    assert [(part.node, part.cores) for part in found.parts] == [("x", (0,)), ("y", (2,))]

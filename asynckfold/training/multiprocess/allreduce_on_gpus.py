@@ -52,7 +52,7 @@ class AllReduceOnGpus(AllReduceTraining):
         """Fork all other ranks; take the GPU of rank 0."""
         if self.params.processes > 1:
             self.collectives = Collectives(self.bundle.backend, self.params.processes)
-            self.ahead = ProcessGroup(self.params.processes - 1, self._obey, self.cores)
+            self.ahead = ProcessGroup(self.params.processes - 1, self.carry_out, self.cores)
             self.ahead.watch()
         self.take_gpu(self.gpus[0])
 

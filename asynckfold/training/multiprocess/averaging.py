@@ -137,7 +137,7 @@ class AveragingTraining(SteppingTraining):
         if self.gpus:
             found = tensors_of(self.model)
             self.clones_of_gpu = [shared(found) for _ in self.ranks_on_gpu]
-            self.ahead = ProcessGroup(0, self._obey, self.cores)
+            self.ahead = ProcessGroup(0, self.carry_out, self.cores)
             self.ahead.fork(self.ranks_on_gpu)
 
     def share(self) -> None:

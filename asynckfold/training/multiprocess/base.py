@@ -69,7 +69,7 @@ class MultiprocessTraining(Training):
         if begun and self.process_group is None and self.params.processes > 1:
             self.share()
             process.pin(0, self.cores[:1])
-            process_group = self.ahead or ProcessGroup(0, self._obey, self.cores)
+            process_group = self.ahead or ProcessGroup(0, self.carry_out, self.cores)
             process_group.fork(range(1, self.params.processes))
             self.process_group = process_group
         return self.process_group
@@ -96,7 +96,8 @@ class MultiprocessTraining(Training):
     def obey(self, order: Any) -> Any:
         """On ranks > 0: carry out an order."""
 
-    def _obey(self, rank: int, order: Any) -> Any:
+    def carry_out(self, rank: int, order: Any) -> Any:
+        """On ranks > 0: carry out any order."""
         if self.rank != rank:
             self.rank = rank
             self.enter()

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.messages import Task
+from asynckfold.jobs.messages import Meeting, Task
+from asynckfold.jobs.placement import Span
 from asynckfold.jobs.result import Result
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.job_log import JobLog
+from asynckfold.training.multiprocess.across_nodes import (
+    AllReduceAcrossNodes,
+    StoppedBeforeMeeting,
+    on_cores,
+)
 from asynckfold.training.multiprocess.allreduce import AllReduceTraining
 from asynckfold.training.multiprocess.allreduce_on_gpus import AllReduceOnGpus
 from asynckfold.training.multiprocess.averaging import AveragingTraining
@@ -39,6 +46,7 @@ def train(
     stop: Callable[[], bool],
     heartbeat: Heartbeat | None = None,
     gpus: Sequence[GpuToTake] = (),
+    span: Span | None = None,
 ) -> Result | None:
     """Train one job on the processes of its plan, and score its held-out fold.
 
@@ -51,6 +59,8 @@ def train(
     gpus : sequence of GpuToTake, optional
         The one of the last ranks, or in allreduce one for each rank. Neither this process nor the
         model's pretraining may have run a backward pass before.
+    span : Span, optional
+        Where the ranks of other nodes find this one; the job then needs all-reduce.
 
     Raises
     ------
@@ -61,9 +71,16 @@ def train(
     heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
         plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
-        make = TRAINERS[bundle.plan.params.trainer]
+        make: Callable[..., MultiprocessTraining] = TRAINERS[bundle.plan.params.trainer]
         if gpus and make is AllReduceTraining:
             make = AllReduceOnGpus
+        if span is not None:
+
+            def announce(ports: tuple[int, ...]) -> None:
+                report(Meeting(task.job.id, ports))
+
+            gpus = on_cores(bundle.plan.params.processes)
+            make = partial(AllReduceAcrossNodes, span=span, announce=announce, stop=stop)
         training = make(**vars(plain), cores=tuple(cores), gpus=tuple(gpus))
         try:
             training.fork_ahead()
@@ -71,5 +88,7 @@ def train(
                 loop.train_to_end(training, report, stop), training.device
             )
             return found
+        except StoppedBeforeMeeting:
+            return None
         finally:
             training.close()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -28,6 +29,7 @@ import torch
 import torch.distributed as dist
 
 from asynckfold.errors import Problem
+from asynckfold.system.network import interface_of
 from asynckfold.training.process_group.shared_tensors import ALIGNMENT, copy_each
 
 JOIN_TIMEOUT = timedelta(minutes=5)
@@ -97,29 +99,44 @@ class Collectives:
 
     def __init__(self, backend: str, ranks: int) -> None:
         self.backend, self.ranks = backend, ranks
-        self._meeting = os.memfd_create("asynckfold-ranks")
+        self.prepare()
         self._offered: Any = None
         self._moved: dict[int, Packed] = {}
+
+    def prepare(self) -> None:
+        """Make what the ranks must have before they are forked."""
+        self._meeting = os.memfd_create("asynckfold-ranks")
 
     def join(self, rank: int) -> None:
         """Meet the other ranks; each calls this once, with its GPU as the current device."""
         before = os.environ.get("GLOO_SOCKET_IFNAME")
-        # All ranks are on this machine: nobody else can reach them.
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        hook = sys.excepthook
+        os.environ["GLOO_SOCKET_IFNAME"] = self.interface()
         try:
-            place = f"/proc/self/fd/{self._meeting}"
             dist.init_process_group(
                 self.backend,
-                store=dist.FileStore(place, self.ranks),  # type: ignore[attr-defined]
+                store=self.store(rank),
                 rank=rank,
                 world_size=self.ranks,
                 timeout=JOIN_TIMEOUT,
             )
         finally:
+            # torch prefixes the lines of every traceback with the rank, for good.
+            sys.excepthook = hook
             if before is None:
                 del os.environ["GLOO_SOCKET_IFNAME"]
             else:
                 os.environ["GLOO_SOCKET_IFNAME"] = before
+
+    def interface(self) -> str:
+        """Return the network interface for gloo."""
+        # All ranks are on this machine: nobody else can reach them.
+        return "lo"
+
+    def store(self, rank: int) -> Any:
+        """Return where the ranks find each other."""
+        place = f"/proc/self/fd/{self._meeting}"
+        return dist.FileStore(place, self.ranks)  # type: ignore[attr-defined]
 
     def spread(self, tensors: Sequence[torch.Tensor]) -> None:
         """Give the tensors of all ranks the values of rank 0."""
@@ -158,3 +175,42 @@ class Collectives:
         # the memory in which the ranks met, to which torch writes when it frees its store.
         if self.backend == "gloo" and dist.is_initialized():
             dist.destroy_process_group()
+
+
+class NetworkCollectives(Collectives):
+    """What the ranks of a job on several nodes send each other, by gloo.
+
+    They meet at a port of rank 0, which has the listening socket; `here` is an address of this
+    node that the others reach.
+    """
+
+    def __init__(self, ranks: int, host: str, port: int, here: str, listener: int = -1) -> None:
+        super().__init__("gloo", ranks)
+        self._place, self._here, self._listener = (host, port), here, listener
+
+    def prepare(self) -> None:
+        """Nothing: the port is known beforehand."""
+
+    def interface(self) -> str:
+        """Return the network interface for gloo."""
+        return interface_of(self._here)
+
+    def store(self, rank: int) -> Any:
+        """Return where the ranks find each other; rank 0 holds it."""
+        listener, self._listener = self._listener, -1
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            *self._place,
+            self.ranks,
+            is_master=rank == 0,
+            timeout=JOIN_TIMEOUT,
+            wait_for_workers=False,
+            master_listen_fd=listener if rank == 0 else None,
+            use_libuv=False,  # which leaves pipes open for as long as its process lives
+        )
+
+    def leave(self) -> None:
+        """End the connections, also where rank 0 has not met the others."""
+        super().leave()
+        if self._listener >= 0:
+            os.close(self._listener)
+            self._listener = -1

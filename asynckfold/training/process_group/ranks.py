@@ -16,11 +16,12 @@ import contextlib
 import os
 import select
 import signal
+import socket
 import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -42,7 +43,7 @@ GRACE_SECONDS = 2.0
 @dataclass(eq=False)
 class _Rank:
     number: int
-    pid: int
+    pid: int  # 0: on another node
     pipe: Connection[Any, Any]
     busy: bool = False
 
@@ -82,29 +83,13 @@ class ProcessGroup:
 
     def _forked(self, number: int) -> _Rank:
         mine, theirs = Pipe()
-        parent = os.getpid()
-        terminal.flush()
-        with warnings.catch_warnings():
-            # The only other thread of a worker shortens its log, and holds no lock of ours.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
-        if pid == 0:
-            try:
-                mine.close()
-                for rank in self._ranks:
-                    rank.pipe.close()
-                process.die_with_parent(parent)
-                process.pin(0, self._cores[number : number + 1])
-                torch.set_num_threads(1)
-                _obey(number, theirs, self._work)
-            except BaseException:  # noqa: BLE001
-                traceback.print_exc()
-            finally:
-                with contextlib.suppress(Exception):
-                    terminal.flush()
-                os._exit(0)
-        theirs.close()
+        others = [mine, *(rank.pipe for rank in self._ranks)]
+        pid = _fork(number, theirs, others, self._work, self._cores[number : number + 1])
         return _Rank(number, pid, mine)
+
+    def adopt(self, number: int, pipe: Connection[Any, Any]) -> None:
+        """Take in a rank of another node, which obeys by this connection."""
+        self._ranks.append(_Rank(number, 0, pipe))
 
     def order(self, what: Any) -> None:
         """Send every rank an order; raise what one raised, or `WorkerDiedError` if it has ended."""
@@ -159,12 +144,10 @@ class ProcessGroup:
     def close(self) -> None:
         """Kill and reap all ranks; shared memory stays as they left it."""
         self._closing.set()
+        _end([rank.pid for rank in self._ranks if rank.pid])
         for rank in self._ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rank.pid, signal.SIGKILL)
-        for rank in self._ranks:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(rank.pid, 0)
+            if not rank.pid:
+                _hang_up(rank.pipe)
             rank.pipe.close()
         self._ranks = []
         if self._watcher is not None:
@@ -177,8 +160,8 @@ class ProcessGroup:
 
 def _sentence(rank: _Rank) -> str:
     """Say how a rank ended whose pipe has just closed; it stays to be reaped."""
-    how = "its pipe closed"
-    for _ in range(100):
+    how = "its pipe closed" if rank.pid else "its connection closed"
+    for _ in range(100 if rank.pid else 0):
         try:
             found = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -196,6 +179,74 @@ def end_worker(text: str) -> None:
     """Write to the log of the job, and end this process at once."""
     terminal.complain(text)
     os._exit(RANK_ENDED)
+
+
+def serve(lines: Mapping[int, Connection[Any, Any]], work: RankWork, cores: Sequence[int]) -> None:
+    """Carry out what rank 0, on another node, orders these ranks, until it hangs up.
+
+    The first rank is this process; the others are forked.
+    """
+    (first, line), *others = lines.items()
+    pids: list[int] = []
+    try:
+        for place, (number, other) in enumerate(others, 1):
+            kept = [line for rank, line in lines.items() if rank != number and not line.closed]
+            pids.append(_fork(number, other, kept, work, cores[place : place + 1]))
+        process.pin(0, cores[:1])
+        # Rank 0 may hang up during an order, whose answer then reaches nobody.
+        with contextlib.suppress(OSError):
+            _obey(first, line, work)
+    finally:
+        line.close()
+        _end(pids)
+
+
+def _fork(
+    number: int,
+    pipe: Connection[Any, Any],
+    others: Iterable[Connection[Any, Any]],
+    work: RankWork,
+    cores: Sequence[int],
+) -> int:
+    """Fork a rank that obeys by a pipe, which is closed here; the rank closes `others`."""
+    parent = os.getpid()
+    terminal.flush()
+    with warnings.catch_warnings():
+        # The only other thread of a worker shortens its log, and holds no lock of ours.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            for other in others:
+                other.close()
+            process.die_with_parent(parent)
+            process.pin(0, cores)
+            torch.set_num_threads(1)
+            _obey(number, pipe, work)
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                terminal.flush()
+            os._exit(0)
+    pipe.close()
+    return pid
+
+
+def _hang_up(pipe: Connection[Any, Any]) -> None:
+    """End a connection for both sides, also where a thread waits for its end."""
+    with socket.socket(fileno=os.dup(pipe.fileno())) as channel, contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_RDWR)
+
+
+def _end(pids: Sequence[int]) -> None:
+    """Kill and reap children."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
 
 def _obey(number: int, pipe: Connection[Any, Any], work: RankWork) -> None:

@@ -55,6 +55,11 @@ class _Compiler(_OnDemand):
     def graph_break(self, *args: Any, **options: Any) -> None:
         """Do nothing, as where nothing is compiled."""
 
+    @property
+    def trace_rules(self) -> Any:
+        """What torch.distributed asks to clear its caches, which are empty yet."""
+        return _TraceRules(self)
+
     def leave(self) -> None:
         """Make room for the compiler."""
         del sys.modules[_NAME], sys.modules[_UTILS]
@@ -70,6 +75,19 @@ class _Utils(_OnDemand):
     def is_compile_supported(self, *args: Any, **options: Any) -> Any:
         """Ask the compiler."""
         return self.__getattr__("is_compile_supported")(*args, **options)
+
+
+class _TraceRules:
+    """Stands in for ``torch._dynamo.trace_rules``."""
+
+    def __init__(self, compiler: _Compiler) -> None:
+        self._compiler = compiler
+
+    def clear_lru_cache(self) -> None:
+        """Do nothing: nothing is compiled yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._compiler.__getattr__("trace_rules"), name)
 
 
 def import_on_demand() -> None:
