@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.ray_node import settle
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import CheckpointWritten, Task
+from asynckfold.jobs.messages import CheckpointWritten, Noted, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.reproducibility import VARIABLES
 from asynckfold.store.layout import FINAL
@@ -145,6 +145,10 @@ class Cluster(Protocol):
         """Wait for answers of nodes, at most so long."""
         ...
 
+    def look_here(self) -> None:
+        """Set `failure` if the node of this machine is gone."""
+        ...
+
 
 class RayEngine:
     """Executes placements on the nodes of a cluster."""
@@ -199,12 +203,14 @@ class RayEngine:
         node = cluster.nodes[placement.node]
         work = PlacedWork(next(cluster.numbers), placement, tasks, node)
         work.future.set_running_or_notify_cancel()
+        files = dict(self._files(tasks))
+        if files:
+            cluster.look_here()
         if node.is_lost or cluster.failure is not None:
             self._end_lost(work, "")
             return work.future
         with self._lock:
             self._works[work.number] = work
-        files = dict(self._files(tasks))
         work.expected = node.actor.expect.remote(
             work.number, placement, list(tasks), files, node.begun
         )
@@ -272,6 +278,7 @@ class RayEngine:
 
     def lose(self, node: NodeHandle, why: str) -> None:
         """End the placements of a node that is gone."""
+        self.say(Noted(None, "cluster", f"node {node.name or 'of this machine'} is lost: {why}"))
         for work in self._take(lambda work: work.node is node):
             self._end_lost(work, why)
 
