@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from importlib.util import find_spec
@@ -90,6 +91,8 @@ def _ray(exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> Out
     import ray
 
     if not ray.is_initialized():
+        # Else Ray 2.60 writes a token into the user's home folder, and uses it from then on.
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         ray.init(num_cpus=cores(), include_dashboard=False, log_to_driver=False)
 
     def train(exercise: Exercise, inputs: Any, targets: Any, number: int) -> float:
