@@ -23,6 +23,7 @@ DEV = "dev"
 SUBJECTS = {
     "checkpoints": "their share of a run's time",
     "crowd": "a step of several threads beside processes that always compute",
+    "engines": "the engines beside plain tasks of Ray: a job's overhead, large data, many jobs",
     "formats": "a step of convolutional models in both memory formats",
     "fusion": "a step of several fused jobs against one after another",
     "nodes": "one model on nodes of several tasks, cores against time and speedup",

@@ -102,6 +102,23 @@ def answers(address: str) -> bool:
         return False
 
 
+def own_address(head: str) -> str:
+    """Return the address of this machine in the network in which it reaches the head."""
+    host, _, port = head.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS) as channel:
+        return str(channel.getsockname()[0])
+
+
+def listens(path: str) -> bool:
+    """Whether a process of this machine listens at a socket."""
+    with socket.socket(socket.AF_UNIX) as channel:
+        try:
+            channel.connect(path)
+        except OSError:
+            return False
+        return True
+
+
 def version_reader() -> Callable[[bool], tuple[str, str, str]]:
     """Return a function that reads the versions of asynckfold and torch, and the kind of processor.
 

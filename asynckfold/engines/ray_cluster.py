@@ -24,6 +24,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines.ray_address import (
@@ -33,7 +34,9 @@ from asynckfold.engines.ray_address import (
     free_name,
     host_of,
     knock,
+    listens,
     named,
+    own_address,
     version_problem,
     version_reader,
 )
@@ -116,6 +119,7 @@ class RayCluster:
         self._hold = ray.remote(hold)
         self._here = ray.get_runtime_context().get_node_id()
         self.head = ray.get_runtime_context().gcs_address
+        self._socket = ""
         self.failure: StorageError | None = None
         self._data: tuple[weakref.ref[Any], list[Any]] | None = None
         self._sent: tuple[int, Any] | None = None
@@ -133,6 +137,7 @@ class RayCluster:
         """Check the nodes, and start an actor on each."""
         found = self._alive()
         refuse(self._problems(found))
+        self._socket = next(i["RayletSocketName"] for i in found if i["NodeID"] == self._here)
         self._start(found)
         for thread in self._threads:
             thread.start()
@@ -255,14 +260,7 @@ class RayCluster:
         for item in found:
             strategy = NodeAffinitySchedulingStrategy(item["NodeID"], soft=False)
             made = kind.options(num_cpus=0, max_concurrency=8, scheduling_strategy=strategy)
-            actor = made.remote(
-                told.make_machine,
-                told.n_jobs,
-                told.nice,
-                told.stall_timeout,
-                told.argv,
-                told.variables,
-            )
+            actor = made.remote(*vars(told).values())
             starting.append((item, actor, actor.where.remote(), actor.poll.remote(0)))
         for item, actor, described, polled in starting:
             address, cores = ray.get(described, timeout=self._timeout_s)
@@ -339,8 +337,15 @@ class RayCluster:
                     if self.engine is not None:
                         self.engine.hear(message)
 
+    def look_here(self) -> None:
+        """Fail if the node of this machine is gone: Ray's next write to it ends the process."""
+        if not listens(self._socket):
+            self._fail("the Ray node of this machine is gone")
+
     def _lose(self, node: NodeHandle, why: str) -> None:
         node.is_lost = True
+        if node.identity == self._here:
+            self.look_here()
         if self.engine is not None:
             self.engine.lose(node, why)
 
@@ -409,10 +414,7 @@ def _take_end(engine: RayEngine, work: PlacedWork) -> None:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Keep Ray from printing what its nodes report: the log of the run tells it.
-
-    There is no option for it: ``log_to_driver`` is about the output of tasks only.
-    """
+    """Keep Ray from printing what its nodes report, for which it has no option."""
     from ray._private import worker
 
     names = "print_to_stdstream", "_unhandled_error_handler"
@@ -427,13 +429,7 @@ def _silenced() -> Iterator[None]:
 
 
 def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: float) -> None:
-    """Join a cluster.
-
-    Raises
-    ------
-    InputError
-        It does not answer, or does not fit.
-    """
+    """Join a cluster, or raise an `InputError`."""
     import ray
 
     if address not in ("auto", "local"):
@@ -444,12 +440,14 @@ def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: flo
         if threading.current_thread() is threading.main_thread()
     }
     try:
-        ray.init(
-            address=address,
-            runtime_env=dict(runtime_env or {}),
-            log_to_driver=False,
-            configure_logging=False,
-        )
+        join = partial(ray.init, address, log_to_driver=False, configure_logging=False)
+        join(runtime_env=dict(runtime_env or {}))
+        # Without a route to the internet, Ray takes this machine for the head: no node reaches it.
+        own = own_address(ray.get_runtime_context().gcs_address)
+        there = {item["NodeManagerAddress"] for item in ray.nodes() if item["Alive"]}
+        if own != ray.util.get_node_ip_address() and own in there:
+            ray.shutdown()
+            join(runtime_env=dict(runtime_env or {}), _node_ip_address=own)
     except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
         raise InputError([connection_problem(address, error)]) from error
     finally:

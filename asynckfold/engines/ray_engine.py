@@ -51,11 +51,9 @@ class NodeSettings:
     nice: int
     stall_timeout: float | str | None
     argv: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=lambda: _variables())
-
-
-def _variables() -> dict[str, str]:
-    return {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    variables: Mapping[str, str] = field(
+        default_factory=lambda: {name: os.environ[name] for name in VARIABLES if name in os.environ}
+    )
 
 
 @dataclass(eq=False)
@@ -183,6 +181,10 @@ class Cluster(Protocol):
         """Wait for answers of nodes, at most so long."""
         ...
 
+    def look_here(self) -> None:
+        """Set `failure` if the node of this machine is gone."""
+        ...
+
 
 class RayEngine:
     """Executes placements on the nodes of a cluster."""
@@ -238,6 +240,8 @@ class RayEngine:
         if placement.peers:
             _bind(works, self._dissolve)
         work = works[0]
+        if any(task.checkpoints for task in tasks):
+            self._cluster.look_here()
         if any(item.node.is_lost for item in works) or self._cluster.failure is not None:
             self._end_lost(work, "")
             return work.future
@@ -379,6 +383,7 @@ class RayEngine:
 
     def lose(self, node: NodeHandle, why: str) -> None:
         """End the placements of a node that is gone."""
+        self.say(Noted(None, "cluster", f"node {node.name or 'of this machine'} is lost: {why}"))
         for work in self._take(lambda work: work.node is node):
             self._lose_part(work, why)
 

@@ -40,6 +40,8 @@ class LocalRay:
         own = {"TMPDIR": str(self._folder), "RAY_USAGE_STATS_ENABLED": "0"}
         # By default Ray's workers have niceness 15; here `nice` says which they have.
         own["RAY_worker_niceness"] = "0"
+        # From Ray 2.60 on, a token in the home folder would lock out the process that joins.
+        own["RAY_AUTH_MODE"] = given.get("RAY_AUTH_MODE", "disabled")
         self._keeper = Keeper(self._folder, words, {**given, **own})
         try:
             self._wait(signals)

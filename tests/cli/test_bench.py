@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from asynckfold.cli import main
 from asynckfold.cli.bench import (
     checkpoints,
     crowd,
+    engines,
     formats,
     fusion,
     images,
@@ -32,6 +35,7 @@ from asynckfold.cli.bench.checkpoints import Work
 from asynckfold.cli.bench.table import BenchTable
 from asynckfold.cli.parser import SUBJECTS
 from asynckfold.results.report.charts.scaling import ScalingLine, draw_scaling
+from tests.engines.ray_start import needs_ray
 
 
 def test_checkpoints_are_timed_in_real_runs(
@@ -98,6 +102,29 @@ def test_the_use_of_the_cores_is_that_of_real_jobs(
     assert 0 < row["training %"] < row["use %"] <= 100
     assert 0 < row["overhead ms a job"] < row["wall ms a job beside its training"]
     assert 0 < row["use %"] <= 100
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.nightly
+@needs_ray
+@pytest.mark.timeout(600)
+def test_engines_are_timed_beside_plain_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # A Ray stays in the process that measured; its address is for the account of what is left.
+    code = (
+        "import json; from asynckfold.cli.bench import engines; "
+        "table = engines.table(engines.Size(2, 6, 8, 1, 8), turns=1); "
+        "print(json.dumps(table.to_json()['rows']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.splitlines()[-1])
+    assert [row["unit"] for row in rows] == ["ms", "s", "s", "s"]
+    for row in rows[1:]:
+        assert all(row[way] > 0 for way in (*engines.ENGINES, engines.PLAIN))
+        assert row["ray / plain"] == row["ray"] / row[engines.PLAIN]
     assert not list(tmp_path.iterdir())
 
 

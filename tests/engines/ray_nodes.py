@@ -2,16 +2,19 @@
 
 ``ray_nodes.py FOLDER`` prints the address. ``add NAME`` adds a node of one core, ``kill NAME``
 kills one, ``kill head`` kills the head, ``restart head`` starts another cluster; each is answered
-by the address. The end of stdin ends all.
+by the address. The end of stdin ends all. The nodes use the cores of this machine in turn: each
+sees one of them.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from asynckfold.engines import keeper
 from asynckfold.system import process
 
 
@@ -21,6 +24,8 @@ def main(folder: str) -> None:
     from ray.cluster_utils import Cluster
 
     process.adopt_orphans()
+    cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+    os.sched_setaffinity(0, {next(cores)})
     # Neither the folder nor the temporary files of whoever trains.
     os.chdir(folder)
     os.environ["TMPDIR"] = os.environ["RAY_TMPDIR"] = folder
@@ -31,6 +36,7 @@ def main(folder: str) -> None:
     for line in sys.stdin:
         word, name = line.split()
         if word == "add":
+            os.sched_setaffinity(0, {next(cores)})
             nodes[name] = cluster.add_node(num_cpus=1, node_name=name)
         elif word == "restart":
             cluster.shutdown()
@@ -44,6 +50,8 @@ def main(folder: str) -> None:
             cluster.remove_node(nodes.pop(name), allow_graceful=False)
         print(address, flush=True)
     cluster.shutdown()
+    # Only what this process has started or adopted; the agents of a killed raylet take a while.
+    keeper._end_children()
     Path(folder, "ended").touch()
 
 

@@ -19,12 +19,15 @@ from torch import nn
 
 from asynckfold import AsyncKFold
 
+WIDTH = int(os.environ.get("WIDTH", "32"))
+"""Of this process: it travels with the model."""
+
 
 class Net(nn.Sequential):
     """Slow if SLOW says so; kills its process once, after a checkpoint, where KILL_ONCE says so."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+        super().__init__(nn.Linear(64, WIDTH), nn.ReLU(), nn.Dropout(0.1), nn.Linear(WIDTH, 10))
         self.steps = 0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _SETTINGS = {
     "checkpoints": (),
     "crowd": (),
+    "engines": ("tell",),
     "formats": (),
     "fusion": (),
     "nodes": ("data", "tell"),
