@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Problem,
         RefitFailedError,
         RunHeldError,
+        SignatureError,
         StorageError,
         StoreCorruptError,
     )
@@ -75,6 +76,7 @@ __all__ = [
     "RefitFailedError",
     "Result",
     "RunHeldError",
+    "SignatureError",
     "RunReader",
     "RunStore",
     "Server",
@@ -104,6 +106,7 @@ _MODULES = {
         "Problem",
         "RefitFailedError",
         "RunHeldError",
+        "SignatureError",
         "StorageError",
         "StoreCorruptError",
     ),
