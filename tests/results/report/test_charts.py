@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts import Chart, as_svg, draw, plotted, rendered
+from asynckfold.results.report.charts import Chart, as_svg, draw, plotted, rendered, style
 from asynckfold.results.report.charts.classes import draw_confusion
 from asynckfold.results.report.charts.scaling import ScalingLine, draw_scaling
 from asynckfold.results.report.charts.scores import draw_scores
@@ -199,7 +199,20 @@ def test_plotted_text_is_one_short_line_that_the_font_knows(text: str, limit: in
     assert "\n" not in shown
 
 
-def test_unknown_glyphs_become_boxes() -> None:
+@pytest.mark.filterwarnings("error")
+@pytest.mark.skipif(len(style.fonts()) == 1, reason="no font for Chinese is installed")
+def test_names_in_chinese_are_drawn_in_an_installed_font() -> None:
+    name = "网络"
+    assert plotted(f"{name}/warm") == f"{name}/warm"
+    drawing = style.applied(lambda: style.Drawing(name, "", style.new_figure(1, f"LeNet {name}")))()
+    assert rendered("x", drawing).png
+    # A missing glyph is a warning.
+    assert as_svg(drawing)
+    drawing.figure.savefig(io.BytesIO(), format="pdf")
+
+
+def test_unknown_glyphs_become_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(style, "fonts", lambda: ("DejaVu Sans",))
     assert plotted("网络 é $x$") == "□□ é $x$"
 
 
