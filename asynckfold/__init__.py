@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Problem,
         RefitFailedError,
         RunHeldError,
+        SignatureError,
         StorageError,
         StoreCorruptError,
     )
@@ -78,6 +79,7 @@ __all__ = [
     "RunReader",
     "RunStore",
     "Server",
+    "SignatureError",
     "StorageError",
     "StoreCorruptError",
     "TrainerParams",
@@ -104,6 +106,7 @@ _MODULES = {
         "Problem",
         "RefitFailedError",
         "RunHeldError",
+        "SignatureError",
         "StorageError",
         "StoreCorruptError",
     ),

@@ -5,6 +5,7 @@
     AsyncKFoldError
      ├─ InputError            what the caller passed cannot work; nothing was started   exit 2
      │   └─ PlanMismatchError the folder holds a run of another plan                    exit 2
+     ├─ SignatureError        an argument that AsyncKFold does not have, or lacks       exit 2
      ├─ RunHeldError          another process works on this folder                      exit 3
      ├─ StoreCorruptError     the run on disk is damaged                                exit 4
      ├─ StorageError          the disk refused; the run can be continued                exit 5
@@ -102,6 +103,12 @@ class AsyncKFoldError(_ShortInIPython, Exception):
     """Base of everything that asynckfold raises on purpose."""
 
     exit_code = 1
+
+
+class SignatureError(AsyncKFoldError, TypeError):
+    """An argument that does not exist, is missing, or is given twice."""
+
+    exit_code = 2
 
 
 class InputError(AsyncKFoldError, ValueError):

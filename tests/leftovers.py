@@ -32,7 +32,7 @@ rays: list[str] = []
 KEPT_BY_RAY, KEPT_BY_EACH_RAY = 16, 4
 """What Ray's library keeps open in a process after its end: logs, channels, sockets."""
 
-FONTS = (".ttf", ".otf", ".afm")
+FONTS = (".ttf", ".ttc", ".otf", ".afm")
 
 SERVER = "kfold-server"
 """What the kernel calls a server that was forked from a nursery, whose words it has."""

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +29,14 @@ import numpy.typing as npt
 
 from asynckfold.api.arguments import folder_problems
 from asynckfold.api.stored_results import load_results
-from asynckfold.errors import StoreCorruptError
+from asynckfold.errors import InputError, Problem, StoreCorruptError
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
 from asynckfold.store import RunReader, open_run
-from asynckfold.system.files import make_folder, slug, write_whole
+from asynckfold.system.files import make_folder, slug, storage_error, write_whole
+
+_RULE = "folder must be one that files can be written into"
 
 
 def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]:
@@ -79,8 +83,10 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     ['checkpoint_latest.tar', 'confusion_matrix.npy', 'time.json', 'train-loss-epoch-0.npy']
     """
     files: dict[str, bytes] = {}
-    unusable = () if folder is None else folder_problems("folder", Path(folder))
+    unusable = [] if folder is None else list(_folder_problems(folder))
     with open_run(root_dir, "root_dir", unusable) as store:
+        if folder is not None:
+            _make(Path(folder))
         found = load_results(store)
         targets = store.splits()[1]
         for candidate in found.candidates:
@@ -99,6 +105,22 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
                 for rank in range(found.plan.params.processes):
                     files[f"train_data_{rank}.csv"] = table
     return [_written(Path(folder or root_dir) / name, data) for name, data in files.items()]
+
+
+def _folder_problems(folder: object) -> Iterator[Problem]:
+    if not isinstance(folder, (str, PathLike)):
+        yield Problem(_RULE, f"{folder!r:.80}", "Pass its path, such as 'exported'.")
+    else:
+        yield from folder_problems("folder", Path(folder))
+
+
+def _make(folder: Path) -> None:
+    """Make a folder: rights alone do not tell, such as on a file system of the kernel."""
+    try:
+        make_folder(folder)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise InputError.one(_RULE, f"{folder}: {why}", "Choose another folder.") from error
 
 
 def as_npy(array: npt.NDArray[Any]) -> bytes:
@@ -159,6 +181,9 @@ def _loss_table(result: Result) -> bytes:
 
 
 def _written(path: Path, data: bytes) -> Path:
-    make_folder(path.parent)
+    try:
+        make_folder(path.parent)
+    except OSError as error:
+        raise storage_error(error, path) from error
     write_whole(path, data)
     return path

@@ -29,6 +29,7 @@ from asynckfold.errors import (
     InterruptedRunError,
     JobFailedError,
     RefitFailedError,
+    SignatureError,
     nearest,
     refuse,
 )
@@ -59,7 +60,12 @@ def _takes(
         def constructor(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
             for name in kwargs.keys() - found.parameters.keys():
                 guess = nearest(name, found.parameters)
-                raise TypeError(f"AsyncKFold got an unexpected keyword argument {name!r}.{guess}")
+                text = f"AsyncKFold got an unexpected keyword argument {name!r}.{guess}"
+                raise SignatureError(text)
+            try:
+                found.bind(*args, **kwargs)
+            except TypeError as error:
+                raise SignatureError(f"AsyncKFold: {error}") from None
             init(self, declared(*args, **kwargs))
 
         found = inspect.signature(declared)

@@ -161,13 +161,14 @@ def _exit_code(parsed: argparse.Namespace, signals: Interruption) -> int:
     except KeyboardInterrupt as interrupt:
         with signals.noted():
             out.error(str(interrupt) or "interrupted; the results of finished jobs are kept")
-            out.error(continue_with(parsed.line))
+            if parsed.verb not in PRINTING:
+                out.error(continue_with(parsed.line))
             return interrupt.exit_code if isinstance(interrupt, InterruptedRunError) else 130
     except AsyncKFoldError as error:
         uses_flags = getattr(parsed, "data", None) or parsed.verb in ("data", "resume", "doctor")
         shown = with_flag_names(error) if isinstance(error, InputError) and uses_flags else error
         out.error(f"asynckfold: {getattr(shown, 'strerror', None) or shown}")
-        if error.exit_code == StorageError.exit_code and parsed.verb not in READING:
+        if error.exit_code == StorageError.exit_code and parsed.verb not in (*READING, *PRINTING):
             out.error(continue_with(parsed.line))
         return error.exit_code
     except OSError as error:

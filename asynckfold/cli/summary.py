@@ -74,13 +74,17 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
 
 def _numbers(results: CVResults) -> dict[str, Any]:
     """Return the run for ``--json``."""
-    timing, best = results.timing, _best(results)
+    timing, highest = results.timing, _highest(results)
+    # Best is only what beats all others, not the first of a tie.
+    is_clear = results.verdict.best is not None
     return {
         **results.counts,
         "fingerprint": results.fingerprint,
         "bit_identity": asdict(results.bit_identity),
-        "best": best,
-        "best_score": results.best_score_ if best else None,
+        "best": highest if is_clear else None,
+        "best_score": results.best_score_ if is_clear else None,
+        "highest": highest,
+        "highest_score": results.best_score_ if highest else None,
         "verdict": str(results.verdict),
         "seconds": results.seconds,
         "serial_seconds": timing.serial_seconds,
@@ -105,7 +109,7 @@ def _packing(packing: Packing | None) -> dict[str, Any]:
     }
 
 
-def _best(results: CVResults) -> dict[str, str] | None:
+def _highest(results: CVResults) -> dict[str, str] | None:
     try:
         return results.best_params_
     except ValueError:

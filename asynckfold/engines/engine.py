@@ -57,7 +57,7 @@ class Engine(Protocol):
     """
 
     def load(self, running: Sequence[Placement]) -> Load:
-        """Return one snapshot of the machine."""
+        """Return one snapshot of the machine, or of all nodes of the cluster (`Load.peers`)."""
         ...
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:

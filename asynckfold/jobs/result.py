@@ -93,8 +93,8 @@ class Result:
         wall time of all its attempts.
     peak_memory : int
         Largest resident set of the worker during the job, bytes.
-    pid, cores, threads, device : int, tuple of int, int, str
-        Where it ran.
+    pid, cores, threads, device, node : int, tuple of int, int, str, str
+        Where it ran; `node` is empty outside a cluster.
     started, ended : float
         Run seconds: wall time of the run's sessions up to then.
     error, traceback : str
@@ -130,6 +130,7 @@ class Result:
     pretraining: tuple[StageEpoch, ...] = ()
     averaged: Averaged | None = None
     peak_gpu_memory: int = 0
+    node: str = ""
 
     @property
     def digest(self) -> str:

@@ -110,8 +110,8 @@ def _core_seconds(plan: Plan, results: Mapping[str, Result]) -> dict[str, float]
         for name, item in results.items()
     }
     shares = _gpu_shares(results)
-    gpus = len({results[name].device for name in shares})
-    seen = len({core for item in results.values() for core in item.cores})
+    gpus = len({_gpu_of(results[name]) for name in shares})
+    seen = len({(item.node, core) for item in results.values() for core in item.cores})
     most = max(seen, *cores.values()) / gpus if gpus else 0.0
     return {
         name: (item.fit_seconds + item.score_seconds)
@@ -127,10 +127,10 @@ def _gpu_shares(results: Mapping[str, Result]) -> dict[str, float]:
     fusion group's divide its seconds among themselves.
     """
     found = {}
-    by_gpu: dict[str, list[Result]] = {}
+    by_gpu: dict[tuple[str, str], list[Result]] = {}
     for item in results.values():
         if item.device != "cpu":
-            by_gpu.setdefault(item.device, []).append(item)
+            by_gpu.setdefault(_gpu_of(item), []).append(item)
     for jobs in by_gpu.values():
         edges = [(item.started, 1, item.pid or item.job_id) for item in jobs]
         edges += [(item.ended, -1, item.pid or item.job_id) for item in jobs]
@@ -147,6 +147,11 @@ def _gpu_shares(results: Mapping[str, Result]) -> dict[str, float]:
             own = until[item.ended] - until[item.started]
             found[item.job_id] = own / seconds if seconds > 0 else 1.0
     return found
+
+
+def _gpu_of(result: Result) -> tuple[str, str]:
+    """Return the GPU of a job: each node of a cluster counts its own from 0."""
+    return result.node, result.device
 
 
 def _serial_seconds(
@@ -220,24 +225,28 @@ def _equal_work(
     results: Mapping[str, Result],
     baseline: Baseline,
 ) -> tuple[float | None, str]:
-    """Return the serial seconds of the jobs that are done, or why they are not known."""
+    """Return the serial seconds of the jobs that are done, and why the work was not equal."""
     if any(name not in results for name in planned):
         return None, "the run is not complete"
     if not done:
         return None, "no job succeeded"
+    lost = len(planned) - len(done)
+    why = ""
+    if lost:
+        why = (
+            f"{lost} of {len(planned)} jobs did not succeed: the packed time includes what was "
+            "spent on them, the serial time does not"
+        )
     if not baseline.seconds_by_job:
-        # Runs of earlier versions recorded only the sum.
-        if len(done) == len(planned):
-            return baseline.seconds, ""
-        lost = len(planned) - len(done)
-        return None, f"{lost} of {len(planned)} jobs did not succeed, the serial loop ran them all"
+        # Runs of earlier versions recorded only the sum, of all jobs.
+        return (None, why) if lost else (baseline.seconds, "")
     missing = [name for name in done if name not in baseline.seconds_by_job]
     if missing:
         return None, (
             f"the serial loop did not time {len(missing)} of the {len(done)} finished jobs, first "
             f"{missing[0]}"
         )
-    return math.fsum(baseline.seconds_by_job[name] for name in done), ""
+    return math.fsum(baseline.seconds_by_job[name] for name in done), why
 
 
 def _bad_timing(serial: float | None, packed: float, baseline: Baseline) -> str:

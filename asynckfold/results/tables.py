@@ -84,6 +84,7 @@ def fold_rows(
     """Yield a row per job; pending jobs have no seconds and no place."""
     averaging = any(result.averaged for result in results.values())
     on_gpu = any(result.peak_gpu_memory for result in results.values())
+    on_nodes = any(result.node for result in results.values())
     serial = baseline.by_job if baseline else {}
     pending = Result(
         "", 0, "pending", fit_seconds=math.nan, score_seconds=math.nan, threads=0, device=""
@@ -99,6 +100,7 @@ def fold_rows(
             "score_seconds": result.score_seconds,
             "peak_memory": result.peak_memory,
             **({"peak_gpu_memory": result.peak_gpu_memory} if on_gpu else {}),
+            **({"node": result.node} if on_nodes else {}),
             "device": result.device,
             "cores": ",".join(map(str, result.cores)),
             "threads": result.threads,

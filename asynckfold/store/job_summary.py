@@ -37,6 +37,7 @@ def _summary(job: Job, result: Result) -> dict[str, Any]:
         "epochs": len(result.epochs),
         "seconds": _finite(result.fit_seconds),
         "attempts": result.attempt,
+        **({"node": result.node} if result.node else {}),
         "device": result.device,
         "cores": list(result.cores),
         "threads": result.threads,

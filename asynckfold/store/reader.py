@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +130,7 @@ class RunReader(Closing):
         StoreCorruptError
             A result is not the one that was recorded; names its job.
         """
-        found = {}
+        found, nodes = {}, _nodes(self)
         # Outputs one by one: in a snapshot they are only in run.db itself.
         columns = COLUMNS["results"].replace("outputs", "NULL")
         for *row, digest in self.file.rows(f"SELECT {columns} FROM results"):
@@ -141,7 +141,8 @@ class RunReader(Closing):
                 check_result(result)
                 if result.digest != digest:
                     raise ValueError(f"the result of {result.job_id} is not what was recorded")
-            found[result.job_id] = result
+            node = nodes.get((result.job_id, result.attempt), "")
+            found[result.job_id] = replace(result, node=node) if node else result
         if folds is not None:
             with decoding(self.root):
                 check_outputs(self.plan, folds, found)
@@ -292,6 +293,16 @@ class RunReader(Closing):
     def holder(self) -> dict[str, Any] | None:
         """Return who holds the run (pid, host, start), or None when nobody does."""
         return holder_of(self.root)
+
+
+def _nodes(store: RunReader) -> dict[tuple[str, int], str]:
+    """Return the nodes of attempts, by job and number; nothing is read of a run on one machine."""
+    rows = store.file.rows(
+        "SELECT job_id, text FROM events WHERE kind = ? AND text LIKE '%\"node\"%'", (PLACED,)
+    )
+    with decoding(store.root):
+        placed = [(job_id, placed_of(text)) for job_id, text in rows]
+    return {(job_id, attempt): node for job_id, (attempt, _, _, node) in placed}
 
 
 def _outputs(file: RunFile, job_id: str) -> Any:

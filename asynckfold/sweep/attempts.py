@@ -158,6 +158,7 @@ class Attempts:
             cores=item.placement.cores,
             threads=item.placement.threads,
             device=_device(item.placement),
+            node=item.placement.node,
             started=item.started,
             ended=self._store.now(),
         )

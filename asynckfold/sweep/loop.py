@@ -23,6 +23,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from asynckfold.engines.engine import Answer, Engine
+from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import InterruptedRunError, StorageError
 from asynckfold.jobs.messages import (
     CheckpointWritten,
@@ -107,7 +108,14 @@ class Sweep:
         self._observer = observer
         self._signals = signals or Interruption()
         self._clock = clock
-        self._pending = PendingJobs(store.reader.plan, store.reader.finished(), requests, clock)
+        self._pending = PendingJobs(
+            store.reader.plan,
+            store.reader.finished(),
+            requests,
+            clock,
+            # It trains inside `submit`: jobs that start together would be recorded as parallel.
+            one_at_a_time=isinstance(engine, SerialEngine),
+        )
         self._running = RunningJobs(
             lambda job_id, attempt, cores: store.event(HELD, held_text(attempt, cores), job_id)
         )

@@ -25,7 +25,8 @@ from asynckfold.scheduling.wait_reasons import Obstacle, Waits
 class PendingJobs:
     """The jobs that have no result and do not run.
 
-    Jobs are placed in units: a single job, or a fusion group, named by its first job.
+    Jobs are placed in units: a single job, or a fusion group, named by its first job. With
+    `one_at_a_time`, one unit starts at a time, and short jobs form no batches.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class PendingJobs:
         finished: Collection[str],
         requests: Mapping[str, Request],
         clock: Callable[[], float],
+        *,
+        one_at_a_time: bool = False,
     ) -> None:
         self._clock = clock
+        self._one_at_a_time = one_at_a_time
         self._requests = dict(requests)
         self._groups = {name: group for group in plan.groups for name in group}
         self._models = {job.id: job.model for job in plan.jobs}
@@ -66,10 +70,14 @@ class PendingJobs:
     def place(self, reservations: Reservations, load: Load) -> list[Placement]:
         """Take the jobs that start now out of the backlog, and reserve their placements."""
         found, cores = [], sum(len(node.cores) for node in load.nodes)
-        for placement in place(self._backlog, reservations, load):
+        placed = place(self._backlog, reservations, load)
+        for placement in placed[:1] if self._one_at_a_time else placed:
             request = self._backlog.remove(self._unit(placement.jobs[0]))
             found.append((request, placement))
-        placed = [self._backlog.extend(*pair, cores) for pair in found]
+        if self._one_at_a_time:
+            placed = [placement for _, placement in found]
+        else:
+            placed = [self._backlog.extend(*pair, cores) for pair in found]
         for placement in placed:
             reservations.add(placement)
         return placed

@@ -20,6 +20,7 @@ from asynckfold import InputError, RunStore, export, get_scheduler, load_results
 from asynckfold.training.parameter_server import wire
 from tests import cifar
 from tests.nursery import Nursery, Started
+from tests.synthetic import write_run
 
 KFOLD = """
 import os
@@ -274,12 +275,20 @@ def test_a_schedule_by_name_is_that_of_a_sweep() -> None:
         (None, None, "root_dir must be the folder of a run: received None. Pass its path"),
         (".", "file", "folder must be a folder: received file, which is a file. Choose another"),
         (".", "file/x", "received file/x, where .*/file is a file"),
+        (".", 3, r"folder must be one that files can be written into: received 3\. Pass its path"),
     ],
 )
 def test_an_export_from_or_to_a_wrong_folder_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Any, folder: str | None, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: Any, folder: Any, told: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=told):
         export(root, folder)
+
+
+def test_an_export_to_a_folder_that_cannot_be_made_is_refused(root: Path) -> None:
+    write_run(root)
+    # Whoever may write everywhere may not write here.
+    with pytest.raises(InputError, match=r"received /proc/x: .*\. Choose another folder"):
+        export(root, "/proc/x")

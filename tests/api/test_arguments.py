@@ -6,12 +6,13 @@ import inspect
 import shutil
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asynckfold import AsyncKFold, TrainerParams
+from asynckfold import AsyncKFold, SignatureError, TrainerParams, errors
 from asynckfold.api.arguments import Settings
 from asynckfold.cli import main
 from asynckfold.cli.flags import Named, flags
@@ -74,6 +75,29 @@ for line in ("--data digits --patience 1 --epochs 0", "sweep.py", "misspelt.py")
     assert main(["run", "--root", "run", *line.split()]) == 2
 main(["run", "--help-all"])
 """
+
+
+@pytest.mark.parametrize(
+    ("given", "settings", "told"),
+    [
+        ((5,), {"n_job": 3}, r"unexpected keyword argument 'n_job'\. Did you mean 'n_jobs'\?"),
+        ((5,), {}, "missing a required argument: 'dataset'"),
+        ((5,), {"kfolds": 3}, "multiple values for argument 'kfolds'"),
+    ],
+)
+def test_a_wrong_call_shows_no_frame_of_ours(
+    monkeypatch: pytest.MonkeyPatch, given: tuple[Any, ...], settings: dict[str, Any], told: str
+) -> None:
+    # IPython's formatter gets the frames that a notebook shows.
+    monkeypatch.setattr(errors, "_rendered", lambda error, trace: traceback.format_tb(trace))
+    constructor: Any = AsyncKFold
+    with pytest.raises(TypeError, match=told) as found:
+        constructor(*given, **settings)
+    assert isinstance(found.value, SignatureError)
+    shown = "\n".join(found.value._render_traceback_())
+    assert "constructor(*given" in shown
+    assert "kfold.py" not in shown
+
 
 SWEEP = "dataset = criterion = models = schedulers = opt_fn = None\nsettings = "
 

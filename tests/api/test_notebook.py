@@ -193,6 +193,7 @@ def test_failures_and_a_refit_in_a_real_kernel(
         "results",
         "LIMIT = -100.0\ncross_validate('all', [Odd])",
         "results.model('plain/constant', fold=7)",
+        "cross_validate('none', [Odd], n_job=1)",
         "import matplotlib.pyplot as plt\nfigure, axes = plt.subplots(1, 2)\n"
         "for ax, kind in zip(axes, ('curves', 'timeline')):\n    results.plot(kind, ax=ax)",
     ]
@@ -203,14 +204,19 @@ def test_failures_and_a_refit_in_a_real_kernel(
     assert done.returncode == 0, done.stderr
     outputs = json.loads(done.stdout)
     assert all(map(notebooks.is_quiet, outputs))
-    _, some, results, failed, wrong, figure = map(notebooks.text_of, outputs)
+    _, some, results, failed, wrong, unknown, figure = map(notebooks.text_of, outputs)
     assert "JobsFailedWarning: 2 of 6 jobs failed" in some
     assert "on all 200 samples" in some
     assert "incomplete" in results
-    failed, wrong = (re.sub("\x1b\\[[0-9;]*m", "", text) for text in (failed, wrong))
+    failed, wrong, unknown = (
+        re.sub("\x1b\\[[0-9;]*m", "", text) for text in (failed, wrong, unknown)
+    )
     assert "AllJobsFailedError: 3 of 3 jobs failed" in failed
     assert "in forward" in failed
     assert "training/loop.py" not in failed
     assert "InputError: " in wrong
     assert "cv_results.py" not in wrong
+    assert "SignatureError: AsyncKFold got an unexpected keyword argument 'n_job'" in unknown
+    assert "in cross_validate" in unknown
+    assert "kfold.py" not in unknown
     assert figure.startswith("<Figure")

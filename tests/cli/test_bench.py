@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from asynckfold.cli import main
+from asynckfold.cli import bench, main
 from asynckfold.cli.bench import (
     checkpoints,
     crowd,
@@ -34,6 +34,7 @@ from asynckfold.cli.bench import (
 from asynckfold.cli.bench.checkpoints import Work
 from asynckfold.cli.bench.table import BenchTable
 from asynckfold.cli.parser import SUBJECTS
+from asynckfold.errors import InterruptedRunError
 from asynckfold.results.report.charts.scaling import ScalingLine, draw_scaling
 from tests.engines.ray_start import needs_ray
 
@@ -336,3 +337,15 @@ def test_steps_are_timed_in_both_memory_formats() -> None:
     assert products == pytest.approx(261, abs=1)
     assert all(isinstance(value, float) and value > 0 for value in seconds)
     assert turns >= 3
+
+
+def test_an_interrupted_benchmark_says_that_it_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure(*args: object, **settings: object) -> None:
+        cause = InterruptedRunError("interrupted by SIGTERM", 143)
+        raise InterruptedRunError("finished jobs are stored in x", 143) from cause
+
+    monkeypatch.setattr(bench, "measure", measure)
+    assert main(["dev", "bench", "use"]) == 143
+    assert capsys.readouterr().err == "interrupted by SIGTERM; a benchmark keeps nothing\n"

@@ -23,7 +23,7 @@ from asynckfold.cli.doctor import now
 from asynckfold.cli.parser import EXIT_CODES, make_parser, parse, verbs_of
 from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.status import lines, state_of
-from asynckfold.cli.summary import result_lines
+from asynckfold.cli.summary import _numbers, result_lines
 from asynckfold.data.sources import SOURCES
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError
@@ -201,6 +201,22 @@ def test_the_last_lines_give_the_speedup_with_both_times() -> None:
     assert line == "speedup: 2.50x, serial loop 25.0 s (measured, 2 threads) / packed 10.0 s"
 
 
+@pytest.mark.parametrize(("second", "is_best"), [(0.2, True), (0.9, False)])
+def test_json_calls_best_only_what_beats_all_others(second: float, is_best: bool) -> None:
+    scores = {
+        name: {"accuracy": (0.9 if name.startswith("A/cosine") else second) + 0.01 * number % 0.02}
+        for number, name in enumerate(all_scores())
+    }
+    results = make_results(scores)
+    found = _numbers(results)
+    assert (results.verdict.best is not None) is is_best
+    assert found["highest"] == results.best_params_
+    assert found["highest_score"] == results.best_score_
+    assert (found["best"], found["best_score"]) == (
+        (results.best_params_, results.best_score_) if is_best else (None, None)
+    )
+
+
 # A run from its start to its end
 
 
@@ -213,7 +229,7 @@ def test_a_run_and_every_verb_that_looks_at_it(
     assert code == 0, err
     found = json.loads(out)
     assert (found["planned"], found["done"], found["failed"]) == (4, 4, 0)
-    assert found["best"]["model"] in ("mlp", "lenet5")
+    assert found["highest"]["model"] in ("mlp", "lenet5")
     assert found["report"] is None
     for word in ("Traceback", "leaked", "Warning"):
         assert word not in err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,6 +23,7 @@ from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts.timeline import _lanes, timeline_svg
 from asynckfold.results.report.summary import summarize
+from asynckfold.results.tables import fold_rows
 from asynckfold.results.utilization import packing_of
 from asynckfold.store import RunStore, Waiting
 from asynckfold.store.records import PLACED
@@ -136,9 +138,22 @@ def test_attempts_record_their_node_and_one_machine_writes_what_it_wrote_before(
             found = {item.job_id: item.node for item in held.reader.attempts()}
             rows = held.file.rows("SELECT text FROM events WHERE kind = ?", (PLACED,))
             written[name] = found, [json.loads(text) for (text,) in rows], held.file.meta("waiting")
+            for where in {load.node for load in nodes}:
+                engine.end(where)
+            made.step(0.1)
             made.leave()
         with RunStore.read(tmp_path / name) as reader:
-            assert {item.job_id: item.node for item in reader.attempts()} == found
+            attempts, results = reader.attempts(), reader.results()
+            assert {item.job_id: item.node for item in attempts} == found
+            assert {job: item.node for job, item in results.items()} == found
+            summaries = (tmp_path / name).glob("*/*/*/summary.json")
+            told = [json.loads(path.read_text()).get("node", "") for path in summaries]
+            assert sorted(told) == sorted(found.values())
+            rows = [*fold_rows(reader.plan, results, None, math.nan)]
+            assert [row.get("node", "") for row in rows] == [
+                found.get(job.id, "") for job in reader.plan.jobs
+            ]
+            assert all(("node" in row) is (name == "cluster") for row in rows)
     nodes_of, events, waiting = written["cluster"]
     assert sorted(nodes_of.values()) == ["x", "x", "y", "y"]
     assert [event["node"] for event in events] == [*nodes_of.values()]

@@ -79,14 +79,12 @@ def test_a_speedup_needs_equal_work_two_measured_times_and_an_idle_machine(
     found = speedup_of(JOBS, results, packed, baseline)
     done = [name for name, state in zip(JOBS, states, strict=True) if state == "done"]
     quiet = others <= 0.2 and packed_others <= max(0.2, 0.1 * cores)
-    told = quiet and "pending" not in states and bool(done)
+    told = quiet and len(done) == len(states)
     assert (found.ratio is not None) == (told and kind == "measured")
     assert (found.estimate is not None) == (told and kind == "estimated")
     assert bool(found.why_not) == (not told)
     if told:
-        equal = math.fsum(by_job[name] for name in done) / packed
-        assert (found.ratio or found.estimate) == pytest.approx(equal)
-        assert equal <= baseline.seconds / packed * (1 + 1e-12)
+        assert (found.ratio or found.estimate) == pytest.approx(math.fsum(seconds) / packed)
     else:
         assert found.text.startswith("speedup not reported: ")
         assert not NUMBER.search(found.text)
@@ -185,11 +183,11 @@ def test_the_page_and_its_files_agree_with_the_results(root: Path, run: Syntheti
     assert bool(leads) == (results.speedup is not None)
     assert (page.parent / "speedup.png").exists() == (not results.timing.why_not)
     if run.status(results.plan.jobs[-1]) == "diverged":
-        assert results.speedup is not None
+        assert results.speedup is None
         assert results.baseline is not None
         assert results.timing.serial_seconds is not None
         assert results.timing.serial_seconds < 0.9 * results.baseline.seconds
-        assert "10 jobs of 20 did not succeed" in page.read_text()
+        assert "10 of 20 jobs did not succeed" in page.read_text()
 
 
 def held(
@@ -255,6 +253,17 @@ def test_a_second_gpu_is_another_part_of_the_machine() -> None:
     on_cores = [replace(item, device="cpu") for item in jobs]
     named = packed_seconds(*on_cores, cores)
     assert (named["A/cosine"], named["B<b>/warm"]) == pytest.approx((7.0, 7.0))
+
+
+def test_gpus_of_one_number_on_two_nodes_are_two_gpus() -> None:
+    places = {"A/cosine": ("x", 0), "A/warm": ("x", 1), "B<b>/warm": ("y", 0)}
+    jobs = [
+        replace(held(f"{name}/fold-0", 10.0, (core,), "cuda:0", 0.0, 10.0, 5 + core), node=node)
+        for name, (node, core) in places.items()
+    ]
+    # Each GPU counts as one and a half of the three cores: two jobs share that of x.
+    named = packed_seconds(*jobs)
+    assert [named[name] for name in places] == pytest.approx([4.0, 4.0, 6.0])
 
 
 @given(

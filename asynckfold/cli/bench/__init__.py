@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.cli.output import Output
-from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.errors import InterruptedRunError, Problem, nearest, refuse
 from asynckfold.system.files import write_whole
 
 if TYPE_CHECKING:
@@ -52,7 +52,14 @@ def bench(parsed: argparse.Namespace, out: Output) -> int:
     refuse([*parsed.problems, *_problems(parsed)])
     data = Path(parsed.data) if parsed.data else None
     settings = {"data": data, "with_peers": parsed.peers, "tell": out.error}
-    table = measure(parsed.subject, quick=parsed.quick, **settings)
+    try:
+        table = measure(parsed.subject, quick=parsed.quick, **settings)
+    except KeyboardInterrupt as interrupt:
+        # A sweep in it says that it can be continued, but its folder is gone.
+        cause = interrupt.__cause__ or interrupt
+        text = f"{str(cause) or 'interrupted'}; a benchmark keeps nothing"
+        code = interrupt.exit_code if isinstance(interrupt, InterruptedRunError) else 130
+        raise InterruptedRunError(text, code) from None
     out.data(table.to_json())
     for part in (table, *table.more):
         shown = Table(*part.columns, title=part.title, box=None, pad_edge=False)

@@ -188,18 +188,6 @@ def times(row: CandidateRow, disturbance: str = "") -> tuple[str, str, str]:
     return serial, seconds(row.packed_seconds), ratio
 
 
-def unequal_work(summary: Summary) -> str:
-    """Say which time includes jobs that did not succeed, if any; else ``""``."""
-    lost = sum(summary.counts[state] for state in ("failed", "diverged", "cancelled"))
-    found = summary.speedup
-    if found is None or found.why_not or not lost:
-        return ""
-    return (
-        f"{plural(lost, 'job')} of {summary.counts['planned']} did not succeed: the packed time "
-        "includes them, the serial time does not."
-    )
-
-
 def accuracies(summary: Summary) -> str:
     """Return the mean accuracy over all candidates, packed and serial; ``""`` if not known."""
     means = _mean_accuracies(summary)

@@ -57,8 +57,18 @@ def is_part(shard: object, total: int) -> bool:
     )
 
 
+def model_problems(model: object) -> Iterator[Problem]:
+    """Refuse what is no model."""
+    if not isinstance(model, nn.Module):
+        rule = "model must be a torch.nn.Module"
+        yield Problem(rule, f"{model!r:.80}", "Pass the model that is trained.")
+
+
 def membership_problems(trained: Sequence[torch.Tensor], model: nn.Module) -> Iterator[Problem]:
     """Refuse parameters of other models."""
+    if unfit := list(model_problems(model)):
+        yield from unfit
+        return
     known = set(map(id, model.parameters()))
     foreign = sum(id(item) not in known for item in trained)
     if foreign:

@@ -16,6 +16,7 @@ from asynckfold.errors import PeerLostError, refuse
 from asynckfold.training.parameter_server import discovery, wire
 from asynckfold.training.parameter_server.checks import (
     count_problems,
+    model_problems,
     shard_problems,
     timeout_problems,
 )
@@ -183,6 +184,7 @@ class Server:
         staleness_aware: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
+        refuse(model_problems(model))
         total = ParameterLayout.of(model).total
         refuse([*shard_problems(shard, total), *timeout_problems(timeout_s)])
         self.model, self.shard, self.staleness_aware = model, shard, staleness_aware

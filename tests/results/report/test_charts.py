@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts import Chart, as_svg, draw, plotted, rendered
+from asynckfold.results.report.charts import Chart, as_svg, draw, plotted, rendered, style
+from asynckfold.results.report.charts.classes import draw_confusion
 from asynckfold.results.report.charts.scaling import ScalingLine, draw_scaling
 from asynckfold.results.report.charts.scores import draw_scores
 from asynckfold.results.report.charts.serial_loop import draw_loss, draw_speedup
@@ -64,7 +65,7 @@ def test_titles_state_what_was_found(complete: Path, charts: tuple[Chart, ...]) 
     with RunStore.read(complete) as store:
         summary = summarize(store)
     titles = {chart.name: chart.title for chart in charts}
-    assert summary.best is not None
+    assert summary.highest is not None
     assert titles["scores"] == sentences.headline(summary)
     assert "Hardest class" in titles["class_accuracy"]
     assert "8 for 3" in titles["confusion"]
@@ -198,7 +199,20 @@ def test_plotted_text_is_one_short_line_that_the_font_knows(text: str, limit: in
     assert "\n" not in shown
 
 
-def test_unknown_glyphs_become_boxes() -> None:
+@pytest.mark.filterwarnings("error")
+@pytest.mark.skipif(len(style.fonts()) == 1, reason="no font for Chinese is installed")
+def test_names_in_chinese_are_drawn_in_an_installed_font() -> None:
+    name = "网络"
+    assert plotted(f"{name}/warm") == f"{name}/warm"
+    drawing = style.applied(lambda: style.Drawing(name, "", style.new_figure(1, f"LeNet {name}")))()
+    assert rendered("x", drawing).png
+    # A missing glyph is a warning.
+    assert as_svg(drawing)
+    drawing.figure.savefig(io.BytesIO(), format="pdf")
+
+
+def test_unknown_glyphs_become_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(style, "fonts", lambda: ("DejaVu Sans",))
     assert plotted("网络 é $x$") == "□□ é $x$"
 
 
@@ -247,3 +261,18 @@ def test_scaling_says_where_more_cores_are_no_faster() -> None:
     assert draw_scaling("MLP", {"more tasks": [line]}, 1.0).title == (
         "MLP: more cores were no faster than one"
     )
+
+
+def test_the_confusion_matrix_fills_its_figure_but_is_square_on_given_axes(
+    summarized: Summarize,
+) -> None:
+    summary = summarized(Synthetic())
+    drawing = draw_confusion(summary)
+    assert drawing is not None
+    drawing.figure.draw_without_rendering()
+    place = drawing.figure.axes[0].get_position()
+    assert place.x0 < 0.15
+    assert place.width > 0.7
+    given = Figure().subplots()
+    assert draw_confusion(summary, given) is not None
+    assert given.get_aspect() == 1

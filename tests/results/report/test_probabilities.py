@@ -36,10 +36,10 @@ def read(root: Path, run: Synthetic, objective: Objective | None = None) -> Any:
 
 def test_the_calibration_counts_how_often_the_best_is_right_when_it_is_sure(root: Path) -> None:
     summary, oof, targets = read(root, Synthetic(folds=2, epochs=1, baseline=None))
-    sure = softmax(oof[summary.best].astype(float), axis=1)
+    sure = softmax(oof[summary.highest].astype(float), axis=1)
     right = sure.argmax(axis=1) == targets
     found = summary.calibration
-    assert found.candidate == summary.best
+    assert found.candidate == summary.highest
     assert sum(found.counts) == 300
     assert found.right == pytest.approx(right.mean())
     assert found.sure == pytest.approx(sure.max(axis=1).mean())

@@ -93,13 +93,12 @@ def test_no_speedup_is_claimed_without_success(summarized: Summarize) -> None:
     assert "no job succeeded" in text
 
 
-def test_failures_are_mentioned_beside_the_speedup(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(status=lambda job: "failed" if job.fold else "done"))
-    assert "16 jobs of 20" in sentences.unequal_work(summary)
-
-
-def test_equal_work_needs_no_warning(summary: Summary) -> None:
-    assert sentences.unequal_work(summary) == ""
+def test_no_speedup_is_claimed_of_unequal_work(summarized: Summarize) -> None:
+    text = sentences.speed(
+        summarized(Synthetic(status=lambda job: "failed" if job.fold else "done"))
+    )
+    assert "×" not in text
+    assert "16 of 20 jobs did not succeed: the packed time includes" in text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_candidates_are_ranked_by_their_mean_over_stored_folds(complete: Path) -
     means = [row.mean["accuracy"] for row in summary.candidates]
     assert means == sorted(means, reverse=True)
     assert [row.rank for row in summary.candidates] == [1, 2, 3, 4]
-    assert summary.best == summary.candidates[0].name
+    assert summary.highest == summary.candidates[0].name
     for row in summary.candidates:
         stored = [results[f"{row.name}/fold-{fold}"].scores["accuracy"] for fold in range(5)]
         assert row.scores["accuracy"] == tuple(stored)
@@ -54,7 +54,7 @@ def test_incomplete_candidates_are_unranked_below_the_complete_ones(summarized: 
 
 def test_nan_scores_make_no_best_candidate(summarized: Summarize) -> None:
     summary = summarized(Synthetic(score=math.nan))
-    assert summary.best is None
+    assert summary.highest is None
     assert summary.verdict.best is None
     assert [row.rank for row in summary.candidates] == [None] * 4
     json.dumps(summary.to_dict(), allow_nan=False)
@@ -86,7 +86,7 @@ def test_confusion_counts_every_held_out_sample_once(complete: Path) -> None:
 def test_regression_has_no_classes(summarized: Summarize) -> None:
     summary = summarized(Synthetic(classes=(), metrics=("r2",)))
     assert summary.metric == "r2"
-    assert summary.best is not None
+    assert summary.highest is not None
     assert all(row.confusion is None and row.class_accuracy is None for row in summary.candidates)
     measures = {curve.measure for row in summary.candidates for curve in row.curves}
     assert measures == {"train_loss", "valid_loss", "lr"}

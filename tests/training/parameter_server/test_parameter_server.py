@@ -287,6 +287,15 @@ def test_a_shard_must_be_one_of_some(shard: Any) -> None:
         Server(net(), address=ANY, shard=shard)
 
 
+def test_what_is_no_model_is_refused() -> None:
+    not_a_model: Any = None
+    with pytest.raises(InputError, match=r"model must be a torch.nn.Module: received None\. Pass"):
+        Server(not_a_model, address=ANY)
+    parameters = [nn.Parameter(torch.zeros(2))]
+    with pytest.raises(InputError, match=r"model must be a torch.nn.Module: received None\. Pass"):
+        Hogwild(parameters, 0.1, 1, 1, not_a_model, address=ANY)
+
+
 def test_models_that_have_no_real_parameters_are_refused() -> None:
     with pytest.raises(InputError, match="a model must have parameters"):
         Server(nn.ReLU(), address=ANY)

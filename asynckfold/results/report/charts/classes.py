@@ -120,7 +120,9 @@ def draw_confusion(summary: Summary, given: Axes | None = None) -> style.Drawing
     _, axes = style.panel(inches, title, given)
     figure = style.drawn_on(axes)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1))
+    # Squares would leave the left of our wide figure empty.
+    aspect: Any = "auto" if given is None else "equal"
+    image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), aspect=aspect)
     colorbar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.04)
     colorbar.set_label("share of the true class")
     colorbar.outline.set_visible(False)

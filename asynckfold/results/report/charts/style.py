@@ -7,13 +7,14 @@ import io
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import fontManager
 from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -26,6 +27,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 OTHERS = "#b4b9c2"
 INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
 SHOWN, WIDTH_INCHES = 40, 7.6
+
+EAST_ASIAN = (
+    *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC"),
+    *("WenQuanYi Zen Hei", "PingFang SC", "Hiragino Sans GB", "Microsoft YaHei", "SimHei"),
+)
+"""Fonts for Chinese, Japanese and Korean names; without any of them, boxes are drawn."""
 
 _STYLE: Any = {
     "text.parse_math": False,
@@ -89,26 +96,30 @@ def applied(make: Callable[Given, Made]) -> Callable[Given, Made]:
     def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
-            matplotlib.rcParams.update(_STYLE)
+            matplotlib.rcParams.update(_STYLE | {"font.family": [*fonts()]})
             return make(*args, **kwargs)
 
     return drawn
 
 
 @functools.cache
-def _glyphs() -> frozenset[int]:
-    font = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"
-    return frozenset(FT2Font(str(font)).get_charmap())
+def fonts() -> tuple[str, ...]:
+    """Return the font of matplotlib, and the first installed one of `EAST_ASIAN`."""
+    installed = {font.name for font in fontManager.ttflist}
+    return "DejaVu Sans", *[name for name in EAST_ASIAN if name in installed][:1]
+
+
+@functools.cache
+def _glyphs(names: tuple[str, ...]) -> frozenset[int]:
+    charmaps = (FT2Font(fontManager.findfont(name)).get_charmap() for name in names)
+    return frozenset(chain.from_iterable(charmaps))
 
 
 def plotted(text: str, limit: int = 30) -> str:
-    """Return text on one line, in glyphs of the font, its middle cut out if it is long.
-
-    >>> plotted("LeNet5/cosine"), plotted("网络/warm")
-    ('LeNet5/cosine', '□□/warm')
-    """
+    """Return text on one line, in glyphs of the fonts, its middle cut out if it is long."""
+    glyphs = _glyphs(fonts())
     line = " ".join(sentences.shorten(text, 4 * limit).split()) or "□"
-    known = "".join(sign if ord(sign) in _glyphs() else "□" for sign in line)
+    known = "".join(sign if ord(sign) in glyphs else "□" for sign in line)
     return sentences.shorten(known, limit)
 
 
@@ -117,7 +128,7 @@ def new_figure(height_inches: float, title: str) -> Figure:
     figure = ShownFigure(figsize=(WIDTH_INCHES, height_inches))
     figure.set_layout_engine("constrained", w_pad=0.09, h_pad=0.07)
     FigureCanvasAgg(figure)
-    text = "\n".join(textwrap.wrap(plotted(title, 170), 82))
+    text = "\n".join(textwrap.wrap(plotted(title, 170), 76))
     figure.suptitle(text, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK)
     return figure
 

@@ -58,7 +58,7 @@ class Summary:
     going: bool  # whether a process works in the run's folder
     candidates: tuple[CandidateRow, ...]  # by rank, unranked ones last
     fold_names: tuple[str, ...]
-    best: str | None  # name of the best complete candidate
+    highest: str | None  # name of the complete candidate with the highest mean, best or not
     verdict: Verdict
     class_names: tuple[str, ...]  # rows and columns of confusion matrices; empty for regression
     packed_seconds: float  # wall time over all sessions
@@ -130,7 +130,7 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         going=store.holder() is not None,
         candidates=rows,
         fold_names=fold_names(plan),
-        best=rows[0].name if rows and rows[0].rank == 1 else None,
+        highest=rows[0].name if rows and rows[0].rank == 1 else None,
         verdict=verdict_of(found, clean),
         class_names=class_names(plan, confusions),
         packed_seconds=found.seconds,
