@@ -203,8 +203,8 @@ class TrainerParams(JobTrainer):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
 Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, compile, epochs, epochs_per_round, \
 eval_batch_size, inner_val, lr_step, memory_format, n_pull, n_push, partition_size, precision, \
-print_frequency, processes, save_checkpoint_frequency, shared_state, staleness_aware, \
-steps_per_round, target_loss, trainer.
+print_frequency, processes, processes_per_node, save_checkpoint_frequency, shared_state, \
+staleness_aware, steps_per_round, target_loss, trainer.
         """
         known = arguments(cls)
         values = {key: plain(value) for key, value in dict(words or {}).items()}

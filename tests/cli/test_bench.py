@@ -190,6 +190,7 @@ def test_the_verb_finds_each_subject(
         return BenchTable("Table", "given", ((sorted(settings),),))
 
     known = {"nodes": ["data", "tell"], "packing": ["tell"], "trainers": ["data", "tell"]}
+    known["engines"] = ["tell"]
     known["speed"] = ["data", "tell", "with_peers"]
     monkeypatch.setattr(partitions, "table", given)
     for subject in SUBJECTS:

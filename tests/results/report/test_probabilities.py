@@ -105,4 +105,4 @@ def test_the_figure_has_three_panels_for_two_classes_and_one_for_more(root: Path
     many, _, _ = read(root.with_name("many"), replace(BINARY, classes=("a", "b", "c")))
     assert inline(many)["probabilities"].count('role="img"') == 1
     (chart,) = (chart for chart in draw(many) if chart.name == "probabilities")
-    assert chart.title.startswith(f"{many.best} is right in ")
+    assert chart.title.startswith(f"{many.highest} is right in ")
