@@ -52,11 +52,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     size.NIGHTLY = config.getoption("nightly")
     config.stash[_LEFT] = Counter()
-    if is_worker(config):
-        import torch
+    import torch
 
+    if is_worker(config):
         # Each worker has a core; what a job's threads are, its plan says.
         torch.set_num_threads(1)
+    # Without a GPU, torch.compile lets torch's autograd see one that is not there. If the first
+    # backward pass of a process comes after it, ranks forked in a test can run none.
+    torch.ones(1, requires_grad=True).sum().backward()
     # A shell lets its background jobs ignore Ctrl-C; what the tests send themselves is to be heard.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

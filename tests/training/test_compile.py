@@ -10,12 +10,15 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch import nn
 
+from asynckfold import AsyncKFold
 from asynckfold.errors import InputError
+from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning import fusion_groups
 from asynckfold.training.dry_run import preflight
-from tests.training.tiny import Plain, Tiny, checkpoints
+from tests.training.tiny import Plain, Tiny, checkpoints, samples, sgd
 
 COMPILED = TrainerParams(epochs=2, compile=True)
 
@@ -55,6 +58,26 @@ def test_a_model_that_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: P
     assert "\n" not in received
     assert remedy == "Leave compile out, or change the model."
     assert facts.failures == {}
+
+
+class Compiling(Plain):
+    """Compiles a part of itself, as a model may without `compile`."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        positive = torch.compile(torch.relu, backend="aot_eager")
+        found: torch.Tensor = positive(super().forward(inputs))
+        return found
+
+
+@pytest.mark.nightly(but=["hogwild"])
+@pytest.mark.parametrize("trainer", ["hogwild", "allreduce", "averaging", "parameter_server"])
+def test_a_model_that_compiles_a_part_trains_on_several_processes(
+    trainer: str, tmp_path: Path
+) -> None:
+    kfold = AsyncKFold(2, samples(), tmp_path, nn.CrossEntropyLoss(), 10, verbose=0)
+    given = {"epochs": 1, "trainer": trainer, "processes": 2}
+    results = kfold({"m": Compiling}, ["constant"], sgd, given)
+    assert [item.status for item in results.results.values()] == [DONE, DONE]
 
 
 def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:

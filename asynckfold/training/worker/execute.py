@@ -41,7 +41,7 @@ from asynckfold.training.multiprocess import across_nodes, train
 from asynckfold.training.process_group.gpu_handoff import hide_gpus, open_gpu
 from asynckfold.training.training_run import Report
 from asynckfold.training.worker.failure_kinds import outcome_of
-from asynckfold.training.worker.gpu_count import counted_once
+from asynckfold.training.worker.gpu_count import counted_once, settle_autograd
 
 Stop = Callable[[], bool]
 
@@ -106,6 +106,8 @@ def _execute(
         torch.set_num_threads(1 if on_several else placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
         torch.set_deterministic_debug_mode(bundle.deterministic)
+        if not on_several:
+            settle_autograd()
         if placement.trainer == "preflight":
             models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
             return [preflight.check(bundle, data, heartbeat, models)]
@@ -116,6 +118,8 @@ def _execute(
         if on_several:
             (task,), cores = tasks, placement.cores
             with hide_gpus(placement.gpus) as gpus:
+                if not gpus:
+                    settle_autograd()
                 return _attempt(
                     bundle,
                     tasks,

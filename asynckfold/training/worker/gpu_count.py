@@ -16,6 +16,17 @@ _REMEMBERED = "_cached_device_count"
 """Torch's cache, which it uses once CUDA is in use. Versions without it are left alone."""
 
 
+def settle_autograd() -> None:
+    """Let autograd look for GPUs now, if there are none.
+
+    It looks in the first backward pass of a process. Without a GPU, torch.compile, which a model
+    may use, puts something in the place of one that counts as one; autograd then starts a thread
+    for it, and processes forked afterwards can run no backward pass.
+    """
+    if torch.cuda.device_count() == 0:
+        torch.autograd.backward(torch.ones(1, requires_grad=True))
+
+
 @contextmanager
 def counted_once() -> Iterator[None]:
     """Let torch cache the number of visible GPUs, which must not change meanwhile."""
