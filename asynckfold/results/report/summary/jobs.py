@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, Result, cause
+from asynckfold.jobs.result import DONE, Peers, Result, cause
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import ERROR_LIMIT, TEXT_LIMIT, clean, shown
 from asynckfold.results.utilization import Packing, packing_of
@@ -34,6 +34,7 @@ class Bar:
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()  # cores held from a later moment on
     score: float = math.nan  # by the first metric; NaN without a result
     node: str = ""  # its name, in a cluster
+    peers: Peers = ()  # further nodes, and its cores there
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def bars(
                 changes=item.changes,
                 score=result.scores.get(metric, math.nan) if result and is_last else math.nan,
                 node=clean(item.node),
+                peers=tuple((clean(node), cores) for node, cores in item.peers),
             )
         )
     return tuple(found)
