@@ -77,7 +77,7 @@ class Packing:
 def packing_of(store: RunReader) -> Packing | None:
     """Return how a run was packed so far; None before a process began its first attempt."""
     attempts, sessions = store.attempts(), {item.session: item.end for item in store.sessions()}
-    ends = [_end(attempt, sessions) for attempt in attempts]
+    ends = [end_of(attempt, sessions) for attempt in attempts]
     groups = {job.id: store.plan.group_of(job.id) for job in store.plan.jobs}
     held = _held(attempts, ends, groups)
     if not held:
@@ -107,8 +107,8 @@ def packing_of(store: RunReader) -> Packing | None:
     )
 
 
-def _end(attempt: Attempt, sessions: Mapping[int, float]) -> float:
-    """Return when an attempt ended, or the last sign of its session."""
+def end_of(attempt: Attempt, sessions: Mapping[int, float]) -> float:
+    """Return when an attempt ended, or the last sign of its session, by number."""
     if attempt.ended is None:
         return max(attempt.started, sessions.get(attempt.session, 0.0))
     return attempt.ended

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -276,6 +277,24 @@ def shorten(name: str, limit: int) -> str:
         return name
     head = (limit - 1) // 2
     return f"{name[:head]}…{name[len(name) - (limit - 1 - head) :]}"
+
+
+def columns_of(text: str) -> int:
+    """Return the width of a text in letters; wide letters count twice.
+
+    >>> columns_of("cosine"), columns_of("漢字")
+    (6, 4)
+    """
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+def forest_marks(summary: Summary) -> str:
+    """Say what marks the means and folds of candidates in a chart."""
+    if len(summary.fold_names) == 1:
+        return "Diamond: the score on the only fold."
+    has_interval = any(math.isfinite(row.ci_low) for row in summary.candidates)
+    bar = " bar: its 95 % interval;" if has_interval else ""
+    return f"Diamond: mean over the folds;{bar} dots: folds."
 
 
 def hardest(classes: Sequence[str], accuracy: Sequence[float]) -> tuple[str, float] | None:

@@ -303,7 +303,7 @@ def test_incomplete_candidates_are_shown_as_such(root: Path) -> None:
         cpu_samples=False,
     )
     text = walk(report(root, run)).text()
-    assert "4 of 5 folds, incomplete" in text
+    assert "4 of 5, failed" in text
     assert "Incomplete candidates are not ranked" in text
 
 

@@ -10,7 +10,7 @@ from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Peers, Result, cause
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import ERROR_LIMIT, TEXT_LIMIT, clean, shown
-from asynckfold.results.utilization import Packing, packing_of
+from asynckfold.results.utilization import Packing, end_of, packing_of
 from asynckfold.store import RunReader
 
 
@@ -80,10 +80,9 @@ def shown_packing(store: RunReader) -> Packing | None:
 def bars(
     store: RunReader, results: Mapping[str, Result], jobs: Mapping[str, Job]
 ) -> tuple[Bar, ...]:
-    """Return a bar for each attempt; one without an end lasts until the latest known moment."""
+    """Return a bar for each attempt; one without an end lasts as long as its session."""
     attempts, metric = store.attempts(), store.plan.scoring[0]
-    moments = [moment for item in attempts for moment in (item.started, item.ended) if moment]
-    latest = max(moments, default=0.0)
+    sessions = {item.session: item.end for item in store.sessions()}
     open_outcome = "lost" if store.holder() is None else "running"
     found = []
     for item in attempts:
@@ -99,7 +98,7 @@ def bars(
                 cores=item.cores,
                 device=clean(item.device),
                 start=item.started,
-                end=latest if item.ended is None else item.ended,
+                end=end_of(item, sessions),
                 outcome=item.outcome or open_outcome,
                 error=clean(item.error, ERROR_LIMIT),
                 expected=item.expected,
