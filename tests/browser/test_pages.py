@@ -130,8 +130,9 @@ def test_paper_shows_the_colours_that_tell_candidates_apart(opened: Open) -> Non
     assert {*found} == {"exact"}
 
 
-PRINTED_COLOURS = """() => [...document.querySelectorAll(".legend button, tr.best > *")].map((item) =>
-    getComputedStyle(item, item.tagName === "BUTTON" ? "::before" : null).printColorAdjust)"""
+PRINTED_COLOURS = """() => [...document.querySelectorAll(".legend button, tr.best > *")]
+    .map((item) => getComputedStyle(item, item.tagName === "BUTTON" ? "::before" : null))
+    .map((style) => style.printColorAdjust)"""
 
 
 @pytest.mark.nightly
