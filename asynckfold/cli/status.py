@@ -21,7 +21,7 @@ from asynckfold.system.plain_text import one_line
 from asynckfold.system.units import duration, named_cores, named_node
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
 WATCH_SECONDS = 1.0
 
@@ -61,7 +61,7 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
             while True:
                 with open_run(parsed.directory) as store:
                     found = with_refits(store)
-                live.update(_screen(found, parsed.directory), refresh=True)
+                live.update(_screen(found, parsed.directory, place), refresh=True)
                 if not found["holder"]:
                     break
                 time.sleep(WATCH_SECONDS)
@@ -74,17 +74,19 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _screen(state: Mapping[str, Any], directory: str) -> Group:
+def _screen(state: Mapping[str, Any], directory: str, place: Console) -> Group:
     from rich.console import Group
     from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
+    from asynckfold.system.console import hung
+
     done = state["progress"] or {"steps_done": state["done"], "steps": state["planned"]}
     bar = ProgressBar(total=max(1, done["steps"]), completed=done["steps_done"])
     head = Text(one_line(f"{directory} · Ctrl-C ends this view, not the run"), style="dim")
     # A bar ends without a new line.
-    return Group(head, Padding(bar), *(Text(one_line(line)) for line in lines(state)))
+    return Group(head, Padding(bar), *(hung(one_line(line), place) for line in lines(state)))
 
 
 def state_of(store: RunReader) -> dict[str, Any]:
