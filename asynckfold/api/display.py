@@ -141,7 +141,7 @@ class Display:
     def warn(self, text: str, category: type[Warning]) -> None:
         """Warn of something; a notebook shows it in the same output."""
         LOG.warning("%s", one_line(text))
-        warn(text, category, 5, self._cell)
+        warn(text, category, 6, self._cell)
 
     @property
     def progress(self) -> SweepProgress | None:

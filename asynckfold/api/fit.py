@@ -21,9 +21,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.api.arguments import Settings
 from asynckfold.api.export import as_npy
 from asynckfold.api.kfold import AsyncKFold
 from asynckfold.api.refit import SEEN, SEEN_AGAIN
+from asynckfold.api.signature import checked
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Indices
@@ -73,6 +75,7 @@ class Fitted:
         return self.result.scores[self.results.plan.scoring[0]]
 
 
+@checked("fit", Settings)
 def fit(
     model: Any,
     dataset: Any,

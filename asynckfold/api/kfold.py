@@ -22,6 +22,7 @@ from asynckfold.api.planner import dry_run, look_ahead, make_draft, make_plan
 from asynckfold.api.refit import on_all_samples
 from asynckfold.api.report import leave_report
 from asynckfold.api.session import Session, hold_run, look_into
+from asynckfold.api.signature import check_call, checked
 from asynckfold.api.stored_results import load_results, with_models
 from asynckfold.errors import (
     OUT_OF_TIME,
@@ -29,8 +30,6 @@ from asynckfold.errors import (
     InterruptedRunError,
     JobFailedError,
     RefitFailedError,
-    SignatureError,
-    nearest,
     refuse,
 )
 from asynckfold.jobs.argument import with_parameters
@@ -58,14 +57,7 @@ def _takes(
     def decorated(init: Callable[[Any, Settings], None]) -> Callable[Concatenate[Any, P], None]:
         @functools.wraps(init)
         def constructor(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            for name in kwargs.keys() - found.parameters.keys():
-                guess = nearest(name, found.parameters)
-                text = f"AsyncKFold got an unexpected keyword argument {name!r}.{guess}"
-                raise SignatureError(text)
-            try:
-                found.bind(*args, **kwargs)
-            except TypeError as error:
-                raise SignatureError(f"AsyncKFold: {error}") from None
+            check_call("AsyncKFold", found, args, kwargs)
             init(self, declared(*args, **kwargs))
 
         found = inspect.signature(declared)
@@ -103,6 +95,7 @@ class AsyncKFold:
         self.settings = settings
         refuse(settings.problems())
 
+    @checked("the call of an AsyncKFold")
     def __call__(
         self,
         models: Any,
@@ -209,6 +202,7 @@ class AsyncKFold:
             if text not in {event.text for event in run.reader.events()}:
                 run.event("refit", text)
 
+    @checked("AsyncKFold.plan")
     def plan(
         self,
         models: Any,
@@ -231,6 +225,7 @@ class AsyncKFold:
             folds = folds_of(self.settings, data)
             return make_draft(call, data, folds, machine), folds
 
+    @checked("AsyncKFold.forecast")
     def forecast(
         self,
         models: Any,

@@ -42,7 +42,7 @@ def _leave(settings: Settings) -> None:
         _, fault = written(settings.root)
     if fault:
         text = f"{fault}. The results stay; `asynckfold report {settings.root}` tries again"
-        warn(text, RuntimeWarning, 5)
+        warn(text, RuntimeWarning, 6)
 
 
 def written(root: Path) -> tuple[Path | None, str]:

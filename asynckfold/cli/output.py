@@ -38,14 +38,12 @@ class Output:
         if isinstance(what, str) and not (is_terminal and wraps):
             terminal.write(f"{one_line(what)}\n")
             return
-        from rich.text import Text
-
-        from asynckfold.system.console import console
+        from asynckfold.system.console import console, hung
 
         # A file or a pipe has no width: names stay whole there.
         width = None if is_terminal else WIDE
-        text = Text(one_line(what)) if isinstance(what, str) else what
-        console(width=width, soft_wrap=not (is_terminal and wraps)).print(text)
+        place = console(width=width, soft_wrap=not (is_terminal and wraps))
+        place.print(hung(one_line(what), place) if isinstance(what, str) else what)
 
     def has_room_for(self, what: Any) -> bool:
         """Whether standard output is wide enough for a table."""

@@ -21,7 +21,7 @@ from asynckfold.system.plain_text import one_line
 from asynckfold.system.units import duration, named_cores, named_node
 
 if TYPE_CHECKING:
-    from rich.console import Group
+    from rich.console import Console, Group
 
 WATCH_SECONDS = 1.0
 
@@ -61,7 +61,7 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
             while True:
                 with open_run(parsed.directory) as store:
                     found = with_refits(store)
-                live.update(_screen(found, parsed.directory), refresh=True)
+                live.update(_screen(found, parsed.directory, place), refresh=True)
                 if not found["holder"]:
                     break
                 time.sleep(WATCH_SECONDS)
@@ -74,17 +74,19 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
     return 0
 
 
-def _screen(state: Mapping[str, Any], directory: str) -> Group:
+def _screen(state: Mapping[str, Any], directory: str, place: Console) -> Group:
     from rich.console import Group
     from rich.padding import Padding
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
+    from asynckfold.system.console import hung
+
     done = state["progress"] or {"steps_done": state["done"], "steps": state["planned"]}
     bar = ProgressBar(total=max(1, done["steps"]), completed=done["steps_done"])
     head = Text(one_line(f"{directory} · Ctrl-C ends this view, not the run"), style="dim")
     # A bar ends without a new line.
-    return Group(head, Padding(bar), *(Text(one_line(line)) for line in lines(state)))
+    return Group(head, Padding(bar), *(hung(one_line(line), place) for line in lines(state)))
 
 
 def state_of(store: RunReader) -> dict[str, Any]:
@@ -95,7 +97,8 @@ def state_of(store: RunReader) -> dict[str, Any]:
     dict
         The jobs by state; ``fingerprint`` and ``bit_identity``; ``holder`` (pid, host, start) or
         None; ``running_jobs``, one entry for each job in training (its worker's pid, attempt,
-        cores, progress, and ``node`` if it has a name); ``progress``, the steps done of all and the
+        cores, progress, ``node`` if it has a name, and ``peers``, the cores on further nodes of a
+        job on several); ``progress``, the steps done of all and the
         expected ``seconds_left``, or None while no sweep runs; ``scores``, of each candidate with a
         result the ``mean`` of the first metric over ``folds`` folds; ``verdict``, sentences on the
         results so far; ``idle``, the free cores and GPUs, the cores that other processes use
@@ -202,8 +205,8 @@ def _scores(store: RunReader) -> list[dict[str, Any]]:
 
 def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Leave out jobs of a batch that wait behind a running one on the same cores."""
-    taken = {(item.node, item.last_cores) for item in attempts if item.pid}
-    return [item for item in attempts if item.pid or (item.node, item.last_cores) not in taken]
+    taken = {item.parts for item in attempts if item.pid}
+    return [item for item in attempts if item.pid or item.parts not in taken]
 
 
 def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
@@ -214,6 +217,7 @@ def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
         "pid": attempt.pid or None,
         **({"node": attempt.node} if attempt.node else {}),
         "cores": attempt.last_cores,
+        **({"peers": dict(attempt.peers)} if attempt.peers else {}),
         "threads": attempt.threads,
         "device": attempt.device,
         "started": attempt.started,
@@ -233,9 +237,10 @@ def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any]
 
 
 def _idle_on(waiting: Waiting, at_work: Sequence[Attempt]) -> dict[str, Any]:
-    at_work = [item for item in at_work if item.node == waiting.node]
-    held = {core for item in at_work for core in item.last_cores}
-    busy = {number for item in at_work for number in item.device.removeprefix("cuda:").split(",")}
+    parts = [part for item in at_work for part in item.parts]
+    held = {core for node, cores in parts if node == waiting.node for core in cores}
+    here = [item for item in at_work if item.node == waiting.node]
+    busy = {number for item in here for number in item.device.removeprefix("cuda:").split(",")}
     return {
         "cores": [core for core in waiting.cores if core not in {*held, *waiting.neighbours}],
         "gpus": [index for index in waiting.gpus if str(index) not in busy],
@@ -275,11 +280,19 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
         yield f"{state['ended']}{then}"
     yield from _score_lines(state["scores"])
     yield from state["verdict"]
-    nodes = {item.get("node") for item in state["running_jobs"]}
+    nodes = {
+        name
+        for item in state["running_jobs"]
+        for name in (item.get("node", ""), *item.get("peers", ()))
+    }
     is_cluster = len(nodes) > 1 or "nodes" in (state["idle"] or {})
     for item in state["running_jobs"]:
         where = item["device"] if item["device"] != "cpu" else named_cores(item["cores"])
         where += f" on {named_node(item.get('node', ''))}" if is_cluster else ""
+        where += "".join(
+            f" and {named_cores(cores)} on {named_node(name)}"
+            for name, cores in item.get("peers", {}).items()
+        )
         yield (
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
             f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from asynckfold.jobs.messages import Task
+from asynckfold.jobs.result import Peers
 from asynckfold.jobs.trainer_params import SEVERAL
 
 GPU_CONTEXT_BYTES = 1 << 29
@@ -107,7 +108,7 @@ class Placement:
     gpu_uuid: str = ""  # which GPU; empty: the one of that index
     peer_gpus: tuple[tuple[int, str], ...] = ()  # index and UUID, of the ranks above 0
     node: str = ""  # where it runs, by name, or rank 0 of it; empty: this machine
-    peers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # further nodes, and the cores there
+    peers: Peers = ()  # further nodes, and the cores there
     span: Span | None = None  # of a part of a placement on several nodes
 
     @property

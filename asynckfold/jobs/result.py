@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 DONE, FAILED, DIVERGED, CANCELLED = "done", "failed", "diverged", "cancelled"
 ENDED = (DONE, FAILED, DIVERGED, CANCELLED)
 
+Peers = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names of nodes, and the cores of a job on each."""
+
 
 @dataclass(frozen=True)
 class Epoch:
@@ -95,6 +98,8 @@ class Result:
         Largest resident set of the worker during the job, bytes.
     pid, cores, threads, device, node : int, tuple of int, int, str, str
         Where it ran; `node` is empty outside a cluster.
+    peers : tuple of (str, tuple of int)
+        Further nodes of a job on several nodes, and its cores there.
     started, ended : float
         Run seconds: wall time of the run's sessions up to then.
     error, traceback : str
@@ -131,6 +136,12 @@ class Result:
     averaged: Averaged | None = None
     peak_gpu_memory: int = 0
     node: str = ""
+    peers: Peers = ()
+
+    @property
+    def parts(self) -> Peers:
+        """Its nodes, rank 0's first, and its cores on each."""
+        return ((self.node, self.cores), *self.peers)
 
     @property
     def digest(self) -> str:

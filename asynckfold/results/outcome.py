@@ -13,7 +13,7 @@ import numpy.typing as npt
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
-from asynckfold.jobs.result import ENDED, Baseline, Result, fingerprint
+from asynckfold.jobs.result import ENDED, Baseline, Result, counts_line, fingerprint
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, candidates, rank
 from asynckfold.results.out_of_fold import layers_of, mean_of_layers, out_of_fold
@@ -65,7 +65,7 @@ class Outcome:
     def best_index_(self) -> int:
         """Position of the best complete candidate; `ValueError` if there is none."""
         if not self.has_best:
-            counts = _counts_text(self.counts)
+            counts = counts_line(self.counts)
             raise ValueError(f"no candidate has a score on every fold, so none is best; {counts}")
         return int(np.argmin(rank(self.candidates, self.plan.scoring[0])))
 
@@ -246,13 +246,7 @@ def _text_cells(found: Outcome) -> list[tuple[str, ...]]:
 
 
 def _summary(found: Outcome) -> str:
-    text = f"{_counts_text(found.counts)}; {found.seconds:.1f} s"
+    text = f"{counts_line(found.counts)} in {found.seconds:.1f} s"
     if found.baseline is not None:
         text += f"; {found.speedup_note}"
     return one_line(f"{text}; fingerprint {found.fingerprint[:12]}, {found.bit_identity}")
-
-
-def _counts_text(counts: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{number} {state}" for state, number in counts.items() if number or state == "done"
-    )

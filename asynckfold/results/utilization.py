@@ -77,7 +77,7 @@ class Packing:
 def packing_of(store: RunReader) -> Packing | None:
     """Return how a run was packed so far; None before a process began its first attempt."""
     attempts, sessions = store.attempts(), {item.session: item.end for item in store.sessions()}
-    ends = [_end(attempt, sessions) for attempt in attempts]
+    ends = [end_of(attempt, sessions) for attempt in attempts]
     groups = {job.id: store.plan.group_of(job.id) for job in store.plan.jobs}
     held = _held(attempts, ends, groups)
     if not held:
@@ -89,9 +89,11 @@ def packing_of(store: RunReader) -> Packing | None:
     core_seconds = math.fsum(starmap(_core_seconds, held))
     decided = decided_of(store)
     cores = decided.cores if decided else None
-    if cores and len({item.node for item in attempts}) > 1:
+    parts = [(item.node, item.cores) for item in attempts]
+    parts += [part for item in attempts for part in item.peers]
+    if cores and len({node for node, _ in parts}) > 1:
         # The plan may have been made for one of the nodes.
-        cores = max(cores, len({(item.node, core) for item in attempts for core in item.cores}))
+        cores = max(cores, len({(node, core) for node, cores in parts for core in cores}))
     makespan, longest = _makespan(attempts, ends), max(seconds.values())
     return Packing(
         cores,
@@ -105,8 +107,8 @@ def packing_of(store: RunReader) -> Packing | None:
     )
 
 
-def _end(attempt: Attempt, sessions: Mapping[int, float]) -> float:
-    """Return when an attempt ended, or the last sign of its session."""
+def end_of(attempt: Attempt, sessions: Mapping[int, float]) -> float:
+    """Return when an attempt ended, or the last sign of its session, by number."""
     if attempt.ended is None:
         return max(attempt.started, sessions.get(attempt.session, 0.0))
     return attempt.ended
@@ -135,10 +137,11 @@ def _held(
 def _core_seconds(attempt: Attempt, begin: float, end: float) -> float:
     """Return cores × seconds of an attempt whose cores may have changed."""
     held = [(attempt.started, attempt.cores), *attempt.changes]
+    elsewhere = sum(len(cores) for _, cores in attempt.peers)
     ends = [*(at for at, _ in attempt.changes), end]
     return math.fsum(
         # A worker that is not pinned holds as many cores as it has threads.
-        (len(cores) or attempt.threads) * max(0.0, min(until, end) - max(at, begin))
+        ((len(cores) or attempt.threads) + elsewhere) * max(0.0, min(until, end) - max(at, begin))
         for (at, cores), until in zip(held, ends, strict=True)
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from asynckfold.jobs.result import CANCELLED, DONE
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.factor import Factor
-from asynckfold.results.statistics import Difference
+from asynckfold.results.statistics import SIGNIFICANT, Difference
 
 SHOWN = 3
 """Comparisons with a leader that have a sentence of their own, and names in a list."""
@@ -186,7 +186,16 @@ def listed(names: Sequence[str]) -> str:
 
 
 def p_value(value: float) -> str:
-    """Return a p-value with two digits, ``"< 0.001"``, or ``"n/a"``."""
+    """Return a p-value with two digits, ``"< 0.001"``, or ``"n/a"``.
+
+    A value near the level of the test keeps four, so that one can see on which side it is.
+
+    >>> p_value(0.26), p_value(0.04962), p_value(0.0502), p_value(0.0002)
+    ('0.26', '0.04962', '0.0502', '< 0.001')
+    """
     if math.isnan(value):
         return "n/a"
-    return "< 0.001" if value < 1e-3 else f"{value:.2g}"
+    if value < 1e-3:
+        return "< 0.001"
+    text = f"{value:.2g}"
+    return f"{value:.4g}" if text == f"{SIGNIFICANT:g}" else text

@@ -79,6 +79,7 @@ class Attempts:
                 placement.memory,
                 waits[name],
                 placement.node,
+                placement.peers,
             )
             tasks.append(
                 Task(self._jobs[name], number, tuple(self._store.reader.checkpoints(name)))
@@ -159,6 +160,7 @@ class Attempts:
             threads=item.placement.threads,
             device=_device(item.placement),
             node=item.placement.node,
+            peers=item.placement.peers,
             started=item.started,
             ended=self._store.now(),
         )

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
 
 from asynckfold.system.plain_text import plain
 from asynckfold.system.terminal import steady
@@ -34,6 +35,17 @@ def console(*, stderr: bool = False, stream: TextIO | None = None, **options: An
         # rich takes such a terminal to have 80 columns.
         options["width"], options["height"] = shutil.get_terminal_size()
     return _CleanConsole(file=steady(chosen), **{**fixed, **options})
+
+
+def hung(line: str, place: Console) -> Text:
+    """Return a line as wide as its place; what continues an indented one is indented further."""
+    words = line.lstrip(" ")
+    indent = len(line) - len(words)
+    if not indent:
+        return Text(line)
+    first, *others = Text(words).wrap(place, max(20, place.width - indent - 2))
+    lines = [" " * indent + first.plain, *(" " * (indent + 2) + part.plain for part in others)]
+    return Text("\n".join(line.rstrip() for line in lines))
 
 
 def animates(*, stderr: bool = False, stream: TextIO | None = None) -> bool:

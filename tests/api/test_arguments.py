@@ -10,9 +10,11 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from torch import nn
 
-from asynckfold import AsyncKFold, SignatureError, TrainerParams, errors
+from asynckfold import AsyncKFold, SignatureError, TrainerParams, errors, fit
 from asynckfold.api.arguments import Settings
 from asynckfold.cli import main
 from asynckfold.cli.flags import Named, flags
@@ -97,6 +99,40 @@ def test_a_wrong_call_shows_no_frame_of_ours(
     shown = "\n".join(found.value._render_traceback_())
     assert "constructor(*given" in shown
     assert "kfold.py" not in shown
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (
+            {"models": [], "lr_shedules": []},
+            "the call of an AsyncKFold got an unexpected keyword argument 'lr_shedules'. "
+            "Did you mean 'schedulers'?",
+        ),
+        ({}, "the call of an AsyncKFold: missing a required argument: 'models'"),
+    ],
+)
+def test_a_wrong_call_of_a_sweep_names_the_nearest_argument(
+    monkeypatch: pytest.MonkeyPatch, root: Path, settings: dict[str, Any], told: str
+) -> None:
+    monkeypatch.setattr(errors, "_rendered", lambda error, trace: traceback.format_tb(trace))
+    sweep: Any = AsyncKFold(3, (np.zeros((9, 2)), np.zeros(9)), root, nn.CrossEntropyLoss(), 3)
+    with pytest.raises(SignatureError) as found:
+        sweep(**settings)
+    assert str(found.value) == told
+    shown = "\n".join(found.value._render_traceback_())
+    assert "sweep(**settings)" in shown
+    assert "signature.py" not in shown
+    assert not root.exists() or not any(root.iterdir())
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("epoch", "epochs"), ("n_job", "n_jobs")])
+def test_fit_names_the_nearest_of_its_arguments_and_those_of_a_sweep(
+    wrong: str, right: str
+) -> None:
+    given: Any = {wrong: 1}
+    with pytest.raises(SignatureError, match=rf"^fit got .*'{wrong}'\. Did you mean '{right}'\?$"):
+        fit(nn.Linear(2, 1), None, None, nn.MSELoss(), "nowhere", **given)
 
 
 SWEEP = "dataset = criterion = models = schedulers = opt_fn = None\nsettings = "

@@ -492,7 +492,7 @@ def test_silent_means_silent(
 def test_what_comes_back_reads_well(root: Path) -> None:
     results = serial(root)
     lines = repr(results).splitlines()
-    assert lines[0].startswith("CVResults: 3 planned, 3 done; ")
+    assert lines[0].startswith("CVResults: 3 of 3 jobs finished in ")
     assert lines[1].split() == ["model", "scheduler", "accuracy", "folds", "seconds"]
     assert lines[2].split()[:3] == ["1", "Tiny", "step"]
     assert "<table>" in results._repr_html_()

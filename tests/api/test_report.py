@@ -28,6 +28,7 @@ from asynckfold import (
     CVResults,
     InputError,
     InterruptedRunError,
+    JobsFailedWarning,
     StoreCorruptError,
     load_results,
     plots,
@@ -116,6 +117,14 @@ def test_a_fault_in_drawing_is_a_warning_and_a_line_in_the_log(
         (line,) = [event for event in store.events() if event.kind == "report"]
         assert line.text == "there is no report: no ink"
         assert line.at == pytest.approx(max(item.end for item in store.sessions()), abs=0.5)
+
+
+def test_a_warning_of_failed_jobs_points_at_the_line_of_the_call(root: Path) -> None:
+    words: dict[str, Any] = {"verbose": 0, "parallelize": False, "baseline": None, "report": False}
+    kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, **words)
+    with pytest.warns(JobsFailedWarning) as told:
+        kfold([Tiny, Broken], ["constant"], adam, {"epochs": 1})
+    assert [item.filename for item in told] == [__file__]
 
 
 def test_an_interrupted_call_leaves_a_partial_report(root: Path) -> None:

@@ -96,10 +96,14 @@ def write_page(name: str, folder: Path) -> Path:
     root = write_run(folder / name, RUNS[name])
     if name == "killed":
         with FakeClockStore.hold(root) as store:
+            assert isinstance(store, FakeClockStore)
+            store.clock = store.reader.sessions()[-1].end
+            store.begin(store.reader.plan, *store.reader.splits())
             store.set_software(RUNS[name].software)
             left = [job for job in store.reader.plan.jobs if job.id not in store.reader.results()]
             for core, job in enumerate(left[:2]):
                 store.start_attempt(job.id, (core,), 1, "cpu", 2.0)
+            store.clock += 3.0
     with RunStore.read(root) as store:
         page = folder / f"{name}.html"
         page.write_text(render(summarize(store)), "utf-8")

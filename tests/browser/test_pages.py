@@ -122,6 +122,20 @@ def test_paper_opens_what_a_screen_folds_up(opened: Open) -> None:
 
 
 @pytest.mark.nightly
+def test_paper_shows_the_colours_that_tell_candidates_apart(opened: Open) -> None:
+    with opened("sweep", width=PRINTED) as seen:
+        seen.page.emulate_media(media="print")
+        found = seen.page.evaluate(PRINTED_COLOURS)
+    assert len(found) > 12
+    assert {*found} == {"exact"}
+
+
+PRINTED_COLOURS = """() => [...document.querySelectorAll(".legend button, tr.best > *")]
+    .map((item) => getComputedStyle(item, item.tagName === "BUTTON" ? "::before" : null))
+    .map((style) => style.printColorAdjust)"""
+
+
+@pytest.mark.nightly
 def test_pages_are_small(page_of: Any) -> None:
     sizes = {name: page_of(name).stat().st_size for name in RUNS}
     allowed = {name: 400_000 if jobs_of(name) <= 50 else 3_000_000 for name in RUNS}

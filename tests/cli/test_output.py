@@ -24,7 +24,7 @@ from asynckfold.api.display import Display
 from asynckfold.cli.output import Output
 from asynckfold.store import RunStore
 from asynckfold.system import terminal
-from asynckfold.system.console import console
+from asynckfold.system.console import console, hung
 from asynckfold.system.plain_text import one_line, plain
 from tests.synthetic import Synthetic, write_run
 
@@ -98,6 +98,19 @@ def test_a_console_draws_no_control_character_of_a_text_a_cell_or_a_title() -> N
         table.add_row(text)
         table.add_row(Text(text))
         assert is_clean(drawn(text, Text(text), table)), text
+
+
+def test_what_continues_an_indented_line_is_indented_further() -> None:
+    place = console(stream=io.StringIO(), width=30)
+    lines = hung("  卷积神经网络/cosine: epoch 2 of 5, cores 0, 1 on a.example", place).plain.split(
+        "\n"
+    )
+    assert lines == [
+        "  卷积神经网络/cosine: epoch",
+        "    2 of 5, cores 0, 1 on",
+        "    a.example",
+    ]
+    assert hung("a line that is not indented stays as it is", place).plain.count("\n") == 0
 
 
 def test_a_console_takes_no_markup_from_text() -> None:

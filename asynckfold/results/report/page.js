@@ -97,7 +97,7 @@
     const state = document.createElement("span");
     state.setAttribute("role", "status");
     const made = button("Copy verdict", async () => {
-      const text = words.join("\n");
+      const text = words.join("\n").replaceAll("\u00a0", " ");
       try {
         await navigator.clipboard.writeText(text);
       } catch {
@@ -139,7 +139,9 @@
         };
         body.append(...[...body.rows].sort(compare));
       });
-      head.replaceChildren(sort);
+      // With the places where a long name may break.
+      sort.replaceChildren(...head.childNodes);
+      head.append(sort);
     });
   }
 

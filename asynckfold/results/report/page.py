@@ -42,6 +42,9 @@ BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "two_classes
 """Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
+# Spaces at which a line must not break.
+_TIED = re.compile(r"(?<=\d) (?=%|[MG]iB)|(?<=\bp) (?=[=<] )|(?<=[=±<]) (?=\d)|(?<=\bto) (?=-?\d)")
+
 # Beginnings of formulas in spreadsheets (OWASP, "CSV Injection").
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -97,6 +100,7 @@ def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({}))
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["together"] = _together
     return environment.get_template("page.html.jinja").render(
         run=summary,
         facts=summary.facts,
@@ -109,6 +113,15 @@ def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({}))
         numbers=numbers,
         left_out=left_out,
     )
+
+
+def _together(text: str) -> str:
+    """Keep a number on one line with its sign and unit.
+
+    >>> _together("0.94 ± 0.01 (p = 0.2; 95 % interval 1 to 2)").replace("\\u00a0", "~")
+    '0.94 ±~0.01 (p~=~0.2; 95~% interval 1 to~2)'
+    """
+    return text if isinstance(text, Markup) else _TIED.sub("\u00a0", text)
 
 
 # The numbers inside the page

@@ -52,9 +52,9 @@ def ranking(run: Summary) -> PageTable:
     # Without a best there is nothing to compare with.
     several, on_both = len(run.candidates) > 1 and run.best_row is not None, run.on_both
     columns = [*_numbers("rank"), ("candidate", "name"), *[("device", "")] * on_both]
-    columns += _numbers(run.metric, "95 % interval")
+    columns += _numbers(_broken(run.metric), "95 % interval")
     columns += _numbers("difference to the first", "its 95 % interval", "p") if several else []
-    columns += [*_numbers(*run.metrics[1:], "fit seconds"), ("folds", "short")]
+    columns += [*_numbers(*map(_broken, run.metrics[1:]), "fit seconds"), ("folds", "short")]
     rows = [
         (
             row.rank or "–",
@@ -65,7 +65,7 @@ def ranking(run: Summary) -> PageTable:
             *(_to_first(row) if several else ()),
             *(say.mean_std(row, name) for name in run.metrics[1:]),
             say.seconds(row.fit_seconds),
-            say.folds_note(row) + ("" if row.complete else f", {row.status}"),
+            f"{row.folds_done} of {row.folds}" + ("" if row.complete else f", {row.status}"),
         )
         for row in run.candidates
     ]
@@ -236,7 +236,8 @@ def use(run: Summary) -> PageTable:
         )
         for item in run.use
     ]
-    return PageTable("CPU use", [("phase", "name"), *_numbers(*titles, "share of this run")], rows)
+    columns = [("phase", "name"), *_numbers(*titles, "this run, share")]
+    return PageTable("CPU use", columns, rows)
 
 
 def forecast(run: Summary) -> PageTable:
@@ -327,20 +328,31 @@ def attempts(run: Summary) -> PageTable:
 
 def baseline(run: Summary) -> PageTable:
     """Compare each candidate with the serial loop."""
-    titles = ("serial, s", "packed, s", "speedup", "accuracy, serial", "accuracy, packed")
+    titles = ["serial, s", "packed, s", "speedup"]
+    accuracies = has_serial_accuracy(run)
+    titles += ["accuracy, serial", "accuracy, packed", "difference"] * accuracies
     disturbance = run.speedup.disturbance if run.speedup else ""
     rows = [
         (
             row.name,
             *say.times(row, disturbance),
-            say.number(row.serial_accuracy),
-            say.number(row.packed_accuracy),
-            say.signed(row.packed_accuracy - row.serial_accuracy),
+            *(_accuracies(row) if accuracies else ()),
         )
         for row in run.candidates
     ]
-    columns = [("candidate", "name"), *_numbers(*titles, "difference")]
-    return PageTable("Serial loop and packed run", columns, rows)
+    return PageTable(
+        "Serial loop and packed run", [("candidate", "name"), *_numbers(*titles)], rows
+    )
+
+
+def has_serial_accuracy(run: Summary) -> bool:
+    """Whether the serial loop has an accuracy to compare with: it was run, and on classes."""
+    return any(math.isfinite(row.serial_accuracy) for row in run.candidates)
+
+
+def _accuracies(row: CandidateRow) -> tuple[str, str, str]:
+    serial, packed = row.serial_accuracy, row.packed_accuracy
+    return say.number(serial), say.number(packed), say.signed(packed - serial)
 
 
 def baseline_folds(run: Summary) -> PageTable:

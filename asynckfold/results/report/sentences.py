@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -112,9 +113,12 @@ def gibibytes(count: int | None) -> str:
 
 
 def ran_on(bar: Bar) -> str:
-    """Return where an attempt ran: ``"cores 0, 1"``, ``"GPU 0, core 3"``."""
+    """Return where an attempt ran: ``"cores 0, 1"``, ``"GPU 0, core 3 of x"``."""
     cores = units.named_cores(bar.cores) if bar.cores else "any core"
-    cores += f" of {bar.node}" if bar.node else ""
+    cores += f" of {units.named_node(bar.node)}" if bar.node or bar.peers else ""
+    cores += "".join(
+        f" and {units.named_cores(there)} of {units.named_node(name)}" for name, there in bar.peers
+    )
     return cores if bar.device == "cpu" else f"GPU {bar.device.partition(':')[2]}, {cores}"
 
 
@@ -273,6 +277,24 @@ def shorten(name: str, limit: int) -> str:
         return name
     head = (limit - 1) // 2
     return f"{name[:head]}…{name[len(name) - (limit - 1 - head) :]}"
+
+
+def columns_of(text: str) -> int:
+    """Return the width of a text in letters; wide letters count twice.
+
+    >>> columns_of("cosine"), columns_of("漢字")
+    (6, 4)
+    """
+    return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in text)
+
+
+def forest_marks(summary: Summary) -> str:
+    """Say what marks the means and folds of candidates in a chart."""
+    if len(summary.fold_names) == 1:
+        return "Diamond: the score on the only fold."
+    has_interval = any(math.isfinite(row.ci_low) for row in summary.candidates)
+    bar = " bar: its 95 % interval;" if has_interval else ""
+    return f"Diamond: mean over the folds;{bar} dots: folds."
 
 
 def hardest(classes: Sequence[str], accuracy: Sequence[float]) -> tuple[str, float] | None:

@@ -20,6 +20,7 @@ from asynckfold.results.report.charts.scaling import ScalingLine, draw_scaling
 from asynckfold.results.report.charts.scores import draw_scores
 from asynckfold.results.report.charts.serial_loop import draw_loss, draw_speedup
 from asynckfold.results.report.charts.style import colours_of, name_candidates
+from asynckfold.results.report.charts.timeline import draw_gantt
 from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
@@ -209,6 +210,15 @@ def test_names_in_chinese_are_drawn_in_an_installed_font() -> None:
     # A missing glyph is a warning.
     assert as_svg(drawing)
     drawing.figure.savefig(io.BytesIO(), format="pdf")
+
+
+def test_a_legend_of_wide_letters_fits_the_figure(summarized: Summarize) -> None:
+    models = tuple("卷积神经网络与残差连接的大模型" + sign for sign in "甲乙丙丁")
+    drawing = draw_gantt(summarized(Synthetic(models=models, baseline=None, epochs=1)))
+    assert drawing is not None
+    drawing.figure.canvas.draw()
+    (legend,) = drawing.figure.legends
+    assert legend.get_window_extent().x1 <= drawing.figure.bbox.x1
 
 
 def test_unknown_glyphs_become_boxes(monkeypatch: pytest.MonkeyPatch) -> None:

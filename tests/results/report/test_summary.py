@@ -12,7 +12,7 @@ from asynckfold.results.report.sanitize import NAME_LIMIT
 from asynckfold.results.report.summary import USE_POINTS, summarize
 from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
-from tests.synthetic import Synthetic, write_run
+from tests.synthetic import FakeClockStore, Synthetic, write_run
 
 
 def test_summary_is_a_function_of_the_store(complete: Path) -> None:
@@ -224,3 +224,19 @@ def test_jobs_of_overlong_names_stay_apart(summarized: Summarize) -> None:
     summary = summarized(Synthetic(models=("x" * 3000,), baseline=None))
     assert len({bar.job for bar in summary.bars}) == 10
     assert len(summary.candidates[0].model) < NAME_LIMIT + 20
+
+
+def test_an_attempt_lost_with_its_session_ends_with_it_and_not_with_the_run(root: Path) -> None:
+    write_run(root, Synthetic(status=lambda job: "pending"))
+    job = "MLP/warm/fold-0"
+    with FakeClockStore.hold(root) as store:
+        assert isinstance(store, FakeClockStore)
+        for pause in (100.0, 50.0):
+            store.clock = pause + store.reader.sessions()[-1].end
+            store.begin(store.reader.plan, *store.reader.splits())
+            store.start_attempt(job, (1,), 1, "cpu", 1.0)
+            store.clock += 5.0
+            store.flush()
+    with RunStore.read(root) as reader:
+        bars = summarize(reader).bars
+    assert [(bar.end - bar.start, bar.outcome) for bar in bars] == [(5.0, "lost")] * 2

@@ -34,7 +34,8 @@ def draw_scores(summary: Summary, given: Axes | None = None) -> style.Drawing | 
     hidden = (
         f"; the first {style.SHOWN} of {len(rows)} candidates" if len(rows) > style.SHOWN else ""
     )
-    axes.set_title(f"dots: folds; bar: mean and its 95 % interval{hidden}", loc="left")
+    marks = sentences.forest_marks(summary).lower().rstrip(".")
+    axes.set_title(f"{marks}{hidden}", loc="left")
     alt = "; ".join(
         f"{row.name}: {sentences.mean_std(row, summary.metric)} ({sentences.folds_note(row)})"
         for row in shown[:10]

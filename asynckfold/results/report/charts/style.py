@@ -199,7 +199,7 @@ def add_legend(place: Figure | Axes, handles: Sequence[Line2D | Patch]) -> None:
     if isinstance(place, Axes):
         place.legend(handles=list(handles), loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
         return
-    longest = max((len(str(item.get_label())) for item in handles), default=1)
+    longest = max((sentences.columns_of(str(item.get_label())) for item in handles), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
     place.legend(handles=list(handles), loc="outside lower left", ncols=columns, fontsize=8)
 

@@ -16,7 +16,7 @@ from markupsafe import Markup, escape
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from asynckfold.results.report.charts import style
-from asynckfold.results.report.sentences import plural
+from asynckfold.results.report.sentences import columns_of, plural
 
 INK, FAINT = "var(--ink, currentColor)", "var(--faint, currentColor)"
 GRID, PAPER = "var(--line, #8884)", "var(--paper, transparent)"
@@ -134,18 +134,14 @@ def fitted(name: str, columns: int) -> str:
     >>> fitted("LeNet5/cosine", 9), fitted("漢字漢字漢字", 9), fitted("a\\u200dbcdee\\u0301x", 5)
     ('LeNe…sine', '漢字…漢字', 'a…x')
     """
-
-    def width(letters: Sequence[str]) -> int:
-        return sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in letters)
-
     letters = " ".join(name.split())
-    if width(letters) <= columns:
+    if columns_of(letters) <= columns:
         return letters
     half = (columns - 1) // 2
     head, tail = letters[:half], letters[-half:]
-    while width(head) > half:
+    while columns_of(head) > half:
         head = head[:-1]
-    while width(tail) > half:
+    while columns_of(tail) > half:
         tail = tail[1:]
     # Half of a joined sign, or an accent without its letter, would be another sign.
     while tail and (unicodedata.combining(tail[0]) or tail[0] in _JOINERS):

@@ -126,15 +126,16 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
     rows: dict[str, list[list[Bar]]] = {}
     for bar in bars:
         for piece in _pieces(bar):
-            for core in piece.cores:
-                cores.setdefault((bar.node, core), []).append(piece)
+            for node, held in ((bar.node, piece.cores), *bar.peers):
+                for core in held:
+                    cores.setdefault((node, core), []).append(piece)
         if not bar.cores:
             there = rows.setdefault(bar.node, [])
             free = next((row for row in there if row[-1].end <= bar.start), None)
             if free is None:
                 there.append(free := [])
             free.append(bar)
-    is_cluster = len({bar.node for bar in bars}) > 1
+    is_cluster = len({node for node, _ in cores} | {*rows}) > 1
     lanes = [(node, f"core {core}", cores[node, core]) for node, core in sorted(cores)]
     for node in sorted(rows):
         lanes += [(node, f"unpinned {at}", row) for at, row in enumerate(rows[node], 1)]
@@ -144,13 +145,19 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
 
 
 def _gpu_lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by GPU."""
-    names = sorted(
-        {bar.device for bar in bars if bar.device != "cpu"}, key=lambda it: (len(it), it)
-    )
+    """Group attempts by node and GPU; one on several GPUs is in the lane of each."""
+    lanes: dict[tuple[str, str], list[Bar]] = {}
+    for bar in bars:
+        if bar.device != "cpu":
+            for name in bar.device.partition(":")[2].split(","):
+                lanes.setdefault((bar.node, name), []).append(bar)
+    is_cluster = len({bar.node for bar in bars}) > 1
     return [
-        (f"GPU {name.partition(':')[2]}", [bar for bar in bars if bar.device == name])
-        for name in names
+        (
+            f"{named_node(node)}, GPU {number}" if is_cluster else f"GPU {number}",
+            lanes[node, number],
+        )
+        for node, number in sorted(lanes, key=lambda lane: (lane[0], len(lane[1]), lane[1]))
     ]
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, Result, cause
+from asynckfold.jobs.result import DONE, Peers, Result, cause
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import ERROR_LIMIT, TEXT_LIMIT, clean, shown
-from asynckfold.results.utilization import Packing, packing_of
+from asynckfold.results.utilization import Packing, end_of, packing_of
 from asynckfold.store import RunReader
 
 
@@ -34,6 +34,7 @@ class Bar:
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()  # cores held from a later moment on
     score: float = math.nan  # by the first metric; NaN without a result
     node: str = ""  # its name, in a cluster
+    peers: Peers = ()  # further nodes, and its cores there
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,9 @@ def shown_packing(store: RunReader) -> Packing | None:
 def bars(
     store: RunReader, results: Mapping[str, Result], jobs: Mapping[str, Job]
 ) -> tuple[Bar, ...]:
-    """Return a bar for each attempt; one without an end lasts until the latest known moment."""
+    """Return a bar for each attempt; one without an end lasts as long as its session."""
     attempts, metric = store.attempts(), store.plan.scoring[0]
-    moments = [moment for item in attempts for moment in (item.started, item.ended) if moment]
-    latest = max(moments, default=0.0)
+    sessions = {item.session: item.end for item in store.sessions()}
     open_outcome = "lost" if store.holder() is None else "running"
     found = []
     for item in attempts:
@@ -98,7 +98,7 @@ def bars(
                 cores=item.cores,
                 device=clean(item.device),
                 start=item.started,
-                end=latest if item.ended is None else item.ended,
+                end=end_of(item, sessions),
                 outcome=item.outcome or open_outcome,
                 error=clean(item.error, ERROR_LIMIT),
                 expected=item.expected,
@@ -108,6 +108,7 @@ def bars(
                 changes=item.changes,
                 score=result.scores.get(metric, math.nan) if result and is_last else math.nan,
                 node=clean(item.node),
+                peers=tuple((clean(node), cores) for node, cores in item.peers),
             )
         )
     return tuple(found)
