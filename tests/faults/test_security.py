@@ -81,7 +81,7 @@ ALLOWED = {
     ): "the name of their folder; none is made",
     ("store/aside.py", "renaming"): "the whole folder of a run, of which no half can be left",
     ("training/worker/main.py", "file opened to write"): "/dev/null, where no job has a log",
-    ("api/kfold.py", "network"): "binds the arguments of a function",
+    ("api/signature.py", "network"): "binds the arguments of a function",
     ("training/fusion/lowering.py", "network"): "binds the arguments of a function",
     ("system/file_descriptors.py", "file opened to write"): "a memory file without a name",
     (
