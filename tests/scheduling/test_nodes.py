@@ -648,3 +648,81 @@ def test_a_request_of_more_nodes_than_there_are_waits(nodes: int) -> None:
 def test_a_request_of_several_busy_nodes_starts_if_nothing_runs() -> None:
     (found,) = place([wide("a")], [], cluster([Load((0, 1), (), 1), Load((2,), (), 1)]))
     assert [(part.node, part.cores) for part in found.parts] == [("x", (0,)), ("y", (2,))]
+
+
+@given(
+    situations(),
+    st.integers(2, 3),
+    st.sets(st.tuples(st.sampled_from([*NAMES, "late"]), st.integers(0, 1))),
+)
+@settings(max_examples=examples(300))
+def test_no_gpu_of_a_request_of_several_nodes_is_held_twice(
+    situation: Situation, count: int, busy: set[tuple[str, int]]
+) -> None:
+    queue, running, load = situation
+
+    def seen(node: Load) -> Load:
+        gpus = (replace(gpu, busy=(node.node, gpu.index) in busy) for gpu in node.gpus)
+        return replace(node, gpus=tuple(gpus))
+
+    load = replace(seen(load), peers=tuple(map(seen, load.peers)))
+    pending = [
+        replace(item, nodes=count, gpu=True, jobs_per_gpu=1) if at % 2 else item
+        for at, item in enumerate(queue)
+    ]
+    wanted = {item.job_id: item for item in pending}
+    on_gpu: dict[tuple[str, int], list[Placement]] = {}
+    placed = place(pending, running, load)
+    for placement in [*running, *placed]:
+        for part in placement.parts:
+            for index, _ in part.gpus:
+                on_gpu.setdefault((part.node, index), []).append(part)
+    for held in on_gpu.values():
+        assert len(held) <= min(part.jobs_per_gpu for part in held)
+    gpus = {(node.node, gpu.index): gpu for node in load.nodes for gpu in node.gpus}
+    for placement in placed:
+        request = wanted[placement.jobs[0]]
+        # All of its parts, each with all of its GPUs.
+        assert len({part.node for part in placement.parts}) == request.nodes
+        for part in placement.parts:
+            assert len({*part.gpus}) == request.gpu * request.gpus
+            found = [gpus[part.node, index] for index, _ in part.gpus]
+            if len([*running, *placed]) > 1:  # otherwise one starts also where it does not fit
+                assert not any(gpu.busy for gpu in found)
+                assert all(request.gpu_memory <= gpu.free + gpu.own for gpu in found)
+    held = Reservations([*running, *placed])
+    for placement in [*held]:
+        held.remove(placement)
+    free = replace(load, idle=load.cores)
+    capacities = {item.node: item for item in held.capacities(free)}
+    for node in (replace(free, peers=()), *free.peers):
+        if node.node in capacities:
+            assert capacities[node.node].gpus == [gpu for gpu in node.gpus if not gpu.busy]
+
+
+def test_a_request_of_several_nodes_takes_the_least_crowded_gpus_of_each() -> None:
+    def with_gpus(*gpus: Gpu) -> Load:
+        named = (replace(gpu, uuid=f"GPU-{at}") for at, gpu in enumerate(gpus))
+        return Load((0, 1), (0, 1), 1, tuple(named))
+
+    free, used, busy = Gpu(0, 9, 9), Gpu(1, 9, 9, 0.5), Gpu(0, 9, 9, busy=True)
+    load = cluster([with_gpus(), with_gpus(free, used), with_gpus(used, replace(free, index=2))])
+    (found,) = place([replace(wide("a"), gpu=True)], [], load)
+    assert [(part.node, part.gpus) for part in found.parts] == [
+        ("y", ((0, "GPU-0"),)),
+        ("z", ((2, "GPU-1"),)),
+    ]
+    (both,) = place([replace(wide("b", threads=2), gpu=True, gpus=2)], [], load)
+    assert [part.gpus for part in both.parts] == [
+        ((0, "GPU-0"), (1, "GPU-1")),
+        ((1, "GPU-0"), (2, "GPU-1")),
+    ]
+    # One GPU of each node is held, or one node's GPUs are busy.
+    assert place([replace(wide("b"), gpu=True, gpus=2)], [found], load) == []
+    waits = obstacle(replace(wide("b"), gpu=True, gpus=2), Reservations([found]), load)
+    assert waits.text == "2 nodes with 1 free core and 2 free GPUs each: 0 of 3 now"
+    others = cluster([with_gpus(free), with_gpus(busy)])
+    beside = [Placement(("old",), (0,), node="x")]
+    assert place([replace(wide("c"), gpu=True)], beside, others) == []
+    waits = obstacle(replace(wide("c"), gpu=True), Reservations(beside), others)
+    assert waits.text == "2 nodes with 1 free core and 1 free GPU each: 1 of 2 now"
