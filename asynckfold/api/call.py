@@ -108,12 +108,6 @@ def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Pro
             f"processes_per_node={params.processes_per_node}, engine={settings.engine!r}",
             "Pass engine='ray', or leave processes_per_node out.",
         )
-    if params.processes_per_node is not None and settings.names_gpus_only:
-        yield Problem(
-            "processes_per_node is for processes on cores",
-            f"processes_per_node={params.processes_per_node}, devices={settings.devices!r}",
-            "Leave processes_per_node out: a job on GPUs runs on one node.",
-        )
     if count == 1:
         return
     cores = settings.cores()[0]

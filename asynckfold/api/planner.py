@@ -25,10 +25,9 @@ from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import Digest
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
-from asynckfold.jobs.placement import NodeSize
+from asynckfold.jobs.placement import NOTHING, Gpu, NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import sending_problems
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning import (
     cost_cache,
     device_choice,
@@ -39,10 +38,12 @@ from asynckfold.planning import (
 from asynckfold.planning.feasibility import (
     collectives_backend,
     node_problems,
+    part_of,
     part_problems,
     precision_problems,
     process_problems,
     room_problems,
+    span_problems,
 )
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping
@@ -146,7 +147,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     settings, data, folds = session.settings, opened.data, opened.folds
     inbox: Inbox = queue.SimpleQueue()
     bundle = _drafted(session, data, opened)
-    software = software_of(session, bundle.plan) | _of_nodes(opened.cluster)
+    software = software_of(session, bundle.plan, bundle.backend) | _of_nodes(opened.cluster)
     make = Engines(
         settings.engine,
         opened.pool,
@@ -160,6 +161,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
         settings.max_wait,
         opened.cluster,
         session.call.params.nodes,
+        part_of(session.call.params) if session.call.params.nodes > 1 else NOTHING,
     )
     if settings.engine != "serial" and not data.held:
         refuse(sending_problems({"dataset": bundle.data}))
@@ -174,7 +176,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
             ),
             *backend_problems(bundle.backend),
             *node_problems(bundle.plan, {name: s.cores for name, s in make.found_nodes.items()}),
-            *_span_problems(bundle.plan.params, opened.cluster),
+            *span_problems(bundle.plan.params, make.found_nodes),
             *part_problems(bundle.plan, folds),
             *precision_problems(bundle.plan),
         ]
@@ -249,7 +251,7 @@ def make_plan(session: Session, checked: Checked) -> Planned:
     refuse(room_problems(expected, machine.max_memory, groups.widths))
     checked = replace(checked, bundle=bundle)
     if stored is None and work.plan.device != draft.device:
-        software = software_of(session, work.plan) | _of_nodes(make.cluster)
+        software = software_of(session, work.plan, bundle.backend) | _of_nodes(make.cluster)
         checked = replace(checked, software=software)
     return Planned(checked, work, threads, groups, stored)
 
@@ -305,7 +307,7 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         highest=data.labels.highest,
         may_be_numbered=data.labels.may_be_numbered,
         code=opened.digest.parts if opened.digest.modules else {},
-        backend=collectives_backend(draft.params, session.machine.gpus().gpus),
+        backend=collectives_backend(draft.params, _gpus(session, opened.cluster)),
     )
 
 
@@ -313,19 +315,11 @@ def _without_gpus(nodes: Sequence[NodeSize]) -> tuple[NodeSize, ...]:
     return tuple(replace(node, gpus=0) for node in nodes)
 
 
-def _span_problems(params: TrainerParams, cluster: RayCluster | None) -> Iterator[Problem]:
-    """Yield why a job cannot be spread over the nodes that are there."""
-    here = params.processes // params.nodes
-    found = [] if cluster is None else [*cluster.nodes.values()]
-    large = sum(node.cpus >= here and not node.is_lost for node in found)
-    if params.nodes > max(1, large):
-        yield Problem(
-            "a job with processes_per_node needs processes / processes_per_node nodes with a core "
-            "for each process",
-            f"processes={params.processes}, processes_per_node={here}, and {large} of {len(found)} "
-            f"nodes with {here} {'core' if here == 1 else 'cores'}",
-            "Pass fewer processes, another number per node, or start more nodes.",
-        )
+def _gpus(session: Session, cluster: RayCluster | None) -> Sequence[Gpu]:
+    """Return the GPUs of this machine, or of all nodes where a job is on several of them."""
+    if cluster is None or session.call.params.nodes == 1:
+        return session.machine.gpus().gpus
+    return [gpu for node in [*cluster.nodes.values()] for gpu in node.load.gpus]
 
 
 def _of_nodes(cluster: RayCluster | None) -> dict[str, str]:

@@ -75,11 +75,11 @@ class PlacementProgress:
             self.placement.cores,
             f" of {self.placement.node}" if self.placement.node else "",
         )
+        if peers := [part.node for part in self.placement.peers]:
+            on += f" and on {named_nodes(peers)}"
         if self.placement.gpu is not None:
             return f"GPU {','.join(str(index) for index, _ in self.placement.gpus)}{on}"
-        peers = [node for node, _ in self.placement.peers]
-        more = f" and on {named_nodes(peers)}" if peers else ""
-        return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}{on}{more}"
+        return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}{on}"
 
 
 class SweepProgress:

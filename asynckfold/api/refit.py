@@ -65,12 +65,16 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
         time_budget_s=seconds,
         refit=False,
         report=False,
-        devices=_devices(settings.devices, candidate.device),
+        devices=_devices(settings, candidate.device),
     )
 
 
-def _devices(given: Any, kind: str) -> Any:
+def _devices(settings: Settings, kind: str) -> Any:
     """Return the part of the `devices` that are of the candidate's kind."""
+    given = settings.devices
     if kind == "cpu":
         return "cpu"
+    if settings.engine == "ray" and not settings.machine().gpus().gpus:
+        # Its GPUs are on other nodes, where its processes get them again.
+        return given
     return "cuda" if isinstance(given, str) else [item for item in given if item != "cpu"]

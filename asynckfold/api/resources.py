@@ -123,7 +123,8 @@ class Sharing:
 
     def kinds(self, machine: Machine, params: TrainerParams) -> tuple[str, ...]:
         """Return the kinds of device that the jobs may run on."""
-        if not machine.gpus().gpus:
+        on_nodes = params.nodes > 1 and params.on_gpu and self.devices != "cpu"
+        if not (machine.gpus().gpus or on_nodes):
             return ("cpu",)
         if params.on_gpu or params.precision == "fp16" or self.names_gpus_only:
             return ("cuda",)

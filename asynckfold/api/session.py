@@ -16,7 +16,6 @@ from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE
-from asynckfold.planning.feasibility import collectives_backend
 from asynckfold.planning.workload import Choice
 from asynckfold.results.decision import decided_of
 from asynckfold.store import RunStore
@@ -103,7 +102,7 @@ def look_into(call: Call) -> Iterator[Session]:
             yield session
 
 
-def software_of(session: Session, draft: Plan) -> dict[str, str]:
+def software_of(session: Session, draft: Plan, backend: str) -> dict[str, str]:
     """Return the software that trains; refuse other software than the run was begun with."""
     if session.store is None:
         return {}
@@ -115,7 +114,7 @@ def software_of(session: Session, draft: Plan) -> dict[str, str]:
     found = software(
         draft.threads_per_job,
         reading.names,
-        backend=collectives_backend(plan.params, reading.gpus),
+        backend=backend,
         in_workers=settings.engine != "serial",
     )
     if settings.threads is None:

@@ -204,7 +204,7 @@ class RayCluster:
         from ray.util import placement_group
 
         group = placement_group(
-            [{"CPU": work.cpus, "memory": work.wanted["memory"] or 1} for work in works],
+            [work.bundle for work in works],
             strategy="STRICT_SPREAD",
             bundle_label_selector=[{"ray.io/node-id": work.node.identity} for work in works],
         )

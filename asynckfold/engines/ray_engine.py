@@ -21,8 +21,9 @@ from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.ray_node import settle
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import CheckpointWritten, Meeting, Noted, Task
-from asynckfold.jobs.placement import Load, NodeSize, Placement, Span
+from asynckfold.jobs.placement import NOTHING, Load, NodeSize, Placement, Span
 from asynckfold.jobs.reproducibility import VARIABLES
+from asynckfold.scheduling.reservations import within
 from asynckfold.store.layout import FINAL
 from asynckfold.system.files import make_folders, read_plain, write_whole
 from asynckfold.system.machine import Machine
@@ -136,6 +137,12 @@ class PlacedWork:
         }
 
     @property
+    def bundle(self) -> dict[str, float]:
+        """The same as a part of Ray's placement group."""
+        names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+        return {name: self.wanted[key] for name, key in names.items() if self.wanted[key]}
+
+    @property
     def first(self) -> PlacedWork:
         """The part with rank 0, whose future is that of the placement."""
         return self.group[0] if self.group else self
@@ -198,6 +205,7 @@ class RayEngine:
         threads: int = 1,
         signals: Interruption | None = None,
         most: int | None = None,
+        part: NodeSize = NOTHING,
     ) -> None:
         self._cluster, self._root, self.say = cluster, bundle.root, tell
         self._signals = signals or Interruption()
@@ -205,7 +213,7 @@ class RayEngine:
         self._losses: dict[str, int] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._most = most
+        self._most, self._part = most, part
         cluster.begin(self, threads, bundle, data)
 
     def load(self, running: Sequence[Placement]) -> Load:
@@ -217,9 +225,10 @@ class RayEngine:
             return Load((0,), (0,), 1 << 62)
         left, found = self._most, []
         for node in self._cluster.nodes.values():
-            load = self._of(node, running, left)
-            left = None if left is None else left - len(load.cores)
-            found.append(load)
+            # A number of jobs is for the nodes that can have them.
+            here = left if left is None or node.size.holds(self._part) else 0
+            found.append(self._of(node, running, here))
+            left = None if left is None else left - len(found[-1].cores)
         return replace(found[0], peers=tuple(found[1:]))
 
     def _of(self, node: NodeHandle, running: Sequence[Placement], left: int | None) -> Load:
@@ -489,11 +498,3 @@ def _bind(works: Sequence[PlacedWork], ended: Callable[[PlacedWork], None]) -> N
     for work in works:
         work.group = tuple(works)
         work.future.add_done_callback(lambda _, work=work: ended(work))  # type: ignore[misc]
-
-
-def within(load: Load, held: Sequence[Placement], most: int) -> Load:
-    """Return a load with at most so many cores: those of running placements, then idle ones."""
-    own = [core for placement in held for core in placement.cores if core in load.cores]
-    kept = list(dict.fromkeys([*own, *load.idle, *load.cores]))[:most]
-    idle = tuple(core for core in load.idle if core in kept)
-    return replace(load, cores=tuple(sorted(kept)), idle=idle)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from asynckfold.jobs.messages import Task
-from asynckfold.jobs.result import Peers
 from asynckfold.jobs.trainer_params import SEVERAL
 
 GPU_CONTEXT_BYTES = 1 << 29
@@ -56,6 +55,14 @@ class NodeSize:
     cores: int
     gpus: int = 0
 
+    def holds(self, part: NodeSize) -> bool:
+        """Whether a part of a job fits where nobody else is."""
+        return part.cores <= self.cores and part.gpus <= self.gpus
+
+
+NOTHING = NodeSize(0)
+"""What each node holds."""
+
 
 @dataclass(frozen=True)
 class Request:
@@ -66,14 +73,14 @@ class Request:
     threads: int = 1  # and cores
     memory: int = 0  # expected bytes
     gpu: bool = False
-    gpus: int = 1  # of a GPU job: all of them at once
+    gpus: int = 1  # of a GPU job on each node: all of them at once
     alone: bool = False  # nothing else may run meanwhile: it ran out of memory beside others
     gpu_memory: int = 0  # expected bytes on each
     # limit on its GPU, itself included; several were measured slower than one
     jobs_per_gpu: int = 1
     jobs: tuple[str, ...] = ()  # of a group; empty: just `job_id`
     trainer: str = "plain"
-    nodes: int = 1  # at once, each with these threads and this memory
+    nodes: int = 1  # at once, each with these threads, this memory and these GPUs
 
     @property
     def width(self) -> int:
@@ -106,27 +113,24 @@ class Placement:
     gpu_memory: int = 0  # bytes reserved on each GPU
     jobs_per_gpu: int = 1  # limit on the GPU, this one included
     gpu_uuid: str = ""  # which GPU; empty: the one of that index
-    peer_gpus: tuple[tuple[int, str], ...] = ()  # index and UUID, of the ranks above 0
+    peer_gpus: tuple[tuple[int, str], ...] = ()  # index and UUID, of the ranks above 0 there
     node: str = ""  # where it runs, by name, or rank 0 of it; empty: this machine
-    peers: Peers = ()  # further nodes, and the cores there
+    peers: tuple[Placement, ...] = ()  # what it holds on further nodes, each without peers
     span: Span | None = None  # of a part of a placement on several nodes
 
     @property
     def parts(self) -> tuple[Placement, ...]:
         """What it holds on each of its nodes, rank 0's first.
 
-        >>> made = Placement(("a",), (3,), node="x", peers=(("y", (0,)),))
+        >>> made = Placement(("a",), (3,), node="x", peers=(Placement(("a",), (0,), node="y"),))
         >>> [(part.node, part.cores) for part in made.parts]
         [('x', (3,)), ('y', (0,))]
         """
-        if not self.peers:
-            return (self,)
-        held = ((self.node, self.cores), *self.peers)
-        return tuple(replace(self, node=node, cores=cores, peers=()) for node, cores in held)
+        return (replace(self, peers=()), *self.peers) if self.peers else (self,)
 
     @property
     def gpus(self) -> tuple[tuple[int, str], ...]:
-        """Index and UUID of each GPU, in the order of the ranks."""
+        """Index and UUID of each GPU on its first node, in the order of the ranks."""
         return () if self.gpu is None else ((self.gpu, self.gpu_uuid), *self.peer_gpus)
 
     @property

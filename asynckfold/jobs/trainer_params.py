@@ -61,8 +61,8 @@ class JobTrainer:
         averaging trains on the GPU by the last two of eight processes.
     processes_per_node : int or None
         Spread the processes of a job over nodes of a Ray cluster, this number on each. Only for
-        "allreduce" on cores, with ``engine="ray"``; the bits are those of one node. None keeps a
-        job on one node.
+        "allreduce", with ``engine="ray"``; the bits are those of one node. With
+        ``processes={"gpu": 4}`` each process has a GPU of its node. None keeps a job on one node.
     shared_state : bool
         Share the optimizer's state (momentum, moments) among the processes of a job, too.
     precision : {"fp32", "tf32", "bf16", "fp16"}
@@ -294,17 +294,13 @@ staleness_aware, steps_per_round, target_loss, trainer.
         here = self.processes_per_node
         if here is None or self.trainer != "allreduce" or _process_problem(self.processes):
             return
-        if self.gpu_processes is not None:
-            yield Problem(
-                "processes_per_node is for processes on cores",
-                f"processes_per_node={here!r}, {self.by_kind}",
-                "Leave processes_per_node out: a job on GPUs runs on one node.",
-            )
-        elif isinstance(here, int) and here > 0 and self.processes % here:
+        if isinstance(here, int) and here > 0 and self.processes % here:
+            count = -(-self.processes // here) * here
             yield Problem(
                 "processes must be a multiple of processes_per_node",
-                f"processes={self.processes}, processes_per_node={here}",
-                f"Pass processes={-(-self.processes // here) * here}, or another number per node.",
+                f"{self.by_kind or f'processes={self.processes}'}, processes_per_node={here}",
+                f"Pass processes={count if self.gpu_processes is None else {'gpu': count}}, or "
+                "another number per node.",
             )
 
     def _misplaced(self) -> Iterator[Problem]:
@@ -359,8 +355,8 @@ staleness_aware, steps_per_round, target_loss, trainer.
 
     @property
     def gpus(self) -> int:
-        """How many GPUs a job on GPUs holds at once."""
-        return self.processes if self.trainer == "allreduce" and self.on_gpu else 1
+        """How many GPUs a job on GPUs holds at once, on each of its nodes."""
+        return self.processes // self.nodes if self.trainer == "allreduce" and self.on_gpu else 1
 
     @property
     def nodes(self) -> int:

@@ -92,4 +92,4 @@ class Cluster:
 
 def joined(parts: Sequence[Placement]) -> Placement:
     """Return one placement on the nodes of these, rank 0 on the first."""
-    return replace(parts[0], peers=tuple((part.node, part.cores) for part in parts[1:]))
+    return replace(parts[0], peers=tuple(parts[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import filterfalse, islice
 from typing import NamedTuple
 
@@ -275,6 +275,14 @@ def may_hold(gpu: Gpu, request: Request) -> bool:
     [False, True]
     """
     return usable(gpu) >= min(request.gpu_memory, EMPTY_SHARE * gpu.total)
+
+
+def within(load: Load, held: Sequence[Placement], most: int) -> Load:
+    """Return a load with at most so many cores: those of running placements, then idle ones."""
+    own = [core for placement in held for core in placement.cores if core in load.cores]
+    kept = list(dict.fromkeys([*own, *load.idle, *load.cores]))[:most]
+    idle = tuple(core for core in load.idle if core in kept)
+    return replace(load, cores=tuple(sorted(kept)), idle=idle)
 
 
 def placed(

@@ -394,10 +394,11 @@ class _Run:
         self.spans.append(span)
         self._reservations.add(placement)
         self._at(end, partial(self._end, number, placement))
-        held = self._sizes[node].cores if placement.alone else len(placement.cores)
+        parts = placement.parts
+        held = sum(self._sizes[i.node].cores if i.alone else len(i.cores) for i in parts)
         self._core_seconds.append(planned.seconds * held)
         if placement.gpu is not None:
-            seconds = planned.seconds * len(placement.gpus)
+            seconds = planned.seconds * sum(len(item.gpus) for item in parts)
             self._gpu_seconds.append(seconds / placement.jobs_per_gpu)
         self._job_seconds[job] += planned.seconds
 

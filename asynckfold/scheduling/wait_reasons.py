@@ -78,6 +78,8 @@ def _few_nodes(request: Request, running: Reservations, load: Load) -> Obstacle:
     free = sum(node.fits(on_one) for node in running.capacities(load))
     threads = request.threads
     room = f"{threads} free {'core' if threads == 1 else 'cores'}"
+    if request.gpu:
+        room += f" and {request.gpus} free {'GPU' if request.gpus == 1 else 'GPUs'}"
     return Obstacle(
         "nodes", f"{request.nodes} nodes with {room} each: {free} of {len(load.nodes)} now"
     )

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,11 +27,13 @@ from asynckfold import (
     RunStore,
     fit,
 )
+from asynckfold.api.refit import on_all_samples
 from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError, RefitFailedError
 from asynckfold.training.checkpoint import weights_digest
+from tests import fake_gpu
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 
@@ -186,6 +189,20 @@ class Uneven(Tiny):
         if self.training and (inputs == torch.from_numpy(X[0])).all(dim=1).any():
             raise RuntimeError("that sample")
         return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpu_here", "expected"),
+    [("ray", False, "auto"), ("ray", True, "cuda"), ("process", True, "cuda")],
+)
+def test_what_was_trained_on_gpus_of_other_nodes_gets_them_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch, engine: str, gpu_here: bool, expected: str
+) -> None:
+    if gpu_here:
+        fake_gpu.install(monkeypatch)
+    best: Any = SimpleNamespace(name="m/s", model="m", lr_schedule="s", device="cuda")
+    made = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, engine=engine)
+    assert on_all_samples(made.settings, best, None).devices == expected
 
 
 def test_where_none_is_best_none_is_refitted(root: Path) -> None:

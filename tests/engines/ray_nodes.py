@@ -1,9 +1,9 @@
 """A Ray cluster of several nodes on this machine, as a process of its own that obeys its stdin.
 
-``ray_nodes.py FOLDER`` prints the address. ``add NAME`` adds a node of one core, ``kill NAME``
-kills one, ``kill head`` kills the head, ``restart head`` starts another cluster; each is answered
-by the address. The end of stdin ends all. The nodes use the cores of this machine in turn: each
-sees one of them.
+``ray_nodes.py FOLDER`` prints the address. ``add NAME [UUID …]`` adds a node of one core with GPUs
+that do not exist (`stand_in.pynvml`), ``kill NAME`` kills one, ``kill head`` kills the head,
+``restart head`` starts another cluster; each is answered by the address. The end of stdin ends all.
+The nodes use the cores of this machine in turn: each sees one of them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Any
 
 from asynckfold.engines import keeper
 from asynckfold.system import process
+
+STAND_IN = Path(__file__).with_name("stand_in").absolute()
+"""The folder with what precedes nvidia-ml-py."""
 
 
 def main(folder: str) -> None:
@@ -33,11 +36,14 @@ def main(folder: str) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes, address = {"head": cluster.head_node}, cluster.address
     print(address, flush=True)
+    paths = os.environ.get("PYTHONPATH", "")
     for line in sys.stdin:
-        word, name = line.split()
+        word, name, *gpus = line.split()
         if word == "add":
             os.sched_setaffinity(0, {next(cores)})
-            nodes[name] = cluster.add_node(num_cpus=1, node_name=name)
+            os.environ["STAND_IN_GPUS"] = " ".join(gpus)
+            os.environ["PYTHONPATH"] = f"{STAND_IN}{os.pathsep}{paths}" if gpus else paths
+            nodes[name] = cluster.add_node(num_cpus=1, num_gpus=len(gpus), node_name=name)
         elif word == "restart":
             cluster.shutdown()
             cluster = Cluster(initialize_head=True, head_node_args=head)

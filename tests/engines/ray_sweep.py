@@ -1,7 +1,8 @@
 """A digits sweep as a process of its own: ``ray_sweep.py KIND ENGINE ROOT [ADDRESS]``.
 
 KIND is plain, fused, decided (all that is open is decided by the plan), or the name of a trainer of
-two processes, PER_NODE of them on a node.
+two processes, PER_NODE of them on a node. With TAKEN, each of them has a stand-in GPU, and writes
+its UUID into that file.
 """
 
 from __future__ import annotations
@@ -18,9 +19,20 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from asynckfold import AsyncKFold
+from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 
 WIDTH = int(os.environ.get("WIDTH", "32"))
 """Of this process: it travels with the model."""
+
+TAKEN = os.environ.get("TAKEN", "")
+"""The same."""
+
+
+def take(gpu: HiddenGpu) -> torch.device:
+    """Compute on a core instead, and note which GPU was meant."""
+    with Path(TAKEN).open("a") as file:
+        file.write(f"{gpu.environment['CUDA_VISIBLE_DEVICES']}\n")
+    return torch.device("cpu")
 
 
 class Net(nn.Sequential):
@@ -29,6 +41,8 @@ class Net(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(64, WIDTH), nn.ReLU(), nn.Dropout(0.1), nn.Linear(WIDTH, 10))
         self.steps = 0
+        if TAKEN:
+            HiddenGpu.take = take  # type: ignore[method-assign]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.steps += 1
@@ -62,7 +76,7 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
     if kind == "decided":
         given = {"fuse": True}
     elif kind not in ("plain", "fused"):
-        given = {"trainer": kind, "processes": 2}
+        given = {"trainer": kind, "processes": {"gpu": 2} if TAKEN else 2}
         if "PER_NODE" in os.environ:
             given["processes_per_node"] = int(os.environ["PER_NODE"])
     if address:

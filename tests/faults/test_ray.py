@@ -51,10 +51,10 @@ class Nodes:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def __call__(self, word: str, name: str) -> None:
-        """Add or kill a node, or start all again."""
+    def __call__(self, word: str, *names: str) -> None:
+        """Add a node, with GPUs or without, or kill it, or start all again."""
         assert self.process.stdin is not None
-        print(word, name, file=self.process.stdin, flush=True)
+        print(word, *names, file=self.process.stdin, flush=True)
         self.address = self._line()
         assert self.address
 

@@ -1,10 +1,14 @@
-"""All-reduce jobs of two processes on two nodes at once, each of which has one core."""
+"""All-reduce jobs of two processes on two nodes at once, each of which has one core.
+
+Where a node has a GPU, too, that is a stand-in (`tests.engines.stand_in`), and gloo is for NCCL.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import psutil
 import pytest
 
 from asynckfold.store import RunStore
+from tests.engines.ray_nodes import STAND_IN
 from tests.engines.ray_start import ended, first_checkpoint, needs_ray, sweep
 from tests.faults.test_ray import Nodes, nodes
 from tests.leftovers import descendants, gone, until
@@ -130,3 +135,56 @@ def test_an_ended_sweep_leaves_nothing_and_is_continued(
     assert time.monotonic() - begun < 60
     assert gone(servers | workers, 60)
     assert ended(sweep("allreduce", "ray", root, nodes.address, **SPREAD)) == expected
+
+
+# A GPU for each process
+
+
+def on_one_node(root: Path, taken: Path, **more: str) -> str:
+    """Return what a sweep on two GPUs of this machine prints."""
+    paths = os.pathsep.join([str(STAND_IN), *(str(Path(path).absolute()) for path in sys.path)])
+    gpus = {"STAND_IN_GPUS": "MIG-a MIG-b", "PYTHONPATH": paths, "TAKEN": str(taken)}
+    return ended(sweep("allreduce", "process", root, **gpus, **more))
+
+
+def test_gpus_of_two_nodes_give_the_numbers_of_one_and_too_few_are_refused(
+    root: Path, tmp_path: Path, nodes: Nodes
+) -> None:
+    expected = on_one_node(tmp_path / "process", tmp_path / "here", EPOCHS="1")
+    assert {*(tmp_path / "here").read_text().split()} == {"MIG-a", "MIG-b"}
+    taken = tmp_path / "taken"
+    # The node of this process, the first one, has none.
+    nodes("add", "one", "MIG-one")
+    given = {"PER_NODE": "1", "N_JOBS": "1", "EPOCHS": "1", "TAKEN": str(taken)}
+    refused = sweep("allreduce", "ray", tmp_path / "refused", nodes.address, **given)
+    out, _ = refused.communicate(timeout=200)
+    assert refused.returncode != 0
+    told = "received processes={'gpu': 2}, processes_per_node=1, and 1 of 2 nodes with 1 core and 1"
+    assert f"{told} GPU. Pass fewer processes" in " ".join(out.split())
+    nodes("add", "two", "MIG-two")
+    assert ended(sweep("allreduce", "ray", root, nodes.address, **given)) == expected
+    assert sorted(taken.read_text().split()) == ["MIG-one"] * 6 + ["MIG-two"] * 6
+    assert {*partners(root)} <= {f"its further processes are on {name}" for name in ("one", "two")}
+    with RunStore.read(root) as store:
+        assert next(iter(store.software()))["collectives"] == "gloo"
+        assert {item.device for item in store.results().values()} == {"cuda:0"}
+        assert store.plan.params.by_kind == "processes={'gpu': 2}"
+
+
+def test_a_node_with_a_gpu_of_a_job_is_killed_and_another_takes_its_place(
+    root: Path, tmp_path: Path, nodes: Nodes
+) -> None:
+    expected = on_one_node(tmp_path / "process", tmp_path / "here")
+    for name in ("one", "two"):
+        nodes("add", name, f"MIG-{name}")
+    taken = tmp_path / "taken"
+    process = sweep("allreduce", "ray", root, nodes.address, **SPREAD, TAKEN=str(taken))
+    first_checkpoint(root)
+    nodes("kill", "two")
+    until(lambda: "interrupted" in outcomes(root), 60)
+    told_of = "nothing can start: 2 nodes with 1 free core and 1 free GPU each"
+    until(lambda: told_of in told(root), 60)
+    nodes("add", "late", "MIG-late")
+    assert ended(process) == expected
+    assert {*outcomes(root)} == {"ok", "interrupted"}
+    assert {*taken.read_text().split()} == {"MIG-one", "MIG-two", "MIG-late"}

@@ -255,9 +255,14 @@ def test_without_a_gpu_all_that_is_wrong_is_told_at_once(root: Path) -> None:
             "processes_per_node must be a whole number of at least 1",
         ),
         (
+            {"trainer": "allreduce", "processes": {"gpu": 3}, "processes_per_node": 2},
+            {},
+            r"multiple of processes_per_node.*processes=\{'gpu': 3\}.*Pass processes=\{'gpu': 4\}",
+        ),
+        (
             {"trainer": "allreduce", "processes": {"gpu": 2}, "processes_per_node": 1},
             {},
-            r"processes_per_node is for processes on cores.*Leave processes_per_node out",
+            r"over the nodes of engine='ray'.*engine='process'.*Pass engine='ray'",
         ),
         (
             {"trainer": "allreduce", "processes": 2, "processes_per_node": 1},

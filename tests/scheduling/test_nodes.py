@@ -621,7 +621,8 @@ def test_a_request_of_several_nodes_gets_all_of_them_or_none(
         if held:  # otherwise one starts also where it does not fit
             for part in parts:
                 assert {*part.cores} <= {*held.on(part.node).free_cores(nodes[part.node])}
-                most = request.threads if count > 1 else len(nodes[part.node].cores)
+                # One that is too large for every node starts on one of the largest.
+                most = len(nodes[part.node].cores) if request.nodes == 1 else request.threads
                 assert len(part.cores) == min(request.threads, most)
         held.add(placement)
     for placement in [*held]:
@@ -649,3 +650,95 @@ def test_a_request_of_more_nodes_than_there_are_waits(nodes: int) -> None:
 def test_a_request_of_several_busy_nodes_starts_if_nothing_runs() -> None:
     (found,) = place([wide("a")], [], cluster([Load((0, 1), (), 1), Load((2,), (), 1)]))
     assert [(part.node, part.cores) for part in found.parts] == [("x", (0,)), ("y", (2,))]
+
+
+@st.composite
+def gpu_situations(draw: st.DrawFn) -> Situation:
+    """Nodes with some GPUs, that others may keep busy, and jobs on the GPUs of one or more."""
+    gpus = st.builds(
+        Gpu,
+        index=st.just(0),
+        free=st.sampled_from([9, 9, 3]),
+        total=st.just(9),
+        busy=st.sampled_from([False, False, False, True]),
+    )
+    nodes = [
+        Load(
+            (0, 1, 2, 3),
+            (0, 1, 2, 3)[draw(st.sampled_from([0, 0, 1, 3])) :],
+            9,
+            tuple(replace(gpu, index=at) for at, gpu in enumerate(draw(found))),
+        )
+        for found in [st.lists(gpus, min_size=1, max_size=3)] * 3
+    ]
+    asked = st.builds(
+        Request,
+        job_id=st.text("abc", min_size=1, max_size=3),
+        seconds=st.integers(0, 9).map(float),
+        gpu=st.sampled_from([True, True, True, False]),
+        gpus=st.sampled_from([1, 1, 2]),
+        gpu_memory=st.sampled_from([0, 3, 9]),
+        jobs_per_gpu=st.integers(1, 2),
+        nodes=st.sampled_from([1, 2, 2, 3]),
+    )
+    queue = st.lists(asked, min_size=1, max_size=5, unique_by=lambda item: item.job_id)
+    before = [replace(item, job_id=f"old-{item.job_id}") for item in draw(queue)]
+    running = place(before, [], cluster(nodes)) if draw(st.booleans()) else []
+    return draw(queue), running, cluster(nodes)
+
+
+@settings(max_examples=examples(300))
+@given(gpu_situations())
+def test_no_gpu_of_a_request_of_several_nodes_is_held_twice(situation: Situation) -> None:
+    pending, running, load = situation
+    placed = place(pending, running, load)
+    on_gpu: dict[tuple[str, int], list[Placement]] = {}
+    for placement in [*running, *placed]:
+        for part in placement.parts:
+            for index, _ in part.gpus:
+                on_gpu.setdefault((part.node, index), []).append(part)
+    for held in on_gpu.values():
+        assert len(held) <= min(part.jobs_per_gpu for part in held)
+    wanted = {item.job_id: item for item in pending}
+    gpus = {(node.node, gpu.index): gpu for node in load.nodes for gpu in node.gpus}
+    for placement in placed:
+        request = wanted[placement.jobs[0]]
+        # All of its parts, each with all of its GPUs.
+        assert len({part.node for part in placement.parts}) == request.nodes
+        for part in placement.parts:
+            assert len({*part.gpus}) == request.gpu * request.gpus
+            if len([*running, *placed]) > 1:  # otherwise one starts also where it does not fit
+                assert not any(gpus[part.node, index].busy for index, _ in part.gpus)
+    reserved = Reservations([*running, *placed])
+    for placement in [*reserved]:
+        reserved.remove(placement)
+    for capacity, node in zip(reserved.capacities(load), load.nodes, strict=True):
+        assert capacity.gpus == [gpu for gpu in node.gpus if not gpu.busy]
+
+
+def test_a_request_of_several_nodes_takes_the_least_crowded_gpus_of_each() -> None:
+    def with_gpus(*gpus: Gpu) -> Load:
+        named = (replace(gpu, uuid=f"GPU-{at}") for at, gpu in enumerate(gpus))
+        return Load((0, 1), (0, 1), 1, tuple(named))
+
+    free, used, busy = Gpu(0, 9, 9), Gpu(1, 9, 9, 0.5), Gpu(0, 9, 9, busy=True)
+    load = cluster([with_gpus(), with_gpus(free, used), with_gpus(used, replace(free, index=2))])
+    (found,) = place([replace(wide("a"), gpu=True)], [], load)
+    assert [(part.node, part.gpus) for part in found.parts] == [
+        ("y", ((0, "GPU-0"),)),
+        ("z", ((2, "GPU-1"),)),
+    ]
+    (both,) = place([replace(wide("b", threads=2), gpu=True, gpus=2)], [], load)
+    assert [part.gpus for part in both.parts] == [
+        ((0, "GPU-0"), (1, "GPU-1")),
+        ((1, "GPU-0"), (2, "GPU-1")),
+    ]
+    # One GPU of each node is held, or one node's GPUs are busy.
+    assert place([replace(wide("b"), gpu=True, gpus=2)], [found], load) == []
+    waits = obstacle(replace(wide("b"), gpu=True, gpus=2), Reservations([found]), load)
+    assert waits.text == "2 nodes with 1 free core and 2 free GPUs each: 0 of 3 now"
+    others = cluster([with_gpus(free), with_gpus(busy)])
+    beside = [Placement(("old",), (0,), node="x")]
+    assert place([replace(wide("c"), gpu=True)], beside, others) == []
+    waits = obstacle(replace(wide("c"), gpu=True), Reservations(beside), others)
+    assert waits.text == "2 nodes with 1 free core and 1 free GPU each: 1 of 2 now"

@@ -9,8 +9,8 @@
 
 Rank 0 tells the driver where it listens, and the driver then starts the other nodes. Each rank
 there has a TCP connection to rank 0 instead of a pipe: it obeys the same orders, and its end ends
-the connection, and so the attempt. Tensors travel by gloo, as in `allreduce_on_gpus`. The model
-comes from rank 0; pretraining runs on its node alone.
+the connection, and so the attempt. Tensors travel as in `allreduce_on_gpus`, between cores by gloo.
+The model comes from rank 0; pretraining runs on its node alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -33,6 +33,7 @@ from asynckfold.training.job_log import NoLog
 from asynckfold.training.multiprocess.allreduce_on_gpus import AllReduceOnGpus
 from asynckfold.training.process_group import ranks
 from asynckfold.training.process_group.collectives import JOIN_TIMEOUT, NetworkCollectives
+from asynckfold.training.process_group.gpu_handoff import GpuToTake
 from asynckfold.training.process_group.meeting import accepted, connected
 from asynckfold.training.process_group.ranks import ProcessGroup
 
@@ -69,7 +70,9 @@ class AllReduceAcrossNodes(AllReduceOnGpus):
         self.server = socket.create_server((host, 0), backlog=count)
         store = socket.create_server((host, 0), backlog=count)
         ports = self.server.getsockname()[1], store.getsockname()[1]
-        self.collectives = NetworkCollectives(count, host, ports[1], host, store.detach())
+        self.collectives = NetworkCollectives(
+            self.bundle.backend, count, host, ports[1], host, store.detach()
+        )
         self.ahead = ProcessGroup(count // self.params.nodes - 1, self.carry_out, self.cores)
         self.announce(ports)
         self.take_gpu(self.gpus[0])
@@ -110,8 +113,17 @@ def on_cores(processes: int) -> tuple[OnCores, ...]:
     return (OnCores(),) * processes
 
 
-def serve(bundle: Bundle, placement: Placement, data: Batches, heartbeat: Heartbeat) -> None:
-    """Carry out the ranks that a placement has on this node, until rank 0 hangs up."""
+def serve(
+    bundle: Bundle,
+    placement: Placement,
+    data: Batches,
+    heartbeat: Heartbeat,
+    gpus: Sequence[GpuToTake] = (),
+) -> None:
+    """Carry out the ranks that a placement has on this node, until rank 0 hangs up.
+
+    `gpus` are theirs; without them, they compute on cores.
+    """
     span, params = placement.span, bundle.plan.params
     assert span is not None
     assert span.task is not None
@@ -126,8 +138,11 @@ def serve(bundle: Bundle, placement: Placement, data: Batches, heartbeat: Heartb
     _, address = found[span.first]
     training = AllReduceAcrossNodes(
         **vars(plain),
-        gpus=on_cores(params.processes),
-        collectives=NetworkCollectives(params.processes, span.host, tensors, address),
+        # By rank; those of other nodes are not taken here.
+        gpus=(*on_cores(span.first), *(gpus or on_cores(len(here)))),
+        collectives=NetworkCollectives(
+            bundle.backend, params.processes, span.host, tensors, address
+        ),
         span=span,
     )
     lines = {rank: line for rank, (line, _) in found.items()}

@@ -57,8 +57,8 @@ def train(
     cores : sequence of int
         One for each process; empty for no pinning.
     gpus : sequence of GpuToTake, optional
-        The one of the last ranks, or in allreduce one for each rank. Neither this process nor the
-        model's pretraining may have run a backward pass before.
+        The one of the last ranks, or in allreduce one for each rank of this node. Neither this
+        process nor the model's pretraining may have run a backward pass before.
     span : Span, optional
         Where the ranks of other nodes find this one; the job then needs all-reduce.
 
@@ -79,7 +79,7 @@ def train(
             def announce(ports: tuple[int, ...]) -> None:
                 report(Meeting(task.job.id, ports))
 
-            gpus = on_cores(bundle.plan.params.processes)
+            gpus = gpus or on_cores(bundle.plan.params.processes)
             make = partial(AllReduceAcrossNodes, span=span, announce=announce, stop=stop)
         training = make(**vars(plain), cores=tuple(cores), gpus=tuple(gpus))
         try:

@@ -21,7 +21,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -62,6 +63,21 @@ def _is_available(backend: str) -> bool:
     if not dist.is_available():
         return False
     return dist.is_nccl_available() if backend == "nccl" else dist.is_gloo_available()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables, and restore them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 class Packed:
@@ -109,29 +125,28 @@ class Collectives:
 
     def join(self, rank: int) -> None:
         """Meet the other ranks; each calls this once, with its GPU as the current device."""
-        before = os.environ.get("GLOO_SOCKET_IFNAME")
         hook = sys.excepthook
-        os.environ["GLOO_SOCKET_IFNAME"] = self.interface()
-        try:
-            dist.init_process_group(
-                self.backend,
-                store=self.store(rank),
-                rank=rank,
-                world_size=self.ranks,
-                timeout=JOIN_TIMEOUT,
-            )
-        finally:
-            # torch prefixes the lines of every traceback with the rank, for good.
-            sys.excepthook = hook
-            if before is None:
-                del os.environ["GLOO_SOCKET_IFNAME"]
-            else:
-                os.environ["GLOO_SOCKET_IFNAME"] = before
+        with _environment(self.interfaces()):
+            try:
+                dist.init_process_group(
+                    self.backend,
+                    store=self.store(rank),
+                    rank=rank,
+                    world_size=self.ranks,
+                    timeout=JOIN_TIMEOUT,
+                )
+            finally:
+                # torch prefixes the lines of every traceback with the rank, for good.
+                sys.excepthook = hook
+            self.connect()
 
-    def interface(self) -> str:
-        """Return the network interface for gloo."""
+    def interfaces(self) -> dict[str, str]:
+        """Return the variables that name the network interface."""
         # All ranks are on this machine: nobody else can reach them.
-        return "lo"
+        return {"GLOO_SOCKET_IFNAME": "lo"}
+
+    def connect(self) -> None:
+        """Open connections that the backend would open later."""
 
     def store(self, rank: int) -> Any:
         """Return where the ranks find each other."""
@@ -178,22 +193,31 @@ class Collectives:
 
 
 class NetworkCollectives(Collectives):
-    """What the ranks of a job on several nodes send each other, by gloo.
+    """What the ranks of a job on several nodes send each other; on cores by gloo, the backend "".
 
     They meet at a port of rank 0, which has the listening socket; `here` is an address of this
     node that the others reach.
     """
 
-    def __init__(self, ranks: int, host: str, port: int, here: str, listener: int = -1) -> None:
-        super().__init__("gloo", ranks)
+    def __init__(
+        self, backend: str, ranks: int, host: str, port: int, here: str, listener: int = -1
+    ) -> None:
+        super().__init__(backend or "gloo", ranks)
         self._place, self._here, self._listener = (host, port), here, listener
 
     def prepare(self) -> None:
         """Nothing: the port is known beforehand."""
 
-    def interface(self) -> str:
-        """Return the network interface for gloo."""
-        return interface_of(self._here)
+    def interfaces(self) -> dict[str, str]:
+        """Return the variables that name the network interface by which others reach this node."""
+        name = interface_of(self._here)
+        # NCCL would take all interfaces that begin with a name without "=".
+        return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}" if name else ""}
+
+    def connect(self) -> None:
+        """Let NCCL connect, which reads its variable at the first collective only."""
+        if self.backend == "nccl":
+            dist.broadcast(torch.zeros(1, device="cuda"), 0)
 
     def store(self, rank: int) -> Any:
         """Return where the ranks find each other; rank 0 holds it."""

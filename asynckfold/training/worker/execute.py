@@ -113,7 +113,8 @@ def _execute(
             return [preflight.check(bundle, data, heartbeat, models)]
         span = placement.span
         if span is not None and span.first:
-            across_nodes.serve(bundle, placement, data, heartbeat)
+            with hide_gpus(placement.gpus) as gpus:
+                across_nodes.serve(bundle, placement, data, heartbeat, gpus)
             return []
         if on_several:
             (task,), cores = tasks, placement.cores
