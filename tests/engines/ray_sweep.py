@@ -1,7 +1,7 @@
 """A digits sweep as a process of its own: ``ray_sweep.py KIND ENGINE ROOT [ADDRESS]``.
 
 KIND is plain, fused, decided (all that is open is decided by the plan), or the name of a trainer of
-two processes, PER_NODE of them on a node.
+two PROCESSES, PER_NODE of them on a node.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
     if kind == "decided":
         given = {"fuse": True}
     elif kind not in ("plain", "fused"):
-        given = {"trainer": kind, "processes": 2}
+        given = {"trainer": kind, "processes": int(os.environ.get("PROCESSES", "2"))}
         if "PER_NODE" in os.environ:
             given["processes_per_node"] = int(os.environ["PER_NODE"])
     if address:
