@@ -61,8 +61,9 @@ class JobTrainer:
         averaging trains on the GPU by the last two of eight processes.
     processes_per_node : int or None
         Spread the processes of a job over nodes of a Ray cluster, this number on each. Only for
-        "allreduce", with ``engine="ray"``; the bits are those of one node. With
-        ``processes={"gpu": 4}`` each process has a GPU of its node. None keeps a job on one node.
+        "allreduce", whose bits are those of one node, and "parameter_server", on cores, with
+        ``engine="ray"``. Under "allreduce" and ``processes={"gpu": 4}`` each process has a GPU of
+        its node. None keeps a job on one node.
     shared_state : bool
         Share the optimizer's state (momentum, moments) among the processes of a job, too.
     precision : {"fp32", "tf32", "bf16", "fp16"}
@@ -83,7 +84,7 @@ class JobTrainer:
         has_own_check=True,
     )
     processes_per_node: int | None = argument(
-        None, group="advanced", least=1, none="", trainers=("allreduce",)
+        None, group="advanced", least=1, none="", trainers=("allreduce", "parameter_server")
     )
     shared_state: bool = argument(False, group="advanced", trainers=("hogwild",))
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = argument("fp32", group="training")
@@ -292,7 +293,8 @@ staleness_aware, steps_per_round, target_loss, trainer.
     def _node_problems(self) -> Iterator[Problem]:
         """Yield why the processes cannot be divided among nodes."""
         here = self.processes_per_node
-        if here is None or self.trainer != "allreduce" or _process_problem(self.processes):
+        trainers = arguments(type(self))["processes_per_node"].trainers
+        if here is None or self.trainer not in trainers or _process_problem(self.processes):
             return
         if isinstance(here, int) and here > 0 and self.processes % here:
             count = -(-self.processes // here) * here

@@ -1,7 +1,7 @@
 """A digits sweep as a process of its own: ``ray_sweep.py KIND ENGINE ROOT [ADDRESS]``.
 
 KIND is plain, fused, decided (all that is open is decided by the plan), or the name of a trainer of
-two processes, PER_NODE of them on a node. With TAKEN, each of them has a stand-in GPU, and writes
+two PROCESSES, PER_NODE of them on a node. With TAKEN, each of them has a stand-in GPU, and writes
 its UUID into that file.
 """
 
@@ -76,7 +76,8 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
     if kind == "decided":
         given = {"fuse": True}
     elif kind not in ("plain", "fused"):
-        given = {"trainer": kind, "processes": {"gpu": 2} if TAKEN else 2}
+        count = int(os.environ.get("PROCESSES", "2"))
+        given = {"trainer": kind, "processes": {"gpu": count} if TAKEN else count}
         if "PER_NODE" in os.environ:
             given["processes_per_node"] = int(os.environ["PER_NODE"])
     if address:

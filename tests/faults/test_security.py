@@ -46,6 +46,10 @@ ALLOWED = {
     (
         "training/multiprocess/across_nodes.py",
         "network",
+    ): "rank 0 of a job on several nodes of Ray: the store of torch, for gloo",
+    (
+        "training/process_group/meeting.py",
+        "network",
     ): "rank 0 of a job on several nodes of Ray; a secret comes before anything is unpickled",
     ("engines/ray_node.py", "temporary file elsewhere"): "a node need not share the run's folder",
     (

@@ -237,7 +237,22 @@ def test_without_a_gpu_all_that_is_wrong_is_told_at_once(root: Path) -> None:
         (
             {"trainer": "hogwild", "processes": 2, "processes_per_node": 1},
             {},
-            "processes_per_node applies to the trainer 'allreduce' only",
+            r"applies to the trainer 'allreduce' or 'parameter_server' only.*'hogwild'.*Leave proc",
+        ),
+        (
+            {"trainer": "averaging", "processes": 2, "processes_per_node": 1},
+            {},
+            r"applies to the trainer 'allreduce' or 'parameter_server' only.*'averaging'",
+        ),
+        (
+            {"trainer": "parameter_server", "processes": 4, "processes_per_node": 3},
+            {},
+            r"multiple of processes_per_node.*processes=4, processes_per_node=3.*Pass processes=6",
+        ),
+        (
+            {"trainer": "parameter_server", "processes": 2, "processes_per_node": 1},
+            {},
+            r"over the nodes of engine='ray'.*engine='process'.*Pass engine='ray'",
         ),
         (
             {"trainer": "allreduce", "processes": 4, "processes_per_node": 3},

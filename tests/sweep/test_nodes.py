@@ -337,13 +337,13 @@ def test_a_job_on_several_nodes_is_recorded_and_shown_on_all(store: RunStore) ->
     made, _ = sweep(store, engine, Request("", 1.0, 1, nodes=3, trainer="allreduce"))
     made.step(0.0)
     ((placement, (task,)),) = engine.running.values()
-    expected = ((placement.node, placement.cores), *placement.peers)
+    expected = tuple((part.node, part.cores) for part in placement.parts)
     assert sorted(name for name, _ in expected) == ["", "x", "y"]
     (attempt,) = store.reader.attempts()
     assert attempt.parts == expected
     found = state_of(store.reader)
     (running,) = found["running_jobs"]
-    assert running["peers"] == dict(placement.peers)
+    assert running["peers"] == dict(expected[1:])
     assert {name: item["cores"] for name, item in found["idle"]["nodes"].items()} == {
         "": [],
         "x": [1],
@@ -358,7 +358,7 @@ def test_a_job_on_several_nodes_is_recorded_and_shown_on_all(store: RunStore) ->
     assert store.reader.results()[task.job.id].parts == expected
     (summary,) = store.root.glob("*/*/*/summary.json")
     assert json.loads(summary.read_text())["peers"] == {
-        name: list(cores) for name, cores in placement.peers
+        name: list(cores) for name, cores in expected[1:]
     }
 
 
@@ -405,6 +405,6 @@ def test_each_gpu_of_each_node_has_a_lane(root: Path) -> None:
 
 def test_ray_knows_each_part_of_a_placement_by_its_job() -> None:
     handle = NodeHandle("id", "x", None, "", 4, 0, 1, node("x"), NodeSize(2))
-    made = Placement((A0,), (0,), node="x", peers=(("y", (0,)),))
+    made = Placement((A0,), (0,), node="x", peers=(Placement((A0,), (0,), node="y"),))
     works = [PlacedWork(0, part, (), handle) for part in made.parts]
     assert [work.wanted["name"] for work in works] == [A0, A0]

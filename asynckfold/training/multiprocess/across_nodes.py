@@ -1,4 +1,4 @@
-"""All-reduce whose ranks are on several nodes: the steps, and the bits, are those of one node.
+"""One job whose ranks are on several nodes: how they meet, and all-reduce over them.
 
 ::
 
@@ -9,39 +9,34 @@
 
 Rank 0 tells the driver where it listens, and the driver then starts the other nodes. Each rank
 there has a TCP connection to rank 0 instead of a pipe: it obeys the same orders, and its end ends
-the connection, and so the attempt. Tensors travel as in `allreduce_on_gpus`, between cores by gloo.
-The model comes from rank 0; pretraining runs on its node alone.
+the connection, and so the attempt. The model comes from rank 0; pretraining runs on its node alone.
+
+The steps of all-reduce, and its bits, are those of one node. Its tensors travel as in
+`allreduce_on_gpus`, between cores by gloo. `downpour_across_nodes` has the parameter server.
 """
 
 from __future__ import annotations
 
-import os
 import socket
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from asynckfold.data.batches import Batches
-from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.placement import Placement, Span
+from asynckfold.jobs.placement import Placement
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.job_log import NoLog
 from asynckfold.training.multiprocess.allreduce_on_gpus import AllReduceOnGpus
+from asynckfold.training.multiprocess.base import MultiprocessTraining
+from asynckfold.training.multiprocess.downpour_across_nodes import DownpourAcrossNodes
 from asynckfold.training.process_group import ranks
-from asynckfold.training.process_group.collectives import JOIN_TIMEOUT, NetworkCollectives
+from asynckfold.training.process_group.collectives import NetworkCollectives
 from asynckfold.training.process_group.gpu_handoff import GpuToTake
-from asynckfold.training.process_group.meeting import accepted, connected
+from asynckfold.training.process_group.meeting import Rendezvous, connected, pipe_of
 from asynckfold.training.process_group.ranks import ProcessGroup
-
-_LOOK_SECONDS = 0.1
-
-
-class StoppedBeforeMeeting(Exception):  # noqa: N818
-    """The job shall end while its ranks meet."""
 
 
 class OnCores:
@@ -56,61 +51,48 @@ class OnCores:
 class AllReduceAcrossNodes(AllReduceOnGpus):
     """A job in progress whose gradients the processes of several nodes compute.
 
-    ``announce`` tells the driver the ports on which rank 0 listens, by `server` for orders.
+    ``rendezvous`` is None on other nodes than that of rank 0.
     """
 
-    span: Span = field(default_factory=lambda: Span("", ""))
-    announce: Callable[[tuple[int, ...]], None] = lambda ports: None
-    stop: Callable[[], bool] = lambda: False
-    server: socket.socket | None = None
+    rendezvous: Rendezvous | None = None
+
+    def __post_init__(self) -> None:
+        self.gpus = self.gpus or (OnCores(),) * self.params.processes
 
     def fork_ahead(self) -> None:
         """Fork the other ranks of this node, and let the driver start those of other nodes."""
-        count, host = self.params.processes, self.span.host
-        self.server = socket.create_server((host, 0), backlog=count)
+        assert self.rendezvous is not None
+        count, host = self.params.processes, self.rendezvous.span.host
         store = socket.create_server((host, 0), backlog=count)
-        ports = self.server.getsockname()[1], store.getsockname()[1]
+        port = store.getsockname()[1]
         self.collectives = NetworkCollectives(
-            self.bundle.backend, count, host, ports[1], host, store.detach()
+            self.bundle.backend, count, host, port, host, store.detach()
         )
-        self.ahead = ProcessGroup(count // self.params.nodes - 1, self.carry_out, self.cores)
-        self.announce(ports)
+        self.ahead = ProcessGroup(self.on_other_nodes.start - 1, self.carry_out, self.cores)
+        self.rendezvous.open(count, port)
         self.take_gpu(self.gpus[0])
 
     def share(self) -> None:
         """Wait for the ranks of other nodes; let all join, and receive the model."""
-        self.heartbeat.begin_long_phase()
-        self._meet_others()
-        super().share()
-
-    def _meet_others(self) -> None:
         assert self.ahead is not None
-        assert self.server is not None
-        count = self.params.processes
-        awaited = {*range(count // self.params.nodes, count)}
-        end = time.monotonic() + JOIN_TIMEOUT.total_seconds()
-        while awaited:
-            if self.stop():
-                raise StoppedBeforeMeeting
-            if time.monotonic() > end:
-                raise WorkerDiedError(os.getpid(), f"ranks {sorted(awaited)} did not connect")
-            self.ahead.receive()
-            found = accepted(self.server, self.span.secret, _LOOK_SECONDS)
-            if found is not None and found[0] in awaited:
-                self.ahead.adopt(*found)
-                awaited.discard(found[0])
+        assert self.rendezvous is not None
+        self.heartbeat.begin_long_phase()
+        for rank, line in self.rendezvous.arrivals(self.on_other_nodes, self.ahead.receive):
+            self.ahead.adopt(rank, pipe_of(line))
         self.ahead.watch()
+        super().share()
 
     def close(self) -> None:
         """End the other ranks of this node, and the connections to the others, which then end."""
         super().close()
-        if self.server is not None:
-            self.server.close()
+        if self.rendezvous is not None:
+            self.rendezvous.close()
 
 
-def on_cores(processes: int) -> tuple[OnCores, ...]:
-    """Return what stands for the GPUs of all ranks."""
-    return (OnCores(),) * processes
+ACROSS_NODES: dict[str, type[AllReduceAcrossNodes | DownpourAcrossNodes]] = {
+    "allreduce": AllReduceAcrossNodes,
+    "parameter_server": DownpourAcrossNodes,
+}
 
 
 def serve(
@@ -130,23 +112,29 @@ def serve(
     log, device = NoLog(), torch.device("cpu")
     plain = setup.build(bundle, span.task, data, device, log, heartbeat, pretrains=False)
     here = range(span.first, span.first + params.processes // params.nodes)
-    orders, tensors = span.ports
+    port, *others = span.ports
+
+    def line(number: int) -> socket.socket:
+        return connected(span.host, port, span.secret, number)
+
+    training: MultiprocessTraining
     try:
-        found = {rank: connected(span.host, orders, span.secret, rank) for rank in here}
+        orders = {rank: line(rank) for rank in here}
+        if params.trainer == "allreduce":
+            address = orders[span.first].getsockname()[0]
+            # By rank; those of other nodes are not taken here.
+            by_rank = (*(OnCores(),) * span.first, *gpus) if gpus else ()
+            collectives = NetworkCollectives(
+                bundle.backend, params.processes, span.host, others[0], address
+            )
+            training = AllReduceAcrossNodes(**vars(plain), gpus=by_rank, collectives=collectives)
+        else:
+            lines = {rank: line(params.processes + rank) for rank in here}
+            training = DownpourAcrossNodes(**vars(plain), lines=lines)
     except OSError:
         return  # rank 0 has ended
-    _, address = found[span.first]
-    training = AllReduceAcrossNodes(
-        **vars(plain),
-        # By rank; those of other nodes are not taken here.
-        gpus=(*on_cores(span.first), *(gpus or on_cores(len(here)))),
-        collectives=NetworkCollectives(
-            bundle.backend, params.processes, span.host, tensors, address
-        ),
-        span=span,
-    )
-    lines = {rank: line for rank, (line, _) in found.items()}
+    pipes = {rank: pipe_of(channel) for rank, channel in orders.items()}
     try:
-        ranks.serve(lines, training.carry_out, placement.cores)
+        ranks.serve(pipes, training.carry_out, placement.cores)
     finally:
         training.close()

@@ -71,11 +71,6 @@ class _Start:
     criterion: Any
 
 
-@dataclass(frozen=True)
-class _TellState:
-    """Order on the GPU: return the optimizer state."""
-
-
 @dataclass(eq=False)
 class AveragingTraining(SteppingTraining):
     """A job in progress of which each process trains a clone.
@@ -128,6 +123,11 @@ class AveragingTraining(SteppingTraining):
         return range(self.params.on_cores if self.gpus else count, count)
 
     @property
+    def apart(self) -> range:
+        """The ranks whose optimizer state is not in shared memory."""
+        return self.ranks_on_gpu
+
+    @property
     def clone_of_gpu(self) -> list[torch.Tensor]:
         """The clone of this rank, which computes on a GPU."""
         return self.clones_of_gpu[self.rank - self.params.on_cores]
@@ -169,8 +169,8 @@ class AveragingTraining(SteppingTraining):
         # It was forked before any epoch began.
         self.epoch = -1
 
-    def obey(self, order: _Round | _Start | _TellState) -> Any:
-        """Return the losses of a round, the optimizer state on the GPU, or None."""
+    def obey(self, order: _Round | _Start) -> Any:
+        """Return the losses of a round, or None."""
         if isinstance(order, _Round):
             self.begin(order.epoch, order.first)
             set_settings(self.optimizer, order.settings)
@@ -183,8 +183,6 @@ class AveragingTraining(SteppingTraining):
             return losses
         if not self.is_on_gpu:
             return None
-        if isinstance(order, _TellState):
-            return frozen(self.optimizer.state_dict()["state"])
         self.optimizer.load_state_dict(thawed(order.optimizers[self.rank]))
         follow_parameters(self.optimizer)
         if isinstance(self.criterion, nn.Module):
@@ -195,16 +193,6 @@ class AveragingTraining(SteppingTraining):
         """On the GPU: fetch the clone."""
         if self.is_on_gpu:
             copy_each(tensors_of(self.model), self.clone_of_gpu)
-
-    def optimizer_state(self) -> dict[str, Any]:
-        """Return the optimizer state of each rank, on any device."""
-        found = super().optimizer_state()
-        if self.gpus and self.process_group is not None:
-            self.process_group.order(_TellState())
-            self.process_group.gather()
-            for rank in self.ranks_on_gpu:
-                found["ranks"][rank]["state"] = thawed(self.process_group.answers[rank])
-        return found
 
     def step(self) -> None:
         """Train for a round; before the fork, on one batch."""

@@ -49,12 +49,18 @@ class _Outputs:
     indices: Indices
 
 
+@dataclass(frozen=True)
+class _TellState:
+    """Order: return your optimizer state."""
+
+
 @dataclass(eq=False)
 class MultiprocessTraining(Training):
     """A job in progress on several processes, seen from one of them; rank 0 is the worker.
 
     ``cores`` has one core per rank; ``gpus`` are the one of the last ranks, or one per rank, or
-    none. ``process_group`` are the other ranks, and ``ahead`` those of them that are forked early.
+    none. ``process_group`` are the other ranks, and ``ahead`` those of them that are forked early,
+    or on other nodes.
     """
 
     cores: tuple[int, ...] = ()
@@ -76,6 +82,12 @@ class MultiprocessTraining(Training):
 
     def fork_ahead(self) -> None:
         """Fork the ranks that must not be forked after the first batch."""
+
+    @property
+    def on_other_nodes(self) -> range:
+        """The ranks on other nodes than rank 0."""
+        count = self.params.processes
+        return range(count // self.params.nodes, count)
 
     def take_gpu(self, gpu: GpuToTake) -> None:
         """Let this rank compute on a GPU; its optimizer has no state yet."""
@@ -173,6 +185,11 @@ class SteppingTraining(MultiprocessTraining):
 
     states: list[Any] = field(default_factory=list)
 
+    @property
+    def apart(self) -> range:
+        """The ranks whose optimizer state is not in shared memory."""
+        return self.on_other_nodes
+
     def share(self) -> None:
         """Give each rank the present optimizer state, or its own from a checkpoint."""
         count = self.params.processes
@@ -180,7 +197,10 @@ class SteppingTraining(MultiprocessTraining):
         if self.params.shared_state:
             self.states = [_shared_state(loaded[0])] * count
         else:
-            self.states = [_shared_state(state) for state in loaded]
+            self.states = [
+                state if rank in self.apart else _shared_state(state)
+                for rank, state in enumerate(loaded)
+            ]
         self.optimizer.state = self.states[0]
 
     def enter(self) -> None:
@@ -196,7 +216,18 @@ class SteppingTraining(MultiprocessTraining):
             self.optimizer.state = state
             found.append(self.optimizer.state_dict())
         self.optimizer.state = own
+        if self.apart and self.process_group is not None:
+            self.process_group.order(_TellState(), self.apart)
+            self.process_group.gather()
+            for rank in self.apart:
+                found[rank]["state"] = thawed(self.process_group.answers[rank])
         return {"ranks": found}
+
+    def carry_out(self, rank: int, order: Any) -> Any:
+        """On ranks > 0: carry out any order."""
+        if isinstance(order, _TellState):
+            return frozen(self.optimizer.state_dict()["state"])
+        return super().carry_out(rank, order)
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Load what `optimizer_state` returned; a single entry stands for all."""

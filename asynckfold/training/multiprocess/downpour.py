@@ -16,7 +16,8 @@ all with momentum, need smaller learning rates than one process does. Running st
 are not parameters; all ranks share them.
 
 Results depend on timing, as under Hogwild. One process needs no server, and has the bits of the
-plain trainer. Socket pairs made before the fork connect the replicas: there is no port.
+plain trainer. Socket pairs made before the fork connect the replicas: there is no port, except for
+those on other nodes, see `downpour_across_nodes`.
 
 A replica that dies ends the attempt, which is retried from its last checkpoint. The others could
 continue, as those of `Server` do, but the epoch would miss the samples of its part, and candidates
@@ -123,11 +124,13 @@ class ReplicaClient:
 class DownpourTraining(HogwildTraining):
     """A job in progress of which each process trains a replica.
 
-    ``lines`` are the socket ends of server and replica by rank; rank 0 serves ``held`` in
-    ``threads``. ``before`` is `pushed` of earlier attempts.
+    ``served`` are the server's ends of the connections to the replicas, by rank, and ``lines`` the
+    replicas' ends; rank 0 serves ``held`` in ``threads``. ``before`` is `pushed` of earlier
+    attempts.
     """
 
-    lines: list[tuple[socket.socket, socket.socket]] = field(default_factory=list)
+    served: dict[int, socket.socket] = field(default_factory=dict)
+    lines: dict[int, socket.socket] = field(default_factory=dict)
     held: ServedParameters | None = None
     threads: list[threading.Thread] = field(default_factory=list)
     replica: ReplicaClient = field(init=False)
@@ -136,7 +139,8 @@ class DownpourTraining(HogwildTraining):
     def share(self) -> None:
         """Share the running statistics; make the sockets."""
         super().share()
-        self.lines = [socket.socketpair() for _ in range(self.params.processes)]
+        for rank in range(self.on_other_nodes.start):
+            self.served[rank], self.lines[rank] = socket.socketpair()
 
     def enter(self) -> None:
         """Take parameters of the rank's own, to be fetched before the first step."""
@@ -149,16 +153,20 @@ class DownpourTraining(HogwildTraining):
         """Return the other ranks; serve them from the fork on, since threads do not survive it."""
         process_group = super().assembled()
         if process_group is not None and self.held is None:
-            self.held = ServedParameters(self.model, staleness_aware=self.params.staleness_aware)
-            for line, _ in self.lines:
+            self.held = self.to_serve()
+            for line in self.served.values():
                 thread = threading.Thread(target=_serve, args=(self.held, line), daemon=True)
                 thread.start()
                 self.threads.append(thread)
             self.replica = self._replica()
         return process_group
 
+    def to_serve(self) -> ServedParameters:
+        """Return the parameters for the server."""
+        return ServedParameters(self.model, staleness_aware=self.params.staleness_aware)
+
     def _replica(self) -> ReplicaClient:
-        return ReplicaClient(self.model, self.lines[self.rank][1], self.params)
+        return ReplicaClient(self.model, self.lines[self.rank], self.params)
 
     def obey(self, order: Any) -> int:
         """Train on the rank's part with the newest parameters; leave nothing unpushed."""
@@ -216,13 +224,12 @@ class DownpourTraining(HogwildTraining):
     def close(self) -> None:
         """End the other ranks, and the threads that serve them."""
         super().close()
-        for line, _ in self.lines:
+        for line in self.served.values():
             _end(line)
         for thread in self.threads:
             thread.join()
-        for pair in self.lines:
-            for line in pair:
-                line.close()
+        for line in (*self.served.values(), *self.lines.values()):
+            line.close()
 
 
 def _serve(held: ServedParameters, line: socket.socket) -> None:

@@ -32,7 +32,13 @@ from asynckfold.system import process
 from asynckfold.system.heartbeat import PAUSE_SECONDS
 from asynckfold.training import lr_schedules, training_run
 from asynckfold.training.losses import portions
-from asynckfold.training.multiprocess.base import SteppingTraining, set_settings, settings_of
+from asynckfold.training.multiprocess.base import (
+    SteppingTraining,
+    frozen,
+    set_settings,
+    settings_of,
+    thawed,
+)
 from asynckfold.training.process_group.shared_tensors import share_model, shared
 from asynckfold.training.training_run import Report
 
@@ -62,8 +68,8 @@ class Board:
         """Whether all ranks are asked to stop after their batch."""
         return bool(self._paused)
 
-    @paused.setter
-    def paused(self, value: bool) -> None:
+    def pause(self, value: bool) -> None:
+        """Ask all ranks to stop after their batch, or no longer."""
         self._paused.fill_(value)
 
     def next_of(self, rank: int, most: int = 1) -> Sequence[int]:
@@ -89,7 +95,7 @@ class _EpochOrder:
     """Order: work on an epoch, with these settings of the parameter groups."""
 
     epoch: int
-    settings: list[dict[str, Any]]
+    settings: Any  # frozen
 
 
 @dataclass(eq=False)
@@ -117,8 +123,9 @@ class HogwildTraining(SteppingTraining):
         """Train on the next batch of rank 0, or wait for the others."""
         process_group = self.assembled()
         if process_group is not None and not self.working:
-            self.board.paused, self.working = False, True
-            process_group.order(_EpochOrder(self.epoch, settings_of(self.optimizer)))
+            self.board.pause(False)
+            self.working = True
+            self.send(_EpochOrder(self.epoch, frozen(settings_of(self.optimizer))))
         batches = self.board.next_of(0, self.params.accumulate)
         if batches:
             self.train_on(batches)
@@ -178,7 +185,7 @@ class HogwildTraining(SteppingTraining):
         """Train on the rest of the rank's part of an epoch; return the peak memory."""
         self.begin(order.epoch, int(self.board.done[self.rank]))
         if not lr_schedules.steps_each_batch(self.lr_schedule, self.params):
-            set_settings(self.optimizer, order.settings)
+            set_settings(self.optimizer, thawed(order.settings))
         count = self.params.accumulate
         while not self.board.paused and (batches := self.board.next_of(self.rank, count)):
             if self.heartbeat.pause_requested:
@@ -191,7 +198,7 @@ class HogwildTraining(SteppingTraining):
     def quiesce(self) -> None:
         """Stop every rank after its batch."""
         if self.process_group is not None and self.working:
-            self.board.paused = True
+            self.board.pause(True)
             self.process_group.gather(self.heartbeat.beat)
             self.working = False
             self.batch = self.board.total

@@ -15,11 +15,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.multiprocess.across_nodes import (
-    AllReduceAcrossNodes,
-    StoppedBeforeMeeting,
-    on_cores,
-)
+from asynckfold.training.multiprocess.across_nodes import ACROSS_NODES
 from asynckfold.training.multiprocess.allreduce import AllReduceTraining
 from asynckfold.training.multiprocess.allreduce_on_gpus import AllReduceOnGpus
 from asynckfold.training.multiprocess.averaging import AveragingTraining
@@ -27,6 +23,7 @@ from asynckfold.training.multiprocess.base import MultiprocessTraining
 from asynckfold.training.multiprocess.downpour import DownpourTraining
 from asynckfold.training.multiprocess.hogwild import HogwildTraining
 from asynckfold.training.process_group.gpu_handoff import GpuToTake
+from asynckfold.training.process_group.meeting import Rendezvous, StoppedBeforeMeeting
 from asynckfold.training.training_run import Report
 
 TRAINERS: dict[str, type[MultiprocessTraining]] = {
@@ -60,7 +57,7 @@ def train(
         The one of the last ranks, or in allreduce one for each rank of this node. Neither this
         process nor the model's pretraining may have run a backward pass before.
     span : Span, optional
-        Where the ranks of other nodes find this one; the job then needs all-reduce.
+        Where the ranks of other nodes find this one, for the trainers of `ACROSS_NODES`.
 
     Raises
     ------
@@ -71,7 +68,8 @@ def train(
     heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
         plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
-        make: Callable[..., MultiprocessTraining] = TRAINERS[bundle.plan.params.trainer]
+        trainer = bundle.plan.params.trainer
+        make: Callable[..., MultiprocessTraining] = TRAINERS[trainer]
         if gpus and make is AllReduceTraining:
             make = AllReduceOnGpus
         if span is not None:
@@ -79,8 +77,7 @@ def train(
             def announce(ports: tuple[int, ...]) -> None:
                 report(Meeting(task.job.id, ports))
 
-            gpus = gpus or on_cores(bundle.plan.params.processes)
-            make = partial(AllReduceAcrossNodes, span=span, announce=announce, stop=stop)
+            make = partial(ACROSS_NODES[trainer], rendezvous=Rendezvous(span, announce, stop))
         training = make(**vars(plain), cores=tuple(cores), gpus=tuple(gpus))
         try:
             training.fork_ahead()

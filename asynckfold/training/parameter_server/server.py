@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -118,7 +119,11 @@ class ServedParameters:
                 wire.send(line, {"kind": "left"})
                 return
             else:
-                raise wire.FrameError(f"a message of unknown kind {kind!r:.40}")
+                self.answer(line, header)
+
+    def answer(self, line: socket.socket, header: dict[str, Any]) -> None:
+        """Answer a message that is not about parameters."""
+        raise wire.FrameError(f"a message of unknown kind {header.get('kind')!r:.40}")
 
     def _apply(self, update: Floats, staleness: int) -> None:
         self.pushes += 1

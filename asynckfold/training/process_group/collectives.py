@@ -23,7 +23,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -31,10 +30,8 @@ import torch.distributed as dist
 
 from asynckfold.errors import Problem
 from asynckfold.system.network import interface_of
+from asynckfold.training.process_group.meeting import JOIN_TIMEOUT
 from asynckfold.training.process_group.shared_tensors import ALIGNMENT, copy_each
-
-JOIN_TIMEOUT = timedelta(minutes=5)
-"""Longest wait for another rank that lives."""
 
 
 def backend_problems(backend: str) -> Iterator[Problem]:

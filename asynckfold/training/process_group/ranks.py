@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -91,9 +91,14 @@ class ProcessGroup:
         """Take in a rank of another node, which obeys by this connection."""
         self._ranks.append(_Rank(number, 0, pipe))
 
-    def order(self, what: Any) -> None:
-        """Send every rank an order; raise what one raised, or `WorkerDiedError` if it has ended."""
+    def order(self, what: Any, ranks: Container[int] | None = None) -> None:
+        """Send every rank, or each of `ranks`, an order.
+
+        Raises what a rank raised, or `WorkerDiedError` if one has ended.
+        """
         for rank in self._ranks:
+            if ranks is not None and rank.number not in ranks:
+                continue
             rank.busy = True
             try:
                 rank.pipe.send(what)
@@ -193,9 +198,7 @@ def serve(lines: Mapping[int, Connection[Any, Any]], work: RankWork, cores: Sequ
             kept = [line for rank, line in lines.items() if rank != number and not line.closed]
             pids.append(_fork(number, other, kept, work, cores[place : place + 1]))
         process.pin(0, cores[:1])
-        # Rank 0 may hang up during an order, whose answer then reaches nobody.
-        with contextlib.suppress(OSError):
-            _obey(first, line, work)
+        _obey(first, line, work)
     finally:
         line.close()
         _end(pids)
@@ -264,7 +267,9 @@ def _obey(number: int, pipe: Connection[Any, Any], work: RankWork) -> None:
                 packed = cloudpickle.dumps(error)
             except Exception:  # noqa: BLE001
                 packed = b""
-            pipe.send((None, packed, text))
+            # Rank 0 may have hung up during the order: then this reaches nobody.
+            with contextlib.suppress(OSError):
+                pipe.send((None, packed, text))
             return
 
 

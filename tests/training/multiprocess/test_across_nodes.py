@@ -1,4 +1,4 @@
-"""All-reduce across nodes: two processes on this machine stand for the nodes."""
+"""Jobs across nodes: what ends them, and the bits of all-reduce."""
 
 from __future__ import annotations
 
@@ -19,22 +19,17 @@ import pytest
 import torch
 
 from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.messages import RANK_ENDED, Meeting, RunEvent, Task
-from asynckfold.jobs.placement import Placement, Span
+from asynckfold.jobs.messages import RANK_ENDED
 from asynckfold.jobs.result import DONE, Result
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training.multiprocess import across_nodes, train
+from asynckfold.jobs.trainer_params import Trainer, TrainerParams
 from asynckfold.training.process_group import ranks
 from asynckfold.training.process_group.collectives import NetworkCollectives
-from asynckfold.training.process_group.meeting import accepted, connected
-from tests.fake_gpu import CpuToTake
-from tests.leftovers import descendants, until
-from tests.training.tiny import Noisy, Tiny, always, never
+from asynckfold.training.process_group.meeting import accepted, connected, pipe_of
+from tests.leftovers import listening, sockets
+from tests.training.multiprocess.peers import attempt, replace_models
+from tests.training.tiny import Noisy, Tiny, always
 
 pytestmark = pytest.mark.usefixtures("one_thread", "hasty_disk", "_this_process_stays")
-
-HOME = Span("127.0.0.1", "secret")
 
 END_WORKER = ranks.end_worker
 
@@ -47,10 +42,13 @@ def _this_process_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "end_worker", lambda text: None)
 
 
-def tiny(root: Path, per_node: int | None) -> Tiny:
+TRAINERS = pytest.mark.parametrize("trainer", ["allreduce", "parameter_server"])
+
+
+def tiny(root: Path, per_node: int | None, trainer: Trainer = "allreduce") -> Tiny:
     """Running statistics and dropout; a batch that does not divide by the ranks."""
     params = TrainerParams(
-        trainer="allreduce",
+        trainer=trainer,
         processes=4,
         processes_per_node=per_node,
         epochs=2,
@@ -59,71 +57,6 @@ def tiny(root: Path, per_node: int | None) -> Tiny:
     )
     changes = {"models": {"noisy": Noisy}, "lr_schedules": {"onecycle": "onecycle"}}
     return Tiny(root, params=params, batch_size=9, **changes)
-
-
-class Peers:
-    """Forks a process for each further node when rank 0 listens."""
-
-    def __init__(
-        self,
-        made: Tiny,
-        task: Task,
-        work: Callable[..., None] = across_nodes.serve,
-        on_gpus: bool = False,
-    ) -> None:
-        self.made, self.task, self.work, self.on_gpus = made, task, work, on_gpus
-        self.pids: list[int] = []
-        self.events: list[RunEvent] = []
-
-    def tell(self, event: RunEvent) -> None:
-        """Take an event of rank 0."""
-        self.events.append(event)
-        if not isinstance(event, Meeting):
-            return
-        here = self.made.params.processes // self.made.params.nodes
-        for first in range(here, self.made.params.processes, here):
-            span = replace(HOME, ports=event.ports, first=first, task=self.task)
-            placement = Placement(("job",), (), here, trainer="allreduce", span=span)
-            gpus = [self.gpu_of(rank) for rank in range(first, first + here)]
-            given = (gpus,) if self.on_gpus else ()
-            pid = os.fork()
-            if pid == 0:
-                os.closerange(3, 1000)  # as on another machine: nothing of rank 0's
-                try:
-                    self.work(self.made.bundle, placement, self.made.batches, Heartbeat(), *given)
-                finally:
-                    os._exit(0)
-            self.pids.append(pid)
-
-    def gpu_of(self, rank: int) -> CpuToTake:
-        """What stands for the GPU of a rank, and notes who takes it."""
-        return CpuToTake(self.made.root / f"gpu-{rank}")
-
-    def ended(self) -> None:
-        """Reap them; they end by themselves."""
-        for pid in self.pids:
-            until(lambda pid=pid: os.waitpid(pid, os.WNOHANG)[0] == pid, 20)
-
-
-def attempt(
-    made: Tiny,
-    stop: Callable[[], bool] = never,
-    work: Callable[..., None] = across_nodes.serve,
-    on_gpus: bool = False,
-) -> tuple[Result | None, Peers]:
-    task = Task(made.jobs[0])
-    peers, before = Peers(made, task, work, on_gpus), descendants()
-    span = HOME if made.params.nodes > 1 else None
-    here = range(made.params.processes // made.params.nodes)
-    gpus = [peers.gpu_of(rank) for rank in here] if on_gpus else ()
-    try:
-        found = train.train(
-            made.bundle, task, made.batches, (), peers.tell, stop, gpus=gpus, span=span
-        )
-    finally:
-        peers.ended()
-        assert descendants() <= before
-    return found, peers
 
 
 def numbers(result: Result | None) -> list[Any]:
@@ -190,24 +123,36 @@ def test_gloo_connects_when_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.backend == "gloo"
 
 
-@pytest.mark.parametrize("on_gpus", [False, True])
-def test_a_killed_rank_of_another_node_ends_the_attempt(tmp_path: Path, on_gpus: bool) -> None:
-    class Dies(Noisy):
-        steps = 0
+class Fails(Noisy):
+    """Does something in the third step of a rank of another node."""
 
-        def forward(self, inputs: Any) -> Any:
-            Dies.steps += 1
-            if Dies.steps == 3 and os.getpid() != mine:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().forward(inputs)
+    home = os.getpid()
 
-    mine = os.getpid()
-    made = tiny(tmp_path, 1)
-    made = replace_models(made, Dies)
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act, self.steps = act, 0
+
+    def forward(self, inputs: Any) -> Any:
+        self.steps += 1
+        if self.steps == 3 and os.getpid() != self.home:
+            self.act()
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "on_gpus"), [("allreduce", False), ("allreduce", True), ("parameter_server", False)]
+)
+def test_a_killed_rank_of_another_node_ends_the_attempt(
+    tmp_path: Path, trainer: Trainer, on_gpus: bool
+) -> None:
+    def killed() -> Fails:
+        return Fails(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    made = replace_models(tiny(tmp_path, 1, trainer), noisy=killed)
     begun = time.monotonic()
     with pytest.raises(WorkerDiedError, match="its connection closed"):
         attempt(made, on_gpus=on_gpus)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 60
 
 
 def test_a_worker_that_would_wait_for_a_rank_of_another_node_for_ever_ends(
@@ -239,29 +184,47 @@ def test_a_worker_that_would_wait_for_a_rank_of_another_node_for_ever_ends(
     assert "and with it the attempt; rank 0 still waited for it" in capfd.readouterr().err
 
 
-def replace_models(made: Tiny, model: type) -> Tiny:
-    made.bundle = replace(made.bundle, recipe=replace(made.bundle.recipe, models={"noisy": model}))
-    return made
+@TRAINERS
+def test_what_a_rank_of_another_node_raises_is_raised(tmp_path: Path, trainer: Trainer) -> None:
+    def fail() -> None:
+        raise FileNotFoundError(2, "gone", "x.png")
+
+    made = replace_models(tiny(tmp_path, 2, trainer), noisy=lambda: Fails(fail))
+    with pytest.raises(FileNotFoundError, match="gone"):
+        attempt(made)
 
 
-def test_a_request_to_stop_ends_the_wait_for_other_nodes(tmp_path: Path) -> None:
-    found, peers = attempt(tiny(tmp_path, 2), always, lambda *given: None)
+@TRAINERS
+def test_a_request_to_stop_ends_the_wait_for_other_nodes(tmp_path: Path, trainer: Trainer) -> None:
+    found, peers = attempt(tiny(tmp_path, 2, trainer), always, lambda *given: None)
     assert found is None
     assert len(peers.pids) == 1
+
+
+@TRAINERS
+def test_an_end_during_the_wait_for_other_nodes_leaves_nothing(
+    tmp_path: Path, trainer: Trainer
+) -> None:
+    def refuse() -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        attempt(tiny(tmp_path, 2, trainer), refuse, lambda *given: None)
+    assert not listening().keys() & sockets()
 
 
 def test_who_does_not_know_the_secret_is_no_rank() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        line, _ = connected("127.0.0.1", port, "guessed", 1)
-        assert accepted(server, "secret", 1.0) is None
-        line.close()
-        line, here = connected("127.0.0.1", port, "secret", 3)
+        with connected("127.0.0.1", port, "guessed", 1):
+            assert accepted(server, "secret", 1.0) is None
+        line = pipe_of(connected("127.0.0.1", port, "secret", 3))
         found = accepted(server, "secret", 1.0)
         assert found is not None
-        assert (found[0], here) == (3, "127.0.0.1")
+        assert found[0] == 3
         line.send("hello")
-        assert found[1].recv() == "hello"
+        other = pipe_of(found[1])
+        assert other.recv() == "hello"
         line.close()
-        found[1].close()
+        other.close()
         assert accepted(server, "secret", 0.05) is None
