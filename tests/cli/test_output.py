@@ -159,6 +159,8 @@ ALLOWED = {
     "training/worker/fork_server.py": {"sys.stderr"},
     # A process that answers another one of ours through a pipe.
     "cli/bench/packing.py": {"sys.stdout"},
+    # Names the type.
+    "cli/status.py": {"Console"},
     # Knows loggers as objects that code refers to.
     "jobs/digests/values.py": {"logging"},
     # What people see also goes to a log that a program may catch; and whether lines are wrapped
