@@ -44,6 +44,8 @@ class Recipe:
     criterion: Callable[..., Any]  # (outputs, targets) → scalar loss; copied for each job
     # unfitted scikit-learn transformer, cloned and fitted on each training fold
     preprocess: Any = None
+    # (model, batch, state) → loss, in place of criterion(model(inputs), targets)
+    training_step: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)

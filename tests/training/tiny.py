@@ -127,6 +127,7 @@ class Tiny:
     params: TrainerParams = field(default_factory=lambda: TrainerParams(epochs=2))
     batch_size: int = 10
     preprocess: Any = None
+    training_step: Callable[..., Any] | None = None
     data: tuple[Any, Any] = field(default_factory=samples)
     cv: Any = 3
     wants_classes: bool = True
@@ -161,7 +162,12 @@ class Tiny:
         )
         self.root.mkdir(parents=True, exist_ok=True)
         recipe = Recipe(
-            self.models, self.lr_schedules, self.opt_fn, self.criterion, self.preprocess
+            self.models,
+            self.lr_schedules,
+            self.opt_fn,
+            self.criterion,
+            self.preprocess,
+            training_step=self.training_step,
         )
         return Bundle(
             plan,

@@ -18,7 +18,7 @@ from asynckfold.planning import memory_format
 from asynckfold.training import lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
-from asynckfold.training.dry_run import checks, loss_trial, schedule_fit
+from asynckfold.training.dry_run import checks, loss_trial, own_step_trial, schedule_fit
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
 from asynckfold.training.dry_run.checks import Refused, first_line
 from asynckfold.training.dry_run.fingerprints import tensors_of
@@ -27,8 +27,10 @@ from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.own_step import own_step
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
+from asynckfold.training.several_optimizers import optimizers_of
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
@@ -64,12 +66,7 @@ class CandidateTrial:
                 "Return the module from the factory.",
             )
         self.optimizer = with_fused_kernel(recipe.opt_fn, self.model)
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise Refused(
-                "opt_fn must return a torch.optim.Optimizer",
-                f"{self.optimizer!r:.80}",
-                "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
-            )
+        checks.check_optimizer_kind(self.optimizer, recipe)
         self.unscheduled = schedule_fit.unscheduled(self.optimizer)
         self.lr_schedule = lr_schedules.make(
             recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
@@ -90,9 +87,16 @@ class CandidateTrial:
                 "It gets an array of numbers, one row for each sample, without column names.",
             ) from error
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
+        self.own = own_step(
+            recipe,
+            plan.params,
+            self.optimizer,
+            copy.deepcopy(recipe.criterion),
+            self.inputs.device,
+            plan.params.precision_on_cores,
+        )
 
-    def schedule_fit(self) -> schedule_fit.Fit:
-        """Judge the LR schedule by the number of steps in the candidate's jobs."""
+    def _fit_of(self, unscheduled: torch.optim.Optimizer) -> schedule_fit.Fit:
         plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[self.schedule]
         sizes = [len(fold.train) for fold in self.bundle.folds]
         least, most = (
@@ -105,11 +109,19 @@ class CandidateTrial:
             # As `setup` does for each job.
             return lr_schedules.make(spec, optimizer, most)
 
-        made = make(schedule_fit.unscheduled(self.unscheduled))
+        made = make(schedule_fit.unscheduled(unscheduled))
         if lr_schedules.needs_metric(made):
             return schedule_fit.fit_of(self.schedule, made, steps, ())
-        found = schedule_fit.rates_of(make, self.unscheduled, most)
+        found = schedule_fit.rates_of(make, unscheduled, most)
         return schedule_fit.fit_of(self.schedule, made, steps, *found)
+
+    def schedule_fit(self) -> schedule_fit.Fit:
+        """Judge the LR schedule by the number of steps in the candidate's jobs."""
+        fits = [self._fit_of(part) for part in optimizers_of(self.unscheduled)]
+        return schedule_fit.Fit(
+            tuple(dict.fromkeys(item for fit in fits for item in fit.problems)),
+            tuple(dict.fromkeys(note for fit in fits for note in fit.notes)),
+        )
 
     def check_model(self) -> None:
         """Refuse an optimizer of another model, and a factory that returns one model twice."""
@@ -129,6 +141,8 @@ class CandidateTrial:
 
         The first step warms up, and its operations are counted.
         """
+        if self.own:
+            self._score(output_samples)
         with self.counter:
             first = self._step(output_samples)
         if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
@@ -139,13 +153,11 @@ class CandidateTrial:
 
     def _step(self, output_samples: dict[str, OutputSample] | None = None) -> float:
         started = time.perf_counter()
+        if self.own:
+            own_step_trial.step(self.own, self.model.train(), (self.inputs, self.targets))
+            return time.perf_counter() - started
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        try:
-            outputs = self._outputs(self.model.train())
-        except Exception as error:
-            if refusal := misfit(self.name, self.model, self.inputs, error):
-                raise refusal from error
-            raise
+        outputs = self._fitting_outputs(self.model.train())
         if output_samples is not None and isinstance(outputs, torch.Tensor):
             output_samples[self.name] = output_sample(outputs)
         checks.check_outputs(self.name, outputs, self.targets, self.bundle)
@@ -162,6 +174,23 @@ class CandidateTrial:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def _fitting_outputs(self, model: nn.Module) -> Any:
+        try:
+            return self._outputs(model)
+        except Exception as error:
+            if refusal := misfit(self.name, self.model, self.inputs, error):
+                raise refusal from error
+            raise
+
+    def _score(self, output_samples: dict[str, OutputSample]) -> None:
+        """Refuse a model that is trained by a step of its own, and cannot be scored."""
+        with torch.no_grad():
+            outputs = self._fitting_outputs(self.model.eval())
+            checks.check_outputs(self.name, outputs, self.targets, self.bundle)
+            loss = copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets)
+        checks.check_held_out_loss(self.name, loss)
+        self.outputs, output_samples[self.name] = outputs, output_sample(outputs)
 
     def check_criterion(self) -> None:
         """Refuse a criterion that compares outputs with the targets of other samples."""

@@ -65,6 +65,8 @@ def _unfit(trial: CandidateTrial) -> str:
     """Return why jobs of a model are fused on no device; empty if nothing speaks against it."""
     if pretraining.has_pretraining(trial.model):
         return "it has pretraining, which each job runs separately"
+    if trial.bundle.recipe.training_step is not None:
+        return "it has a training step of the user's own"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
     return ""
