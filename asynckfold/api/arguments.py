@@ -236,6 +236,7 @@ class Settings(Sharing, OwnTraining, JobTrainer):
         for item in fields(self):
             object.__setattr__(self, item.name, plain(getattr(self, item.name)))
         object.__setattr__(self, "about", dict(self.about or {}))
+        object.__setattr__(self, "scoring", self.scoring_of_own(self.scoring))
         if not self.parallelize and self.engine == "process":
             object.__setattr__(self, "engine", "serial")
 

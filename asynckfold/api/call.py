@@ -74,13 +74,14 @@ def read_call(
         problems += ray_address.checked(settings.ray_address)
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
-    problems += settings.own_training_problems(params.trainer)
+    problems += settings.own_training_problems(params)
     parts = {
         **{f"model {name}": model for name, model in named.items()},
         **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},
         "opt_fn": opt_fn,
         "criterion": settings.criterion,
         "training_step": settings.training_step,
+        "fit_fn": settings.fit_fn,
         "preprocess": settings.preprocess,
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
@@ -97,6 +98,7 @@ def read_call(
         settings.criterion,
         settings.preprocess,
         training_step=settings.training_step,
+        fit_fn=settings.fit_fn,
     )
     return Call(settings, recipe, params, trainer_params, tuple(notes), started)
 

@@ -8,6 +8,24 @@ from typing import Any
 
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.results.reported_scores import with_reported
+
+_SHAPES = {
+    "training_step": (
+        "(model, batch, state) → loss",
+        "def training_step(model, batch, state): inputs, targets = batch; "
+        "return state.criterion(model(inputs), targets)",
+    ),
+    "fit_fn": (
+        "of one context",
+        "def fit_fn(context): ..., with a loop over context.train_loader",
+    ),
+}
+"""What each function takes, and how it is written."""
+
+_OURS = {"precision": ("bf16", "fp16"), "lr_step": ("batch",)}
+"""Parameters of the built-in loop, and the values that a loop of one's own would not see."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,32 +39,68 @@ class OwnTraining:
         ``loss`` and what else to record. Backward, clipping, autocast, optimizer and LR schedule
         stay ours. ``opt_fn`` may return a tuple of several optimizers: the step then calls
         ``state.backward(loss, optimizer)``. The held-out fold is scored as always.
+    fit_fn : callable, optional
+        Trains a whole job by a loop of its own. It gets a context with model, loaders of this fold,
+        optimizer, LR schedule, and the functions ``report``, ``save`` and ``load``. A reported
+        metric with the name of a score is that score; all others are computed on the held-out fold.
     """
 
     training_step: Callable[..., Any] | None = argument(None, group="training")
+    fit_fn: Callable[[Any], Any] | None = argument(None, group="training")
 
-    def own_training_problems(self, trainer: str) -> Iterator[Problem]:
+    def scoring_of_own(self, scoring: Any) -> Any:
+        """Return `scoring`, of which the user's own loop may report what has another name."""
+        return scoring if self.fit_fn is None else with_reported(scoring)
+
+    def own_training_problems(self, params: TrainerParams) -> Iterator[Problem]:
         """Yield why the user's own code cannot train the jobs."""
-        given: object = self.training_step
-        if given is None:
-            return
-        if not callable(given):
+        given = [name for name in _SHAPES if getattr(self, name) is not None]
+        for name in given:
+            yield from self._problems_of(name, params)
+        if len(given) > 1:
             yield Problem(
-                "training_step must be a function (model, batch, state) → loss",
-                one_line(given),
-                "Write for instance: def training_step(model, batch, state): inputs, targets = "
-                "batch; return state.criterion(model(inputs), targets)",
+                "training_step and fit_fn both say how a job trains",
+                " and ".join(given),
+                "Drop one of them.",
             )
-        if trainer != "plain":
+        if "fit_fn" in given:
+            yield from _unseen_problems(params)
+
+    def _problems_of(self, name: str, params: TrainerParams) -> Iterator[Problem]:
+        shape, example = _SHAPES[name]
+        if not callable(getattr(self, name)):
             yield Problem(
-                "training_step needs the plain trainer",
-                f"trainer={trainer!r}",
+                f"{name} must be a function {shape}",
+                one_line(getattr(self, name)),
+                f"Write for instance: {example}.",
+            )
+        if params.trainer != "plain":
+            yield Problem(
+                f"{name} needs the plain trainer",
+                f"trainer={params.trainer!r}",
                 "Leave trainer and processes out.",
             )
         baseline = getattr(self, "baseline", None)
         if baseline not in (None, "none"):
             yield Problem(
-                "the serial baseline trains by the criterion, not by a training_step",
+                f"the serial baseline trains by the criterion, not by a {name}",
                 f"baseline={baseline!r}",
                 "Leave baseline out.",
             )
+
+
+def _unseen_problems(params: TrainerParams) -> Iterator[Problem]:
+    """Yield parameters of the built-in loop that would have no effect."""
+    unseen = [
+        f"{name}={getattr(params, name)!r}"
+        for name, values in _OURS.items()
+        if getattr(params, name) in values
+    ]
+    if params.clip_grad_norm is not None:
+        unseen.append(f"clip_grad_norm={params.clip_grad_norm!r}")
+    if unseen:
+        yield Problem(
+            "a fit_fn sets precision, clips gradients and steps the LR schedule itself",
+            ", ".join(unseen),
+            "Leave that out, and write it in fit_fn.",
+        )

@@ -12,7 +12,7 @@ from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY
 from asynckfold.planning import fusion_groups
-from asynckfold.training import checkpoint, pretraining
+from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 from asynckfold.training.several_optimizers import SeveralOptimizers, optimizers_of
@@ -49,8 +49,8 @@ def check_optimizer_kind(optimizer: Any, recipe: Any) -> None:
     remedy = "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)"
     several = isinstance(optimizer, SeveralOptimizers)
     received = f"a tuple of {len(parts)}" if several else f"{optimizer!r:.80}"
-    if several and recipe.training_step is None:
-        remedy += "; several optimizers need training_step="
+    if several and recipe.training_step is None and recipe.fit_fn is None:
+        remedy += "; several optimizers need training_step= or fit_fn="
         raise Refused("opt_fn must return a torch.optim.Optimizer", received, remedy)
     if several and len(parts) < 2:
         raise Refused("a tuple of optimizers must hold several", received, remedy)
@@ -102,8 +102,14 @@ def check_new(name: str, model: nn.Module, again: Any) -> None:
         )
 
 
-def check_lr_schedule(name: str, schedule: Any) -> None:
-    """Refuse an object without ``step`` and ``state_dict``."""
+def check_lr_schedule(name: str, schedule: Any, recipe: Any) -> None:
+    """Refuse an object without ``step`` and ``state_dict``, or that a `fit_fn` cannot step."""
+    if recipe.fit_fn is not None and lr_schedules.needs_metric(schedule):
+        raise Refused(
+            "LR schedules that react to a loss need inner-validation samples, which a fit_fn lacks",
+            f"LR schedule {name}",
+            "Use another, such as 'constant', and lower the learning rate in fit_fn.",
+        )
     if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
         raise Refused(
             f"LR schedule {name} must have step() and state_dict()",
