@@ -81,6 +81,7 @@ def read_call(
         "opt_fn": opt_fn,
         "criterion": settings.criterion,
         "training_step": settings.training_step,
+        "validation_step": settings.validation_step,
         "fit_fn": settings.fit_fn,
         "preprocess": settings.preprocess,
         "train_transform": settings.train_transform,
@@ -98,6 +99,7 @@ def read_call(
         settings.criterion,
         settings.preprocess,
         training_step=settings.training_step,
+        validation_step=settings.validation_step,
         fit_fn=settings.fit_fn,
     )
     return Call(settings, recipe, params, trainer_params, tuple(notes), started)

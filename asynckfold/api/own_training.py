@@ -17,6 +17,11 @@ _SHAPES = {
         "def training_step(model, batch, state): inputs, targets = batch; "
         "return state.criterion(model(inputs), targets)",
     ),
+    "validation_step": (
+        "(model, batch, state) → loss, or a dict of numbers",
+        "def validation_step(model, batch, state): inputs, targets = batch; "
+        "return {'margin': model(inputs).amax(1).mean()}",
+    ),
     "fit_fn": (
         "of one context",
         "def fit_fn(context): ..., with a loop over context.train_loader",
@@ -39,6 +44,10 @@ class OwnTraining:
         ``loss`` and what else to record. Backward, clipping, autocast, optimizer and LR schedule
         stay ours. ``opt_fn`` may return a tuple of several optimizers: the step then calls
         ``state.backward(loss, optimizer)``. The held-out fold is scored as always.
+    validation_step : callable, optional
+        Measures a batch of the held-out fold after each epoch, (model, (inputs, targets), state) →
+        loss, or a dict of numbers; also by ``state.log``. Means over the fold are in the table of
+        epochs, and a loss is its ``valid_loss``. A number with the name of a score is that score.
     fit_fn : callable, optional
         Trains a whole job by a loop of its own. It gets a context with model, loaders of this fold,
         optimizer, LR schedule, and the functions ``report``, ``save`` and ``load``. A reported
@@ -46,20 +55,22 @@ class OwnTraining:
     """
 
     training_step: Callable[..., Any] | None = argument(None, group="training")
+    validation_step: Callable[..., Any] | None = argument(None, group="training")
     fit_fn: Callable[[Any], Any] | None = argument(None, group="training")
 
     def scoring_of_own(self, scoring: Any) -> Any:
-        """Return `scoring`, of which the user's own loop may report what has another name."""
-        return scoring if self.fit_fn is None else with_reported(scoring)
+        """Return `scoring`, of which the user's own code may report what has another name."""
+        none = self.fit_fn is None and self.validation_step is None
+        return scoring if none else with_reported(scoring)
 
     def own_training_problems(self, params: TrainerParams) -> Iterator[Problem]:
         """Yield why the user's own code cannot train the jobs."""
         given = [name for name in _SHAPES if getattr(self, name) is not None]
         for name in given:
             yield from self._problems_of(name, params)
-        if len(given) > 1:
+        if "fit_fn" in given and len(given) > 1:
             yield Problem(
-                "training_step and fit_fn both say how a job trains",
+                "a fit_fn trains and validates a job alone",
                 " and ".join(given),
                 "Drop one of them.",
             )

@@ -46,6 +46,8 @@ class Recipe:
     preprocess: Any = None
     # (model, batch, state) → loss, in place of criterion(model(inputs), targets)
     training_step: Callable[..., Any] | None = None
+    # (model, batch, state) → measures of the held-out fold
+    validation_step: Callable[..., Any] | None = None
     # trains a whole job, given its `own_loop.Context`
     fit_fn: Callable[[Any], Any] | None = None
 

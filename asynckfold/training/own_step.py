@@ -69,9 +69,12 @@ class StepState:
         optimizers: tuple[torch.optim.Optimizer, ...],
         criterion: Callable[..., Any],
         device: torch.device,
+        precision: str = "fp32",
         clip_grad_norm: float | None = None,
     ) -> None:
-        self.optimizers, self.criterion, self.device = optimizers, criterion, device
+        dtype = AUTOCAST.get(precision)
+        self.criterion = criterion if dtype is None else _in_float32(criterion, device, dtype)
+        self.optimizers, self.device = optimizers, device
         self.epoch = self.batch_index = 0
         self.measures: dict[str, torch.Tensor] = {}
         self.backwards = 0
@@ -130,12 +133,10 @@ class OwnStep:
         precision: str,
         clip_grad_norm: float | None = None,
     ) -> None:
-        self._function = function
-        self._dtype = AUTOCAST.get(precision)
+        self._function, self._precision = function, precision
         optimizers = optimizers_of(optimizer)
         self.is_several = len(optimizers) > 1
-        inner = criterion if self._dtype is None else self._in_float32(criterion, device)
-        self.state = StepState(optimizers, inner, device, clip_grad_norm)
+        self.state = StepState(optimizers, criterion, device, precision, clip_grad_norm)
         self.logged: dict[str, list[torch.Tensor]] = {}
 
     def loss(self, model: nn.Module, batch: Any, epoch: int, batch_index: int) -> torch.Tensor:
@@ -146,21 +147,11 @@ class OwnStep:
         state = self.state
         state.epoch, state.batch_index, state.backwards = epoch, batch_index, 0
         state.measures = {}
-        with self._autocast(state.device):
+        with autocast(state.device, self._precision):
             found = self._function(model, batch, state)
-        if isinstance(found, Mapping):
-            if "loss" not in found:
-                names = ", ".join(map(str, found)) or "nothing"
-                raise StepError(
-                    "a dict that training_step returns must hold the loss",
-                    f"a dict of {names}",
-                    "Return {'loss': loss, ...}.",
-                )
-            state.log(**{str(name): found[name] for name in found if name != "loss"})
-            found = found["loss"]
-        check_loss(found, differentiable=not self.is_several)
-        loss: torch.Tensor = found.float() if found.dtype is self._dtype else found
-        return loss
+        loss = parsed("training_step", found, state, differentiable=not self.is_several)
+        assert loss is not None
+        return loss.float() if loss.dtype is AUTOCAST.get(self._precision) else loss
 
     def keep_measures(self) -> None:
         """Add what the batch logged to the epoch."""
@@ -181,22 +172,45 @@ class OwnStep:
         device = self.state.device
         self.logged = {name: list(values.to(device).unbind()) for name, values in tree.items()}
 
-    def _autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        if self._dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(device.type, self._dtype)
 
-    def _in_float32(
-        self, criterion: Callable[..., Any], device: torch.device
-    ) -> Callable[..., Any]:
-        """Return the criterion as the built-in step computes it, see `precision`."""
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Return the context in which the user's functions compute."""
+    dtype = AUTOCAST.get(precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
-        def computed(outputs: Any, targets: Any) -> Any:
-            is_short = isinstance(outputs, torch.Tensor) and outputs.dtype is self._dtype
-            with torch.autocast(device.type, enabled=False):
-                return criterion(outputs.float() if is_short else outputs, targets)
 
-        return computed
+def _in_float32(
+    criterion: Callable[..., Any], device: torch.device, dtype: torch.dtype
+) -> Callable[..., Any]:
+    """Return the criterion as the built-in step computes it, see `precision`."""
+
+    def computed(outputs: Any, targets: Any) -> Any:
+        is_short = isinstance(outputs, torch.Tensor) and outputs.dtype is dtype
+        with torch.autocast(device.type, enabled=False):
+            return criterion(outputs.float() if is_short else outputs, targets)
+
+    return computed
+
+
+def parsed(
+    name: str, found: Any, state: StepState, *, differentiable: bool, needed: bool = True
+) -> torch.Tensor | None:
+    """Log what a function returned beside the loss; return the loss, None only if not `needed`."""
+    if isinstance(found, Mapping):
+        if "loss" not in found and needed:
+            names = ", ".join(map(str, found)) or "nothing"
+            raise StepError(
+                f"a dict that {name} returns must hold the loss",
+                f"a dict of {names}",
+                "Return {'loss': loss, ...}.",
+            )
+        state.log(**{str(key): found[key] for key in found if key != "loss"})
+        found = found.get("loss")
+    if found is None and not needed:
+        return None
+    check_loss(found, name, differentiable=differentiable)
+    loss: torch.Tensor = found
+    return loss
 
 
 def own_step(
@@ -216,14 +230,14 @@ def own_step(
     return OwnStep(function, optimizer, criterion, device, precision, params.clip_grad_norm)
 
 
-def check_loss(loss: Any, *, differentiable: bool = True) -> None:
+def check_loss(loss: Any, name: str = "training_step", *, differentiable: bool = True) -> None:
     """Refuse a loss that is not one number with a gradient."""
     is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
     if is_number and (loss.requires_grad or not differentiable):
         return
     gradient = " with a gradient" * differentiable
     raise StepError(
-        f"training_step must give one number{gradient} as loss",
+        f"{name} must give one number{gradient} as loss",
         f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
         if isinstance(loss, torch.Tensor)
         else repr(loss)[:80],

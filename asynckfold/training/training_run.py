@@ -41,6 +41,7 @@ from asynckfold.training.losses import (
     weights,
 )
 from asynckfold.training.own_step import OwnStep
+from asynckfold.training.own_validation import OwnValidation, joined, measured
 from asynckfold.training.several_optimizers import optimizers_of
 from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
 
@@ -98,8 +99,8 @@ class Training:
         Losses that a GPU still computes, to be told of once they have arrived.
     gradient : callable
         What sets the gradients of a batch: `gradients.fresh_gradient`, or a CUDA graph of it.
-    own_step : OwnStep or None
-        The user's own `training_step`.
+    own_step, own_validation : OwnStep, OwnValidation, or None
+        The user's own `training_step` and `validation_step`.
     """
 
     task: Task
@@ -135,6 +136,7 @@ class Training:
     readings: list[_Reading] = field(default_factory=list)
     gradient: Gradient = field(default=gradients.fresh_gradient)
     own_step: OwnStep | None = None
+    own_validation: OwnValidation | None = None
 
     @property
     def params(self) -> TrainerParams:
@@ -267,6 +269,7 @@ class Training:
         _check_finite(self, losses)
         train_loss = self._train_loss(losses.numpy(), rest.pop(0).numpy() if counts else None)
         self.outputs, valid_loss, accuracy = _numbers(self, rest)
+        valid_loss, found_by_user = measured(self, valid_loss)
         self.score_seconds = seconds_between(began, ended)
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
         if np.isnan(self.outputs).any():
@@ -274,6 +277,7 @@ class Training:
         if not np.isfinite(valid_loss):
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
         logged = {} if self.own_step is None else self.own_step.means()
+        logged = joined(logged, found_by_user)
         return Epoch(self.epoch + 1, train_loss, valid_loss, accuracy, self.lr, 0.0, logged)
 
     def _train_loss(
@@ -348,6 +352,8 @@ class Training:
             found["scaler"] = self.scaler.state_dict()
         if self.own_step is not None:
             found["logged"] = self.own_step.state_dict()
+        if self.own_validation is not None:
+            found["measured"] = self.own_validation.found
         return found
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
@@ -371,6 +377,8 @@ class Training:
             self.scaler.load_state_dict(tree["scaler"])
         if self.own_step is not None:
             self.own_step.load_state_dict(tree["logged"])
+        if self.own_validation is not None:
+            self.own_validation.found = tree["measured"]
 
     def averaged(self) -> Averaged | None:
         """Return what parameter averaging has done so far; None for other trainers."""

@@ -73,7 +73,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no function": ({"fit_fn": 1}, r"fit_fn must be a function of one context: received 1\."),
     "two": (
         {"training_step": lambda model, batch, state: None},
-        "training_step and fit_fn both say how a job trains: received training_step and fit_fn",
+        "a fit_fn trains and validates a job alone: received training_step and fit_fn",
     ),
     "another trainer": (
         {"trainer": "hogwild", "processes": 2, "engine": "process"},

@@ -136,3 +136,18 @@ def test_a_nan_in_the_first_batch_diverges(tmp_path: Path) -> None:
 
     with pytest.raises(AllJobsFailedError, match="the loss became nan at epoch 1, batch 1"):
         called(tmp_path, training_step=broken)
+
+
+def margin(model: nn.Module, batch: Any, state: Any) -> dict[str, Any]:
+    best = model(batch[0]).topk(2).values
+    return {"margin": (best[:, 0] - best[:, 1]).mean()}
+
+
+def test_a_validation_step_gives_the_score_of_its_name(tmp_path: Path) -> None:
+    results = called(tmp_path, validation_step=margin, scoring=["margin", "accuracy"])
+    rows = results.to_frame("epoch")
+    last = rows[rows["epoch"] == 2]["margin"]
+    assert results.best_score_ == pytest.approx(last.mean())
+    assert set(results.results["Tiny/cosine/fold-0"].scores) == {"margin", "accuracy"}
+    with pytest.raises(InputError, match="scoring must name scikit-learn scorers: received 'mar"):
+        called(tmp_path / "other", scoring="margin")

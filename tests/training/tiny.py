@@ -128,6 +128,7 @@ class Tiny:
     batch_size: int = 10
     preprocess: Any = None
     training_step: Callable[..., Any] | None = None
+    validation_step: Callable[..., Any] | None = None
     fit_fn: Callable[[Any], Any] | None = None
     data: tuple[Any, Any] = field(default_factory=samples)
     cv: Any = 3
@@ -169,6 +170,7 @@ class Tiny:
             self.criterion,
             self.preprocess,
             training_step=self.training_step,
+            validation_step=self.validation_step,
             fit_fn=self.fit_fn,
         )
         return Bundle(

@@ -34,6 +34,7 @@ from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.own_step import own_step
+from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.several_optimizers import optimizers_of
@@ -186,6 +187,18 @@ class CandidateTrial:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def check_validation(self) -> None:
+        """Refuse a `validation_step` that breaks a rule."""
+        parts = optimizers_of(self.optimizer)
+        criterion = copy.deepcopy(self.bundle.recipe.criterion)
+        precision = self.bundle.plan.params.precision_on_cores
+        recipe, device = self.bundle.recipe, self.inputs.device
+        own = own_validation(recipe, parts, criterion, device, precision)
+        if own is not None:
+            logged = self.own.state.measures if self.own else {}
+            batch = self.inputs, self.targets
+            own_step_trial.validate(own, self.model.eval(), batch, logged)
 
     def _own_loop(self) -> None:
         """Run the user's loop for one batch, and compare its bits with those of the first run."""

@@ -67,6 +67,8 @@ def _unfit(trial: CandidateTrial) -> str:
         return "it has pretraining, which each job runs separately"
     if trial.bundle.recipe.training_step is not None:
         return "it has a training step of the user's own"
+    if trial.bundle.recipe.validation_step is not None:
+        return "it has a validation step of the user's own"
     if trial.bundle.recipe.fit_fn is not None:
         return "it has a loop of the user's own"
     if trial.bundle.plan.params.precision == "fp16":

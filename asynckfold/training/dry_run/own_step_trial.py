@@ -18,6 +18,7 @@ from asynckfold.training.own_step import (
     StepError,
     StepState,
 )
+from asynckfold.training.own_validation import OwnValidation, joined
 
 
 def step(own: OwnStep, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -40,6 +41,29 @@ def step(own: OwnStep, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor
     loss.backward()  # type: ignore[no-untyped-call]
     if not isinstance(state.optimizer, torch.optim.LBFGS):
         state.optimizer.step()
+
+
+def validate(
+    own: OwnValidation,
+    model: nn.Module,
+    batch: tuple[torch.Tensor, torch.Tensor],
+    logged: dict[str, Any],
+) -> None:
+    """Measure the batch; refuse a `validation_step` that breaks a rule.
+
+    `logged` is what the `training_step` logs.
+    """
+    try:
+        loss = own.loss(model, [batch], 0)
+        joined(logged, own.found)
+    except StepError as error:
+        raise Refused(*error.args) from error
+    if loss is None and not own.found:
+        raise Refused(
+            "validation_step must measure something",
+            "a function that returns and logs nothing",
+            "Return a loss or a dict of numbers, or call state.log(name=number).",
+        )
 
 
 def _check_untouched(state: StepState, stepped: list[Any]) -> None:
