@@ -19,6 +19,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("dbn", ["DBN", "plain"]),
         ("fit", ["MLP"]),
         ("fold_models", ["MLP"]),
+        ("gan", ["GAN"]),
+        ("own_loop", ["MLP"]),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from asynckfold.api.own_training import OwnTraining
 from asynckfold.api.resources import Sharing
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
@@ -30,7 +31,7 @@ def words_of(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(Sharing, JobTrainer):
+class Settings(Sharing, OwnTraining, JobTrainer):
     """The arguments of `AsyncKFold`.
 
     Parameters
@@ -235,6 +236,7 @@ class Settings(Sharing, JobTrainer):
         for item in fields(self):
             object.__setattr__(self, item.name, plain(getattr(self, item.name)))
         object.__setattr__(self, "about", dict(self.about or {}))
+        object.__setattr__(self, "scoring", self.scoring_of_own(self.scoring))
         if not self.parallelize and self.engine == "process":
             object.__setattr__(self, "engine", "serial")
 

@@ -74,11 +74,15 @@ def read_call(
         problems += ray_address.checked(settings.ray_address)
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
+    problems += settings.own_training_problems(params)
     parts = {
         **{f"model {name}": model for name, model in named.items()},
         **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},
         "opt_fn": opt_fn,
         "criterion": settings.criterion,
+        "training_step": settings.training_step,
+        "validation_step": settings.validation_step,
+        "fit_fn": settings.fit_fn,
         "preprocess": settings.preprocess,
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
@@ -88,7 +92,16 @@ def read_call(
             problems += sending_problems(parts)
     if problems:
         refuse([*problems, *_data_problems(settings)])
-    recipe = Recipe(named, lr_schedules, opt_fn, settings.criterion, settings.preprocess)
+    recipe = Recipe(
+        named,
+        lr_schedules,
+        opt_fn,
+        settings.criterion,
+        settings.preprocess,
+        training_step=settings.training_step,
+        validation_step=settings.validation_step,
+        fit_fn=settings.fit_fn,
+    )
     return Call(settings, recipe, params, trainer_params, tuple(notes), started)
 
 

@@ -216,7 +216,9 @@ class _Finish:
             for name, score in self.scores[job.model].items():
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
-                    found[name] = float(score(targets, result.outputs))
+                    # What the user's own loop reported under this name, if anything.
+                    own = result.scores.get(name)
+                    found[name] = float(score(targets, result.outputs)) if own is None else own
                 for text in _score_notes(name, found[name], caught):
                     self.say("score", text, result.job_id)
         except Exception as error:  # noqa: BLE001

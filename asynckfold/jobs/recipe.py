@@ -44,6 +44,12 @@ class Recipe:
     criterion: Callable[..., Any]  # (outputs, targets) → scalar loss; copied for each job
     # unfitted scikit-learn transformer, cloned and fitted on each training fold
     preprocess: Any = None
+    # (model, batch, state) → loss, in place of criterion(model(inputs), targets)
+    training_step: Callable[..., Any] | None = None
+    # (model, batch, state) → measures of the held-out fold
+    validation_step: Callable[..., Any] | None = None
+    # trains a whole job, given its `own_loop.Context`
+    fit_fn: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)

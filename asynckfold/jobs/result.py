@@ -41,6 +41,8 @@ class Epoch:
         Learning rate of the first parameter group at the start of the epoch.
     seconds : float
         Wall time, evaluation included.
+    logged : Mapping of str to float
+        By name: means over the epoch of what the user's own `training_step` logged.
     """
 
     number: int
@@ -49,6 +51,11 @@ class Epoch:
     accuracy: float | None
     lr: float
     seconds: float
+    logged: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data; without `logged` if it is empty, as in earlier versions."""
+        return {name: value for name, value in vars(self).items() if value != {}}
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,8 @@ class Result:
                         None if value is None else float(value).hex()
                         for value in (item.train_loss, item.valid_loss, item.accuracy, item.lr)
                     ),
+                    # Results that logged nothing keep the digest of earlier versions.
+                    *([_hexadecimal(item.logged)] if item.logged else []),
                 ]
                 for item in self.epochs
             ],

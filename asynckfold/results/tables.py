@@ -140,7 +140,7 @@ def _averaging_columns(result: Result) -> Row:
 def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
     """Yield a row per epoch; pretraining, if any job has it, comes first, named in ``stage``."""
     staged = any(result.pretraining for result in results.values())
-    unmeasured: Row = {item.name: math.nan for item in fields(Epoch)[1:]}
+    unmeasured: Row = {item.name: math.nan for item in fields(Epoch)[1:-1]}
     for job in plan.jobs:
         result = results.get(job.id)
         if result is None:
@@ -151,7 +151,8 @@ def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
             row = {**where, **unmeasured, **stage.measures, **where}
             yield {**row, "seconds": stage.seconds}
         for item in result.epochs:
-            values = dict(vars(item))
+            values = {**vars(item), **item.logged}
+            del values["logged"]
             where = {
                 **_place(job),
                 **({"stage": ""} if staged else {}),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.decoding import decoded, finite, parsed
@@ -233,13 +233,17 @@ def cores_of(text: str) -> tuple[int, ...]:
 def epochs_text(result: Result) -> str:
     """Return the epochs of a result as JSON.
 
-    Lists are epochs, objects are epochs of pretraining; an object with ``rounds`` is `Averaged`,
-    and one with ``gpu`` holds the peak of the GPU's memory.
+    Lists are epochs, with what they logged as a last object; objects are epochs of pretraining; an
+    object with ``rounds`` is `Averaged`, and one with ``gpu`` holds the peak of the GPU's memory.
     """
     stages = [asdict(item) for item in result.pretraining]
     averaged = [asdict(result.averaged)] if result.averaged else []
     gpu = [{"gpu": result.peak_gpu_memory}] if result.peak_gpu_memory else []
-    return json.dumps([*gpu, *averaged, *stages, *map(astuple, result.epochs)])
+    return json.dumps([*gpu, *averaged, *stages, *map(_epoch_list, result.epochs)])
+
+
+def _epoch_list(item: Epoch) -> list[Any]:
+    return list(item.to_dict().values())
 
 
 def result_row(result: Result) -> tuple[Any, ...]:
@@ -312,8 +316,14 @@ _EpochRow: Any = tuple[int, float, float, float | None, float, float]
 
 
 def _epoch(item: Any) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = decoded(_EpochRow, item, "epoch")
-    return found
+    if not isinstance(item, list) or len(item) < 7:
+        found: tuple[Any, ...] = decoded(_EpochRow, item, "epoch")
+        return found
+    *numbers, logged = item
+    return (
+        *decoded(_EpochRow, numbers, "epoch"),
+        decoded(dict[str, float], logged, "logged"),
+    )
 
 
 def _outputs(data: bytes, shape: str) -> npt.NDArray[np.float32]:

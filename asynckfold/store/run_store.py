@@ -301,7 +301,7 @@ class RunStore(Closing):
         self.file.begin()
         self.file.execute(
             f"INSERT OR REPLACE INTO epochs VALUES ({','.join('?' * 8)},NULL)",
-            (job_id, attempt, *astuple(item)),
+            (job_id, attempt, *astuple(item)[:6]),
         )
         self.file.write_checksums(
             "epochs", "job_id = ? AND attempt = ? AND number = ?", (job_id, attempt, item.number)

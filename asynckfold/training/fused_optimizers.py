@@ -29,6 +29,8 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
+from asynckfold.training.several_optimizers import SeveralOptimizers
+
 OFFERED = frozenset({optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad})
 """Optimizers with a fused CPU kernel; all but the last have one for GPUs in torch 2.6."""
 
@@ -37,9 +39,16 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
     """Return the optimizer that `opt_fn` makes, with ``fused=True`` if the user left it open.
 
     That is: none of ``fused``, ``foreach`` and ``differentiable`` is set, the learning rate is a
-    number, and all parameters are dense floating-point tensors on a CPU or a GPU.
+    number, and all parameters are dense floating-point tensors on a CPU or a GPU. A tuple of
+    optimizers becomes `SeveralOptimizers`.
     """
     optimizer = opt_fn(model)
+    if isinstance(optimizer, (tuple, list)):
+        return SeveralOptimizers([_with_kernel(part, model) for part in optimizer])
+    return _with_kernel(optimizer, model)
+
+
+def _with_kernel(optimizer: Any, model: nn.Module) -> Any:
     if _is_open(optimizer, model):
         for group in (optimizer.defaults, *optimizer.param_groups):
             group["fused"] = True

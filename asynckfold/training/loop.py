@@ -183,6 +183,7 @@ def result_of(training: Training) -> Result:
         outputs=training.outputs,
         weights=checkpoint.weights_digest(training.model.state_dict()),
         score_seconds=training.score_seconds,
+        scores={} if training.own_validation is None else training.own_validation.found,
     )
 
 

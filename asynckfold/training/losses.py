@@ -127,4 +127,11 @@ def mean_loss(
         return float(losses.sum() / sizes.sum())
     if counts is not None:
         sizes = np.array([counts[low:high].sum() for low, high in bounds])
+        return float(losses @ sizes / sizes.sum())
+    return mean_over_samples(losses, bounds)
+
+
+def mean_over_samples(losses: npt.NDArray[np.float64], bounds: Sequence[tuple[int, int]]) -> float:
+    """Return the mean of the losses (n_batches,), each weighted by the samples of its batch."""
+    sizes: npt.NDArray[Any] = np.array([high - low for low, high in bounds])
     return float(losses @ sizes / sizes.sum())

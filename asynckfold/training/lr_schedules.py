@@ -13,6 +13,11 @@ from torch.optim import Optimizer, lr_scheduler
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.recipe import named_lr_schedules
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.training.several_optimizers import (
+    SeveralOptimizers,
+    SeveralSchedules,
+    schedules_of,
+)
 
 Schedule = lr_scheduler.LRScheduler
 
@@ -73,11 +78,13 @@ BUILT_IN: dict[str, Callable[[Optimizer, int], Schedule]] = {
 }
 
 
-def make(schedule: str | Callable[[Any], Any], optimizer: Optimizer, steps: int) -> Any:
+def make(schedule: str | Callable[[Any], Any], optimizer: Any, steps: int) -> Any:
     """Return an LR schedule: a built-in one by name, or from a function optimizer → schedule.
 
-    `steps` is how often ``step`` will be called.
+    `steps` is how often ``step`` will be called. Each of several optimizers gets its own.
     """
+    if isinstance(optimizer, SeveralOptimizers):
+        return SeveralSchedules([make(schedule, part, steps) for part in optimizer.parts])
     if isinstance(schedule, str):
         return BUILT_IN[schedule](optimizer, steps)
     return schedule(optimizer)
@@ -124,7 +131,7 @@ def _request_problems(name: object, steps: object) -> Iterator[Problem]:
 
 def needs_metric(schedule: Any) -> bool:
     """Whether ``step`` takes a metric."""
-    return isinstance(schedule, lr_scheduler.ReduceLROnPlateau)
+    return all(isinstance(part, lr_scheduler.ReduceLROnPlateau) for part in schedules_of(schedule))
 
 
 def steps_each_batch(schedule: Any, params: TrainerParams) -> bool:

@@ -24,7 +24,7 @@ from asynckfold.jobs.messages import RunEvent, Started, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import setup, training_run
+from asynckfold.training import gradients, setup, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer
 from asynckfold.training.fusion.group import FusionGroup
@@ -126,7 +126,7 @@ def _steps(training: training_run.Training) -> Iterator[Callable[[], object]]:
     training.model.train()
 
     def step(batch: int) -> object:
-        return training_run.training_step(training, *training.samples_of(batch))
+        return gradients.training_step(training, *training.samples_of(batch))
 
     for batch in cycle(range(training.batches)):
         yield lambda batch=batch: step(batch)  # type: ignore[misc]

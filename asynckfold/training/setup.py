@@ -27,9 +27,12 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.job_log import JobLog
+from asynckfold.training.own_step import own_step
+from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import scaler_of
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import Pretrained
+from asynckfold.training.several_optimizers import optimizers_of
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Training
 
@@ -93,6 +96,10 @@ def build(
         pretraining=pretrained.epochs,
         stopwatch=stopwatch,
         scaler=scaler_of(plan.params.precision, device, optimizer),
+        own_step=own_step(recipe, plan.params, optimizer, criterion, device),
+        own_validation=own_validation(
+            recipe, optimizers_of(optimizer), criterion, device, plan.params.precision
+        ),
     )
 
 

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from asynckfold.data.device_copies import packed
 from asynckfold.training import seeding, side_effects
+from asynckfold.training.gradients import fresh_gradient
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.stopwatch import mark, seconds_between
-from asynckfold.training.training_run import Training, fresh_gradient
+from asynckfold.training.training_run import Training
 
 GAIN = 1.1
 """Least gain in speed for which a graph is used: a smaller one may be chance."""
@@ -180,7 +181,7 @@ def prepare(training: Training, recorder: Recorder | None = None) -> None:
     """Let a job on a GPU try a graph at its first batch."""
     if recorder is None and training.device.type == "cuda":
         recorder = CudaRecorder(training.device)
-    if recorder is not None:
+    if recorder is not None and training.own_step is None:
         training.gradient = functools.partial(_first_gradient, recorder)
 
 

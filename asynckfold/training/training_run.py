@@ -28,13 +28,21 @@ from asynckfold.jobs.result import Averaged, Epoch, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpoint, evaluation, lr_schedules, seeding
+from asynckfold.training import checkpoint, evaluation, gradients, lr_schedules, seeding
 from asynckfold.training.batches import epoch_order
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.losses import adds_up, classifies, mean_loss, weights
-from asynckfold.training.precision import outputs_of, step
+from asynckfold.training.losses import (
+    adds_up,
+    classifies,
+    mean_loss,
+    mean_over_samples,
+    weights,
+)
+from asynckfold.training.own_step import OwnStep
+from asynckfold.training.own_validation import OwnValidation, joined, measured
+from asynckfold.training.several_optimizers import optimizers_of
 from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
 
 EVENT_SECONDS = 0.2
@@ -90,7 +98,9 @@ class Training:
     readings : list
         Losses that a GPU still computes, to be told of once they have arrived.
     gradient : callable
-        What sets the gradients of a batch: `fresh_gradient`, or a CUDA graph of it.
+        What sets the gradients of a batch: `gradients.fresh_gradient`, or a CUDA graph of it.
+    own_step, own_validation : OwnStep, OwnValidation, or None
+        The user's own `training_step` and `validation_step`.
     """
 
     task: Task
@@ -124,7 +134,9 @@ class Training:
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     scaler: GradScaler | None = None
     readings: list[_Reading] = field(default_factory=list)
-    gradient: Gradient = field(default_factory=lambda: fresh_gradient)
+    gradient: Gradient = field(default=gradients.fresh_gradient)
+    own_step: OwnStep | None = None
+    own_validation: OwnValidation | None = None
 
     @property
     def params(self) -> TrainerParams:
@@ -174,13 +186,15 @@ class Training:
 
     def step(self) -> None:
         """Train on the next batch."""
-        self.record_step(training_step(self, *self.samples_of(self.batch)))
+        self.record_step(gradients.training_step(self, *self.samples_of(self.batch)))
         if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             self.lr_schedule.step()
 
     def record_step(self, loss: torch.Tensor) -> None:
         """Count a finished batch."""
         self.losses.append(loss)
+        if self.own_step is not None:
+            self.own_step.keep_measures()
         self.batch += 1
 
     def report_progress(self, report: Report) -> None:
@@ -208,7 +222,7 @@ class Training:
     def _tell(self, reading: _Reading, report: Report) -> None:
         number, epochs, loss = reading.epoch, self.params.epochs, float(reading.loss)
         batch, batches = reading.batch, self.batches
-        if adds_up(self.criterion, self.bundle.plan):
+        if self.own_step is None and adds_up(self.criterion, self.bundle.plan):
             low, high = self.bounds[batch - 1]
             loss /= high - low
         if reading.logs:
@@ -253,21 +267,26 @@ class Training:
         ended = mark(self.device)
         losses, *rest = fetched_together([losses, *counts, *found])
         _check_finite(self, losses)
-        train_loss = mean_loss(
-            self.criterion,
-            self.bundle.plan,
-            losses.numpy(),
-            self.bounds,
-            rest.pop(0).numpy() if counts else None,
-        )
+        train_loss = self._train_loss(losses.numpy(), rest.pop(0).numpy() if counts else None)
         self.outputs, valid_loss, accuracy = _numbers(self, rest)
+        valid_loss, found_by_user = measured(self, valid_loss)
         self.score_seconds = seconds_between(began, ended)
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
         if np.isnan(self.outputs).any():
             raise Diverged(f"an output on the held-out fold became nan {where}")
         if not np.isfinite(valid_loss):
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
-        return Epoch(self.epoch + 1, train_loss, valid_loss, accuracy, self.lr, 0.0)
+        logged = {} if self.own_step is None else self.own_step.means()
+        logged = joined(logged, found_by_user)
+        return Epoch(self.epoch + 1, train_loss, valid_loss, accuracy, self.lr, 0.0, logged)
+
+    def _train_loss(
+        self, losses: npt.NDArray[np.float64], counts: npt.NDArray[np.float64] | None
+    ) -> float:
+        if self.own_step is not None:
+            # Of whatever it returns: the criterion may be another loss.
+            return mean_over_samples(losses, self.bounds)
+        return mean_loss(self.criterion, self.bundle.plan, losses, self.bounds, counts)
 
     def outputs_on(self, indices: Indices) -> torch.Tensor:
         """Return the outputs on some samples, in evaluation mode."""
@@ -284,6 +303,7 @@ class Training:
             f"epoch {item.number} train_loss {item.train_loss:.4f} "
             f"valid_loss {item.valid_loss:.4f} "
             + (f"accuracy {item.accuracy:.4f} " if item.accuracy is not None else "")
+            + "".join(f"{name} {value:.4g} " for name, value in item.logged.items())
             + f"lr {item.lr:g} seconds {item.seconds:.2f}\n"
         )
         report(EpochEnded(self.task.job.id, self.task.attempt, item))
@@ -313,7 +333,7 @@ class Training:
             "batch": self.batch,
             "lr": self.lr,
             "losses": torch.stack(losses) if losses else None,
-            "epochs": [vars(item) for item in self.epochs],
+            "epochs": [item.to_dict() for item in self.epochs],
             "seconds": self.stopwatch.seconds,
             "model": self.model.state_dict(),
             # No step follows the last one.
@@ -330,6 +350,10 @@ class Training:
             found["pretraining"] = [vars(item) for item in self.pretraining]
         if self.scaler is not None:
             found["scaler"] = self.scaler.state_dict()
+        if self.own_step is not None:
+            found["logged"] = self.own_step.state_dict()
+        if self.own_validation is not None:
+            found["measured"] = self.own_validation.found
         return found
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
@@ -351,6 +375,10 @@ class Training:
         self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
         if self.scaler is not None:
             self.scaler.load_state_dict(tree["scaler"])
+        if self.own_step is not None:
+            self.own_step.load_state_dict(tree["logged"])
+        if self.own_validation is not None:
+            self.own_validation.found = tree["measured"]
 
     def averaged(self) -> Averaged | None:
         """Return what parameter averaging has done so far; None for other trainers."""
@@ -363,56 +391,12 @@ class Training:
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Load what `optimizer_state` returned."""
         self.optimizer.load_state_dict(state)
-        follow_parameters(self.optimizer)
+        for part in optimizers_of(self.optimizer):
+            follow_parameters(part)
 
     def random_state(self) -> dict[str, Any]:
         """Return the state of the random generators."""
         return seeding.state()
-
-
-def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Take one step of the optimizer; return the loss, detached."""
-
-    def backward() -> torch.Tensor:
-        loss = training.gradient(training, inputs, targets)
-        clip(training)
-        return loss
-
-    if isinstance(training.optimizer, torch.optim.LBFGS):
-        # The only optimizer of torch.optim that evaluates the loss several times a step.
-        return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
-    loss = backward()
-    step(training.optimizer, training.scaler)
-    return loss
-
-
-def fresh_gradient(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Set the gradients of the parameters to those of a batch; return the loss, detached."""
-    training.optimizer.zero_grad()
-    return add_gradient(training, inputs, targets)
-
-
-def add_gradient(
-    training: Training, inputs: torch.Tensor, targets: torch.Tensor, weight: float = 1.0
-) -> torch.Tensor:
-    """Add the gradient of `weight` × loss to the parameters; return the loss, detached.
-
-    A weight of 1 gives the same bits as no weight.
-    """
-    outputs = outputs_of(training.model, inputs, training.params.precision)
-    loss: torch.Tensor = training.criterion(outputs, targets)
-    weighted = loss if weight == 1.0 else loss * weight
-    scaled = weighted if training.scaler is None else training.scaler.scale(weighted)
-    scaled.backward()  # type: ignore[no-untyped-call]
-    return loss.detach()
-
-
-def clip(training: Training) -> None:
-    """Clip the norm of the gradient, if the plan says so."""
-    if training.params.clip_grad_norm is not None:
-        if training.scaler is not None:
-            training.scaler.unscale_(training.optimizer)
-        nn.utils.clip_grad_norm_(training.model.parameters(), training.params.clip_grad_norm)
 
 
 def evaluate(
@@ -471,7 +455,9 @@ def _check_finite(training: Training, losses: torch.Tensor) -> None:
 def _counts(training: Training) -> list[torch.Tensor]:
     """Return how much each sample of the epoch (n,) counts, on the device; nothing if equally."""
     criterion = training.criterion
-    if adds_up(criterion, training.bundle.plan) or not classifies(criterion):
+    if training.own_step is not None or adds_up(criterion, training.bundle.plan):
+        return []
+    if not classifies(criterion):
         return []
     targets = training.data.targets_of(training.order)
     found = weights(criterion, targets, waits=targets.is_cpu)

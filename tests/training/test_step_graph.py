@@ -23,9 +23,10 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup, step_graph
+from asynckfold.training.gradients import fresh_gradient
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.step_graph import CudaRecorder
-from asynckfold.training.training_run import Training, fresh_gradient
+from asynckfold.training.training_run import Training
 from tests.training.tiny import CLASSES, CPU, FEATURES, Tiny, always, checkpoints, never, sgd
 
 

@@ -24,7 +24,7 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
-from asynckfold.training import loop
+from asynckfold.training import loop, own_loop
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.worker.execute import execute
 
@@ -127,6 +127,9 @@ class Tiny:
     params: TrainerParams = field(default_factory=lambda: TrainerParams(epochs=2))
     batch_size: int = 10
     preprocess: Any = None
+    training_step: Callable[..., Any] | None = None
+    validation_step: Callable[..., Any] | None = None
+    fit_fn: Callable[[Any], Any] | None = None
     data: tuple[Any, Any] = field(default_factory=samples)
     cv: Any = 3
     wants_classes: bool = True
@@ -161,7 +164,14 @@ class Tiny:
         )
         self.root.mkdir(parents=True, exist_ok=True)
         recipe = Recipe(
-            self.models, self.lr_schedules, self.opt_fn, self.criterion, self.preprocess
+            self.models,
+            self.lr_schedules,
+            self.opt_fn,
+            self.criterion,
+            self.preprocess,
+            training_step=self.training_step,
+            validation_step=self.validation_step,
+            fit_fn=self.fit_fn,
         )
         return Bundle(
             plan,
@@ -187,7 +197,8 @@ class Tiny:
         """One attempt at a job, and what it told."""
         events: list[RunEvent] = []
         task = Task(job or self.jobs[0], attempt, tuple(refs))
-        return loop.train(self.bundle, task, self.batches, CPU, events.append, stop), events
+        trainer = loop if self.fit_fn is None else own_loop
+        return trainer.train(self.bundle, task, self.batches, CPU, events.append, stop), events
 
     def train(self, job: Job | None = None) -> Result:
         """A job from its start to its end."""

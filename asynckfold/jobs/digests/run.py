@@ -96,6 +96,9 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
     own["opt_fn"] = recipe.opt_fn
     own["criterion"] = recipe.criterion
     own["preprocess"] = recipe.preprocess
+    own["training_step"] = recipe.training_step
+    own["validation_step"] = recipe.validation_step
+    own["fit_fn"] = recipe.fit_fn
     return own
 
 

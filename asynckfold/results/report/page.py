@@ -156,7 +156,7 @@ def inert_json(value: Any) -> str:
 # The tables
 
 _EPOCH_COLUMNS = ["model", "scheduler", "repeat", "fold", "epoch"]
-_EPOCH_COLUMNS += [item.name for item in fields(Epoch)][1:]
+_EPOCH_COLUMNS += [item.name for item in fields(Epoch)][1:-1]
 
 
 def _records(results: CVResults, level: str) -> tuple[list[str], list[list[Any]]]:

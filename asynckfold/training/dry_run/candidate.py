@@ -18,7 +18,13 @@ from asynckfold.planning import memory_format
 from asynckfold.training import lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.compiling import compile_whole
-from asynckfold.training.dry_run import checks, loss_trial, schedule_fit
+from asynckfold.training.dry_run import (
+    checks,
+    loss_trial,
+    own_loop_trial,
+    own_step_trial,
+    schedule_fit,
+)
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
 from asynckfold.training.dry_run.checks import Refused, first_line
 from asynckfold.training.dry_run.fingerprints import tensors_of
@@ -27,8 +33,11 @@ from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.own_step import own_step
+from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
+from asynckfold.training.several_optimizers import optimizers_of
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
@@ -55,6 +64,7 @@ class CandidateTrial:
         self.bundle, self.name, self.schedule = bundle, name, schedule
         self.counter = FlopCounter()
         self.outputs: torch.Tensor | None = None
+        self.bits = ""
         seeding.seed_all(bundle.folds[0].index)
         self.model = recipe.models[name]()
         if not isinstance(self.model, nn.Module):
@@ -64,17 +74,12 @@ class CandidateTrial:
                 "Return the module from the factory.",
             )
         self.optimizer = with_fused_kernel(recipe.opt_fn, self.model)
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise Refused(
-                "opt_fn must return a torch.optim.Optimizer",
-                f"{self.optimizer!r:.80}",
-                "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
-            )
+        checks.check_optimizer_kind(self.optimizer, recipe)
         self.unscheduled = schedule_fit.unscheduled(self.optimizer)
         self.lr_schedule = lr_schedules.make(
             recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
         )
-        checks.check_lr_schedule(schedule, self.lr_schedule)
+        checks.check_lr_schedule(schedule, self.lr_schedule, recipe)
         fold = bundle.folds[0]
         self.rows = fold.train
         self.data_notes: list[str] = []
@@ -90,9 +95,16 @@ class CandidateTrial:
                 "It gets an array of numbers, one row for each sample, without column names.",
             ) from error
         self.inputs, self.targets = self.seen.train(rows, 0, 0)
+        self.own = own_step(
+            recipe,
+            plan.params,
+            self.optimizer,
+            copy.deepcopy(recipe.criterion),
+            self.inputs.device,
+            plan.params.precision_on_cores,
+        )
 
-    def schedule_fit(self) -> schedule_fit.Fit:
-        """Judge the LR schedule by the number of steps in the candidate's jobs."""
+    def _fit_of(self, unscheduled: torch.optim.Optimizer) -> schedule_fit.Fit:
         plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[self.schedule]
         sizes = [len(fold.train) for fold in self.bundle.folds]
         least, most = (
@@ -105,11 +117,19 @@ class CandidateTrial:
             # As `setup` does for each job.
             return lr_schedules.make(spec, optimizer, most)
 
-        made = make(schedule_fit.unscheduled(self.unscheduled))
+        made = make(schedule_fit.unscheduled(unscheduled))
         if lr_schedules.needs_metric(made):
             return schedule_fit.fit_of(self.schedule, made, steps, ())
-        found = schedule_fit.rates_of(make, self.unscheduled, most)
+        found = schedule_fit.rates_of(make, unscheduled, most)
         return schedule_fit.fit_of(self.schedule, made, steps, *found)
+
+    def schedule_fit(self) -> schedule_fit.Fit:
+        """Judge the LR schedule by the number of steps in the candidate's jobs."""
+        fits = [self._fit_of(part) for part in optimizers_of(self.unscheduled)]
+        return schedule_fit.Fit(
+            tuple(dict.fromkeys(item for fit in fits for item in fit.problems)),
+            tuple(dict.fromkeys(note for fit in fits for note in fit.notes)),
+        )
 
     def check_model(self) -> None:
         """Refuse an optimizer of another model, and a factory that returns one model twice."""
@@ -120,7 +140,8 @@ class CandidateTrial:
 
     def check_learning(self) -> None:
         """Refuse a step that cannot teach anything."""
-        checks.check_gradient(self.name, self.model, self.optimizer)
+        if self.bundle.recipe.fit_fn is None:
+            checks.check_gradient(self.name, self.model, self.optimizer)
         assert self.outputs is not None
         checks.check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
 
@@ -129,9 +150,12 @@ class CandidateTrial:
 
         The first step warms up, and its operations are counted.
         """
+        if self.own or self.bundle.recipe.fit_fn is not None:
+            self._score(output_samples)
         with self.counter:
             first = self._step(output_samples)
-        if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
+        is_repeated = self.bundle.recipe.fit_fn is not None
+        if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS and not is_repeated:
             return first
         several = self.bundle.plan.params.processes > 1
         again = max(1, int(AGAIN_SECONDS / first)) if several else 1
@@ -139,13 +163,14 @@ class CandidateTrial:
 
     def _step(self, output_samples: dict[str, OutputSample] | None = None) -> float:
         started = time.perf_counter()
+        if self.bundle.recipe.fit_fn is not None:
+            self._own_loop()
+            return time.perf_counter() - started
+        if self.own:
+            own_step_trial.step(self.own, self.model.train(), (self.inputs, self.targets))
+            return time.perf_counter() - started
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        try:
-            outputs = self._outputs(self.model.train())
-        except Exception as error:
-            if refusal := misfit(self.name, self.model, self.inputs, error):
-                raise refusal from error
-            raise
+        outputs = self._fitting_outputs(self.model.train())
         if output_samples is not None and isinstance(outputs, torch.Tensor):
             output_samples[self.name] = output_sample(outputs)
         checks.check_outputs(self.name, outputs, self.targets, self.bundle)
@@ -162,6 +187,48 @@ class CandidateTrial:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def check_validation(self) -> None:
+        """Refuse a `validation_step` that breaks a rule."""
+        parts = optimizers_of(self.optimizer)
+        criterion = copy.deepcopy(self.bundle.recipe.criterion)
+        precision = self.bundle.plan.params.precision_on_cores
+        recipe, device = self.bundle.recipe, self.inputs.device
+        own = own_validation(recipe, parts, criterion, device, precision)
+        if own is not None:
+            logged = self.own.state.measures if self.own else {}
+            batch = self.inputs, self.targets
+            own_step_trial.validate(own, self.model.eval(), batch, logged)
+
+    def _own_loop(self) -> None:
+        """Run the user's loop for one batch, and compare its bits with those of the first run."""
+        recipe, plan = self.bundle.recipe, self.bundle.plan
+        seeding.seed_all(self.bundle.folds[0].index)
+        self.model = recipe.models[self.name]()
+        self.optimizer = with_fused_kernel(recipe.opt_fn, self.model)
+        spec = recipe.lr_schedules[self.schedule]
+        schedule = lr_schedules.make(spec, self.optimizer, plan.params.epochs)
+        batch = self.inputs.clone(), self.targets.clone()
+        found = own_loop_trial.run(self.bundle, self.model, self.optimizer, schedule, batch)
+        own_loop_trial.check_same(self.bits or found, found)
+        self.bits = found
+
+    def _fitting_outputs(self, model: nn.Module) -> Any:
+        try:
+            return self._outputs(model)
+        except Exception as error:
+            if refusal := misfit(self.name, self.model, self.inputs, error):
+                raise refusal from error
+            raise
+
+    def _score(self, output_samples: dict[str, OutputSample]) -> None:
+        """Refuse a model that is trained by a step of its own, and cannot be scored."""
+        with torch.no_grad():
+            outputs = self._fitting_outputs(self.model.eval())
+            checks.check_outputs(self.name, outputs, self.targets, self.bundle)
+            loss = copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets)
+        checks.check_held_out_loss(self.name, loss)
+        self.outputs, output_samples[self.name] = outputs, output_sample(outputs)
 
     def check_criterion(self) -> None:
         """Refuse a criterion that compares outputs with the targets of other samples."""

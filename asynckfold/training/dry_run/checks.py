@@ -12,9 +12,10 @@ from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY
 from asynckfold.planning import fusion_groups
-from asynckfold.training import checkpoint, pretraining
+from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
+from asynckfold.training.several_optimizers import SeveralOptimizers, optimizers_of
 
 _STATISTICS = "running_"
 """Prefix of the buffers that torch's normalising layers update in a forward pass."""
@@ -42,13 +43,36 @@ def first_line(error: Exception) -> str:
 # Model, optimizer and LR schedule as they are made
 
 
+def check_optimizer_kind(optimizer: Any, recipe: Any) -> None:
+    """Refuse what is no optimizer, and several without a step that uses them."""
+    parts = optimizers_of(optimizer)
+    remedy = "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)"
+    several = isinstance(optimizer, SeveralOptimizers)
+    received = f"a tuple of {len(parts)}" if several else f"{optimizer!r:.80}"
+    if several and recipe.training_step is None and recipe.fit_fn is None:
+        remedy += "; several optimizers need training_step= or fit_fn="
+        raise Refused("opt_fn must return a torch.optim.Optimizer", received, remedy)
+    if several and len(parts) < 2:
+        raise Refused("a tuple of optimizers must hold several", received, remedy)
+    for part in parts:
+        if not isinstance(part, torch.optim.Optimizer):
+            received = f"{part!r:.80}"
+            raise Refused("opt_fn must return a torch.optim.Optimizer", received, remedy)
+        if several and isinstance(part, torch.optim.LBFGS):
+            raise Refused(
+                "several optimizers must each take one gradient a step",
+                "LBFGS, which computes several",
+                "Use others, such as SGD or Adam.",
+            )
+
+
 def check_optimizer(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that holds none of the model's parameters."""
     own = {id(item) for item in model.parameters()}
     if own and not own & set(map(id, _optimized(optimizer))):
         raise Refused(
             "opt_fn must optimise the model that it gets",
-            f"{type(optimizer).__name__}, which holds no parameter of model {name}",
+            f"{kind_of(optimizer)}, which holds no parameter of model {name}",
             "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
         )
 
@@ -78,8 +102,14 @@ def check_new(name: str, model: nn.Module, again: Any) -> None:
         )
 
 
-def check_lr_schedule(name: str, schedule: Any) -> None:
-    """Refuse an object without ``step`` and ``state_dict``."""
+def check_lr_schedule(name: str, schedule: Any, recipe: Any) -> None:
+    """Refuse an object without ``step`` and ``state_dict``, or that a `fit_fn` cannot step."""
+    if recipe.fit_fn is not None and lr_schedules.needs_metric(schedule):
+        raise Refused(
+            "LR schedules that react to a loss need inner-validation samples, which a fit_fn lacks",
+            f"LR schedule {name}",
+            "Use another, such as 'constant', and lower the learning rate in fit_fn.",
+        )
     if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
         raise Refused(
             f"LR schedule {name} must have step() and state_dict()",
@@ -174,6 +204,19 @@ def check_loss(name: str, loss: Any) -> None:
         )
 
 
+def check_held_out_loss(name: str, loss: Any) -> None:
+    """Refuse a criterion that gives no number for the held-out fold."""
+    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+        raise Refused(
+            f"the criterion must give one number for the outputs of model {name}: it scores the "
+            "held-out fold, also with a training_step",
+            f"a tensor of shape {tuple(loss.shape)}"
+            if isinstance(loss, torch.Tensor)
+            else repr(loss)[:80],
+            "Let it return the mean over the samples (reduction='mean').",
+        )
+
+
 def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuse a backward pass that reached no optimised parameter."""
     own = {id(item) for item in model.parameters()}
@@ -181,7 +224,7 @@ def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer
     if held and all(item.grad is None for item in held):
         raise Refused(
             f"the loss of model {name} must have a gradient for the optimised parameters",
-            f"none for the {len(held)} parameters that {type(optimizer).__name__} holds",
+            f"none for the {len(held)} parameters that {kind_of(optimizer)} holds",
             "Look for detach(), no_grad() or a frozen part between them and the loss.",
         )
 
@@ -201,6 +244,12 @@ def check_log_probabilities(name: str, criterion: Any, outputs: torch.Tensor) ->
 
 def check_scalable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that evaluates the loss itself where losses are scaled."""
+    if bundle.plan.params.precision == "fp16" and isinstance(optimizer, SeveralOptimizers):
+        raise Refused(
+            "precision='fp16' needs one optimizer, whose losses are scaled",
+            f"a tuple of {len(optimizer.parts)}",
+            "Pass precision='bf16', which needs no scale.",
+        )
     if bundle.plan.params.precision == "fp16" and isinstance(optimizer, torch.optim.LBFGS):
         raise Refused(
             "precision='fp16' needs an optimizer with one gradient a step",
@@ -283,6 +332,11 @@ def check_fusible(bundle: Bundle, name: str, reason: str) -> None:
     several = sum(job.model == name for job in bundle.plan.jobs) > 1
     if reason and several and bundle.fuse not in ("auto", False):
         raise Refused(*fusion_groups.unfit(bundle.fuse, name, reason))
+
+
+def kind_of(optimizer: Any) -> str:
+    """Return the class, or classes, of an optimizer."""
+    return " and ".join(type(part).__name__ for part in optimizers_of(optimizer))
 
 
 def _optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

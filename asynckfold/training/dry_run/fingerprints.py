@@ -15,6 +15,7 @@ from torch import nn
 
 from asynckfold.data.transforms import describe
 from asynckfold.training.checkpoint import weights_digest
+from asynckfold.training.several_optimizers import SeveralOptimizers, SeveralSchedules
 
 
 def architecture_of(model: nn.Module) -> str:
@@ -31,8 +32,10 @@ def tensors_of(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value for name, value in entries if isinstance(value, torch.Tensor)}
 
 
-def optimizer_settings(optimizer: torch.optim.Optimizer) -> str:
+def optimizer_settings(optimizer: Any) -> str:
     """Class and hyperparameters of each parameter group."""
+    if isinstance(optimizer, SeveralOptimizers):
+        return "; ".join(map(optimizer_settings, optimizer.parts))
     groups = [
         {key: _text(value) for key, value in group.items() if key not in ("params", "initial_lr")}
         for group in optimizer.param_groups
@@ -42,6 +45,8 @@ def optimizer_settings(optimizer: torch.optim.Optimizer) -> str:
 
 def lr_schedule_settings(lr_schedule: Any) -> str:
     """Class and initial state, which holds the settings."""
+    if isinstance(lr_schedule, SeveralSchedules):
+        return "; ".join(map(lr_schedule_settings, lr_schedule.parts))
     state = lr_schedule.state_dict()
     shown = sorted(state.items()) if isinstance(state, dict) else state
     return f"{type(lr_schedule).__name__} {_text(shown)}"

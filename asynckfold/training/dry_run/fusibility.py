@@ -65,6 +65,12 @@ def _unfit(trial: CandidateTrial) -> str:
     """Return why jobs of a model are fused on no device; empty if nothing speaks against it."""
     if pretraining.has_pretraining(trial.model):
         return "it has pretraining, which each job runs separately"
+    if trial.bundle.recipe.training_step is not None:
+        return "it has a training step of the user's own"
+    if trial.bundle.recipe.validation_step is not None:
+        return "it has a validation step of the user's own"
+    if trial.bundle.recipe.fit_fn is not None:
+        return "it has a loop of the user's own"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
     return ""

@@ -69,6 +69,7 @@ def check(
                         facts.step_seconds[name] = dry.step_seconds(facts.output_samples)
                         dry.check_learning()
                         dry.check_criterion()
+                        dry.check_validation()
                         sums = sums or dry.criterion_sums()
                         facts.memory[name] = dry.memory()
                         checks.check_storable(f"model {name}", dry.model)

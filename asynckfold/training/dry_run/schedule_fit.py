@@ -18,6 +18,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from asynckfold.training import lr_schedules
+from asynckfold.training.several_optimizers import SeveralOptimizers
 
 Problem = tuple[str, str, str]
 
@@ -68,8 +69,10 @@ class Fit:
     notes: tuple[str, ...] = ()
 
 
-def unscheduled(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def unscheduled(optimizer: Any) -> Any:
     """Return a copy with its own learning rates, but the same parameters and state."""
+    if isinstance(optimizer, SeveralOptimizers):
+        return SeveralOptimizers([unscheduled(part) for part in optimizer.parts])
     spare = copy.copy(optimizer)
     spare.param_groups = [
         {

@@ -32,7 +32,7 @@ from typing import Any
 
 import torch
 
-from asynckfold.training import batches, lr_schedules, training_run
+from asynckfold.training import batches, gradients, lr_schedules
 from asynckfold.training.losses import portions
 from asynckfold.training.multiprocess.base import MultiprocessTraining, average
 from asynckfold.training.process_group.shared_tensors import place, shared
@@ -96,7 +96,7 @@ class AllReduceTraining(MultiprocessTraining):
         self.collect()
         self._add_up(process_group.answers)
         average(self.buffers, self._shares(self.batch))
-        training_run.clip(self)
+        gradients.clip(self)
         self.optimizer.step()
         weights = self._weights(self.batch)
         losses = (loss * weight for loss, weight in zip(self.part_losses, weights, strict=True))
@@ -113,7 +113,7 @@ class AllReduceTraining(MultiprocessTraining):
         if low == high or not weight:
             self.part_losses[self.rank].zero_()
             return
-        loss = training_run.add_gradient(self, *self.ordered.batch(low, high), weight)
+        loss = gradients.add_gradient(self, *self.ordered.batch(low, high), weight)
         self.part_losses[self.rank].copy_(loss)
 
     def _add_up(self, without: Mapping[int, frozenset[int]]) -> None:

@@ -38,7 +38,7 @@ from torch import nn
 
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Averaged, Epoch
-from asynckfold.training import batches, lr_schedules, training_run
+from asynckfold.training import batches, gradients, lr_schedules
 from asynckfold.training.batches import EpochParts
 from asynckfold.training.fused_optimizers import follow_parameters, leave_open
 from asynckfold.training.multiprocess.base import (
@@ -218,7 +218,7 @@ class AveragingTraining(SteppingTraining):
         """Train on the rank's part of the round that begins with batch `first`; return losses."""
         losses = []
         for batch in self._part(first, self.rank):
-            losses.append(training_run.training_step(self, *self.samples_of(batch)))
+            losses.append(gradients.training_step(self, *self.samples_of(batch)))
             self.steps[self.rank] += 1
             if self.rank == 0:
                 self.heartbeat.beat()

@@ -30,7 +30,7 @@ import torch
 from asynckfold.jobs.result import Epoch
 from asynckfold.system import process
 from asynckfold.system.heartbeat import PAUSE_SECONDS
-from asynckfold.training import lr_schedules, training_run
+from asynckfold.training import gradients, lr_schedules
 from asynckfold.training.losses import portions
 from asynckfold.training.multiprocess.base import (
     SteppingTraining,
@@ -144,7 +144,7 @@ class HogwildTraining(SteppingTraining):
         The gradient of several batches is the mean over their samples.
         """
         if len(batches) == 1:
-            losses = [training_run.training_step(self, *self.samples_of(batches[0]))]
+            losses = [gradients.training_step(self, *self.samples_of(batches[0]))]
         else:
             losses = self._accumulated(batches)
         for batch, loss in zip(batches, losses, strict=True):
@@ -160,10 +160,10 @@ class HogwildTraining(SteppingTraining):
         )
         self.optimizer.zero_grad()
         losses = [
-            training_run.add_gradient(self, *self.samples_of(batch), weight)
+            gradients.add_gradient(self, *self.samples_of(batch), weight)
             for batch, weight in zip(batches, weights, strict=True)
         ]
-        training_run.clip(self)
+        gradients.clip(self)
         self.optimizer.step()
         return losses
 

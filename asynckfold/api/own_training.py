@@ -1,0 +1,117 @@
+"""The arguments of `AsyncKFold` by which the user's own code trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from asynckfold.errors import Problem
+from asynckfold.jobs.argument import argument, one_line
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.results.reported_scores import with_reported
+
+_SHAPES = {
+    "training_step": (
+        "(model, batch, state) → loss",
+        "def training_step(model, batch, state): inputs, targets = batch; "
+        "return state.criterion(model(inputs), targets)",
+    ),
+    "validation_step": (
+        "(model, batch, state) → loss, or a dict of numbers",
+        "def validation_step(model, batch, state): inputs, targets = batch; "
+        "return {'margin': model(inputs).amax(1).mean()}",
+    ),
+    "fit_fn": (
+        "of one context",
+        "def fit_fn(context): ..., with a loop over context.train_loader",
+    ),
+}
+"""What each function takes, and how it is written."""
+
+_OURS = {"precision": ("bf16", "fp16"), "lr_step": ("batch",)}
+"""Parameters of the built-in loop, and the values that a loop of one's own would not see."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTraining:
+    """The arguments of `AsyncKFold` by which the user's own code trains.
+
+    Parameters
+    ----------
+    training_step : callable, optional
+        Computes the loss of a batch, (model, (inputs, targets), state) → loss, or a dict of
+        ``loss`` and what else to record. Backward, clipping, autocast, optimizer and LR schedule
+        stay ours. ``opt_fn`` may return a tuple of several optimizers: the step then calls
+        ``state.backward(loss, optimizer)``. The held-out fold is scored as always.
+    validation_step : callable, optional
+        Measures a batch of the held-out fold after each epoch, (model, (inputs, targets), state) →
+        loss, or a dict of numbers; also by ``state.log``. Means over the fold are in the table of
+        epochs, and a loss is its ``valid_loss``. A number with the name of a score is that score.
+    fit_fn : callable, optional
+        Trains a whole job by a loop of its own. It gets a context with model, loaders of this fold,
+        optimizer, LR schedule, and the functions ``report``, ``save`` and ``load``. A reported
+        metric with the name of a score is that score; all others are computed on the held-out fold.
+    """
+
+    training_step: Callable[..., Any] | None = argument(None, group="training")
+    validation_step: Callable[..., Any] | None = argument(None, group="training")
+    fit_fn: Callable[[Any], Any] | None = argument(None, group="training")
+
+    def scoring_of_own(self, scoring: Any) -> Any:
+        """Return `scoring`, of which the user's own code may report what has another name."""
+        none = self.fit_fn is None and self.validation_step is None
+        return scoring if none else with_reported(scoring)
+
+    def own_training_problems(self, params: TrainerParams) -> Iterator[Problem]:
+        """Yield why the user's own code cannot train the jobs."""
+        given = [name for name in _SHAPES if getattr(self, name) is not None]
+        for name in given:
+            yield from self._problems_of(name, params)
+        if "fit_fn" in given and len(given) > 1:
+            yield Problem(
+                "a fit_fn trains and validates a job alone",
+                " and ".join(given),
+                "Drop one of them.",
+            )
+        if "fit_fn" in given:
+            yield from _unseen_problems(params)
+
+    def _problems_of(self, name: str, params: TrainerParams) -> Iterator[Problem]:
+        shape, example = _SHAPES[name]
+        if not callable(getattr(self, name)):
+            yield Problem(
+                f"{name} must be a function {shape}",
+                one_line(getattr(self, name)),
+                f"Write for instance: {example}.",
+            )
+        if params.trainer != "plain":
+            yield Problem(
+                f"{name} needs the plain trainer",
+                f"trainer={params.trainer!r}",
+                "Leave trainer and processes out.",
+            )
+        baseline = getattr(self, "baseline", None)
+        if baseline not in (None, "none"):
+            yield Problem(
+                f"the serial baseline trains by the criterion, not by a {name}",
+                f"baseline={baseline!r}",
+                "Leave baseline out.",
+            )
+
+
+def _unseen_problems(params: TrainerParams) -> Iterator[Problem]:
+    """Yield parameters of the built-in loop that would have no effect."""
+    unseen = [
+        f"{name}={getattr(params, name)!r}"
+        for name, values in _OURS.items()
+        if getattr(params, name) in values
+    ]
+    if params.clip_grad_norm is not None:
+        unseen.append(f"clip_grad_norm={params.clip_grad_norm!r}")
+    if unseen:
+        yield Problem(
+            "a fit_fn sets precision, clips gradients and steps the LR schedule itself",
+            ", ".join(unseen),
+            "Leave that out, and write it in fit_fn.",
+        )

@@ -1,0 +1,44 @@
+"""Scores that the user's own loop reports, by names that scikit-learn does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asynckfold.errors import nearest
+from asynckfold.results.scoring import named_scores
+
+
+class ReportedScore:
+    """A score that is not computed from outputs: the user's code reports it.
+
+    >>> ReportedScore("fid")([], [])
+    Traceback (most recent call last):
+    ValueError: 'fid' was never reported
+    """
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, labels: Any, outputs: Any) -> float:
+        """Raise: there is nothing to compute it from."""
+        raise ValueError(f"{self.__name__!r} was never reported")
+
+
+def with_reported(scoring: Any) -> Any:
+    """Return `scoring` with unknown names as reported scores, except near misses of known names.
+
+    >>> with_reported("accuracy"), with_reported("acuracy"), with_reported(None)
+    ('accuracy', 'acuracy', None)
+    >>> list(with_reported(["accuracy", "inception"]))
+    ['accuracy', 'inception']
+    """
+    from sklearn.metrics import get_scorer_names
+
+    if scoring is None:
+        return None
+    known = get_scorer_names()
+    pairs = named_scores(scoring, "")
+    own = {item for _, item in pairs if isinstance(item, str) and not nearest(item, known)}
+    if not own or len({str(name) for name, _ in pairs}) < len(pairs):
+        return scoring
+    return {name: ReportedScore(item) if item in own else item for name, item in pairs}

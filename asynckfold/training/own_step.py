@@ -1,0 +1,257 @@
+"""The user's own `training_step`: (model, batch, state) → loss.
+
+::
+
+    one optimizer        function ──► loss ──► backward, clip, step: as without a step of one's own
+    several optimizers   function ──► state.backward(loss, optimizer): zero, backward, clip, step
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import numbers
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import nn
+
+from asynckfold.jobs.result import Epoch
+from asynckfold.training.precision import AUTOCAST
+from asynckfold.training.several_optimizers import optimizers_of
+
+TAKEN = frozenset(
+    {item.name for item in fields(Epoch)}
+    | {"loss", "model", "scheduler", "repeat", "fold", "stage", "epoch"}
+)
+"""Names of other columns of the table of epochs."""
+
+ONE_RULE = "with one optimizer, a training_step returns the loss and leaves the rest to asynckfold"
+ONE_REMEDY = (
+    "Return the loss without backward() and optimizer.step(); torch.autograd.grad is allowed. To "
+    "call state.backward(loss, optimizer), let opt_fn return a tuple of several optimizers."
+)
+SEVERAL_RULE = "with several optimizers, a training_step trains by state.backward(loss, optimizer)"
+SEVERAL_REMEDY = (
+    "Call state.backward(loss, optimizer) for an optimizer of state.optimizers, in place of "
+    "loss.backward() and optimizer.step()."
+)
+
+
+class StepError(Exception):
+    """A rule for steps is broken; the arguments are (rule, received, remedy)."""
+
+    def __str__(self) -> str:
+        rule, received, remedy = self.args
+        return f"{rule}: received {received}. {remedy}"
+
+
+class StepState:
+    """What a `training_step` gets beside the model and the batch.
+
+    Parameters
+    ----------
+    optimizers : tuple of torch.optim.Optimizer
+        What ``opt_fn`` returned.
+    epoch, batch_index : int
+        From 0.
+    criterion : callable
+        The job's copy of the criterion; with autocast it computes in float32, outside of it.
+    device : torch.device
+        Where model and batch are.
+    """
+
+    def __init__(
+        self,
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        criterion: Callable[..., Any],
+        device: torch.device,
+        precision: str = "fp32",
+        clip_grad_norm: float | None = None,
+    ) -> None:
+        dtype = AUTOCAST.get(precision)
+        self.criterion = criterion if dtype is None else _in_float32(criterion, device, dtype)
+        self.optimizers, self.device = optimizers, device
+        self.epoch = self.batch_index = 0
+        self.measures: dict[str, torch.Tensor] = {}
+        self.backwards = 0
+        self._clip_grad_norm = clip_grad_norm
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The only optimizer, or the first."""
+        return self.optimizers[0]
+
+    def backward(
+        self, loss: torch.Tensor, optimizer: torch.optim.Optimizer, *, retain_graph: bool = False
+    ) -> None:
+        """Take one step of one of several optimizers down the gradient of a loss.
+
+        Gradients of its parameters are those of this loss alone, clipped together.
+        """
+        if len(self.optimizers) == 1:
+            raise StepError(ONE_RULE, "a call of state.backward", ONE_REMEDY)
+        if not any(optimizer is item for item in self.optimizers):
+            received = f"{type(optimizer).__name__}, which is none of them"
+            raise StepError(SEVERAL_RULE, received, SEVERAL_REMEDY)
+        check_loss(loss)
+        self.backwards += 1
+        with torch.autocast(self.device.type, enabled=False):
+            optimizer.zero_grad()
+            loss.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+            if self._clip_grad_norm is not None:
+                parameters = [item for group in optimizer.param_groups for item in group["params"]]
+                nn.utils.clip_grad_norm_(parameters, self._clip_grad_norm)
+            optimizer.step()
+        # Autocast keeps converted weights, which are old now.
+        torch.clear_autocast_cache()
+
+    def log(self, **measures: Any) -> None:
+        """Record numbers; the epochs table holds their means over the batches of each epoch."""
+        for name, value in measures.items():
+            if name in TAKEN:
+                raise StepError(
+                    "what a step logs must not have the name of another column of the epochs",
+                    repr(name),
+                    "Choose another name.",
+                )
+            self.measures[name] = number_of(name, value)
+
+
+class OwnStep:
+    """The user's function, and what it logged in the batches of the epoch."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        optimizer: Any,
+        criterion: Callable[..., Any],
+        device: torch.device,
+        precision: str,
+        clip_grad_norm: float | None = None,
+    ) -> None:
+        self._function, self._precision = function, precision
+        optimizers = optimizers_of(optimizer)
+        self.is_several = len(optimizers) > 1
+        self.state = StepState(optimizers, criterion, device, precision, clip_grad_norm)
+        self.logged: dict[str, list[torch.Tensor]] = {}
+
+    def loss(self, model: nn.Module, batch: Any, epoch: int, batch_index: int) -> torch.Tensor:
+        """Call the function on a batch; return its loss. With several optimizers, it has stepped.
+
+        What it logs counts once a batch, however often an optimizer asks for the loss.
+        """
+        state = self.state
+        state.epoch, state.batch_index, state.backwards = epoch, batch_index, 0
+        state.measures = {}
+        with autocast(state.device, self._precision):
+            found = self._function(model, batch, state)
+        loss = parsed("training_step", found, state, differentiable=not self.is_several)
+        assert loss is not None
+        return loss.float() if loss.dtype is AUTOCAST.get(self._precision) else loss
+
+    def keep_measures(self) -> None:
+        """Add what the batch logged to the epoch."""
+        for name, value in self.state.measures.items():
+            self.logged.setdefault(name, []).append(value)
+
+    def means(self) -> dict[str, float]:
+        """Return the mean of each measure over the epoch, and begin anew."""
+        logged, self.logged = self.logged, {}
+        return {name: float(torch.stack(values).mean()) for name, values in logged.items()}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return what was logged in the epoch."""
+        return {name: torch.stack(values) for name, values in self.logged.items()}
+
+    def load_state_dict(self, tree: Mapping[str, torch.Tensor]) -> None:
+        """Continue from what `state_dict` returned."""
+        device = self.state.device
+        self.logged = {name: list(values.to(device).unbind()) for name, values in tree.items()}
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
+    """Return the context in which the user's functions compute."""
+    dtype = AUTOCAST.get(precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def _in_float32(
+    criterion: Callable[..., Any], device: torch.device, dtype: torch.dtype
+) -> Callable[..., Any]:
+    """Return the criterion as the built-in step computes it, see `precision`."""
+
+    def computed(outputs: Any, targets: Any) -> Any:
+        is_short = isinstance(outputs, torch.Tensor) and outputs.dtype is dtype
+        with torch.autocast(device.type, enabled=False):
+            return criterion(outputs.float() if is_short else outputs, targets)
+
+    return computed
+
+
+def parsed(
+    name: str, found: Any, state: StepState, *, differentiable: bool, needed: bool = True
+) -> torch.Tensor | None:
+    """Log what a function returned beside the loss; return the loss, None only if not `needed`."""
+    if isinstance(found, Mapping):
+        if "loss" not in found and needed:
+            names = ", ".join(map(str, found)) or "nothing"
+            raise StepError(
+                f"a dict that {name} returns must hold the loss",
+                f"a dict of {names}",
+                "Return {'loss': loss, ...}.",
+            )
+        state.log(**{str(key): found[key] for key in found if key != "loss"})
+        found = found.get("loss")
+    if found is None and not needed:
+        return None
+    check_loss(found, name, differentiable=differentiable)
+    loss: torch.Tensor = found
+    return loss
+
+
+def own_step(
+    recipe: Any,
+    params: Any,
+    optimizer: Any,
+    criterion: Callable[..., Any],
+    device: torch.device,
+    precision: str = "",
+) -> OwnStep | None:
+    """Return the step of a recipe for one job; None if it has none of its own."""
+    if recipe.training_step is None:
+        return None
+    # A callable object of the user's may keep a state, which must not reach the next job.
+    function = copy.deepcopy(recipe.training_step)
+    precision = precision or params.precision
+    return OwnStep(function, optimizer, criterion, device, precision, params.clip_grad_norm)
+
+
+def check_loss(loss: Any, name: str = "training_step", *, differentiable: bool = True) -> None:
+    """Refuse a loss that is not one number with a gradient."""
+    is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    if is_number and (loss.requires_grad or not differentiable):
+        return
+    gradient = " with a gradient" * differentiable
+    raise StepError(
+        f"{name} must give one number{gradient} as loss",
+        f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
+        if isinstance(loss, torch.Tensor)
+        else repr(loss)[:80],
+        "Return the loss of the batch as a scalar tensor, such as "
+        "state.criterion(model(inputs), targets).",
+    )
+
+
+def number_of(name: str, value: Any) -> torch.Tensor:
+    """Return a measure as a scalar in float64, on its device."""
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.detach().reshape(()).double()
+    if isinstance(value, numbers.Real):
+        return torch.tensor(float(value), dtype=torch.float64)
+    raise StepError(
+        "what is logged must be numbers", f"{name}={value!r:.60}", "Pass a number or a scalar."
+    )
