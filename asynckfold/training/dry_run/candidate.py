@@ -63,7 +63,7 @@ class CandidateTrial:
                 f"{type(self.model).__name__}",
                 "Return the module from the factory.",
             )
-        self.optimizer = with_fused_kernel(recipe.opt_fn, self.model)
+        self.optimizer = with_fused_kernel(recipe.opt_fn_of(schedule), self.model)
         if not isinstance(self.optimizer, torch.optim.Optimizer):
             raise Refused(
                 "opt_fn must return a torch.optim.Optimizer",

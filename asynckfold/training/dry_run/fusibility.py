@@ -75,7 +75,7 @@ def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fu
     # An exception of user code in two replicas is the reason.
     try:
         models = [recipe.models[trial.name]().to(device) for _ in range(2)]
-        opt_fn = partial(with_fused_kernel, recipe.opt_fn)
+        opt_fn = partial(with_fused_kernel, recipe.opt_fn_of(trial.schedule))
         steps = _steps(trial)
         found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision, device)
         if found.fused is None:

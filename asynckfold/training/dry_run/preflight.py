@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from asynckfold.data.batches import Batches
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
@@ -45,18 +46,24 @@ def check(
     notes: dict[str, None] = {}
     sums = False
     for name in names:
-        for schedule in recipe.lr_schedules:
+        schedules = [schedule for model, schedule in recipe.candidates if model == name]
+        for schedule in schedules:
             heartbeat.begin_long_phase()
-            concerned = [f"{name}/{schedule}"]
+            candidate = candidate_name(name, schedule)
+            concerned = [candidate]
             # User code may raise anything here, and will again in its jobs.
             try:
                 with isolated(patches=True) as traces:
                     dry = CandidateTrial(bundle, data, name, schedule)
                     architectures[name] = fingerprints.architecture_of(dry.model)
-                    settings[name] = fingerprints.optimizer_settings(dry.optimizer)
-                    settings[f"{name}/{schedule}"] = fingerprints.lr_schedule_settings(
-                        dry.lr_schedule
+                    own, fitted = (
+                        fingerprints.optimizer_settings(dry.optimizer),
+                        fingerprints.lr_schedule_settings(dry.lr_schedule),
                     )
+                    if schedule in recipe.optimizers:
+                        settings[candidate] = [own, fitted]
+                    else:
+                        settings[name], settings[candidate] = own, fitted
                     checks.check_storable(f"LR schedule {schedule}", dry.lr_schedule)
                     fit = dry.schedule_fit()
                     problems |= dict.fromkeys(fit.problems)
@@ -64,7 +71,7 @@ def check(
                         facts.refused[concerned[0]] = _told(*fit.problems[0])
                     notes |= dict.fromkeys(fit.notes)
                     if name not in facts.step_seconds:
-                        concerned = [f"{name}/{other}" for other in recipe.lr_schedules]
+                        concerned = [candidate_name(name, other) for other in schedules]
                         dry.check_model()
                         facts.step_seconds[name] = dry.step_seconds(facts.output_samples)
                         dry.check_learning()
@@ -96,7 +103,7 @@ def check(
             except TooFewOutputs:
                 continue
             except (Exception, SystemExit):  # noqa: BLE001
-                facts.failures[f"{name}/{schedule}"] = traceback.format_exc()
+                facts.failures[candidate] = traceback.format_exc()
     recorded = {
         "architecture": architectures,
         "settings": settings,
