@@ -151,9 +151,7 @@ class AsyncKFold:
             second Ctrl-C does not wait for jobs to save themselves. No handler is installed outside
             the main thread, or where the host handles SIGINT.
         """
-        call = read_call(
-            self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter
-        )
+        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
         with leave_report(self.settings), hold_run(call) as session:
             with session.until_out_of_time():
                 data = open_data(session)
@@ -236,9 +234,7 @@ class AsyncKFold:
         folds : tuple of Fold
             The samples that would be held out.
         """
-        call = read_call(
-            self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter
-        )
+        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
         machine = self.settings.present_machine()
         with read_alone(self.settings, machine) as data:
             folds = folds_of(self.settings, data)
@@ -270,9 +266,7 @@ class AsyncKFold:
         InputError
             As a call would.
         """
-        call = read_call(
-            self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter
-        )
+        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
         with look_into(call) as session:
             data = open_data(session)
             checked = dry_run(session, data)

@@ -69,10 +69,7 @@ def values_of(*names: str) -> dict[str, Value]:
     {'lr': 0.01, 'width': 64}
     """
     pairs = [
-        pair.partition("=")
-        for name in names
-        for pair in name.partition("/")[2].split(",")
-        if pair
+        pair.partition("=") for name in names for pair in name.partition("/")[2].split(",") if pair
     ]
     return {parameter: value_of(text) for parameter, _, text in sorted(pairs)}
 

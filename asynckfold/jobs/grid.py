@@ -238,11 +238,11 @@ class _Takers:
         kinds = {
             "models": {name: _signature(model, 0) for name, model in parts.models.items()},
             "opt_fn": {"": _signature(parts.opt_fn, 1)},
-            "lr_schedules": {name: _signature(spec, 1) for name, spec in parts.lr_schedules.items()},
+            "lr_schedules": {
+                name: _signature(spec, 1) for name, spec in parts.lr_schedules.items()
+            },
         }
-        self.known = {
-            name for kind in kinds.values() for own, _ in kind.values() for name in own
-        }
+        self.known = {name for kind in kinds.values() for own, _ in kind.values() for name in own}
 
         def taken(kind: str, part: str) -> set[str]:
             own, takes_more = kinds[kind][part]
@@ -253,9 +253,7 @@ class _Takers:
                 for named, _ in members.values()
                 for name in named
             }
-            return {
-                name for name in names if name in own or (takes_more and name not in others)
-            }
+            return {name for name in names if name in own or (takes_more and name not in others)}
 
         self.of_models = {name: taken("models", name) for name in parts.models}
         self.of_opt_fn = taken("opt_fn", "")

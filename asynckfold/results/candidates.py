@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.jobs.candidate_names import candidate_name, params_of, Value
+from asynckfold.jobs.candidate_names import Value, candidate_name, params_of
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import CANCELLED, DIVERGED, DONE, FAILED, Result
 from asynckfold.results.statistics import bounds_of, confidence_interval, tied
@@ -34,6 +34,8 @@ class Candidate:
     @property
     def name(self) -> str:
         """``"LeNet/cosine"``."""
+        if not self.lr_schedule:
+            return self.model  # compared as one, see `verdict`
         return candidate_name(self.model, self.lr_schedule)
 
     @property

@@ -118,6 +118,12 @@ class CandidateTrial:
         checks.check_optimizer(self.name, self.model, self.optimizer)
         checks.check_new(self.name, self.model, again)
 
+    def check_stepped_optimizer(self) -> None:
+        """Refuse an optimizer, after a step, whose state fits no checkpoint or no trainer."""
+        checks.check_storable("optimizer", self.optimizer)
+        checks.check_scalable(self.bundle, self.optimizer)
+        checks.check_shareable(self.bundle, self.optimizer)
+
     def check_learning(self) -> None:
         """Refuse a step that cannot teach anything."""
         checks.check_gradient(self.name, self.model, self.optimizer)

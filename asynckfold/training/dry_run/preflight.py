@@ -47,6 +47,7 @@ def check(
     sums = False
     for name in names:
         schedules = [schedule for model, schedule in recipe.candidates if model == name]
+        stepped: set[type] = set()
         for schedule in schedules:
             heartbeat.begin_long_phase()
             candidate = candidate_name(name, schedule)
@@ -56,14 +57,11 @@ def check(
                 with isolated(patches=True) as traces:
                     dry = CandidateTrial(bundle, data, name, schedule)
                     architectures[name] = fingerprints.architecture_of(dry.model)
-                    own, fitted = (
-                        fingerprints.optimizer_settings(dry.optimizer),
-                        fingerprints.lr_schedule_settings(dry.lr_schedule),
+                    has_own = schedule in recipe.optimizers
+                    settings[f"{candidate}: optimizer" if has_own else name] = (
+                        fingerprints.optimizer_settings(dry.optimizer)
                     )
-                    if schedule in recipe.optimizers:
-                        settings[candidate] = [own, fitted]
-                    else:
-                        settings[name], settings[candidate] = own, fitted
+                    settings[candidate] = fingerprints.lr_schedule_settings(dry.lr_schedule)
                     checks.check_storable(f"LR schedule {schedule}", dry.lr_schedule)
                     fit = dry.schedule_fit()
                     problems |= dict.fromkeys(fit.problems)
@@ -79,10 +77,9 @@ def check(
                         sums = sums or dry.criterion_sums()
                         facts.memory[name] = dry.memory()
                         checks.check_storable(f"model {name}", dry.model)
-                        checks.check_storable("optimizer", dry.optimizer)
+                        dry.check_stepped_optimizer()
+                        stepped.add(type(dry.optimizer))
                         checks.check_storable("criterion", recipe.criterion)
-                        checks.check_scalable(bundle, dry.optimizer)
-                        checks.check_shareable(bundle, dry.optimizer)
                         checks.check_servable(bundle, dry.model)
                         checks.check_pretraining(bundle, name, dry.model)
                         checks.check_normalisation(bundle, name, dry.model)
@@ -97,6 +94,10 @@ def check(
                         changed = ", ".join(traces.look())
                         if bundle.plan.device == "cpu":
                             _check_fusible(dry, facts, changed)
+                    elif type(dry.optimizer) not in stepped:
+                        dry.check_model()
+                        dry.step_seconds({})
+                        dry.check_stepped_optimizer()
             except Refused as refused:
                 problems[refused.args] = None
                 facts.refused.update(dict.fromkeys(concerned, _told(*refused.args)))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.jobs.objective import Objective, probabilities
 from asynckfold.jobs.candidate_names import candidate_name
+from asynckfold.jobs.objective import Objective, probabilities
 from asynckfold.jobs.plan import Plan
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.confusion import guesses, has_one_class
