@@ -38,7 +38,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
 
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
-    found = kfold.forecast(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
+    found = kfold.forecast(*sweep, **sweep.grid)
     machine = watched(kfold.settings.machine())
     threads = min(found.choice.threads.values())
     count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)

@@ -31,6 +31,7 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sentences import plural
 from asynckfold.results.scoring import resolve
+from asynckfold.results.trained_jobs import find_job
 from asynckfold.store import RunReader
 from asynckfold.system.files import write_whole
 
@@ -52,9 +53,10 @@ def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outp
     stored = load_results(store)
     name = parsed.candidate or best(stored)
     command = _command_of(parsed, store)
-    settings, recipe, source = predicting_parts(command)
-    refuse(_model_problems(name, recipe.models))
-    refuse(code_problems(store.plan, name.split("/")[0], recipe, settings))
+    model = find_job(store.plan, name).model
+    settings, recipe, source = predicting_parts(command, model)
+    refuse(_model_problems(model, recipe.models))
+    refuse(code_problems(store.plan, model, recipe, settings))
     live = with_models(stored, settings, recipe)
     ensemble = (live.on_all_samples(name) if parsed.refit else live).ensemble(name)
     samples = load_samples(
@@ -119,8 +121,7 @@ def _command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namesp
     return again
 
 
-def _model_problems(name: str, models: Any) -> Iterator[Problem]:
-    model = name.split("/")[0]
+def _model_problems(model: str, models: Any) -> Iterator[Problem]:
     if model not in models:
         rule = f"the models must be those of the run, with {model}"
         yield Problem(rule, ", ".join(models), "Name them as the run does.")

@@ -22,7 +22,14 @@ from typing import Any
 
 from asynckfold.errors import Problem, nearest
 from asynckfold.jobs.argument import one_line, plain
-from asynckfold.jobs.candidate_names import Value, text_of, value_of, with_values
+from asynckfold.jobs.candidate_names import (
+    Value,
+    base_of,
+    text_of,
+    value_of,
+    values_of,
+    with_values,
+)
 from asynckfold.jobs.recipe import InitialState
 
 RESERVED = ("model", "optimizer", "scheduler")
@@ -116,6 +123,22 @@ def make_grid(
     if not drawn:
         return _bound(parts, listed, functools.partial(_product, listed)), [], []
     return _sampled(parts, listed, drawn, n_iter, random_state)
+
+
+def with_model(models: Mapping[str, Any], params: Any, name: str) -> dict[str, Any]:
+    """Return models with one of a grid beside them, by its name; without it if it is of another.
+
+    >>> with_model({"net": lambda width: width}, {"width": [16, 64]}, "net/width=64")[
+    ...     "net/width=64"]()
+    64
+    """
+    known, given = models.get(base_of(name)), dict[str, Any]()
+    for parameter, value in values_of(name).items():
+        if known is None or parameter not in (params or {}):
+            return dict(models)
+        options = params[parameter]
+        given[parameter] = options.get(value) if isinstance(options, Mapping) else value
+    return {**models, name: _with(known, given)} if given else dict(models)
 
 
 def _sampled(
