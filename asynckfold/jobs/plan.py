@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.jobs.candidate_names import Value, candidate_name, values_of
+from asynckfold.jobs.candidate_names import Value, base_of, candidate_name, text_of, values_of
 from asynckfold.jobs.decoding import decoded, parsed, within
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.objective import Objective, ordinary
@@ -403,12 +403,21 @@ def _difference(path: str, there: Any, here: Any) -> str | None:
 
 
 def _jobs_difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
+    both = there, here
     for name in ("model", "lr_schedule", "repeat", "fold"):
-        old = list(dict.fromkeys(str(job[name]) for job in there))
-        new = list(dict.fromkeys(str(job[name]) for job in here))
+        old, new = (list(dict.fromkeys(base_of(str(job[name])) for job in jobs)) for jobs in both)
         if old != new:
             label = {"model": "models", "lr_schedule": "schedulers"}.get(name, f"{name}s")
             return f"{label}: {', '.join(old)} there, {', '.join(new)} here"
+    grids = [[values_of(job["model"], job["lr_schedule"]) for job in jobs] for jobs in both]
+    for name in sorted({name for grid in grids for values in grid for name in values}):
+        old, new = (
+            list(dict.fromkeys(text_of(values[name]) for values in grid if name in values))
+            for grid in grids
+        )
+        if old != new:
+            shown = [_short(", ".join(values) or "none") for values in (old, new)]
+            return f"params {name}: {shown[0]} there, {shown[1]} here"
     return "jobs: other seeds or another order"
 
 
