@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from asynckfold.jobs.candidate_names import values_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.factor import Factor, compare_levels
@@ -101,7 +102,9 @@ def make_verdict(
 
 
 def _crossed(rows: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Return candidates whose models all have the same LR schedules."""
+    """Return candidates of a grid whose models all have the same LR schedules."""
+    if not any(values_of(row.model, row.lr_schedule) for row in rows):
+        return rows
     models, lr_schedules = {row.model for row in rows}, {row.lr_schedule for row in rows}
     if len(rows) == len(models) * len(lr_schedules):
         return rows

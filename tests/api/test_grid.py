@@ -140,20 +140,20 @@ def test_models_and_refits_are_rebuilt_with_their_values(root: Path) -> None:
     estimator = results.best_estimator_
     if best["model"] == "net":
         assert estimator[0].out_features == best["width"]
-    with pytest.raises(InputError, match="candidate must be one of net/cosine/lr=0.001,width=4"):
+    with pytest.raises(InputError, match=r"candidate must be one of net/cosine/lr=0\.001,width=4"):
         results.model("net/cosine")
 
 
 def test_draws_of_a_refit_and_its_named_objects(root: Path) -> None:
     params = {"lr": stats.loguniform(1e-3, 1e-1), "width": {"narrow": 4, "wide": 16}}
-    results = called(root, params, 3, refit=True)
-    assert len(results.candidates) == 3 + 3
+    results = called(root, params, 4, refit=True)
+    assert len(results.candidates) == 4 + 4
     assert results.refitted is not None
     assert results.refitted.best_params_ == results.best_params_
-    continued = called(root, params, 3, refit=True)
+    continued = called(root, params, 4, refit=True)
     assert bits(continued) == bits(results)
     # Draws are not crossed: candidates are compared, not their means.
-    assert len(results.verdict.models) == 6 * 5 // 2
+    assert len(results.verdict.models) == 8 * 7 // 2
     assert not results.verdict.lr_schedules
     assert {pair.first for pair in results.verdict.models} <= {r.name for r in results.candidates}
 
@@ -265,7 +265,7 @@ def test_killed_in_the_middle_it_continues_to_the_same_bits(root: Path) -> None:
     ended = subprocess.run(words, cwd=here, timeout=100, check=False)
     assert ended.returncode == -signal.SIGKILL
     with RunStore.read(root) as store:
-        assert store.counts()["done"] == 5
+        assert 0 < store.counts()["done"] <= 5
     assert bits(called(root, resume="must")) == bits(whole)
 
 
