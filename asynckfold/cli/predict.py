@@ -21,6 +21,7 @@ from asynckfold.cli.parser import make_parser, parse_stored
 from asynckfold.cli.run_folder import open_run
 from asynckfold.cli.sweep_file import predicting_parts
 from asynckfold.errors import Problem, refuse
+from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.changes import WEIGHTS
@@ -31,7 +32,6 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.sentences import plural
 from asynckfold.results.scoring import resolve
-from asynckfold.results.trained_jobs import find_job
 from asynckfold.store import RunReader
 from asynckfold.system.files import write_whole
 
@@ -53,7 +53,8 @@ def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outp
     stored = load_results(store)
     name = parsed.candidate or best(stored)
     command = _command_of(parsed, store)
-    model = find_job(store.plan, name).model
+    known = {job.candidate: job.model for job in store.plan.jobs}
+    model = known.get(name, base_of(name))
     settings, recipe, source = predicting_parts(command, model)
     refuse(_model_problems(model, recipe.models))
     refuse(code_problems(store.plan, model, recipe, settings))
