@@ -13,6 +13,7 @@ from asynckfold.engines import joblib_backend, ray_address
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.digests.ownership import sent_by_value
+from asynckfold.jobs.grid import Grid, Parts, make_grid
 from asynckfold.jobs.recipe import (
     Recipe,
     named_lr_schedules,
@@ -29,6 +30,7 @@ class Call:
 
     settings: Settings
     recipe: Recipe
+    grid: Grid
     params: TrainerParams
     trainer_params: Mapping[str, Any] | None
     notes: tuple[str, ...]
@@ -36,7 +38,13 @@ class Call:
 
 
 def read_call(
-    settings: Settings, models: Any, schedulers: Any, opt_fn: Any, trainer_params: Any
+    settings: Settings,
+    models: Any,
+    schedulers: Any,
+    opt_fn: Any,
+    trainer_params: Any,
+    grid_params: Any = None,
+    n_iter: Any = None,
 ) -> Call:
     """Check the arguments of a call.
 
@@ -75,9 +83,14 @@ def read_call(
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
     problems += settings.own_training_problems(params)
+    given = Parts(named, lr_schedules, opt_fn)
+    grid, more, told = make_grid(given, grid_params, n_iter, settings.random_state)
+    problems += more
+    notes = [*notes, *told]
     parts = {
         **{f"model {name}": model for name, model in named.items()},
         **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},
+        **{f"params {name}": values for name, values in grid.options.items()},
         "opt_fn": opt_fn,
         "criterion": settings.criterion,
         "training_step": settings.training_step,
@@ -93,16 +106,18 @@ def read_call(
     if problems:
         refuse([*problems, *_data_problems(settings)])
     recipe = Recipe(
-        named,
-        lr_schedules,
+        grid.models,
+        grid.lr_schedules,
         opt_fn,
         settings.criterion,
         settings.preprocess,
         training_step=settings.training_step,
         validation_step=settings.validation_step,
         fit_fn=settings.fit_fn,
+        optimizers=grid.optimizers,
+        pairs=grid.pairs,
     )
-    return Call(settings, recipe, params, trainer_params, tuple(notes), started)
+    return Call(settings, recipe, grid, params, trainer_params, tuple(notes), started)
 
 
 def _on_devices(settings: Settings, params: TrainerParams) -> TrainerParams:

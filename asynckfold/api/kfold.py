@@ -33,6 +33,7 @@ from asynckfold.errors import (
     refuse,
 )
 from asynckfold.jobs.argument import with_parameters
+from asynckfold.jobs.candidate_names import base_of, values_of
 from asynckfold.jobs.digests.ownership import own_frames
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
@@ -102,6 +103,9 @@ class AsyncKFold:
         schedulers: Any,
         opt_fn: Callable[[Any], Any],
         trainer_params: Mapping[str, Any] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        n_iter: int | None = None,
     ) -> CVResults:
         """Train every model with every LR schedule on every fold.
 
@@ -116,6 +120,13 @@ class AsyncKFold:
             Model → optimizer.
         trainer_params : dict, optional
             ``epochs`` and the other fields of `TrainerParams`.
+        params : dict of str to list, dict or distribution, optional
+            Values by name of the parameters of `models`, `opt_fn` and functions in `schedulers`;
+            each combination is a candidate. A dict gives names to values that are no numbers,
+            strings, bools or None. Distributions are those of ``scipy.stats``, drawn `n_iter`
+            times. See the how-to guide "Search a grid of parameters".
+        n_iter : int, optional
+            Combinations to draw where `params` has a distribution, seeded by `random_state`.
 
         Returns
         -------
@@ -140,7 +151,7 @@ class AsyncKFold:
             second Ctrl-C does not wait for jobs to save themselves. No handler is installed outside
             the main thread, or where the host handles SIGINT.
         """
-        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params)
+        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
         with leave_report(self.settings), hold_run(call) as session:
             with session.until_out_of_time():
                 data = open_data(session)
@@ -163,7 +174,7 @@ class AsyncKFold:
 
     def _refit(self, session: Session, results: CVResults) -> None:
         """Train the best candidate on all samples."""
-        run, recipe = session.run, session.call.recipe
+        run = session.run
         if not results.has_best:
             run.event("refit", "nothing was refitted: no candidate has a score on every fold")
             return
@@ -175,14 +186,15 @@ class AsyncKFold:
             else max(0.001, budget - (time.monotonic() - session.call.started))
         )
         session.display.note(f"now {best.name} on all {results.n_samples:,} samples")
-        alone = copy.copy(self)
+        alone, given = copy.copy(self), session.call.grid.given
         alone.settings = on_all_samples(self.settings, best, left)
         try:
             found = alone(
-                {best.model: recipe.models[best.model]},
-                {best.lr_schedule: recipe.lr_schedules[best.lr_schedule]},
-                recipe.opt_fn,
+                {(model := base_of(best.model)): given.models[model]},
+                {(schedule := base_of(best.lr_schedule)): given.lr_schedules[schedule]},
+                given.opt_fn,
                 session.call.trainer_params,
+                params=session.call.grid.params_for(values_of(best.model, best.lr_schedule)),
             )
         except InterruptedRunError as interrupt:
             # Out of time before there was a plan: the results of the folds stay.
@@ -209,6 +221,9 @@ class AsyncKFold:
         schedulers: Any,
         opt_fn: Callable[[Any], Any],
         trainer_params: Mapping[str, Any] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        n_iter: int | None = None,
     ) -> tuple[Plan, tuple[Fold, ...]]:
         """Return the jobs and folds of a call with these arguments, without starting anything.
 
@@ -219,7 +234,7 @@ class AsyncKFold:
         folds : tuple of Fold
             The samples that would be held out.
         """
-        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params)
+        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
         machine = self.settings.present_machine()
         with read_alone(self.settings, machine) as data:
             folds = folds_of(self.settings, data)
@@ -232,6 +247,9 @@ class AsyncKFold:
         schedulers: Any,
         opt_fn: Callable[[Any], Any],
         trainer_params: Mapping[str, Any] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        n_iter: int | None = None,
     ) -> Forecast:
         """Predict a call: do its dry run and probes, and decide as it would.
 
@@ -248,7 +266,7 @@ class AsyncKFold:
         InputError
             As a call would.
         """
-        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params)
+        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
         with look_into(call) as session:
             data = open_data(session)
             checked = dry_run(session, data)

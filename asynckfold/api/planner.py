@@ -26,7 +26,7 @@ from asynckfold.jobs.digests.run import Digest
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.jobs.placement import NOTHING, Gpu, NodeSize
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.planning import (
     cost_cache,
@@ -268,7 +268,7 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
     """Return the plan without what only a dry run tells of the live objects."""
     settings, recipe = call.settings, call.recipe
     return Plan(
-        make_jobs(list(recipe.models), list(recipe.lr_schedules), folds, settings.random_state),
+        jobs_of(recipe.candidates, folds, settings.random_state),
         call.params,
         settings.samples_per_step(folds),
         settings.threads or 1,

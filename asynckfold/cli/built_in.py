@@ -41,6 +41,17 @@ class SweepParts:
     opt_fn: Any
     trainer_params: dict[str, Any]
     settings: dict[str, Any]
+    params: Mapping[str, Any] | None = None
+    n_iter: int | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what a call of `AsyncKFold` gets by position."""
+        yield from (self.models, self.schedulers, self.opt_fn, self.trainer_params)
+
+    @property
+    def grid(self) -> dict[str, Any]:
+        """What it gets by keyword."""
+        return {"params": self.params, "n_iter": self.n_iter}
 
 
 def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
@@ -81,6 +92,7 @@ def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
         optimizer_of(parsed),
         flag_values(parsed, TrainerParams),
         {**settings, **flag_settings(parsed)},
+        parsed.param,
     )
 
 
@@ -218,7 +230,7 @@ def optimizer_problems(parsed: argparse.Namespace, batch_size: object) -> Iterat
             repr(parsed.optimizer),
             f"{nearest(parsed.optimizer, OPTIMIZERS).strip()} Known: {known}.".strip(),
         )
-    elif parsed.momentum and parsed.optimizer not in MOMENTUM:
+    elif _asked(parsed, "momentum") and parsed.optimizer not in MOMENTUM:
         yield Problem(
             "--momentum applies to sgd and rmsprop", f"with {parsed.optimizer}", "Drop it."
         )
@@ -229,15 +241,18 @@ def optimizer_problems(parsed: argparse.Namespace, batch_size: object) -> Iterat
                 f"batches of {batch_size}",
                 "Pass --batch-size full.",
             )
-        if parsed.weight_decay:
+        if _asked(parsed, "weight_decay"):
             yield Problem(
                 "--weight-decay does not apply to rprop, which takes only signs of gradients",
-                repr(parsed.weight_decay),
+                ", ".join(map(repr, _asked(parsed, "weight_decay"))),
                 "Drop it.",
             )
     for name in ("lr", "weight_decay", "momentum"):
-        value, positive = getattr(parsed, name), name == "lr"
-        if not 0 <= value < float("inf") or (positive and value == 0):
+        positive = name == "lr"
+        for value in [getattr(parsed, name), *(parsed.param or {}).get(name, [])]:
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if is_number and 0 <= value < float("inf") and (value or not positive):
+                continue
             flag = name.replace("_", "-")
             least = "positive" if positive else "0 or more"
             yield Problem(
@@ -245,6 +260,12 @@ def optimizer_problems(parsed: argparse.Namespace, batch_size: object) -> Iterat
                 repr(value),
                 f"The default is {flags()[name].default}.",
             )
+
+
+def _asked(parsed: argparse.Namespace, name: str) -> list[Any]:
+    """Return the values of a flag and of a grid, if any is not 0."""
+    values = [getattr(parsed, name), *(parsed.param or {}).get(name, [])]
+    return [value for value in values if value]
 
 
 def optimizer_of(parsed: argparse.Namespace) -> Any:

@@ -134,7 +134,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        return ",".join(f"{key}={one}" for key, one in value.items())
+        return ",".join(f"{key}={_text(one)}" for key, one in value.items())
     return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,10 +21,49 @@ from typing import Any, Literal
 
 from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.jobs.argument import GROUPS, Argument, argument, arguments
+from asynckfold.jobs.candidate_names import Value
+from asynckfold.jobs.candidate_names import value_of as value_of_text
 from asynckfold.jobs.trainer_params import TrainerParams
 
 _YES_NO = {"True": "yes", "False": "no"}
 """Words of the command line for the values of a flag that takes others, too."""
+
+
+def params_of_text(text: str) -> dict[str, list[Value]]:
+    """Read the values of parameters.
+
+    >>> params_of_text("lr=1e-3,.01,width=16")
+    {'lr': [0.001, 0.01], 'width': [16]}
+
+    Raises
+    ------
+    ValueError
+        A value stands before the first name, or a name twice.
+    """
+    found: dict[str, list[Value]] = {}
+    for word in text.split(","):
+        name, equals, value = (part.strip() for part in word.rpartition("="))
+        if equals and name in found:
+            raise ValueError(f"must name {name} once")
+        if not equals and not found:
+            raise ValueError("must be a name and values, such as lr=1e-3,1e-2")
+        found.setdefault(name if equals else list(found)[-1], []).append(_typed(value))
+    return found
+
+
+def _typed(text: str) -> Value:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return value_of_text(text)
+
+
+class _Merged(argparse.Action):
+    """Adds the names of each repetition of a flag to those of the earlier ones."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        known = getattr(namespace, self.dest) or {}
+        setattr(namespace, self.dest, {**known, **(values or {})})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +108,9 @@ class Named:
         Momentum of sgd and rmsprop.
     weight_decay : float
         L2 penalty of the weights.
+    param : Mapping
+        Values of parameters of models, optimizer or LR schedules, such as ``lr=1e-3,1e-2``; each
+        combination is a candidate. May be repeated.
     """
 
     data: str | None = argument(None, group="data", metavar="SOURCE", is_common=True)
@@ -86,6 +129,9 @@ class Named:
     lr: float = argument(1e-3, group="candidates", is_common=True)
     momentum: float = argument(0.0, group="candidates")
     weight_decay: float = argument(0.0, group="candidates")
+    param: Mapping[str, Sequence[Value]] | None = argument(
+        None, group="candidates", metavar="NAME=A,B", reads=params_of_text, none=""
+    )
 
 
 @cache
@@ -194,7 +240,8 @@ def groups_of(verb: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGrou
 def _reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
     if item.types == (bool,):
         return {"action": "store_false" if item.default is True else "store_true"}
-    return {"type": _reader(item, problems), "metavar": _metavar(item)}
+    merged = {"action": _Merged} if item.reads is params_of_text else {}
+    return {"type": _reader(item, problems), "metavar": _metavar(item), **merged}
 
 
 def _reader(item: Argument, problems: list[Problem]) -> Callable[[str], Any]:

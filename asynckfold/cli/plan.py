@@ -17,6 +17,7 @@ from asynckfold.cli.output import Output
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.cli.text_charts import gantt
 from asynckfold.errors import Problem, refuse
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.forecast import Forecast
 from asynckfold.planning.workload import Choice
@@ -37,7 +38,7 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
 
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
-    found = kfold.forecast(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
+    found = kfold.forecast(*sweep, **sweep.grid)
     machine = watched(kfold.settings.machine())
     threads = min(found.choice.threads.values())
     count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)
@@ -79,7 +80,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
     plan, choice = found.plan, found.choice
     return {
         "jobs": [job.id for job in plan.jobs],
-        "candidates": ["/".join(pair) for pair in plan.candidates],
+        "candidates": list(plan.candidate_names),
         "folds": [{"train": len(fold.train), "valid": len(fold.valid)} for fold in found.folds],
         "classes": list(plan.classes),
         "epochs": plan.params.epochs,
@@ -87,7 +88,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
         "options": plan.params.options,
         "channels_last": _channels_last(plan),
         "device": plan.device_text,
-        "devices": {name: plan.device_of(name) for name in map("/".join, plan.candidates)},
+        "devices": {name: plan.device_of(name) for name in plan.candidate_names},
         "why_devices": choice.devices,
         "threads": dict(choice.threads),
         "last_threads": dict(choice.last_threads),
@@ -146,7 +147,7 @@ def _table(found: Forecast) -> Table:
         table.add_row(
             Text(model),
             Text(lr_schedule),
-            *(found.plan.device_of(f"{model}/{lr_schedule}") for _ in both),
+            *(found.plan.device_of(candidate_name(model, lr_schedule)) for _ in both),
             str(len(asked)),
             _range(trains),
             _range(valids),

@@ -21,6 +21,7 @@ from asynckfold.cli.parser import make_parser, parse_stored
 from asynckfold.cli.run_folder import open_run
 from asynckfold.cli.sweep_file import predicting_parts
 from asynckfold.errors import Problem, refuse
+from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.changes import WEIGHTS
@@ -52,9 +53,11 @@ def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outp
     stored = load_results(store)
     name = parsed.candidate or best(stored)
     command = _command_of(parsed, store)
-    settings, recipe, source = predicting_parts(command)
-    refuse(_model_problems(name, recipe.models))
-    refuse(code_problems(store.plan, name.split("/")[0], recipe, settings))
+    known = {job.candidate: job.model for job in store.plan.jobs}
+    model = known.get(name, base_of(name))
+    settings, recipe, source = predicting_parts(command, model)
+    refuse(_model_problems(model, recipe.models))
+    refuse(code_problems(store.plan, model, recipe, settings))
     live = with_models(stored, settings, recipe)
     ensemble = (live.on_all_samples(name) if parsed.refit else live).ensemble(name)
     samples = load_samples(
@@ -119,8 +122,7 @@ def _command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namesp
     return again
 
 
-def _model_problems(name: str, models: Any) -> Iterator[Problem]:
-    model = name.split("/")[0]
+def _model_problems(model: str, models: Any) -> Iterator[Problem]:
     if model not in models:
         rule = f"the models must be those of the run, with {model}"
         yield Problem(rule, ", ".join(models), "Name them as the run does.")

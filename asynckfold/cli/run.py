@@ -64,7 +64,7 @@ def _run(parsed: argparse.Namespace, out: Output) -> int:
         with warnings.catch_warnings():
             # The table and the exit code report failed jobs.
             warnings.simplefilter("ignore", category=UserWarning)
-            results = kfold(sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params)
+            results = kfold(*sweep, **sweep.grid)
     except (AllJobsFailedError, JobFailedError) as error:
         print_results(root, out, with_report=with_report)
         if isinstance(error, RefitFailedError):

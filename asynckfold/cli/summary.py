@@ -16,6 +16,7 @@ from asynckfold.api.report import written
 from asynckfold.cli.output import Output
 from asynckfold.jobs.result import counts_line
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.tables import parameters_in, value_cell
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunStore
 from asynckfold.system.plain_text import one_line
@@ -121,21 +122,24 @@ def _results_table(results: CVResults, most: int | None, spare: Sequence[str]) -
     metric, winner = results.plan.scoring[0], results.verdict.best
     table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
     device = ("device",) if results.plan.devices else ()
-    words = ("model", "scheduler", *device)
+    records = results.to_frame().to_dict("records")
+    parameters = parameters_in(records)
+    words = ("model", "scheduler", *parameters, *device)
     bounds, seconds = (tuple(name for name in spare if name == one) for one in SPARE)
     last = ("",) if winner else ()
     for name in ("rank", *words, metric, *bounds, "folds", *seconds, *last):
         is_name = name in words
         justify: JustifyMethod = "left" if is_name else "right"
         table.add_column(name, justify=justify, no_wrap=not is_name, overflow="fold")
-    for row in results.to_frame().to_dict("records")[:most]:
-        is_winner = f"{row['model']}/{row['scheduler']}" == winner
+    for place, row in enumerate(records[:most]):
+        is_winner = place == 0 and winner is not None
         known = row[f"mean_{metric}"] == row[f"mean_{metric}"]
         complete = row["folds_done"] == row["folds"]
         table.add_row(
             "-" if row["rank"] != row["rank"] else str(int(row["rank"])),
             Text(one_line(row["model"])),
             Text(one_line(row["scheduler"])),
+            *(Text(value_cell(row[f"param_{name}"])) for name in parameters),
             *(row[name] for name in device),
             f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
             *[f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "" for _ in bounds],

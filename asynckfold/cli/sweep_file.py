@@ -70,8 +70,8 @@ def _from_file(parsed: argparse.Namespace) -> SweepParts:
     refuse([*parsed.problems, *_file_problems(parsed, path)])
     module = _executed(path)
     settings = getattr(module, "settings", {})
-    params = getattr(module, "trainer_params", {})
-    refuse(_content_problems(path, module, settings, params))
+    params, grid = (getattr(module, name, {}) for name in ("trainer_params", "params"))
+    refuse(_content_problems(path, module, settings, params, grid))
     settings = {**settings, **flag_settings(parsed)}
     opt_fn = module.opt_fn
     if parsed.optimizer is not None:
@@ -86,6 +86,8 @@ def _from_file(parsed: argparse.Namespace) -> SweepParts:
         opt_fn,
         {**params, **flag_values(parsed, TrainerParams)},
         settings,
+        {**grid, **(parsed.param or {})} or None,
+        getattr(module, "n_iter", None),
     )
 
 
@@ -103,7 +105,7 @@ def _file_problems(parsed: argparse.Namespace, path: Path) -> Iterator[Problem]:
             remedy = f"Pass a file of flags by --config {path}."
         yield Problem("the sweep file must be Python", str(path), remedy)
     for name in arguments(Named):
-        if name in ("schedulers", "data", *OPTIMIZER):
+        if name in ("schedulers", "data", "param", *OPTIMIZER):
             continue
         if getattr(parsed, name):
             yield Problem(
@@ -152,7 +154,7 @@ def _from_users_file(error: BaseException, path: Path) -> BaseException:
 
 
 def _content_problems(
-    path: Path, module: ModuleType, settings: Any, params: Any
+    path: Path, module: ModuleType, settings: Any, params: Any, grid: Any
 ) -> Iterator[Problem]:
     for name in FILE_NAMES:
         if not hasattr(module, name):
@@ -161,7 +163,7 @@ def _content_problems(
                 f"no {name}",
                 f"Write {name} = … in it.",
             )
-    for name, value in (("settings", settings), ("trainer_params", params)):
+    for name, value in (("settings", settings), ("trainer_params", params), ("params", grid)):
         if not isinstance(value, Mapping):
             yield Problem(
                 f"{name} in {path.name} must be a dict",
@@ -192,8 +194,10 @@ def _keyword_problems(path: Path, settings: Mapping[str, Any]) -> Iterator[Probl
 # Both
 
 
-def predicting_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Source | None]:
-    """Return settings, recipe and data source of a run, for predictions.
+def predicting_parts(
+    parsed: argparse.Namespace, model: str
+) -> tuple[Settings, Recipe, Source | None]:
+    """Return settings, recipe and data source of a run, for predictions of a model.
 
     The source is None for a sweep file.
 
@@ -202,6 +206,7 @@ def predicting_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Sour
     InputError
         As `sweep_parts`.
     """
+    from asynckfold.jobs.grid import with_model
     from asynckfold.jobs.recipe import Recipe, named_models
     from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
@@ -219,10 +224,11 @@ def predicting_parts(parsed: argparse.Namespace) -> tuple[Settings, Recipe, Sour
         source = source_of(parsed)
         models, views = models_and_views(names, imported, source, parsed.augment)
         criterion, opt_fn = torch.nn.CrossEntropyLoss(), optimizer_of(parsed)
-        sweep = SweepParts(source.dataset, criterion, models, (), opt_fn, {}, views)
+        sweep = SweepParts(source.dataset, criterion, models, (), opt_fn, {}, views, parsed.param)
     given = sweep.settings
     preprocess = given.get("preprocess")
-    recipe = Recipe(named_models(sweep.models)[0], {}, sweep.opt_fn, sweep.criterion, preprocess)
+    models = with_model(named_models(sweep.models)[0], sweep.params, model)
+    recipe = Recipe(models, {}, sweep.opt_fn, sweep.criterion, preprocess)
     words = ("train_transform", "eval_transform", "output_transform")
     views = {name: given.get(name) for name in words}
     settings = Settings(None, sweep.dataset, Path(parsed.root), sweep.criterion, 1, **views)
@@ -268,6 +274,9 @@ def _alone_problems(parsed: argparse.Namespace, sweep: SweepParts) -> Iterator[P
             yield Problem(
                 f"train takes one {what}", ", ".join(named) or "none", "Use run for several."
             )
+    if sweep.params:
+        names = ", ".join(map(str, sweep.params))
+        yield Problem("train takes one candidate", f"a grid of {names}", "Use run for several.")
 
 
 def _held_out(parsed: argparse.Namespace) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
+from asynckfold.jobs.candidate_names import Value, base_of, candidate_name, text_of, values_of
 from asynckfold.jobs.decoding import decoded, parsed, within
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.objective import Objective, ordinary
@@ -30,7 +31,8 @@ class Job:
     Parameters
     ----------
     model, lr_schedule : str
-        Names; the live objects are in the recipe.
+        Names; the live objects are in the recipe. With a grid they hold its values, see
+        `candidate_names`.
     repeat, fold : int
         Which fold is held out.
     seed : int
@@ -49,8 +51,13 @@ class Job:
 
     @property
     def candidate(self) -> str:
-        """``"LeNet/cosine"``."""
-        return f"{self.model}/{self.lr_schedule}"
+        """``"LeNet/cosine"``; with a grid ``"LeNet/cosine/lr=0.01,width=64"``."""
+        return candidate_name(self.model, self.lr_schedule)
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """The values of a grid."""
+        return values_of(self.model, self.lr_schedule)
 
     @property
     def id(self) -> str:
@@ -213,6 +220,11 @@ class Plan:
     def candidates(self) -> tuple[tuple[str, str], ...]:
         """(model, LR schedule) pairs, in the caller's order."""
         return tuple(dict.fromkeys((job.model, job.lr_schedule) for job in self.jobs))
+
+    @property
+    def candidate_names(self) -> tuple[str, ...]:
+        """Names of the candidates, in the caller's order."""
+        return tuple(candidate_name(*pair) for pair in self.candidates)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -391,12 +403,21 @@ def _difference(path: str, there: Any, here: Any) -> str | None:
 
 
 def _jobs_difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
+    both = there, here
     for name in ("model", "lr_schedule", "repeat", "fold"):
-        old = list(dict.fromkeys(str(job[name]) for job in there))
-        new = list(dict.fromkeys(str(job[name]) for job in here))
+        old, new = (list(dict.fromkeys(base_of(str(job[name])) for job in jobs)) for jobs in both)
         if old != new:
             label = {"model": "models", "lr_schedule": "schedulers"}.get(name, f"{name}s")
             return f"{label}: {', '.join(old)} there, {', '.join(new)} here"
+    grids = [[values_of(job["model"], job["lr_schedule"]) for job in jobs] for jobs in both]
+    for name in sorted({name for grid in grids for values in grid for name in values}):
+        old, new = (
+            list(dict.fromkeys(text_of(values[name]) for values in grid if name in values))
+            for grid in grids
+        )
+        if old != new:
+            shown = [_short(", ".join(values) or "none") for values in (old, new)]
+            return f"params {name}: {shown[0]} there, {shown[1]} here"
     return "jobs: other seeds or another order"
 
 
@@ -430,6 +451,13 @@ def make_jobs(
     >>> [job.id for job in make_jobs(["A"], ["step", "warm"], [Fold(0, 0, *one)], 0)]
     ['A/step/fold-0', 'A/warm/fold-0']
     """
+    return jobs_of(list(itertools.product(models, lr_schedules)), folds, random_state)
+
+
+def jobs_of(
+    pairs: Sequence[tuple[str, str]], folds: Sequence[Fold], random_state: int
+) -> tuple[Job, ...]:
+    """Return folds × candidates, which are pairs of model and LR schedule."""
     repeated = any(fold.repeat for fold in folds)
     return tuple(
         Job(
@@ -440,8 +468,7 @@ def make_jobs(
             job_seed(random_state, fold.repeat, fold.index),
             repeated,
         )
-        for model in models
-        for lr_schedule in lr_schedules
+        for model, lr_schedule in pairs
         for fold in folds
     )
 

@@ -12,10 +12,11 @@ import copy
 import functools
 import importlib
 import io
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -50,6 +51,20 @@ class Recipe:
     validation_step: Callable[..., Any] | None = None
     # trains a whole job, given its `own_loop.Context`
     fit_fn: Callable[[Any], Any] | None = None
+    # LR-schedule name → keywords of opt_fn, with a grid
+    optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # (model, LR schedule) of each candidate; empty: every model with every LR schedule
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def candidates(self) -> tuple[tuple[str, str], ...]:
+        """Names of model and LR schedule of each candidate."""
+        return self.pairs or tuple(itertools.product(self.models, self.lr_schedules))
+
+    def opt_fn_of(self, lr_schedule: str) -> Callable[[Any], Any]:
+        """Return the optimizer function of the candidates with an LR schedule."""
+        keywords = self.optimizers.get(lr_schedule)
+        return functools.partial(self.opt_fn, **keywords) if keywords else self.opt_fn
 
 
 @dataclass(frozen=True)

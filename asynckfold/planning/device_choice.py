@@ -63,7 +63,7 @@ def decide(
     probes : Probes
         What times models.
     """
-    names = ["/".join(pair) for pair in workload.plan.candidates]
+    names = list(workload.plan.candidate_names)
     known = {} if before is None else _kinds(before)
     allowed = [kind for kind in allowed if kind in known.values()] or allowed
     if len(allowed) == 1:
@@ -86,7 +86,7 @@ def decide(
 
 
 def _kinds(plan: Plan) -> dict[str, str]:
-    return {name: plan.device_of(name) for name in map("/".join, plan.candidates)}
+    return {name: plan.device_of(name) for name in plan.candidate_names}
 
 
 def _whole(plan: Plan, kind: str) -> Plan:

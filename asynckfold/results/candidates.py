@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.jobs.candidate_names import Value, candidate_name, params_of
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import CANCELLED, DIVERGED, DONE, FAILED, Result
 from asynckfold.results.statistics import bounds_of, confidence_interval, tied
@@ -33,7 +34,14 @@ class Candidate:
     @property
     def name(self) -> str:
         """``"LeNet/cosine"``."""
-        return f"{self.model}/{self.lr_schedule}"
+        if not self.lr_schedule:
+            return self.model  # compared as one, see `verdict`
+        return candidate_name(self.model, self.lr_schedule)
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """``{"model": …, "scheduler": …}``, and the values of a grid."""
+        return params_of(self.model, self.lr_schedule)
 
     @property
     def complete(self) -> bool:
@@ -89,7 +97,7 @@ def candidates(
                 sum(item is not None and item.status == DONE for item in found),
                 len(jobs),
                 _worst(found),
-                plan.device_of(f"{model}/{lr_schedule}"),
+                plan.device_of(candidate_name(model, lr_schedule)),
             )
         )
     return rows

@@ -59,9 +59,10 @@ def out_of_fold(
             found[job.candidate] = np.full(shape, np.nan, np.float32)
         key = (job.repeat, job.fold)
         found[job.candidate][layers[key], rows[key]] = result.outputs
-    in_order = (f"{model}/{lr_schedule}" for model, lr_schedule in plan.candidates)
     return {
-        name: found[name] if count > 1 else found[name][0] for name in in_order if name in found
+        name: found[name] if count > 1 else found[name][0]
+        for name in plan.candidate_names
+        if name in found
     }
 
 

@@ -70,10 +70,9 @@ class Outcome:
         return int(np.argmin(rank(self.candidates, self.plan.scoring[0])))
 
     @property
-    def best_params_(self) -> dict[str, str]:
-        """``{"model": …, "scheduler": …}`` of the best complete candidate."""
-        row = self.candidates[self.best_index_]
-        return {"model": row.model, "scheduler": row.lr_schedule}
+    def best_params_(self) -> dict[str, Any]:
+        """``{"model": …, "scheduler": …}`` of the best complete candidate, and its parameters."""
+        return self.candidates[self.best_index_].params
 
     @property
     def best_score_(self) -> float:

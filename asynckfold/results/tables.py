@@ -7,13 +7,14 @@ import contextlib
 import html
 import math
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from asynckfold.jobs.candidate_names import base_of, values_of
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import Baseline, Epoch, Result
 from asynckfold.results.candidates import Candidate, folds_note, rank, score_of
@@ -34,10 +35,10 @@ def score_table(rows: Sequence[Candidate], metrics: Sequence[str]) -> dict[str, 
         seconds = np.array([getattr(row, column) for row in rows])
         table[f"mean_{name}_time"] = seconds.mean(axis=1)
         table[f"std_{name}_time"] = seconds.std(axis=1)
-    params = [{"model": row.model, "scheduler": row.lr_schedule} for row in rows]
-    for name in ("model", "scheduler"):
-        values = np.array([item[name] for item in params], dtype=object)
-        table[f"param_{name}"] = np.ma.MaskedArray(values, mask=False)
+    params = [row.params for row in rows]
+    for name in dict.fromkeys(name for item in params for name in item):
+        values = np.array([item.get(name) for item in params], dtype=object)
+        table[f"param_{name}"] = np.ma.MaskedArray(values, [name not in item for item in params])
     table["params"] = params
     for metric in metrics:
         scores = np.array([row.scores[metric] for row in rows])
@@ -57,12 +58,12 @@ def candidate_rows(
 ) -> list[Row]:
     """Return a row per candidate, best first; `ratio` is ``n_valid / n_train``."""
     first, kinds = metrics[0], {row.device for row in rows}
+    parameters = parameters_of(rows)
     table = []
     for position, row in zip(rank(rows, first), rows, strict=True):
         entry: Row = {
             "rank": position if row.ranks_by(first) else math.nan,
-            "model": row.model,
-            "scheduler": row.lr_schedule,
+            **_names_of(row.model, row.lr_schedule, parameters),
             **({"device": row.device} if len(kinds) > 1 else {}),
         }
         for metric in metrics:
@@ -90,11 +91,12 @@ def fold_rows(
     pending = Result(
         "", 0, "pending", fit_seconds=math.nan, score_seconds=math.nan, threads=0, device=""
     )
+    parameters = parameters_of(plan.jobs)
     for job in plan.jobs:
         known = results.get(job.id)
         result = known or pending
         yield {
-            **_place(job),
+            **_place(job, parameters),
             "status": result.status,
             **{metric: score_of(known, metric, error_score) for metric in plan.scoring},
             "fit_seconds": result.fit_seconds,
@@ -119,10 +121,23 @@ def _nodes(result: Result) -> str:
     return ",".join(named_node(name) for name, _ in result.parts)
 
 
-def _place(job: Job) -> Row:
+def parameters_of(rows: Iterable[Candidate | Job]) -> list[str]:
+    """Return the parameters of a grid, sorted."""
+    return sorted({name for row in rows for name in values_of(row.model, row.lr_schedule)})
+
+
+def _names_of(model: str, lr_schedule: str, parameters: Sequence[str]) -> Row:
+    values = values_of(model, lr_schedule)
     return {
-        "model": job.model,
-        "scheduler": job.lr_schedule,
+        "model": base_of(model),
+        "scheduler": base_of(lr_schedule),
+        **{f"param_{name}": values.get(name) for name in parameters},
+    }
+
+
+def _place(job: Job, parameters: Sequence[str]) -> Row:
+    return {
+        **_names_of(job.model, job.lr_schedule, parameters),
         "repeat": job.repeat,
         "fold": job.fold,
     }
@@ -139,6 +154,7 @@ def _averaging_columns(result: Result) -> Row:
 
 def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
     """Yield a row per epoch; pretraining, if any job has it, comes first, named in ``stage``."""
+    parameters = parameters_of(plan.jobs)
     staged = any(result.pretraining for result in results.values())
     unmeasured: Row = {item.name: math.nan for item in fields(Epoch)[1:-1]}
     for job in plan.jobs:
@@ -146,7 +162,7 @@ def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
         if result is None:
             continue
         for stage in result.pretraining:
-            where = {**_place(job), "stage": stage.stage, "epoch": stage.number}
+            where = {**_place(job, parameters), "stage": stage.stage, "epoch": stage.number}
             # A measure of the user's must not overwrite where the row belongs.
             row = {**where, **unmeasured, **stage.measures, **where}
             yield {**row, "seconds": stage.seconds}
@@ -154,7 +170,7 @@ def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
             values = {**vars(item), **item.logged}
             del values["logged"]
             where = {
-                **_place(job),
+                **_place(job, parameters),
                 **({"stage": ""} if staged else {}),
                 "epoch": values.pop("number"),
             }
@@ -167,8 +183,9 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
     def on(cell: str) -> tuple[str, ...]:
         return (cell,) if any("device" in row for row in rows) else ()
 
+    parameters = parameters_in(rows)
     cells: list[tuple[str, ...]] = [
-        ("", "model", "scheduler", *on("device"), one_line(metric), "folds", "seconds")
+        ("", "model", "scheduler", *parameters, *on("device"), one_line(metric), "folds", "seconds")
     ]
     for row in rows:
         mean, std = row[f"mean_{metric}"], row[f"std_{metric}"]
@@ -177,6 +194,7 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
                 "-" if math.isnan(row["rank"]) else str(row["rank"]),
                 one_line(row["model"]),
                 one_line(row["scheduler"]),
+                *(value_cell(row[f"param_{name}"]) for name in parameters),
                 *on(row.get("device", "")),
                 "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
                 folds_note(row["folds_done"], row["folds"]),
@@ -184,6 +202,17 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
             )
         )
     return cells
+
+
+def parameters_in(rows: Sequence[Row]) -> list[str]:
+    """Return the parameters of a grid that rows of a data frame have columns for."""
+    names = (name for name in (rows[0] if rows else ()) if name.startswith("param_"))
+    return [name.removeprefix("param_") for name in names]
+
+
+def value_cell(value: object) -> str:
+    """Return a value of a grid as text; empty where the candidate does not take it."""
+    return "" if value is None or value != value else one_line(str(value))
 
 
 def as_text(title: str, cells: Sequence[Sequence[str]], verdict: str) -> str:

@@ -20,7 +20,7 @@ def find_job(plan: Plan, candidate: str, fold: int | str = 0, repeat: int = 0) -
         rule = f"the run has folds 0 to {last[1]} and repeats 0 to {last[0]}"
         received = f"fold={fold}, repeat={repeat}"
         raise InputError.one(rule, received, "Pass one of these.")
-    names = [f"{model}/{lr_schedule}" for model, lr_schedule in plan.candidates]
+    names = plan.candidate_names
     rule = f"candidate must be one of {', '.join(names)}"
     remedy = f"Pass a model/LR schedule of the run.{nearest(candidate, names)}"
     raise InputError.one(rule, repr(candidate), remedy)
@@ -34,7 +34,7 @@ def done_job(
     state = _unfinished(results.get(job.id))
     if state:
         done = {item.candidate for item in plan.jobs if not _unfinished(results.get(item.id))}
-        names = [f"{model}/{lr_schedule}" for model, lr_schedule in plan.candidates]
+        names = plan.candidate_names
         shown = ", ".join(name for name in names if name in done) or "none yet"
         rule = "only a job that is done has trained weights"
         remedy = f"Choose another; candidates with finished folds: {shown}."

@@ -2,7 +2,9 @@
 
 One factor at a time: models by their mean over the LR schedules, then LR schedules by their mean
 over the models that no other beats, of these the complete ones if there are any; fold by fold, see
-`statistics.paired_differences`.
+`statistics.paired_differences`. The values of a grid belong to the models or the LR schedules that
+take them. Where these are not crossed, as of random draws, a mean would compare other things as
+well: then candidates are compared, as if each were a model.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from asynckfold.jobs.candidate_names import values_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.factor import Factor, compare_levels
@@ -69,6 +72,7 @@ def make_verdict(
 
     Scores of `rows` are NaN where a fold has none.
     """
+    rows = _crossed(rows)
     scores = np.array([row.scores[metric] for row in rows])
     in_points = largest_difference(metric, scores) == 1
     models, lr_schedules = (each.shown_by(shown) for each in _factors(rows, metric, folds))
@@ -91,10 +95,20 @@ def make_verdict(
         models.pairs,
         lr_schedules.pairs,
         models.unbeaten,
-        lr_schedules.unbeaten,
+        tuple(filter(None, lr_schedules.unbeaten)),
         first.name if first and pairs and best == levels else None,
         tuple(map(one_line, sentences)),
     )
+
+
+def _crossed(rows: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Return candidates of a grid whose models all have the same LR schedules."""
+    if not any(values_of(row.model, row.lr_schedule) for row in rows):
+        return rows
+    models, lr_schedules = {row.model for row in rows}, {row.lr_schedule for row in rows}
+    if len(rows) == len(models) * len(lr_schedules):
+        return rows
+    return [replace(row, model=row.name, lr_schedule="") for row in rows]
 
 
 def _factors(

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.store.layout import SUMMARY, job_folder
@@ -25,8 +26,9 @@ def _summary(job: Job, result: Result) -> dict[str, Any]:
     last = result.epochs[-1] if result.epochs else None
     return {
         "job": job.id,
-        "model": job.model,
-        "scheduler": job.lr_schedule,
+        "model": base_of(job.model),
+        "scheduler": base_of(job.lr_schedule),
+        **({"params": job.params} if job.params else {}),
         "repeat": job.repeat,
         "fold": job.fold,
         "status": result.status,

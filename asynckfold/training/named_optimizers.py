@@ -43,12 +43,19 @@ class NamedOptimizer:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    def __call__(self, model: nn.Module) -> optim.Optimizer:
-        """Return a new optimizer for the model."""
-        settings = {"lr": self.lr}
+    def __call__(
+        self,
+        model: nn.Module,
+        *,
+        lr: float | None = None,
+        momentum: float | None = None,
+        weight_decay: float | None = None,
+    ) -> optim.Optimizer:
+        """Return a new optimizer for the model; a grid may pass other settings."""
+        settings = {"lr": self.lr if lr is None else lr}
         if self.name not in FULL_BATCH:
-            settings["weight_decay"] = self.weight_decay
+            settings["weight_decay"] = self.weight_decay if weight_decay is None else weight_decay
         if self.name in MOMENTUM:
-            settings["momentum"] = self.momentum
+            settings["momentum"] = self.momentum if momentum is None else momentum
         make: Callable[..., optim.Optimizer] = OPTIMIZERS[self.name]
         return make(model.parameters(), **settings)

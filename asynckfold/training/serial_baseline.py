@@ -172,7 +172,7 @@ class _Loop:
             size = plan.params.eval_batch_size
             with NoLog() as log:
                 pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
-        self.optimizer = recipe.opt_fn(self.model)
+        self.optimizer = recipe.opt_fn_of(job.lr_schedule)(self.model)
         self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
         self.criterion = copy.deepcopy(recipe.criterion)
         if isinstance(self.criterion, nn.Module):

@@ -70,7 +70,7 @@ def build(
         pretrained = pretraining.pretrain(
             model, data, fold.train, job.seed, log, heartbeat, size, count, cores
         )
-    optimizer = with_fused_kernel(recipe.opt_fn, model)
+    optimizer = with_fused_kernel(recipe.opt_fn_of(job.lr_schedule), model)
     schedule, train_part, inner_valid = build_lr_schedule(bundle, job, model, optimizer, fold.train)
     if plan.params.compile:
         compile_whole(model)
@@ -108,7 +108,7 @@ def build_model(
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Seed everything; return the initial model and the optimizer of a job."""
     model = initial_model(bundle.recipe, bundle.plan, job, device)
-    return model, with_fused_kernel(bundle.recipe.opt_fn, model)
+    return model, with_fused_kernel(bundle.recipe.opt_fn_of(job.lr_schedule), model)
 
 
 def initial_model(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:

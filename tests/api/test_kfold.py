@@ -70,7 +70,7 @@ def test_the_signature_is_the_one_that_was_promised() -> None:
         "baseline",
     } <= {item.name for item in names}  # fmt: skip
     called = list(inspect.signature(AsyncKFold.__call__).parameters)[1:]
-    assert called == ["models", "schedulers", "opt_fn", "trainer_params"]
+    assert called == ["models", "schedulers", "opt_fn", "trainer_params", "params", "n_iter"]
 
 
 def test_everything_by_position(root: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from asynckfold.jobs.candidate_names import candidate_name
+
 Code = Mapping[str, Mapping[str, str]]
 """By part, its components by name, and of which Python its bytecode is under `PYTHON`."""
 
@@ -58,7 +60,7 @@ def _affected_text(parts: Sequence[str], candidates: Sequence[tuple[str, str]]) 
     if len(candidates) < 2:
         return ""
     found = affected(parts, candidates)
-    names = [f"{model}/{schedule}" for model, schedule in found]
+    names = [candidate_name(*pair) for pair in found]
     if len(found) == len(candidates):
         return f" (all {len(found)} candidates depend on it)"
     shown = ", ".join([*names[:MOST_NAMED], *["…"] * (len(names) > MOST_NAMED)])

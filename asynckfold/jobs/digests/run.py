@@ -93,6 +93,8 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
     own = {f"model {name}": model for name, model in recipe.models.items()}
     for name, schedule in recipe.lr_schedules.items():
         own[f"scheduler {name}"] = None if isinstance(schedule, str) else schedule
+        if keywords := recipe.optimizers.get(name):
+            own[f"scheduler {name}"] = {"scheduler": schedule, "opt_fn": dict(keywords)}
     own["opt_fn"] = recipe.opt_fn
     own["criterion"] = recipe.criterion
     own["preprocess"] = recipe.preprocess

@@ -73,7 +73,7 @@ class CandidateTrial:
                 f"{type(self.model).__name__}",
                 "Return the module from the factory.",
             )
-        self.optimizer = with_fused_kernel(recipe.opt_fn, self.model)
+        self.optimizer = with_fused_kernel(recipe.opt_fn_of(schedule), self.model)
         checks.check_optimizer_kind(self.optimizer, recipe)
         self.unscheduled = schedule_fit.unscheduled(self.optimizer)
         self.lr_schedule = lr_schedules.make(
@@ -137,6 +137,12 @@ class CandidateTrial:
             again = self.bundle.recipe.models[self.name]()
         checks.check_optimizer(self.name, self.model, self.optimizer)
         checks.check_new(self.name, self.model, again)
+
+    def check_stepped_optimizer(self) -> None:
+        """Refuse an optimizer, after a step, whose state fits no checkpoint or no trainer."""
+        checks.check_storable("optimizer", self.optimizer)
+        checks.check_scalable(self.bundle, self.optimizer)
+        checks.check_shareable(self.bundle, self.optimizer)
 
     def check_learning(self) -> None:
         """Refuse a step that cannot teach anything."""

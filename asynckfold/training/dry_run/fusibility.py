@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -13,7 +14,7 @@ from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import Fusibility
 from asynckfold.jobs.plan import Job
 from asynckfold.planning import fusion_groups
-from asynckfold.training import pretraining
+from asynckfold.training import pretraining, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
 from asynckfold.training.fused_optimizers import with_fused_kernel
@@ -73,7 +74,19 @@ def _unfit(trial: CandidateTrial) -> str:
         return "it has a loop of the user's own"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
+    if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):
+        return "its candidates have optimizers of different kinds"
     return ""
+
+
+def _optimizer_kinds(trial: CandidateTrial) -> Iterator[type]:
+    """Yield the class of each optimizer that a grid gives the model."""
+    recipe = trial.bundle.recipe
+    for model, schedule in recipe.candidates:
+        if model == trial.name and schedule in recipe.optimizers:
+            # A candidate whose optimizer cannot be made is in no group.
+            with contextlib.suppress(Exception), seeding.preserved():
+                yield type(recipe.opt_fn_of(schedule)(trial.model))
 
 
 def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fusibility:
@@ -81,7 +94,7 @@ def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fu
     # An exception of user code in two replicas is the reason.
     try:
         models = [recipe.models[trial.name]().to(device) for _ in range(2)]
-        opt_fn = partial(with_fused_kernel, recipe.opt_fn)
+        opt_fn = partial(with_fused_kernel, recipe.opt_fn_of(trial.schedule))
         steps = _steps(trial)
         found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision, device)
         if found.fused is None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from asynckfold.data.batches import Batches
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
@@ -45,18 +46,22 @@ def check(
     notes: dict[str, None] = {}
     sums = False
     for name in names:
-        for schedule in recipe.lr_schedules:
+        schedules = [schedule for model, schedule in recipe.candidates if model == name]
+        stepped: set[type] = set()
+        for schedule in schedules:
             heartbeat.begin_long_phase()
-            concerned = [f"{name}/{schedule}"]
+            candidate = candidate_name(name, schedule)
+            concerned = [candidate]
             # User code may raise anything here, and will again in its jobs.
             try:
                 with isolated(patches=True) as traces:
                     dry = CandidateTrial(bundle, data, name, schedule)
                     architectures[name] = fingerprints.architecture_of(dry.model)
-                    settings[name] = fingerprints.optimizer_settings(dry.optimizer)
-                    settings[f"{name}/{schedule}"] = fingerprints.lr_schedule_settings(
-                        dry.lr_schedule
+                    has_own = schedule in recipe.optimizers
+                    settings[f"{candidate}: optimizer" if has_own else name] = (
+                        fingerprints.optimizer_settings(dry.optimizer)
                     )
+                    settings[candidate] = fingerprints.lr_schedule_settings(dry.lr_schedule)
                     checks.check_storable(f"LR schedule {schedule}", dry.lr_schedule)
                     fit = dry.schedule_fit()
                     problems |= dict.fromkeys(fit.problems)
@@ -64,7 +69,7 @@ def check(
                         facts.refused[concerned[0]] = _told(*fit.problems[0])
                     notes |= dict.fromkeys(fit.notes)
                     if name not in facts.step_seconds:
-                        concerned = [f"{name}/{other}" for other in recipe.lr_schedules]
+                        concerned = [candidate_name(name, other) for other in schedules]
                         dry.check_model()
                         facts.step_seconds[name] = dry.step_seconds(facts.output_samples)
                         dry.check_learning()
@@ -73,10 +78,9 @@ def check(
                         sums = sums or dry.criterion_sums()
                         facts.memory[name] = dry.memory()
                         checks.check_storable(f"model {name}", dry.model)
-                        checks.check_storable("optimizer", dry.optimizer)
+                        dry.check_stepped_optimizer()
+                        stepped.add(type(dry.optimizer))
                         checks.check_storable("criterion", recipe.criterion)
-                        checks.check_scalable(bundle, dry.optimizer)
-                        checks.check_shareable(bundle, dry.optimizer)
                         checks.check_servable(bundle, dry.model)
                         checks.check_pretraining(bundle, name, dry.model)
                         checks.check_normalisation(bundle, name, dry.model)
@@ -91,13 +95,17 @@ def check(
                         changed = ", ".join(traces.look())
                         if bundle.plan.device == "cpu":
                             _check_fusible(dry, facts, changed)
+                    elif type(dry.optimizer) not in stepped:
+                        dry.check_model()
+                        dry.step_seconds({})
+                        dry.check_stepped_optimizer()
             except Refused as refused:
                 problems[refused.args] = None
                 facts.refused.update(dict.fromkeys(concerned, _told(*refused.args)))
             except TooFewOutputs:
                 continue
             except (Exception, SystemExit):  # noqa: BLE001
-                facts.failures[f"{name}/{schedule}"] = traceback.format_exc()
+                facts.failures[candidate] = traceback.format_exc()
     recorded = {
         "architecture": architectures,
         "settings": settings,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.candidates import Candidate, rank
@@ -120,7 +121,7 @@ def _row(
     scores = candidate.scores
     model, lr_schedule = clean(candidate.model), clean(candidate.lr_schedule)
     return CandidateRow(
-        name=f"{model}/{lr_schedule}",
+        name=candidate_name(model, lr_schedule),
         model=model,
         lr_schedule=lr_schedule,
         rank=position,

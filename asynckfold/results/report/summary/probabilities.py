@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import Objective, probabilities
 from asynckfold.jobs.plan import Plan
 from asynckfold.results.candidates import Candidate
@@ -112,7 +113,7 @@ def two_classes(found: Outcome, targets: Targets, rows: Iterable[Candidate]) -> 
 
 
 def _shown(row: Candidate) -> str:
-    return f"{clean(row.model)}/{clean(row.lr_schedule)}"
+    return candidate_name(clean(row.model), clean(row.lr_schedule))
 
 
 def _positive(plan: Plan) -> int:

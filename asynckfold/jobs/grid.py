@@ -1,0 +1,414 @@
+"""A grid of parameters: which values reach which part of a call, and the candidates they make.
+
+::
+
+    params={"lr": …, "width": …} ── by name ──┬─ model factories     net      → net/width=64
+                                              └─ opt_fn, factories   cosine   → cosine/lr=0.01
+                                                 of LR schedules
+
+A model with its values bound is a model like any other, and so is an LR schedule: all that follows
+pairs models and LR schedules.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from asynckfold.errors import Problem, nearest
+from asynckfold.jobs.argument import one_line, plain
+from asynckfold.jobs.candidate_names import (
+    Value,
+    base_of,
+    text_of,
+    value_of,
+    values_of,
+    with_values,
+)
+from asynckfold.jobs.recipe import InitialState
+
+RESERVED = ("model", "optimizer", "scheduler")
+"""Names of what `AsyncKFold` passes itself, and of columns."""
+
+MOST_TEXT = 60
+"""Characters of a value in the name of a candidate."""
+
+DIGITS = 4
+"""Significant digits of a drawn number: what the name of a candidate shows is what it got."""
+
+DRAWS = 100
+"""Draws for each candidate asked for, before it counts as found that there are no more."""
+
+Option = tuple[Value, Any]
+"""A value under its name, and what the factory gets."""
+
+_PLAIN = "numbers, strings, True, False and None"
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The factories of a call."""
+
+    models: Mapping[str, Any]
+    lr_schedules: Mapping[str, Any]
+    opt_fn: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The parts of a call, with the values of a grid bound.
+
+    Parameters
+    ----------
+    given : Parts
+        As the user gave them.
+    options : Mapping of str to sequence of Option
+        By parameter; drawn values, too.
+    models, lr_schedules : Mapping
+        By name with values.
+    optimizers : Mapping of str to Mapping
+        By name of the LR schedule, the keywords of ``opt_fn``.
+    pairs : tuple of tuple of str
+        The candidates: names of model and LR schedule.
+    """
+
+    given: Parts
+    options: Mapping[str, Sequence[Option]] = field(default_factory=dict)
+    models: Mapping[str, Any] = field(default_factory=dict)
+    lr_schedules: Mapping[str, Any] = field(default_factory=dict)
+    optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    def params_for(self, values: Mapping[str, Value]) -> dict[str, Any] | None:
+        """Return the ``params`` of a call with these values alone; None without any."""
+        found: dict[str, Any] = {}
+        for name, value in values.items():
+            known, given = next(item for item in self.options[name] if item[0] == value)
+            found[name] = [known] if given is known else {known: given}
+        return found or None
+
+
+def make_grid(
+    parts: Parts, params: Any, n_iter: Any, random_state: int
+) -> tuple[Grid, list[Problem], list[str]]:
+    """Return the candidates of a call, what is wrong with `params`, and notes.
+
+    >>> parts = Parts({"net": lambda width=8: width}, {"cosine": "cosine"}, lambda model, lr: lr)
+    >>> make_grid(parts, {"lr": [0.1, 0.2], "width": [16]}, None, 0)[0].pairs
+    (('net/width=16', 'cosine/lr=0.1'), ('net/width=16', 'cosine/lr=0.2'))
+    """
+    whole = Grid(parts, {}, parts.models, parts.lr_schedules)
+    if params is None and n_iter is None:
+        return whole, [], []
+    if not isinstance(params, Mapping) or not params:
+        remedy = "Pass for instance params={'lr': [1e-3, 1e-2]}, or leave params out."
+        rule = "params must be a dict of name → values"
+        return whole, [Problem(rule, one_line(params), remedy)], []
+    params = {name: params[name] for name in sorted(params, key=str)}
+    problems = [*_name_problems(params, parts), *_n_iter_problems(params, n_iter)]
+    drawn = {name: value for name, value in params.items() if _is_distribution(value)}
+    listed: dict[str, list[Option]] = {}
+    for name, given in params.items():
+        if name not in drawn:
+            found = list(_option_problems(name, given))
+            problems += found
+            listed[name] = [] if found else _options(given)
+    if problems:
+        return whole, problems, []
+    if not drawn:
+        return _bound(parts, listed, functools.partial(_product, listed)), [], []
+    return _sampled(parts, listed, drawn, n_iter, random_state)
+
+
+def with_model(models: Mapping[str, Any], params: Any, name: str) -> dict[str, Any]:
+    """Return models with one of a grid beside them, by its name; without it if it is of another.
+
+    >>> with_model({"net": lambda width: width}, {"width": [16, 64]}, "net/width=64")[
+    ...     "net/width=64"]()
+    64
+    """
+    known, given = models.get(base_of(name)), dict[str, Any]()
+    for parameter, value in values_of(name).items():
+        if known is None or parameter not in (params or {}):
+            return dict(models)
+        options = params[parameter]
+        given[parameter] = options.get(value) if isinstance(options, Mapping) else value
+    return {**models, name: _with(known, given)} if given else dict(models)
+
+
+def _sampled(
+    parts: Parts,
+    listed: Mapping[str, Sequence[Option]],
+    drawn: Mapping[str, Any],
+    n_iter: int,
+    random_state: int,
+) -> tuple[Grid, list[Problem], list[str]]:
+    """Return the candidates of drawn values; every model gets the same draws."""
+    try:
+        draws = _drawn(listed, drawn, n_iter, random_state)
+    except Exception as error:  # noqa: BLE001 - a distribution is the user's code
+        rule, received = "distributions must draw numbers", f"{type(error).__name__}: {error}"
+        remedy = "Pass one of scipy.stats, such as loguniform(1e-4, 1e-1)."
+        return Grid(parts), [Problem(rule, one_line(received), remedy)], []
+    options = {
+        name: list({text_of(draw[name][0]): draw[name] for draw in draws}.values())
+        for name in sorted([*listed, *drawn])
+    }
+    few = f"params: {len(draws)} different draws, n_iter={n_iter} asked for"
+    notes = [few] if len(draws) < n_iter else []
+    return _bound(parts, options, functools.partial(_projected, draws)), [], notes
+
+
+def _drawn(
+    listed: Mapping[str, Sequence[Option]],
+    drawn: Mapping[str, Any],
+    n_iter: int,
+    random_state: int,
+) -> list[dict[str, Option]]:
+    import numpy as np
+
+    # Not that of any job.
+    seeds = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([random_state, 2])))
+    found: dict[str, dict[str, Option]] = {}
+    for _ in range(DRAWS * n_iter):
+        draw: dict[str, Option] = {}
+        for name in sorted([*listed, *drawn]):
+            if name in drawn:
+                value = _rounded(drawn[name].rvs(random_state=seeds))
+                draw[name] = value, value
+            else:
+                draw[name] = listed[name][seeds.randint(len(listed[name]))]
+        found.setdefault(repr([option[0] for option in draw.values()]), draw)
+        if len(found) == n_iter:
+            break
+    return list(found.values())
+
+
+def _rounded(value: Any) -> float | int:
+    number = plain(value)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise TypeError(f"{one_line(value)} is no number")
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not finite")
+    return number if isinstance(number, int) else float(f"{number:.{DIGITS}g}")
+
+
+def _product(
+    options: Mapping[str, Sequence[Option]], names: Sequence[str]
+) -> Iterator[dict[str, Option]]:
+    for values in itertools.product(*(options[name] for name in names)):
+        yield dict(zip(names, values, strict=True))
+
+
+def _projected(
+    draws: Sequence[Mapping[str, Option]], names: Sequence[str]
+) -> Iterator[dict[str, Option]]:
+    """Yield the draws of some parameters, each once."""
+    found = ({name: draw[name] for name in names} for draw in draws)
+    yield from {repr([option[0] for option in one.values()]): one for one in found}.values()
+
+
+def _bound(
+    parts: Parts,
+    options: Mapping[str, Sequence[Option]],
+    combined: Callable[[Sequence[str]], Iterator[dict[str, Option]]],
+) -> Grid:
+    takers = _Takers(parts, list(options))
+    models: dict[str, Any] = {}
+    lr_schedules: dict[str, Any] = {}
+    optimizers: dict[str, Mapping[str, Any]] = {}
+    pairs = []
+    for (model, factory), (schedule, spec) in itertools.product(
+        parts.models.items(), parts.lr_schedules.items()
+    ):
+        of_model, of_spec = takers.of_models[model], takers.of_lr_schedules[schedule]
+        of_schedule = of_spec | takers.of_opt_fn
+        for chosen in combined([name for name in options if name in of_model | of_schedule]):
+            values = {name: option[0] for name, option in chosen.items()}
+            given = {name: option[1] for name, option in chosen.items()}
+            pair = (
+                with_values(model, _only(values, of_model)),
+                with_values(schedule, _only(values, of_schedule)),
+            )
+            models[pair[0]] = _with(factory, _only(given, of_model))
+            lr_schedules[pair[1]] = _with(spec, _only(given, of_spec))
+            if takers.of_opt_fn:
+                optimizers[pair[1]] = _only(given, takers.of_opt_fn)
+            pairs.append(pair)
+    return Grid(parts, options, models, lr_schedules, optimizers, tuple(pairs))
+
+
+def _only(values: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
+
+
+def _with(factory: Any, keywords: Mapping[str, Any]) -> Any:
+    return functools.partial(factory, **keywords) if keywords else factory
+
+
+class _Takers:
+    """Which part takes which parameter.
+
+    A part with ``**kwargs`` takes what no part of another kind names.
+    """
+
+    def __init__(self, parts: Parts, names: Sequence[str]) -> None:
+        kinds = {
+            "models": {name: _signature(model, 0) for name, model in parts.models.items()},
+            "opt_fn": {"": _signature(parts.opt_fn, 1)},
+            "lr_schedules": {
+                name: _signature(spec, 1) for name, spec in parts.lr_schedules.items()
+            },
+        }
+        self.known = {name for kind in kinds.values() for own, _ in kind.values() for name in own}
+
+        def taken(kind: str, part: str) -> set[str]:
+            own, takes_more = kinds[kind][part]
+            others = {
+                name
+                for other, members in kinds.items()
+                if other != kind
+                for named, _ in members.values()
+                for name in named
+            }
+            return {name for name in names if name in own or (takes_more and name not in others)}
+
+        self.of_models = {name: taken("models", name) for name in parts.models}
+        self.of_opt_fn = taken("opt_fn", "")
+        self.of_lr_schedules = {name: taken("lr_schedules", name) for name in parts.lr_schedules}
+
+    @property
+    def taken(self) -> set[str]:
+        """What any part takes."""
+        every = [*self.of_models.values(), self.of_opt_fn, *self.of_lr_schedules.values()]
+        return set().union(*every)
+
+
+def _parameters(function: Any) -> list[inspect.Parameter]:
+    if isinstance(function, (str, InitialState)) or not callable(function):
+        return []
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return []  # of C code
+
+
+def _signature(function: Any, passed: int) -> tuple[set[str], bool]:
+    """Return the keywords of a factory but for what is `passed`, and whether it takes any."""
+    found = _parameters(function)
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    own = {item.name for item in found[passed:] if item.kind in by_name}
+    return own, any(item.kind is inspect.Parameter.VAR_KEYWORD for item in found)
+
+
+def _is_distribution(value: Any) -> bool:
+    return callable(getattr(value, "rvs", None))
+
+
+def _options(given: Any) -> list[Option]:
+    """Return the values of one parameter, under their names."""
+    if isinstance(given, Mapping):
+        return [(str(name), value) for name, value in given.items()]
+    return [(value, value) for value in _listed(given)]
+
+
+def _name_problems(params: Mapping[Any, Any], parts: Parts) -> Iterator[Problem]:
+    takers = _Takers(parts, [name for name in params if isinstance(name, str)])
+    passed = {
+        item.name
+        for function in (parts.opt_fn, *parts.lr_schedules.values())
+        for item in _parameters(function)[:1]
+    }
+    for name in params:
+        if not isinstance(name, str) or not name.isidentifier():
+            rule = "names in params must be names of parameters"
+            yield Problem(rule, one_line(name), "Pass for instance 'lr'.")
+        elif name in RESERVED or name in passed:
+            yield Problem(
+                "names in params must differ from what AsyncKFold passes itself",
+                repr(name),
+                "Rename the parameter of the factory.",
+            )
+        elif name not in takers.taken:
+            known = ", ".join(sorted(takers.known - passed)) or "none"
+            yield Problem(
+                "each name in params must be a parameter of a model, opt_fn or LR schedule",
+                repr(name),
+                f"{nearest(name, takers.known).strip()} Known: {known}.".strip(),
+            )
+
+
+def _n_iter_problems(params: Mapping[Any, Any], n_iter: Any) -> Iterator[Problem]:
+    drawn = [str(name) for name, value in params.items() if _is_distribution(value)]
+    count = plain(n_iter)
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        rule = "n_iter must be a whole number of at least 1"
+        yield Problem(rule, one_line(n_iter), "Pass n_iter=20, or leave it out.")
+    elif drawn and count is None:
+        yield Problem(
+            "a distribution needs n_iter, the number of draws",
+            f"a distribution of {', '.join(drawn)} without n_iter",
+            "Pass n_iter=20, or lists of values.",
+        )
+    elif count is not None and not drawn:
+        yield Problem(
+            "n_iter draws from distributions",
+            f"n_iter={n_iter} and lists only",
+            "Leave n_iter out, or pass a distribution such as scipy.stats.loguniform(1e-4, 1e-1).",
+        )
+
+
+def _listed(given: Any) -> list[Any]:
+    return [plain(value) for value in (given.tolist() if hasattr(given, "tolist") else given)]
+
+
+def _option_problems(name: Any, given: Any) -> Iterator[Problem]:
+    """Yield what is wrong with the values of one parameter."""
+    listed = isinstance(given, (Sequence, Mapping)) or hasattr(given, "tolist")
+    if not listed or isinstance(given, (str, bytes)) or getattr(given, "ndim", 1) != 1:
+        yield Problem(
+            f"params[{name!r}] must be a list of values, a dict of name → value, or a "
+            "distribution of scipy.stats",
+            one_line(given),
+            f"Pass [{one_line(given)}] for one value.",
+        )
+        return
+    values = _listed(given)
+    if not values:
+        rule = f"params[{name!r}] must have a value"
+        yield Problem(rule, one_line(given), f"Leave {name} out, or name its values.")
+    texts: list[str] = []
+    for value in values:
+        if isinstance(given, Mapping) and not isinstance(value, str):
+            rule = f"names of values in params[{name!r}] must be strings"
+            yield Problem(rule, one_line(value), "Pass for instance {'relu': nn.ReLU}.")
+        elif why := _why_not(value):
+            yield Problem(f"values in params[{name!r}] must be {_PLAIN}", *why)
+        elif any(value == other and type(value) is not str for other in values[: len(texts)]) or (
+            text_of(value) in texts
+        ):
+            rule = f"values in params[{name!r}] must differ"
+            yield Problem(rule, f"{one_line(value)} twice", "Drop one of the two.")
+        texts.append(text_of(value) if isinstance(value, str | int | float | None) else "")
+
+
+def _why_not(value: Any) -> tuple[str, str] | None:
+    """Return value and remedy where it cannot be part of a name."""
+    remedy = "Pass a dict of name → value, such as {'first': …}."
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        fits = math.isfinite(value) and value_of(text_of(value)) == value
+        return None if fits else (one_line(value), "Pass a finite number, below 1e18 if whole.")
+    if not isinstance(value, str):
+        return f"{one_line(value)} of type {type(value).__name__}", remedy
+    if not value.strip() or len(text_of(value)) > MOST_TEXT:
+        return f"{value[:40]!r} of {len(value)} characters", remedy
+    if value_of(text_of(value)) != value:
+        return f"{value!r}, which reads as {type(value_of(value)).__name__}", remedy
+    return None
