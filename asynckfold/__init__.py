@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         fit,
     )
     from asynckfold.api.kfold import AsyncKFold, JobsFailedWarning
+    from asynckfold.api.saved_models import load_model
     from asynckfold.api.stored_results import load_results
     from asynckfold.errors import (
         AllJobsFailedError,
@@ -87,6 +88,7 @@ __all__ = [
     "export",
     "fit",
     "get_scheduler",
+    "load_model",
     "load_results",
     "plots",
 ]
@@ -114,6 +116,7 @@ _MODULES = {
     "api.fit": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
     "jobs.folds": ("Fold",),
     "api.kfold": ("AsyncKFold", "JobsFailedWarning"),
+    "api.saved_models": ("load_model",),
     "api.stored_results": ("load_results",),
     "jobs.plan": ("Job", "Plan"),
     "jobs.result": ("Baseline", "Epoch", "Result"),

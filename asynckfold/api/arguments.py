@@ -8,8 +8,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
+from asynckfold.api.output_transform import of_arrays
 from asynckfold.api.resources import Sharing
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
@@ -466,17 +465,3 @@ def _at(root: Path, found: Path, what: str) -> str:
         if found == root.absolute()
         else f"{root}, where {found} is {what}"
     )
-
-
-def of_arrays(transform: Callable[[Any], Any]) -> Transform:
-    """Return a function of tensors as one of arrays."""
-    import torch
-
-    def apply(outputs: Any) -> Any:
-        with torch.no_grad():
-            found = transform(torch.from_numpy(np.array(outputs)))
-        if isinstance(found, torch.Tensor):
-            return found.detach().cpu().numpy()
-        return np.asarray(found)
-
-    return apply

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asynckfold.errors import AsyncKFoldError, InputError
+from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate
@@ -129,13 +130,24 @@ class CVResults(Outcome):
         FoldEnsemble
             Builds its models at the first prediction.
         """
-        models, name = _live_models(self), _name_of(self, candidate)
-        jobs = done_jobs(self.plan, self.results, name)
-        objective = self.plan.objective_of(jobs[0].model)
-        predict = models.predictor(jobs)
-        return FoldEnsemble(
-            name, self.plan.classes, len(jobs), objective, predict, models.transform
-        )
+        _live_models(self)
+        return _ensemble_of(self, done_jobs(self.plan, self.results, _name_of(self, candidate)))
+
+    def save_model(
+        self,
+        path: str | Path,
+        candidate: str | None = None,
+        fold: int | str = 0,
+        repeat: int = 0,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Write one trained model with all that it predicts with, for `asynckfold.load_model`.
+
+        Takes the arguments of `model` after the path, and writes and raises what
+        `FoldEnsemble.save` does: ``results.ensemble().save(path)`` writes the models of all folds.
+        """
+        _single(self, candidate, fold, repeat).save(path, overwrite=overwrite)
 
     def on_all_samples(self, candidate: str | None = None) -> CVResults:
         """Return the results of training a candidate on all samples, by default the best.
@@ -212,6 +224,29 @@ def _live_models(found: CVResults) -> FoldModels:
         remedy = "Make the call again, which trains nothing twice; or load state_dict into a model."
         raise InputError.one(rule, f"results read from {found.root_dir}", remedy)
     return found._models
+
+
+def _ensemble_of(found: CVResults, jobs: Sequence[Job]) -> FoldEnsemble:
+    models, objective = _live_models(found), found.plan.objective_of(jobs[0].model)
+    return FoldEnsemble(
+        jobs[0].candidate,
+        found.plan.classes,
+        len(jobs),
+        objective,
+        models.predictor(jobs),
+        models.transform,
+        found.classes_,
+    )
+
+
+def _single(found: CVResults, candidate: str | None, fold: int | str, repeat: int) -> FoldEnsemble:
+    """Return one trained model as a predictor."""
+    _live_models(found)
+    if fold == "all":
+        refit = found.on_all_samples(candidate)
+        return _ensemble_of(refit, refit.plan.jobs)
+    name = _name_of(found, candidate)
+    return _ensemble_of(found, [done_job(found.plan, found.results, name, fold, repeat)])
 
 
 def _refit_of(found: CVResults, name: str) -> CVResults | None:
