@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from asynckfold.api.arguments import Settings
+from asynckfold.api.refit import refit_problems
 from asynckfold.engines import joblib_backend, ray_address
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
@@ -74,6 +75,7 @@ def read_call(
         problems += ray_address.checked(settings.ray_address)
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
+    problems += refit_problems(settings, [f"{a}/{b}" for a in named for b in lr_schedules])
     parts = {
         **{f"model {name}": model for name, model in named.items()},
         **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},

@@ -57,7 +57,7 @@ class CVResults(Outcome):
 
         Its scores are on samples it was trained on. None without such a run, or before its end.
         """
-        return _refit_of(self, self.candidates[self.best_index_].name) if self.has_best else None
+        return refit_of(self, self.candidates[self.best_index_].name) if self.has_best else None
 
     @property
     def best_estimator_(self) -> Any:
@@ -159,10 +159,12 @@ class CVResults(Outcome):
         """
         name = _name_of(self, candidate)
         find_job(self.plan, name)
-        found = _refit_of(self, name)
+        found = refit_of(self, name)
         if found is None:
             rule = "fold='all' needs a candidate that was trained on all samples"
-            remedy = "Make the call with refit=True (--refit), which trains the best candidate so."
+            remedy = (
+                f"Make the call with refit={name!r}; refit=True (--refit) takes the best candidate."
+            )
             raise InputError.one(rule, name, remedy)
         return found
 
@@ -249,7 +251,8 @@ def _single(found: CVResults, candidate: str | None, fold: int | str, repeat: in
     return _ensemble_of(found, [done_job(found.plan, found.results, name, fold, repeat)])
 
 
-def _refit_of(found: CVResults, name: str) -> CVResults | None:
+def refit_of(found: CVResults, name: str) -> CVResults | None:
+    """Return the results of training a candidate on all samples, if that is done."""
     if found._load_refit is None:
         return None
     refit = found._load_refit(next(row for row in found.candidates if row.name == name))
