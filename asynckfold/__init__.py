@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from asynckfold.jobs.trainer_params import TrainerParams
     from asynckfold.results.cv_results import CVResults
     from asynckfold.results.ensemble import FoldEnsemble
+    from asynckfold.results.estimator_scores import EstimatorComparison
     from asynckfold.results.report.charts import plots
     from asynckfold.results.statistics import Difference
     from asynckfold.results.verdict import Verdict
@@ -60,6 +61,7 @@ __all__ = [
     "DistributedTester",
     "DistributedTrainer",
     "Epoch",
+    "EstimatorComparison",
     "Fitted",
     "Fold",
     "FoldEnsemble",
@@ -96,6 +98,7 @@ __all__ = [
 _MODULES = {
     "results.cv_results": ("CVResults",),
     "results.ensemble": ("FoldEnsemble",),
+    "results.estimator_scores": ("EstimatorComparison",),
     "errors": (
         "AllJobsFailedError",
         "AsyncKFoldError",

@@ -43,8 +43,10 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import Transform
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import Recipe
+from asynckfold.results.candidates import candidates
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.ensemble import FoldEnsemble, Outputs
+from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.training import preprocessing, seeding, setup
 from asynckfold.training.isolation.guard import isolated
 
@@ -76,6 +78,8 @@ class RunModels:
         The user's `output_transform`, of arrays.
     output_transform : callable, optional
         The same, of tensors.
+    scoring
+        The user's scores.
     """
 
     results: CVResults
@@ -87,6 +91,7 @@ class RunModels:
     facts: SampleFacts | None = None
     transform: Transform | None = None
     output_transform: Any = None
+    scoring: Any = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def model(self, job: Job) -> nn.Module:
@@ -106,6 +111,29 @@ class RunModels:
     def predictor(self, jobs: Sequence[Job]) -> RebuiltModels:
         """Return a function that runs the models of these jobs."""
         return RebuiltModels(self, jobs)
+
+    def compare_with(self, estimators: Any) -> EstimatorComparison:
+        """Fit scikit-learn estimators on the folds of the run, see `CVResults.compare_with`."""
+        from asynckfold.integrations import sklearn
+
+        results, pairs = self.results, sklearn.named_estimators(estimators)
+        objective = results.plan.objective_of("")
+        refuse(sklearn.estimator_problems(pairs, self.scoring, objective))
+        with seeding.preserved():
+            data = one_by_one(*self.samples, self.targets())
+            rows = data.inputs(np.arange(data.n_samples))
+        scores = sklearn.on_folds(
+            pairs,
+            rows,
+            data.targets.numpy(),
+            results.folds,
+            self.recipe.preprocess,
+            self.scoring,
+            objective,
+        )
+        # Without `error_score`, which is not a sample.
+        rows_of_run = candidates(results.plan, results.results)
+        return EstimatorComparison(results.plan.scoring[0], rows_of_run, scores, results.folds)
 
     @cached_property
     def given(self) -> Given:

@@ -154,5 +154,6 @@ def with_models(
         facts,
         settings.transform,
         settings.output_transform,
+        settings.scoring,
     )
     return replace(results, _models=models, _load_refit=load_refit)

@@ -15,6 +15,7 @@ from asynckfold.jobs.result import Result
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.ensemble import FoldEnsemble, FoldModels
+from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.trained_jobs import done_job, done_jobs, find_job
 
@@ -148,6 +149,32 @@ class CVResults(Outcome):
         `FoldEnsemble.save` does: ``results.ensemble().save(path)`` writes the models of all folds.
         """
         _single(self, candidate, fold, repeat).save(path, overwrite=overwrite)
+
+    def compare_with(self, estimators: Any) -> EstimatorComparison:
+        """Fit scikit-learn estimators on the run's folds, and compare them with its candidates.
+
+        Does a network beat gradient boosting, or a guess? A clone of each estimator is fitted in
+        this process, on the training part of each fold, and scored on the rest by the run's scores:
+        the same samples, after the eval transform and `preprocess`, flattened, with the original
+        labels. Estimators without a ``random_state`` draw the same numbers at each call.
+
+        Parameters
+        ----------
+        estimators : estimator, list of estimators, or dict of name to estimator
+            Such as ``[HistGradientBoostingClassifier(), DummyClassifier()]``.
+
+        Returns
+        -------
+        EstimatorComparison
+            Print it; ``to_frame()`` and ``compare()`` are tables. What failed is in ``errors``.
+
+        Raises
+        ------
+        InputError
+            Something is no estimator, a classifier for numbers or the like, or the run is scored by
+            a function of your own; or these results were read from the run's folder.
+        """
+        return _live_models(self).compare_with(estimators)
 
     def on_all_samples(self, candidate: str | None = None) -> CVResults:
         """Return the results of training a candidate on all samples, by default the best.

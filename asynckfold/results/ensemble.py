@@ -21,6 +21,7 @@ from asynckfold.jobs.objective import (
     probabilities,
 )
 from asynckfold.jobs.plan import Job
+from asynckfold.results.estimator_scores import EstimatorComparison
 
 Outputs = npt.NDArray[np.float32]
 
@@ -51,6 +52,9 @@ class FoldModels(Protocol):
 
     def predictor(self, jobs: Sequence[Job]) -> Predictor:
         """Return a function that runs the models of these jobs."""
+
+    def compare_with(self, estimators: Any) -> EstimatorComparison:
+        """Fit scikit-learn estimators on the folds of the run."""
 
 
 @dataclass(frozen=True, eq=False)
