@@ -1,12 +1,8 @@
-"""A table with categories and missing values: do networks beat gradient boosting, or a guess?
-
-``python examples/tabular.py --quick`` takes a few rows and epochs.
-"""
+"""A table with missing values: does a network beat gradient boosting, or a guess? (or --quick)"""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,7 +18,7 @@ from asynckfold.models import MLP
 
 
 def get_model():
-    return MLP(9, 2)
+    return MLP(9, num_classes=2)
 
 
 def get_optimizer(model):
@@ -40,23 +36,23 @@ def make_table(count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few rows and epochs")
     parser.add_argument("--root-dir", default="runs/tabular", help="folder of the run")
     args = parser.parse_args()
 
-    X, y = make_table(200 if args.quick else 2000)
+    inputs, labels = make_table(200 if args.quick else 2000)
     fill = make_pipeline(SimpleImputer(), StandardScaler())
+    settings = {"preprocess": fill, "scoring": "roc_auc", "pos_label": "yes"}
     loss = torch.nn.CrossEntropyLoss()
-    kfold = AsyncKFold(5, (X, y), args.root_dir, loss, 32, preprocess=fill, scoring="roc_auc",
-                       pos_label="yes")  # fmt: skip
+    kfold = AsyncKFold(5, (inputs, labels), args.root_dir, loss, 32, **settings)
     params = {"epochs": 3 if args.quick else 30}
     results = kfold({"MLP": get_model}, ["cosine"], get_optimizer, params)
-    estimators = [HistGradientBoostingClassifier(random_state=0), LogisticRegression()]
-    print(results.compare_with([*estimators, DummyClassifier()]))
-    path = Path(args.root_dir, "MLP.safetensors")
+    boosting = HistGradientBoostingClassifier(random_state=0)
+    print(results.compare_with([boosting, LogisticRegression(), DummyClassifier()]))
+    path = f"{args.root_dir}/MLP.safetensors"
     results.ensemble().save(path, overwrite=True)
-    print("first rows:", *load_model(path, get_model).predict(X[:3]))
+    print("first rows:", *load_model(path, get_model).predict(inputs[:3]))
     print(results.report())
 
 

@@ -159,7 +159,9 @@ def test_what_is_no_estimator_is_refused(run: CVResults, estimators: Any, told: 
 
 def test_scores_of_outputs_and_runs_from_disk_are_refused(tmp_path: Path) -> None:
     results = trained(tmp_path / "run", scoring=lambda labels, outputs: float(outputs.mean()))
-    with pytest.raises(InputError, match=r"scored by scikit-learn's scorers, since .* received <la"):
+    with pytest.raises(
+        InputError, match=r"scored by scikit-learn's scorers, since .* received <la"
+    ):
         results.compare_with(DummyClassifier())
     with pytest.raises(InputError, match="models come from results of a call"):
         load_results(tmp_path / "run").compare_with(DummyClassifier())
