@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         fit,
     )
     from asynckfold.api.kfold import AsyncKFold, JobsFailedWarning
+    from asynckfold.api.saved_models import load_model
     from asynckfold.api.stored_results import load_results
     from asynckfold.errors import (
         AllJobsFailedError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from asynckfold.jobs.trainer_params import TrainerParams
     from asynckfold.results.cv_results import CVResults
     from asynckfold.results.ensemble import FoldEnsemble
+    from asynckfold.results.estimator_scores import EstimatorComparison
     from asynckfold.results.report.charts import plots
     from asynckfold.results.statistics import Difference
     from asynckfold.results.verdict import Verdict
@@ -59,6 +61,7 @@ __all__ = [
     "DistributedTester",
     "DistributedTrainer",
     "Epoch",
+    "EstimatorComparison",
     "Fitted",
     "Fold",
     "FoldEnsemble",
@@ -87,6 +90,7 @@ __all__ = [
     "export",
     "fit",
     "get_scheduler",
+    "load_model",
     "load_results",
     "plots",
 ]
@@ -94,6 +98,7 @@ __all__ = [
 _MODULES = {
     "results.cv_results": ("CVResults",),
     "results.ensemble": ("FoldEnsemble",),
+    "results.estimator_scores": ("EstimatorComparison",),
     "errors": (
         "AllJobsFailedError",
         "AsyncKFoldError",
@@ -114,6 +119,7 @@ _MODULES = {
     "api.fit": ("Accuracy", "DistributedTester", "DistributedTrainer", "Fitted", "fit"),
     "jobs.folds": ("Fold",),
     "api.kfold": ("AsyncKFold", "JobsFailedWarning"),
+    "api.saved_models": ("load_model",),
     "api.stored_results": ("load_results",),
     "jobs.plan": ("Job", "Plan"),
     "jobs.result": ("Baseline", "Epoch", "Result"),

@@ -22,6 +22,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("gan", ["GAN"]),
         ("own_loop", ["MLP"]),
         ("grid", ["Net/cosine/lr=0.01,width=64", "linear/cosine/lr=0.01"]),
+        ("tabular", ["MLP"]),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

@@ -8,8 +8,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
+from asynckfold.api.output_transform import of_arrays
 from asynckfold.api.own_training import OwnTraining
 from asynckfold.api.resources import Sharing
 from asynckfold.errors import Problem
@@ -143,9 +142,11 @@ class Settings(Sharing, OwnTraining, JobTrainer):
         the same bits. Counts the time since the model was built, over all attempts and sessions,
         with evaluations and checkpoints but without pauses and waiting. Each job of a fusion group
         counts an equal share. A batch that never ends is left to `stall_timeout`.
-    refit : bool
-        Train the best candidate on all samples at the end. The result is a run of its own below
+    refit : bool or str
+        Train the best candidate on all samples at the end; or a candidate by name, as
+        ``"LeNet5/cosine"``. ``"best"`` is True. The result is a run of its own below
         ``refit`` in the run's folder: `CVResults.refitted`, and ``results.state_dict(fold="all")``.
+        That of another candidate than the best is ``results.on_all_samples(name)``.
     random_samples : bool
         Declare that each read of a sample may give another pair (x, y). Draws from the global
         generators of torch, NumPy and random are noticed without it. Input and target then always
@@ -223,7 +224,7 @@ class Settings(Sharing, OwnTraining, JobTrainer):
         above=0,
         remedy="Pass job_timeout_s=3600, or None for no limit.",
     )
-    refit: bool = argument(
+    refit: bool | str = argument(
         False,
         group="training",
         remedy="Pass refit=True, and name the score that chooses first in scoring.",
@@ -287,7 +288,7 @@ class Settings(Sharing, OwnTraining, JobTrainer):
         yield from self._fold_problems()
         yield from _criterion_problems(self.criterion)
         yield from _preprocess_problems(self.preprocess)
-        yield from root_problems(self.root, self.refit is True)
+        yield from root_problems(self.root, bool(self.refit))
         yield from self.machine_problems()
         yield from self._engine_problems()
         transform: object = self.output_transform
@@ -468,17 +469,3 @@ def _at(root: Path, found: Path, what: str) -> str:
         if found == root.absolute()
         else f"{root}, where {found} is {what}"
     )
-
-
-def of_arrays(transform: Callable[[Any], Any]) -> Transform:
-    """Return a function of tensors as one of arrays."""
-    import torch
-
-    def apply(outputs: Any) -> Any:
-        with torch.no_grad():
-            found = transform(torch.from_numpy(np.array(outputs)))
-        if isinstance(found, torch.Tensor):
-            return found.detach().cpu().numpy()
-        return np.asarray(found)
-
-    return apply

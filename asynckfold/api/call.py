@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -9,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from asynckfold.api.arguments import Settings
+from asynckfold.api.refit import refit_problems
 from asynckfold.engines import joblib_backend, ray_address
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.grid import Grid, Parts, make_grid
 from asynckfold.jobs.recipe import (
@@ -87,6 +90,9 @@ def read_call(
     grid, more, told = make_grid(given, grid_params, n_iter, settings.random_state)
     problems += more
     notes = [*notes, *told]
+    if not more:
+        pairs = grid.pairs or itertools.product(named, lr_schedules)
+        problems += refit_problems(settings, [candidate_name(*pair) for pair in pairs])
     parts = {
         **{f"model {name}": model for name, model in named.items()},
         **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},

@@ -16,28 +16,39 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from asynckfold.data.arrays import Given, as_given, column_problems
+from asynckfold.api.prediction import (
+    InputForm,
+    Member,
+    Prediction,
+    columns_of,
+    outputs_by_batch,
+    transformed,
+)
+from asynckfold.api.saved_models import save_models
+from asynckfold.data.arrays import Given, as_given
 from asynckfold.data.batches import Batches, one_by_one
-from asynckfold.data.dataset import Opened, open_inputs
+from asynckfold.data.dataset import Opened
 from asynckfold.data.materialize import Here, check_samples, with_facts
 from asynckfold.data.range_reader import SampleCheck, SampleFacts
 from asynckfold.data.transforms import Array, Step, kind_of
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.folds import Fold, Indices
+from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import Transform
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import Recipe
+from asynckfold.results.candidates import candidates
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.ensemble import Outputs
+from asynckfold.results.ensemble import FoldEnsemble, Outputs
+from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.training import preprocessing, seeding, setup
 from asynckfold.training.isolation.guard import isolated
-from asynckfold.training.precision import outputs_of
 
 CHECKED = 8
 """Held-out samples of each fold that are compared with what was recorded."""
@@ -45,15 +56,6 @@ CHECKED = 8
 FINE, COARSE = 1e-3, 1e-2
 """Largest difference there, as a share of the outputs' size: batches of other sizes and other
 threads round otherwise, in bfloat16, and on GPUs that compute in TF32, to some thousandths."""
-
-
-_ARTICLES = {
-    "image": "a PIL image",
-    "tensor": "a tensor",
-    "array": "an array",
-    "number": "a number",
-    "other": "an object",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +76,10 @@ class RunModels:
         What the run found of its samples; None: some are read again.
     transform : callable, optional
         The user's `output_transform`, of arrays.
+    output_transform : callable, optional
+        The same, of tensors.
+    scoring
+        The user's scores.
     """
 
     results: CVResults
@@ -84,6 +90,8 @@ class RunModels:
     targets: Callable[[], Array]
     facts: SampleFacts | None = None
     transform: Transform | None = None
+    output_transform: Any = None
+    scoring: Any = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def model(self, job: Job) -> nn.Module:
@@ -103,6 +111,29 @@ class RunModels:
     def predictor(self, jobs: Sequence[Job]) -> RebuiltModels:
         """Return a function that runs the models of these jobs."""
         return RebuiltModels(self, jobs)
+
+    def compare_with(self, estimators: Any) -> EstimatorComparison:
+        """Fit scikit-learn estimators on the folds of the run, see `CVResults.compare_with`."""
+        from asynckfold.integrations import sklearn
+
+        results, pairs = self.results, sklearn.named_estimators(estimators)
+        objective = results.plan.objective_of("")
+        refuse(sklearn.estimator_problems(pairs, self.scoring, objective))
+        with seeding.preserved():
+            data = one_by_one(*self.samples, self.targets())
+            rows = data.inputs(np.arange(data.n_samples))
+        scores = sklearn.on_folds(
+            pairs,
+            rows,
+            data.targets.numpy(),
+            results.folds,
+            self.recipe.preprocess,
+            self.scoring,
+            objective,
+        )
+        # Without `error_score`, which is not a sample.
+        rows_of_run = candidates(results.plan, results.results)
+        return EstimatorComparison(results.plan.scoring[0], rows_of_run, scores, results.folds)
 
     @cached_property
     def given(self) -> Given:
@@ -128,22 +159,6 @@ class RunModels:
         return source, views.eval.pipeline
 
 
-@dataclass(frozen=True, eq=False)
-class _FoldModel:
-    """The model of one fold, and what its training part fitted."""
-
-    model: nn.Module
-    fit: Any
-    precision: str
-
-    def outputs(self, seen: torch.Tensor) -> Outputs:
-        if self.fit is not None:
-            seen = preprocessing.transform(self.fit, seen.numpy())
-        with torch.no_grad():
-            found: Outputs = outputs_of(self.model, seen, self.precision).float().numpy()
-        return found
-
-
 class RebuiltModels:
     """Some models of a run, rebuilt and checked at their first prediction.
 
@@ -161,25 +176,52 @@ class RebuiltModels:
     def __call__(self, inputs: Any) -> Iterator[Outputs]:
         """Yield what each model says of each batch, shape (models, batch, ...)."""
         with seeding.preserved():
-            source, steps = self.run.samples
-            refuse(_column_problems(self.run.dataset, inputs))
-            given = open_inputs(inputs, undress=bool(source.steps), exact=self.run.given.exact)
-            data = one_by_one(given, steps, np.zeros(len(given), np.int64))
-            likes, size = self._likes, self._batch_size
-        for low in range(0, len(given), size):
-            rows = np.arange(low, min(len(given), low + size))
-            with seeding.preserved():
-                seen = self._seen_by_all(data, rows)
-                # Whole numbers or not: what was fitted takes both.
-                any_kind = self.run.recipe.preprocess is not None
-                refuse(_kind_problems(seen, likes.to(seen.dtype) if any_kind else likes))
-                outputs = np.stack([member.outputs(seen) for member in self._members])
-            refuse(_nan_problems(outputs, rows))
-            yield outputs
+            form, steps = self.form, self.run.samples[1]
+        yield from outputs_by_batch(form, steps, self.run.dataset, lambda: self._members, inputs)
 
     @property
-    def _batch_size(self) -> int:
-        return self.run.results.plan.params.eval_batch_size
+    def modules(self) -> list[nn.Module]:
+        """The models, built at the first use."""
+        with seeding.preserved():
+            return [member.model for member in self._members]
+
+    def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
+        """Write the models to a file, see `saved_models`."""
+        run, plan = self.run, self.run.results.plan
+        with seeding.preserved():
+            prediction = Prediction(
+                self.form,
+                self.run.samples[1],
+                self._members,
+                tuple(map(plan.is_channels_last, self.jobs)),
+                run.default_dtype,
+                run.output_transform,
+                {
+                    "jobs": [job.id for job in self.jobs],
+                    "plan": plan.fingerprint,
+                    "results": run.results.fingerprint,
+                },
+            )
+            save_models(ensemble, prediction, path, overwrite=overwrite)
+
+    @cached_property
+    def form(self) -> InputForm:
+        """What samples must be: that of the run's first one."""
+        source, data = self.run.samples[0], self._own
+        kind = kind_of(source.read(0)[0])
+        preprocessed = self.run.recipe.preprocess is not None
+        first = transformed(data, np.zeros(1, np.int64), preprocessed)
+        return InputForm(
+            kind.form,
+            kind.shape,
+            tuple(first.shape[1:]),
+            str(first.dtype)[6:],
+            columns_of(self.run.dataset),
+            bool(source.steps),
+            self.run.given.exact,
+            preprocessed,
+            self.run.results.plan.params.eval_batch_size,
+        )
 
     @cached_property
     def _own(self) -> Batches:
@@ -187,35 +229,7 @@ class RebuiltModels:
         return one_by_one(*self.run.samples, self.run.targets())
 
     @cached_property
-    def _likes(self) -> torch.Tensor:
-        """The first sample of the run: every batch must have its shape and type."""
-        return self._seen(self._own, np.zeros(1, np.int64))
-
-    def _seen(self, data: Batches, rows: Indices) -> torch.Tensor:
-        """Return the models' inputs, before each model's `preprocess` if there is one."""
-        if self.run.recipe.preprocess is not None:
-            return torch.from_numpy(data.inputs(rows))
-        return data.eval(rows)[0]
-
-    def _seen_by_all(self, data: Batches, rows: Indices) -> torch.Tensor:
-        # The user's own steps see samples that they may not be made for.
-        try:
-            seen = self._seen(data, rows)
-            if self.run.recipe.preprocess is None or not self._likes.is_floating_point():
-                return seen
-            # What was fitted in one precision computes in another with other digits.
-            return seen.to(self._likes.dtype)
-        except InputError:
-            raise
-        except Exception as error:
-            rule = "inputs must be samples as the run's data set has them, before its transforms"
-            received = f"{type(error).__name__} on samples {rows[0]} to {rows[-1]}: {error}"
-            kind = kind_of(self.run.samples[0].read(0)[0])
-            remedy = f"Its first is {_ARTICLES[kind.form]} of shape {kind.shape}."
-            raise InputError.one(rule, received, remedy) from error
-
-    @cached_property
-    def _members(self) -> list[_FoldModel]:
+    def _members(self) -> list[Member]:
         run, data, preprocess = self.run, self._own, self.run.recipe.preprocess
         folds = {fold.key: fold for fold in run.results.folds}
         rows = None if preprocess is None else data.inputs(np.arange(data.n_samples))
@@ -224,21 +238,22 @@ class RebuiltModels:
             fold, fit = folds[job.repeat, job.fold], None
             if rows is not None:
                 fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.train)
-            member = _FoldModel(run.model(job), fit, run.results.plan.params.precision_on_cores)
+            member = Member(run.model(job), fit, run.results.plan.params.precision_on_cores)
             refuse(self._difference(member, job, fold))
             members.append(member)
         return members
 
-    def _difference(self, member: _FoldModel, job: Job, fold: Fold) -> Iterator[Problem]:
+    def _difference(self, member: Member, job: Job, fold: Fold) -> Iterator[Problem]:
         """Yield that a model's outputs for held-out samples are not those that the run recorded."""
         plan, stored = self.run.results.plan, self.run.results.results[job.id].outputs
         assert stored is not None
         exact = plan.params.precision == "fp32" and plan.device_of(job.candidate) == "cpu"
         some = np.unique(np.linspace(0, len(fold.valid) - 1, CHECKED).round().astype(np.int64))
         # The outputs of some models depend on the whole batch: then compare the run's first one.
-        for places in (some, np.arange(min(len(fold.valid), self._batch_size))):
+        for places in (some, np.arange(min(len(fold.valid), self.form.batch_size))):
             recorded = stored[places]
-            outputs = member.outputs(self._seen(self._own, fold.valid[places]))
+            rows = fold.valid[places]
+            outputs = member.outputs(transformed(self._own, rows, self.form.preprocessed))
             size = float(np.abs(recorded[np.isfinite(recorded)]).max(initial=0.0))
             near = (FINE if exact else COARSE) * size
             if outputs.shape == recorded.shape and np.allclose(
@@ -254,31 +269,4 @@ class RebuiltModels:
             f"{job.id}, which differs {difference}",
             "Pass the data set, transforms, preprocess and models of the run. Models that draw "
             "random numbers in evaluation cannot predict again.",
-        )
-
-
-def _column_problems(dataset: Any, inputs: Any) -> Iterator[Problem]:
-    own, given = (item[0] if isinstance(item, tuple) else item for item in (dataset, inputs))
-    yield from column_problems(own, given, "inputs")
-
-
-def _kind_problems(seen: torch.Tensor, likes: torch.Tensor) -> Iterator[Problem]:
-    if (seen.shape[1:], seen.dtype) == (likes.shape[1:], likes.dtype):
-        return
-    kinds = [f"{str(item.dtype)[6:]} {tuple(item.shape[1:])}" for item in (likes, seen)]
-    yield Problem(
-        f"each of the inputs must become {kinds[0]} by the run's transforms, as its samples did",
-        kinds[1],
-        "Pass samples as the run's data set has them, of shape (n, ...).",
-    )
-
-
-def _nan_problems(outputs: Outputs, rows: Indices) -> Iterator[Problem]:
-    """Yield that an output is NaN, for which a class would be predicted all the same."""
-    found = np.isnan(outputs).any(axis=(0, *range(2, outputs.ndim)))
-    if found.any():
-        yield Problem(
-            "the models must give numbers for each of the inputs",
-            f"NaN for sample {rows[found][0]}",
-            "Leave such samples out, or fill in what is missing in them.",
         )

@@ -19,7 +19,7 @@ from asynckfold.api.execution import train
 from asynckfold.api.open_data import folds_of, open_data, read_alone
 from asynckfold.api.pictures import keep_pictures
 from asynckfold.api.planner import dry_run, look_ahead, make_draft, make_plan
-from asynckfold.api.refit import on_all_samples
+from asynckfold.api.refit import BEST, chosen, on_all_samples
 from asynckfold.api.report import leave_report
 from asynckfold.api.session import Session, hold_run, look_into
 from asynckfold.api.signature import check_call, checked
@@ -173,12 +173,14 @@ class AsyncKFold:
         return results
 
     def _refit(self, session: Session, results: CVResults) -> None:
-        """Train the best candidate on all samples."""
+        """Train the best candidate, or the one that is named, on all samples."""
         run = session.run
-        if not results.has_best:
-            run.event("refit", "nothing was refitted: no candidate has a score on every fold")
+        best = chosen(results, self.settings.refit)
+        if best is None:
+            asked = self.settings.refit
+            who = "no candidate has" if asked in (True, BEST) else f"{asked} does not have"
+            run.event("refit", f"nothing was refitted: {who} a score on every fold")
             return
-        best = results.candidates[results.best_index_]
         budget = self.settings.time_budget_s
         left = (
             None

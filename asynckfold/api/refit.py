@@ -1,4 +1,4 @@
-"""`refit`: the best candidate, trained on all samples, as a run of its own in the run's folder.
+"""`refit`: a candidate, trained on all samples, as a run of its own in the run's folder.
 
 ::
 
@@ -11,13 +11,17 @@ on others is what the folds say.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from asynckfold.api.arguments import Settings
+from asynckfold.errors import Problem, nearest
+from asynckfold.jobs.argument import one_line
 from asynckfold.results.candidates import Candidate
+from asynckfold.results.cv_results import CVResults
 from asynckfold.store.layout import refit_folder
 
 SEEN_AGAIN = 1000
@@ -25,6 +29,28 @@ SEEN_AGAIN = 1000
 
 SEEN = "on training samples, so it says nothing about new ones"
 """What a run says of such scores."""
+
+
+BEST = "best"
+
+
+def refit_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem]:
+    """Yield that `refit` names no candidate."""
+    asked: object = settings.refit
+    if isinstance(asked, bool) or asked == BEST or asked in names:
+        return
+    rule = "refit must be True, False, 'best', or the name of a candidate"
+    guess = nearest(asked, [BEST, *names]) if isinstance(asked, str) else ""
+    yield Problem(rule, one_line(asked), f"The candidates are {', '.join(names)}.{guess}")
+
+
+def chosen(results: CVResults, refit: bool | str) -> Candidate | None:
+    """Return the candidate that `refit` asks for, if it has a score on every fold."""
+    if refit is True or refit == BEST:
+        return results.candidates[results.best_index_] if results.has_best else None
+    metric = results.plan.scoring[0]
+    rows = (row for row in results.candidates if row.name == refit and row.ranks_by(metric))
+    return next(rows, None)
 
 
 def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | None) -> Settings:

@@ -146,6 +146,14 @@ def with_models(
     views = settings.train_transform, settings.eval_transform
     facts = next((item.facts for item in checked), None)
     models = RunModels(
-        results, recipe, settings.dataset, *views, load_targets, facts, settings.transform
+        results,
+        recipe,
+        settings.dataset,
+        *views,
+        load_targets,
+        facts,
+        settings.transform,
+        settings.output_transform,
+        settings.scoring,
     )
     return replace(results, _models=models, _load_refit=load_refit)

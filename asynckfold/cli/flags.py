@@ -238,7 +238,7 @@ def groups_of(verb: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGrou
 
 
 def _reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
-    if item.types == (bool,):
+    if item.is_switch:
         return {"action": "store_false" if item.default is True else "store_true"}
     merged = {"action": _Merged} if item.reads is params_of_text else {}
     return {"type": _reader(item, problems), "metavar": _metavar(item), **merged}
@@ -356,7 +356,7 @@ def _flagged(text: str) -> str:
     for name, item in known.items():
         if name in text and (none := _none(item)):
             text = re.sub(r"\bNone\b", none, text)
-        if item.types == (bool,):
+        if item.is_switch:
             text = text.replace(f"{name}={not item.default}", f"--{item.flag}")
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",

@@ -55,7 +55,9 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     )
     _say(found, out)
     if kfold.settings.refit:
-        out.say("then the best candidate on all samples; its time is not in the prediction")
+        named = kfold.settings.refit not in (True, "best")
+        who = kfold.settings.refit if named else "the best candidate"
+        out.say(f"then {who} on all samples; its time is not in the prediction")
     if not found.choice.nodes:
         out.say(f"jobs at a time now: {len(first)}; {now(machine.describe()['cpu'], load).why}")
     out.say("nothing was trained or written")

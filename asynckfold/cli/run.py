@@ -79,7 +79,12 @@ def _run(parsed: argparse.Namespace, out: Output) -> int:
                 partial_report(root, out)
         return interrupt.exit_code
     code = print_results(root, out, with_report=with_report)
-    is_refitted = not kfold.settings.refit or results.refitted or not results.has_best
+    from asynckfold.api.refit import chosen
+    from asynckfold.results.cv_results import refit_of
+
+    refit = kfold.settings.refit
+    wanted = chosen(results, refit) if refit else None
+    is_refitted = wanted is None or refit_of(results, wanted.name) is not None
     if not results.counts["pending"] and is_refitted:
         return code
     out.error(f"the time budget is over; {continue_with(parsed.line)}")

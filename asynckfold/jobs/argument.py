@@ -110,6 +110,11 @@ class Argument:
         )
 
     @property
+    def is_switch(self) -> bool:
+        """Whether its flag takes no value: off, or on; Python code may also pass a text."""
+        return self.types == (bool,) or (bool in self.types and str in self.types)
+
+    @property
     def sentence(self) -> str:
         """The first sentence of its text, without the full stop."""
         return re.split(r"\.(?:\s+(?=[^a-z0-9])|$)", " ".join(self.text.split()), maxsplit=1)[0]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from asynckfold.errors import AsyncKFoldError, InputError
+from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.ensemble import FoldEnsemble, FoldModels
+from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.trained_jobs import done_job, done_jobs, find_job
 
@@ -56,7 +58,7 @@ class CVResults(Outcome):
 
         Its scores are on samples it was trained on. None without such a run, or before its end.
         """
-        return _refit_of(self, self.candidates[self.best_index_].name) if self.has_best else None
+        return refit_of(self, self.candidates[self.best_index_].name) if self.has_best else None
 
     @property
     def best_estimator_(self) -> Any:
@@ -129,13 +131,50 @@ class CVResults(Outcome):
         FoldEnsemble
             Builds its models at the first prediction.
         """
-        models, name = _live_models(self), _name_of(self, candidate)
-        jobs = done_jobs(self.plan, self.results, name)
-        objective = self.plan.objective_of(jobs[0].model)
-        predict = models.predictor(jobs)
-        return FoldEnsemble(
-            name, self.plan.classes, len(jobs), objective, predict, models.transform
-        )
+        _live_models(self)
+        return _ensemble_of(self, done_jobs(self.plan, self.results, _name_of(self, candidate)))
+
+    def save_model(
+        self,
+        path: str | Path,
+        candidate: str | None = None,
+        fold: int | str = 0,
+        repeat: int = 0,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Write one trained model with all that it predicts with, for `asynckfold.load_model`.
+
+        Takes the arguments of `model` after the path, and writes and raises what
+        `FoldEnsemble.save` does: ``results.ensemble().save(path)`` writes the models of all folds.
+        """
+        _single(self, candidate, fold, repeat).save(path, overwrite=overwrite)
+
+    def compare_with(self, estimators: Any) -> EstimatorComparison:
+        """Fit scikit-learn estimators on the run's folds, and compare them with its candidates.
+
+        Does a network beat gradient boosting, or a guess? A clone of each estimator is fitted in
+        this process, on the training part of each fold, and scored on the rest by the run's scores:
+        the same samples, after the eval transform and `preprocess`, flattened, with the original
+        labels. Estimators without a ``random_state`` draw the same numbers at each call.
+
+        Parameters
+        ----------
+        estimators : estimator, list of estimators, or dict of name to estimator
+            Such as ``[HistGradientBoostingClassifier(), DummyClassifier()]``.
+
+        Returns
+        -------
+        EstimatorComparison
+            Print it; ``to_frame()`` and ``compare()`` are tables. What failed is in ``errors``.
+
+        Raises
+        ------
+        InputError
+            Something is no estimator, a classifier for numbers or the like, or the run is scored by
+            a function of your own; or these results were read from the run's folder.
+        """
+        return _live_models(self).compare_with(estimators)
 
     def on_all_samples(self, candidate: str | None = None) -> CVResults:
         """Return the results of training a candidate on all samples, by default the best.
@@ -147,10 +186,12 @@ class CVResults(Outcome):
         """
         name = _name_of(self, candidate)
         find_job(self.plan, name)
-        found = _refit_of(self, name)
+        found = refit_of(self, name)
         if found is None:
             rule = "fold='all' needs a candidate that was trained on all samples"
-            remedy = "Make the call with refit=True (--refit), which trains the best candidate so."
+            remedy = (
+                f"Make the call with refit={name!r}; refit=True (--refit) takes the best candidate."
+            )
             raise InputError.one(rule, name, remedy)
         return found
 
@@ -214,7 +255,31 @@ def _live_models(found: CVResults) -> FoldModels:
     return found._models
 
 
-def _refit_of(found: CVResults, name: str) -> CVResults | None:
+def _ensemble_of(found: CVResults, jobs: Sequence[Job]) -> FoldEnsemble:
+    models, objective = _live_models(found), found.plan.objective_of(jobs[0].model)
+    return FoldEnsemble(
+        jobs[0].candidate,
+        found.plan.classes,
+        len(jobs),
+        objective,
+        models.predictor(jobs),
+        models.transform,
+        found.classes_,
+    )
+
+
+def _single(found: CVResults, candidate: str | None, fold: int | str, repeat: int) -> FoldEnsemble:
+    """Return one trained model as a predictor."""
+    _live_models(found)
+    if fold == "all":
+        refit = found.on_all_samples(candidate)
+        return _ensemble_of(refit, refit.plan.jobs)
+    name = _name_of(found, candidate)
+    return _ensemble_of(found, [done_job(found.plan, found.results, name, fold, repeat)])
+
+
+def refit_of(found: CVResults, name: str) -> CVResults | None:
+    """Return the results of training a candidate on all samples, if that is done."""
     if found._load_refit is None:
         return None
     refit = found._load_refit(next(row for row in found.candidates if row.name == name))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,10 +21,23 @@ from asynckfold.jobs.objective import (
     probabilities,
 )
 from asynckfold.jobs.plan import Job
+from asynckfold.results.estimator_scores import EstimatorComparison
 
 Outputs = npt.NDArray[np.float32]
-Predictor = Callable[[Any], Iterator[Outputs]]
-"""From samples to batches of every model's outputs: shapes (models, batch, ...)."""
+
+
+class Predictor(Protocol):
+    """The models of an ensemble."""
+
+    def __call__(self, inputs: Any) -> Iterator[Outputs]:
+        """Yield batches of every model's outputs for samples: shapes (models, batch, ...)."""
+
+    @property
+    def modules(self) -> list[Any]:
+        """The modules, in evaluation mode, on the CPU."""
+
+    def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
+        """Write the models to a file."""
 
 
 class FoldModels(Protocol):
@@ -38,6 +52,9 @@ class FoldModels(Protocol):
 
     def predictor(self, jobs: Sequence[Job]) -> Predictor:
         """Return a function that runs the models of these jobs."""
+
+    def compare_with(self, estimators: Any) -> EstimatorComparison:
+        """Fit scikit-learn estimators on the folds of the run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +80,8 @@ class FoldEnsemble:
         Number of models.
     objective : Objective
         What outputs mean.
+    classes_ : ndarray or None
+        Labels by column of `predict_proba`, as in ``results.classes_``.
 
     Examples
     --------
@@ -89,6 +108,47 @@ class FoldEnsemble:
     objective: Objective = field(repr=False)
     _outputs: Predictor = field(repr=False)
     _transform: Transform | None = field(default=None, repr=False)
+    classes_: npt.NDArray[Any] | None = field(default=None, repr=False)
+
+    @property
+    def modules(self) -> list[Any]:
+        """The `torch.nn.Module` of each fold, in evaluation mode, on the CPU.
+
+        They get samples after the eval transform and ``preprocess``.
+        """
+        return self._outputs.modules
+
+    @property
+    def module(self) -> Any:
+        """The only module; `InputError` if there are several."""
+        if self.size != 1:
+            rule, remedy = "module needs a single model", "Use modules, a list."
+            refuse([Problem(rule, f"{self.size} models", remedy)])
+        return self.modules[0]
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write all that predicts to one file, for `asynckfold.load_model`.
+
+        The file is of safetensors: weights of all models, what ``preprocess`` fitted, and as JSON
+        in its header class names, label coding, eval transform, `output_transform`, software and
+        fingerprints of the run. It holds neither code nor samples. It is there whole or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+            Such as ``"best.safetensors"``.
+        overwrite : bool
+            Replace a file that exists.
+
+        Raises
+        ------
+        InputError
+            The file exists; or the eval transform is not of torchvision or torch, or `preprocess`
+            is no scaler, imputer or PCA of scikit-learn or a ``Pipeline`` of these.
+        StorageError
+            The disk refused.
+        """
+        self._outputs.save(self, Path(path), overwrite=overwrite)
 
     def outputs(self, inputs: Any) -> Outputs:
         """Return the mean of the models' outputs.

@@ -165,6 +165,16 @@ def _scorer_for(item: Any, objective: Objective) -> Any:
     return _with_keywords(scorer, pos_label=objective.pos_label)
 
 
+def estimator_scorer(item: Any, objective: Objective) -> Callable[[Any, Any, Any], float]:
+    """Return the function (fitted estimator, X, labels) → float of a scikit-learn score."""
+    scorer = _scorer_for(item, objective)
+
+    def score(estimator: Any, inputs: Any, labels: npt.NDArray[Any]) -> float:
+        return float(_with_labels(scorer, estimator, labels)(estimator, inputs, labels))
+
+    return score
+
+
 def takes_pos_label(item: Any) -> bool:
     """Whether a scorer scores one positive class."""
     from sklearn.metrics import get_scorer

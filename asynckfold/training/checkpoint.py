@@ -67,23 +67,23 @@ def save(
         Something in the tree cannot be written; names its place.
     """
     state = tree["model"] if is_last else {}
-    weights = {name: value for name, value in state.items() if _is_plain(name, value)}
+    weights = {name: value for name, value in state.items() if is_plain_tensor(name, value)}
     if is_last:
         tree = {**tree, "model": {name: state[name] for name in state if name not in weights}}
     tensors: dict[str, torch.Tensor] = {}
     about = {"tree": json.dumps(_freeze(tree, "", tensors))}
     if is_last:
-        final = save_tensors(_copies(weights), {"format": "pt"})
+        final = save_tensors(separate(weights), {"format": "pt"})
         write_whole(path.with_name(FINAL), final, root)
         # `weights_digest` depends on the order, which safetensors changes.
         names, digest = list(state), hashlib.sha256(final).hexdigest()
         about["final"] = json.dumps({"sha256": digest, "names": names})
-    data = save_tensors(_copies(tensors), about)
+    data = save_tensors(separate(tensors), about)
     write_whole(path, data, root)
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
-def _is_plain(name: str, value: Any) -> bool:
+def is_plain_tensor(name: str, value: Any) -> bool:
     """Whether safetensors can hold a tensor under its own name."""
     return (
         isinstance(value, torch.Tensor)
@@ -112,10 +112,10 @@ def save_initial_weights(root: Path, recipe: Recipe) -> None:
             state = model.module.state_dict().items()
             tensors = {key: value for key, value in state if isinstance(value, torch.Tensor)}
             make_folders(root, path.parent)
-            write_whole(path, save_tensors(_copies(tensors)), root)
+            write_whole(path, save_tensors(separate(tensors)), root)
 
 
-def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copy tensors to the CPU: safetensors refuses shared memory, as of tied weights."""
     return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

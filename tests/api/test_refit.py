@@ -90,6 +90,35 @@ def test_it_is_what_fit_trains_on_all_samples(root: Path, settings: dict[str, An
     assert seen in alone.results.report().read_text()
 
 
+def test_a_candidate_is_refitted_by_name_and_the_best_by_that_word(root: Path) -> None:
+    best = called(root, refit="best").candidates
+    results = called(root)
+    name = f"Tiny/{results.best_params_['scheduler']}"
+    (other,) = {row.name for row in best} - {name}
+    assert len(told(root)) == 1  # "best" is True: nothing was trained again
+    named = called(root.with_name("named"), refit=other)
+    assert named.refitted is None  # that of the best
+    assert named.plan.fingerprint == results.plan.fingerprint
+    alone = fit(
+        Tiny, (X, Y), adam, nn.CrossEntropyLoss(), root.with_name("alone"), 10,
+        scheduler=other.partition("/")[2], epochs=2, verbose=0, parallelize=False,
+    )  # fmt: skip
+    found = named.on_all_samples(other)
+    assert found.fingerprint == alone.results.fingerprint
+    assert isinstance(named.model(other, "all"), Tiny)
+    with pytest.raises(InputError, match=f"refit='{name}'"):
+        named.on_all_samples(name)
+
+
+@pytest.mark.parametrize("refit", ["Tiny/cosin", "second", "", 1, ["Tiny/step"]])
+def test_a_refit_of_no_candidate_is_refused_before_the_start(root: Path, refit: Any) -> None:
+    with pytest.raises(InputError, match="or the name of a candidate: received ") as refused:
+        called(root, refit=refit)
+    assert "The candidates are Tiny/step, Tiny/cosine." in str(refused.value)
+    assert ("Did you mean 'Tiny/cosine'?" in str(refused.value)) == (refit == "Tiny/cosin")
+    assert not root.exists()
+
+
 def test_the_folds_are_as_without_it_and_nothing_is_trained_twice(root: Path) -> None:
     without = called(root, refit=False)
     assert without.refitted is None
@@ -210,6 +239,9 @@ def test_where_none_is_best_none_is_refitted(root: Path) -> None:
         results = called(root, Uneven)
     assert results.refitted is None
     assert told(root) == ["nothing was refitted: no candidate has a score on every fold"]
+    with pytest.warns(JobsFailedWarning):
+        called(root, Uneven, refit="Tiny/step")
+    assert told(root)[1:] == ["nothing was refitted: Tiny/step does not have a score on every fold"]
 
 
 class Slow(Tiny):

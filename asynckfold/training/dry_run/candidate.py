@@ -211,7 +211,7 @@ class CandidateTrial:
         recipe, plan = self.bundle.recipe, self.bundle.plan
         seeding.seed_all(self.bundle.folds[0].index)
         self.model = recipe.models[self.name]()
-        self.optimizer = with_fused_kernel(recipe.opt_fn, self.model)
+        self.optimizer = with_fused_kernel(recipe.opt_fn_of(self.schedule), self.model)
         spec = recipe.lr_schedules[self.schedule]
         schedule = lr_schedules.make(spec, self.optimizer, plan.params.epochs)
         batch = self.inputs.clone(), self.targets.clone()

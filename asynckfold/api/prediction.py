@@ -1,0 +1,163 @@
+"""Predict samples with trained models, of a live run or of a file.
+
+::
+
+    samples ─ eval transform ─┬─ preprocess of fold 0 ─ model 0 ─┐
+                              └─ preprocess of fold 1 ─ model 1 ─┴─► outputs (models, batch, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from asynckfold.data.arrays import column_problems
+from asynckfold.data.batches import Batches, one_by_one
+from asynckfold.data.dataset import open_inputs
+from asynckfold.data.transforms import Step
+from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.folds import Indices
+from asynckfold.results.ensemble import Outputs
+from asynckfold.training import preprocessing, seeding
+from asynckfold.training.precision import outputs_of
+
+_ARTICLES = {
+    "image": "a PIL image",
+    "tensor": "a tensor",
+    "array": "an array",
+    "number": "a number",
+    "other": "an object",
+}
+
+
+@dataclass(frozen=True)
+class InputForm:
+    """What samples must be, as the data set of the run holds them. Plain values."""
+
+    form: str  # of a sample, see `transforms.Kind`
+    raw_shape: tuple[int, ...]  # of a sample
+    shape: tuple[int, ...]  # after the eval transform, before `preprocess`
+    dtype: str  # likewise
+    columns: tuple[str | int, ...] | None  # of a pandas table
+    undressed: bool  # the ``transform`` of a data set is replaced
+    exact: bool  # float64 arrays stay as they are
+    preprocessed: bool
+    batch_size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A trained model, and what its training part fitted."""
+
+    model: nn.Module
+    fit: Any  # of `preprocess`; None without one
+    precision: str
+
+    def outputs(self, seen: torch.Tensor) -> Outputs:
+        """Return the outputs of samples after the eval transform."""
+        if self.fit is not None:
+            seen = preprocessing.transform(self.fit, seen.numpy())
+        with torch.no_grad():
+            found: Outputs = outputs_of(self.model, seen, self.precision).float().numpy()
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """All that predicts: form of the samples, eval transform, models."""
+
+    form: InputForm
+    steps: tuple[Step, ...]
+    members: Sequence[Member]
+    channels_last: tuple[bool, ...]  # in memory, by model
+    default_dtype: torch.dtype
+    output_transform: Any = None  # the user's own, of tensors
+    about: Mapping[str, Any] = field(default_factory=dict)  # jobs, fingerprints of the run
+
+
+def outputs_by_batch(
+    form: InputForm,
+    steps: Sequence[Step],
+    columns: Any,
+    members: Callable[[], Sequence[Member]],
+    inputs: Any,
+) -> Iterator[Outputs]:
+    """Yield what each model says of each batch, shape (models, batch, ...).
+
+    `columns` is a table whose columns the inputs must have. `members` is called after the inputs
+    were found to have the form.
+    """
+    with seeding.preserved():
+        refuse(_column_problems(columns, inputs))
+        given = open_inputs(inputs, undress=form.undressed, exact=form.exact)
+        data = one_by_one(given, steps, np.zeros(len(given), np.int64))
+    size = form.batch_size
+    for low in range(0, len(given), size):
+        rows = np.arange(low, min(len(given), low + size))
+        with seeding.preserved():
+            batch = _as_the_run_saw_it(form, data, rows)
+            refuse(_kind_problems(form, batch))
+            outputs = np.stack([member.outputs(batch) for member in members()])
+        refuse(_nan_problems(outputs, rows))
+        yield outputs
+
+
+def transformed(data: Batches, rows: Indices, preprocessed: bool) -> torch.Tensor:
+    """Return the models' inputs, before each model's `preprocess` if there is one."""
+    return torch.from_numpy(data.inputs(rows)) if preprocessed else data.eval(rows)[0]
+
+
+def _as_the_run_saw_it(form: InputForm, data: Batches, rows: Indices) -> torch.Tensor:
+    # The user's own steps see samples that they may not be made for.
+    try:
+        found = transformed(data, rows, form.preprocessed)
+        dtype = getattr(torch, form.dtype)
+        # What was fitted in one precision computes in another with other digits.
+        return found.to(dtype) if form.preprocessed and dtype.is_floating_point else found
+    except InputError:
+        raise
+    except Exception as error:
+        rule = "inputs must be samples as the run's data set has them, before its transforms"
+        received = f"{type(error).__name__} on samples {rows[0]} to {rows[-1]}: {error}"
+        remedy = f"Its first is {_ARTICLES[form.form]} of shape {form.raw_shape}."
+        raise InputError.one(rule, received, remedy) from error
+
+
+def columns_of(dataset: Any) -> tuple[Any, ...] | None:
+    """Return the columns of a pandas table (X, or X of a pair); None of anything else."""
+    table = dataset[0] if isinstance(dataset, tuple) else dataset
+    return tuple(table.columns) if hasattr(table, "columns") and hasattr(table, "iloc") else None
+
+
+def _column_problems(dataset: Any, inputs: Any) -> Iterator[Problem]:
+    own, given = (item[0] if isinstance(item, tuple) else item for item in (dataset, inputs))
+    yield from column_problems(own, given, "inputs")
+
+
+def _kind_problems(form: InputForm, batch: torch.Tensor) -> Iterator[Problem]:
+    found, shape = str(batch.dtype)[6:], tuple(batch.shape[1:])
+    # Whole numbers or not: what was fitted takes both.
+    if shape == form.shape and (found == form.dtype or form.preprocessed):
+        return
+    yield Problem(
+        f"each of the inputs must become {form.dtype} {form.shape} by the run's transforms, as its "
+        "samples did",
+        f"{found} {shape}",
+        "Pass samples as the run's data set has them, of shape (n, ...).",
+    )
+
+
+def _nan_problems(outputs: Outputs, rows: Indices) -> Iterator[Problem]:
+    """Yield that an output is NaN, for which a class would be predicted all the same."""
+    found = np.isnan(outputs).any(axis=(0, *range(2, outputs.ndim)))
+    if found.any():
+        yield Problem(
+            "the models must give numbers for each of the inputs",
+            f"NaN for sample {rows[found][0]}",
+            "Leave such samples out, or fill in what is missing in them.",
+        )

@@ -1,0 +1,446 @@
+"""Trained models as one file, read without running anything that is in it.
+
+::
+
+    model.safetensors
+      header      JSON under ``asynckfold``: `Header`; SHA-256 of all else
+      tensors     0.layers.0.weight …    weights, by model
+                  preprocess.0.mean_ …   what `preprocess` fitted, by model
+                  check.0                outputs of each model for made-up inputs
+
+The made-up inputs hold nothing of the run's data. With them, a factory that builds another model of
+the same shapes is noticed.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from asynckfold.api.named_objects import restored_fit, restored_step, stored_fit, stored_step
+from asynckfold.api.output_transform import of_arrays
+from asynckfold.api.prediction import InputForm, Member, Prediction, outputs_by_batch
+from asynckfold.data.transforms import step_name
+from asynckfold.errors import InputError, Problem, StoreCorruptError, refuse
+from asynckfold.jobs.decoding import FAULTS, decoded, parsed
+from asynckfold.jobs.objective import Objective
+from asynckfold.results.ensemble import FoldEnsemble, Outputs
+from asynckfold.system.files import write_whole
+from asynckfold.training import seeding
+from asynckfold.training.checkpoint import is_plain_tensor, separate
+from asynckfold.training.isolation.guard import isolated
+
+FORMAT = 1
+"""Raised when older versions cannot read the file."""
+
+_OWN = "own"
+"""An `output_transform` that has no name: it is passed again."""
+
+_NEAR = 1e-2
+"""Largest difference of the outputs for made-up inputs, as a share of their size: other processors
+and versions of torch round otherwise, to some thousandths in bfloat16."""
+
+
+_DAMAGE = (*FAULTS, RuntimeError, SafetensorError)
+"""What reading a file raises that is not what it should be."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the file tells besides numbers."""
+
+    format: int
+    candidate: str
+    jobs: tuple[str, ...]  # whose models these are
+    plan: str  # fingerprint of the run's plan
+    results: str  # likewise of its results
+    classes: tuple[str, ...]
+    columns: int  # outputs that stand for a class
+    objective: Objective
+    input: InputForm
+    eval_transform: tuple[Any, ...]
+    preprocess: tuple[Any, ...]  # by model
+    output_transform: Any  # JSON of a function of torch; None, or "own"
+    precision: str
+    channels_last: tuple[bool, ...]
+    default_dtype: str
+    software: Mapping[str, str]
+
+
+# Writing
+
+
+def save_models(
+    ensemble: FoldEnsemble, prediction: Prediction, path: Path, *, overwrite: bool
+) -> None:
+    """Write an ensemble to a file that `load_model` reads; see `FoldEnsemble.save`."""
+    refuse(new_file_problems(path, overwrite=overwrite))
+    tensors: dict[str, torch.Tensor] = {}
+    problems = [*_column_problems(prediction.form), *_weight_problems(prediction, tensors)]
+    steps = [stored_step(step) for step in prediction.steps]
+    problems += _step_problems(prediction, steps)
+    fits = []
+    try:
+        for number, member in enumerate(prediction.members):
+            fits.append(stored_fit(member.fit, tensors, f"preprocess.{number}"))
+    except ValueError as error:
+        problems.append(_fit_problem(str(error)))
+    refuse(problems)
+    tensors |= {
+        f"check.{number}": torch.from_numpy(found)
+        for number, found in enumerate(_check_outputs(prediction))
+    }
+    transform = prediction.output_transform
+    classes = ensemble.classes_
+    header = Header(
+        FORMAT,
+        ensemble.candidate,
+        tuple(prediction.about["jobs"]),
+        prediction.about["plan"],
+        prediction.about["results"],
+        ensemble.classes,
+        0 if classes is None else len(classes),
+        ensemble.objective,
+        prediction.form,
+        tuple(steps),
+        tuple(fits),
+        None if transform is None else stored_step(transform) or _OWN,
+        prediction.members[0].precision,
+        prediction.channels_last,
+        str(prediction.default_dtype)[6:],
+        _software(),
+    )
+    write_whole(path, _packed(json.dumps(asdict(header)), separate(tensors)))
+
+
+def new_file_problems(path: Path, *, overwrite: bool) -> Iterator[Problem]:
+    """Yield why a file cannot be written there."""
+    if path.is_dir():
+        yield Problem("path must be a file", f"{path}, a folder", "Add the name of a file.")
+    elif path.exists() and not overwrite:
+        remedy = "Pass overwrite=True, or another path."
+        yield Problem("path must be a new file", str(path), remedy)
+    elif not path.absolute().parent.is_dir():
+        yield Problem("path must be in an existing folder", str(path), "Make the folder first.")
+
+
+def _column_problems(form: InputForm) -> Iterator[Problem]:
+    others = [name for name in form.columns or () if type(name) not in (str, int)]
+    if others:
+        rule = "columns of a table must be named by text or whole numbers to be saved"
+        yield Problem(rule, f"{others[0]!r}", "Name them so, or pass the run X.to_numpy().")
+
+
+def _weight_problems(prediction: Prediction, tensors: dict[str, torch.Tensor]) -> Iterator[Problem]:
+    """Gather all weights; yield those that safetensors cannot hold."""
+    for number, member in enumerate(prediction.members):
+        for name, value in member.model.state_dict().items():
+            if is_plain_tensor(name, value):
+                tensors[f"{number}.{name}"] = value
+            elif number == 0:
+                yield Problem(
+                    "a model that is saved must have dense, real tensors only in its state_dict",
+                    f"{name}, {getattr(value, 'dtype', type(value).__name__)}",
+                    "Save results.model().state_dict() by torch.save.",
+                )
+
+
+def _step_problems(prediction: Prediction, stored: Sequence[Any]) -> Iterator[Problem]:
+    for step, found in zip(prediction.steps, stored, strict=True):
+        if found is None:
+            yield Problem(
+                "the eval transform must be of torchvision or torch to be saved",
+                step_name(step),
+                "Make it part of the model; or leave it out of the run, and transform the data.",
+            )
+
+
+def _fit_problem(received: str) -> Problem:
+    return Problem(
+        "preprocess must be made of known scikit-learn transformers to be saved",
+        received,
+        "Use one of these; or transform the data before the run, if that learns nothing from it.",
+    )
+
+
+def _check_outputs(prediction: Prediction) -> list[Outputs]:
+    """Return each model's outputs for made-up inputs; nothing if models cannot take them."""
+    form = prediction.form
+    shape, dtype = (2, *form.shape), getattr(torch, form.dtype)
+    inputs = torch.zeros(shape, dtype=dtype)
+    if dtype.is_floating_point:
+        inputs = torch.rand(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    try:
+        return [member.outputs(inputs) for member in prediction.members]
+    except Exception:  # noqa: BLE001 - the user's model may refuse what is no sample
+        return []
+
+
+def _software() -> dict[str, str]:
+    names = ("asynckfold", "numpy", "scikit-learn")
+    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    return found | {name: metadata.version(name) for name in names}
+
+
+def _packed(text: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Return the file: safetensors with the JSON and a checksum in its header."""
+    # The same tensors are written in the same order.
+    plain = save_tensors(dict(tensors), {"asynckfold": text})
+    return save_tensors(dict(tensors), {"asynckfold": text, "sha256": _checksum(plain)})
+
+
+def _checksum(data: bytes) -> str:
+    """Return the SHA-256 of the JSON, the names of the tensors, and their numbers."""
+    header, content = _parts(data)
+    text = header.pop("__metadata__")["asynckfold"]
+    digest = hashlib.sha256(json.dumps([text, header], sort_keys=True).encode())
+    digest.update(content)
+    return digest.hexdigest()
+
+
+def _parts(data: bytes) -> tuple[dict[str, Any], memoryview]:
+    size = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + size]), memoryview(data)[8 + size :]
+
+
+# Reading
+
+
+def load_model(
+    path: str | Path,
+    factory: Callable[[], Any],
+    *,
+    output_transform: Callable[[Any], Any] | None = None,
+) -> FoldEnsemble:
+    """Read trained models that `FoldEnsemble.save` or `CVResults.save_model` wrote.
+
+    Nothing in the file is executed: weights are read by safetensors, all else is JSON. The code of
+    the model comes from you.
+
+    Parameters
+    ----------
+    path : str or Path
+        The file.
+    factory : class, zero-argument callable, or module
+        What was passed to the run as the model: each call returns a new module. A module is copied.
+    output_transform : callable, optional
+        That of the run, if it was no function of torch by name, such as ``torch.sigmoid``.
+
+    Returns
+    -------
+    FoldEnsemble
+        With ``predict``, ``predict_proba``, ``outputs``, ``modules`` and ``classes_``. On the same
+        machine, software and number of threads it predicts the same bits as before.
+
+    Raises
+    ------
+    InputError
+        There is no such file; it is of a newer version of asynckfold; the factory's model has other
+        layers or shapes, or gives other outputs; `output_transform` is missing or has no use.
+    StoreCorruptError
+        The file is damaged, or not from asynckfold.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> from asynckfold import AsyncKFold, load_model
+    >>> X, y, root = torch.randn(60, 4), torch.arange(60) % 3, tempfile.mkdtemp()
+    >>> kfold = AsyncKFold(2, (X, y), root, torch.nn.CrossEntropyLoss(), 8, verbose=0,
+    ...                    parallelize=False, baseline=None)
+    >>> results = kfold({"linear": lambda: torch.nn.Linear(4, 3)}, ["constant"],
+    ...                 lambda model: torch.optim.SGD(model.parameters(), 0.1), {"epochs": 1})
+    >>> path = f"{root}/linear.safetensors"
+    >>> results.ensemble().save(path)
+    >>> loaded = load_model(path, lambda: torch.nn.Linear(4, 3))
+    >>> loaded
+    FoldEnsemble(candidate='linear/constant', size=2)
+    >>> bool((loaded.predict(X) == results.ensemble().predict(X)).all())
+    True
+    """
+    header, tensors = _read(Path(path))
+    made_of = f"{path}, of {header.candidate}"
+    try:
+        steps = tuple(map(restored_step, header.eval_transform))
+        fits = [restored_fit(stored, tensors) for stored in header.preprocess]
+    except _DAMAGE as error:
+        raise StoreCorruptError(f"{made_of}, cannot be restored: {error}") from error
+    transform = _output_transform(header, output_transform)
+    models = [_model(header, number, factory, tensors, made_of) for number in range(len(fits))]
+    members = tuple(
+        Member(model, fit, header.precision) for model, fit in zip(models, fits, strict=True)
+    )
+    prediction = Prediction(
+        header.input,
+        steps,
+        members,
+        header.channels_last,
+        getattr(torch, header.default_dtype),
+        transform,
+        {"jobs": header.jobs, "plan": header.plan, "results": header.results},
+    )
+    refuse(_output_problems(prediction, tensors, made_of))
+    objective = header.objective
+    return FoldEnsemble(
+        header.candidate,
+        header.classes,
+        len(members),
+        objective,
+        LoadedModels(prediction),
+        None if transform is None else of_arrays(transform),
+        objective.all_labels(header.columns) if objective.is_classes else None,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModels:
+    """Models that were read from a file."""
+
+    prediction: Prediction
+
+    def __call__(self, inputs: Any) -> Iterator[Outputs]:
+        """Yield what each model says of each batch, shape (models, batch, ...)."""
+        found, table = self.prediction, None
+        if found.form.columns is not None:
+            import pandas as pd
+
+            table = pd.DataFrame(columns=list(found.form.columns))
+        yield from outputs_by_batch(found.form, found.steps, table, lambda: found.members, inputs)
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The models."""
+        return [member.model for member in self.prediction.members]
+
+    def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
+        """Write them to another file."""
+        save_models(ensemble, self.prediction, path, overwrite=overwrite)
+
+
+def _read(path: Path) -> tuple[Header, dict[str, torch.Tensor]]:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        rule, remedy = "path must be a file that can be read", "Check the path."
+        raise InputError.one(rule, f"{path}: {error.strerror}", remedy) from error
+    other = f"{path} is no model that asynckfold saved, or is damaged"
+    try:
+        about = _parts(data)[0]["__metadata__"]
+        raw = parsed(about["asynckfold"])
+        # Before the checksum, which a newer version may compute otherwise.
+        version = raw["format"]
+        if type(version) is int and version > FORMAT:
+            rule = f"this version of asynckfold reads models up to format {FORMAT}"
+            remedy = "Update asynckfold."
+            raise InputError.one(rule, f"{path} of format {version}", remedy)
+        if _checksum(data) != about["sha256"]:
+            raise StoreCorruptError(f"{path} is damaged: its checksum differs. Copy it again")
+        return decoded(Header, raw, "model"), load_tensors(data)
+    except (InputError, StoreCorruptError):
+        raise
+    except _DAMAGE as error:
+        raise StoreCorruptError(f"{other}: {error}") from error
+
+
+def _output_transform(header: Header, given: Any) -> Any:
+    stored = header.output_transform
+    if stored == _OWN and given is None:
+        rule = "output_transform must be passed again, since the run's has no name in torch"
+        raise InputError.one(rule, "none", "Pass output_transform= as the run got it.")
+    if stored != _OWN and given is not None:
+        rule = "output_transform is only for models that were saved with one without a name"
+        raise InputError.one(rule, step_name(given), "Leave it out: the file has what it needs.")
+    return given if stored in (_OWN, None) else restored_step(stored)
+
+
+def _model(
+    header: Header,
+    number: int,
+    factory: Any,
+    tensors: Mapping[str, torch.Tensor],
+    made_of: str,
+) -> nn.Module:
+    model = _built(factory, header)
+    if header.channels_last[number]:
+        model = model.to(memory_format=torch.channels_last)
+    begin = f"{number}."
+    weights = {
+        name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)
+    }
+    refuse(_misfit_problems(model, weights, made_of))
+    model.load_state_dict(weights)
+    return model.eval()
+
+
+def _built(factory: Any, header: Header) -> nn.Module:
+    with seeding.preserved(), isolated():
+        torch.set_default_dtype(getattr(torch, header.default_dtype))
+        model = copy.deepcopy(factory) if isinstance(factory, nn.Module) else factory()
+    if not isinstance(model, nn.Module):
+        rule = "factory must return a torch.nn.Module"
+        raise InputError.one(rule, type(model).__name__, "Pass the model as the run got it.")
+    return model.cpu()
+
+
+def _misfit_problems(
+    model: nn.Module, weights: Mapping[str, torch.Tensor], made_of: str
+) -> Iterator[Problem]:
+    """Yield how the model differs from the weights, by name and shape."""
+    own = model.state_dict()
+    differences = [f"{name} is missing in the model" for name in weights if name not in own]
+    differences += [f"{name} is not in the file" for name in own if name not in weights]
+    for name in weights.keys() & own.keys():
+        if is_lazy(own[name]):
+            continue
+        shapes = [tuple(item.shape) for item in (weights[name], own[name])]
+        if shapes[0] != shapes[1]:
+            differences.append(
+                f"{name} has shape {shapes[0]} in the file, {shapes[1]} in the model"
+            )
+    if differences:
+        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        yield Problem(
+            f"factory must build the model whose weights are in {made_of}",
+            "; ".join(sorted(differences)[:5]) + more,
+            "Pass the model as the run got it.",
+        )
+
+
+def _output_problems(
+    prediction: Prediction, tensors: Mapping[str, torch.Tensor], made_of: str
+) -> Iterator[Problem]:
+    """Yield that a model gives other outputs for made-up inputs than before it was saved."""
+    if "check.0" not in tensors:
+        return
+    with seeding.preserved():
+        outputs = _check_outputs(prediction)
+    expected = [tensors[f"check.{number}"].numpy() for number in range(len(prediction.members))]
+    if outputs and all(map(_near, expected, outputs)):
+        return
+    yield Problem(
+        f"factory must build the model that was saved in {made_of}",
+        "one that fits its weights, but gives other outputs for the same inputs",
+        "Pass the model as the run got it. Random numbers and arrays that a model draws or holds "
+        "must be buffers or parameters to be saved.",
+    )
+
+
+def _near(expected: Outputs, found: Outputs) -> bool:
+    size = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
+    return expected.shape == found.shape and np.allclose(
+        expected, found, rtol=0, atol=_NEAR * size, equal_nan=True
+    )

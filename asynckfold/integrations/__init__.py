@@ -1,0 +1,1 @@
+"""Other libraries: one file for each, imported on use."""
