@@ -60,11 +60,15 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
     """
     scores.resolve(settings.scoring, data.labels.objective)
     given = data.labels.objective
-    known = given.kind in (objectives.BINARY, objectives.MULTILABEL) or (
-        not _may_be_classes(settings, data)
-        if given.kind == objectives.REGRESSION
-        else not data.labels.may_be_numbered
-        and (settings.known_criterion is not None or len(data.classes) > 2)
+    known = (
+        given.kind in (objectives.BINARY, objectives.MULTILABEL)
+        or given.is_dense
+        or (
+            not _may_be_classes(settings, data)
+            if given.kind == objectives.REGRESSION
+            else not data.labels.may_be_numbered
+            and (settings.known_criterion is not None or len(data.classes) > 2)
+        )
     )
     if not known:
         return
@@ -152,7 +156,7 @@ def _may_be_classes(settings: Settings, data: Prepared) -> bool:
     """Whether targets are classes as well as numbers, and no score says that they are numbers."""
     if settings.known_criterion is not None or data.labels.objective.kind != objectives.REGRESSION:
         return False
-    one = data.targets.ndim == 1 or data.targets.shape[1] == 1
+    one = data.targets.ndim == 1 or (data.targets.ndim == 2 and data.targets.shape[1] == 1)
     if not one or not np.isin(data.targets, (0, 1)).all() or len(np.unique(data.targets)) < 2:
         return False
     if settings.scoring is None:
@@ -237,6 +241,8 @@ def _trial_problems(
 ) -> Iterator[Problem]:
     """Try scikit-learn's scores on good outputs: one that cannot be computed fails all jobs."""
     targets = data.targets[valid]
+    if found.is_dense:
+        return
     # Of the user's own transform only its results are known.
     tried = replace(found, scale=_tried_scale(found), apart=(), transform="")
     columns = max([len(data.classes), *(sample.columns for sample in output_samples.values())])
