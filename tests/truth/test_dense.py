@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, foreach=False)
 
 
 def swept(
@@ -64,10 +64,17 @@ def swept(
     params: dict[str, Any] | None = None,
     **settings: Any,
 ) -> CVResults:
-    words: dict[str, Any] = {"parallelize": False, "fuse": False, "verbose": 0, **settings}
-    given = {"epochs": EPOCHS, "eval_batch_size": BATCH, **(params or {})}
+    words: dict[str, Any] = {
+        "parallelize": False,
+        "fuse": False,
+        "verbose": 0,
+        "report": False,
+        "threads_per_job": 1,
+        **settings,
+    }
+    given = {"epochs": EPOCHS, "eval_batch_size": BATCH, "memory_format": "contiguous", **(params or {})}
     kfold = AsyncKFold(2, (pictures(), targets), root, criterion, BATCH, **words)
-    return kfold({"net": make}, ["step"], sgd, given)
+    return kfold({"net": make}, ["constant"], sgd, given)
 
 
 def plain_loop(
@@ -76,10 +83,10 @@ def plain_loop(
     """Train one fold; return weights and outputs of the held-out samples."""
     job, fold = results.plan.jobs[index], results.folds[index]
     inputs, wanted = torch.from_numpy(pictures()), torch.from_numpy(targets)
+    torch.set_num_threads(results.plan.threads_per_job)
     seeding.seed_all(job.seed)
     model = make()
     optimizer = sgd(model)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, max(1, EPOCHS // 3))
     for epoch in range(EPOCHS):
         seeding.seed_all(seeding.epoch_seed(job.seed, epoch))
         order = torch.from_numpy(batches.epoch_order(fold.train, job.seed, epoch))
@@ -87,7 +94,6 @@ def plain_loop(
             optimizer.zero_grad()
             criterion(model(inputs[rows]), wanted[rows]).backward()
             optimizer.step()
-        schedule.step()
     with torch.no_grad():
         outputs = [model(inputs[rows]) for rows in torch.from_numpy(fold.valid).split(BATCH)]
     return model.state_dict(), torch.cat(outputs).numpy()
@@ -99,9 +105,9 @@ def assert_same_bits(
     found = []
     for index, fold in enumerate(results.folds):
         weights, outputs = plain_loop(results, index, targets, criterion, make)
-        ours = results.state_dict("net", fold=index)
+        ours = results.state_dict("net/constant", fold=index)
         assert all(torch.equal(weights[name], ours[name]) for name in weights)
-        assert np.array_equal(results.oof["net/step"][fold.valid], outputs)
+        assert np.array_equal(results.oof["net/constant"][fold.valid], outputs)
         found.append(outputs)
     return found
 
@@ -229,11 +235,11 @@ def test_fused_folds_of_dense_targets_agree_with_separate_ones(tmp_path: Path) -
     targets = pixel_classes(pictures(), ignored=True)
     criterion = nn.CrossEntropyLoss(ignore_index=IGNORED)
     alone, fused = (
-        swept(tmp_path / str(fuse), targets, criterion, fuse=fuse) for fuse in (False, True)
+        swept(tmp_path / str(fuse), targets, criterion, fuse=fuse) for fuse in (False, 2)
     )
     assert len(fused.plan.groups) == 1
     for index in range(2):
-        ours, theirs = (run.state_dict("net", fold=index) for run in (alone, fused))
+        ours, theirs = (run.state_dict("net/constant", fold=index) for run in (alone, fused))
         assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in ours)
 
 
