@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from asynckfold.api.resources import Sharing
+from asynckfold.api.task import Asked, task_problems, with_task
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
@@ -30,7 +31,7 @@ def words_of(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(Sharing, JobTrainer):
+class Settings(Sharing, JobTrainer, Asked):
     """The arguments of `AsyncKFold`.
 
     Parameters
@@ -38,8 +39,9 @@ class Settings(Sharing, JobTrainer):
     kfolds : int, scikit-learn splitter, or list of (train, valid) index pairs
         Number of folds. Or a splitter, or the folds themselves. ``cv`` and ``n_splits`` are aliases
         by keyword; pass None here to use them.
-    dataset : Dataset or (X, y)
-        Map-style torch data set of (input, target) pairs, or two arrays.
+    dataset : Dataset, (X, y), or X
+        Map-style torch data set of (input, target) pairs, or two arrays. Of one array alone the
+        input is the target, see `task`.
     root_dir : str or Path
         Folder of the run. The same call on the same folder continues the run. A call with other
         arguments, data or code is refused and names what changed. The command line names a new
@@ -237,6 +239,8 @@ class Settings(Sharing, JobTrainer):
         object.__setattr__(self, "about", dict(self.about or {}))
         if not self.parallelize and self.engine == "process":
             object.__setattr__(self, "engine", "serial")
+        for name, value in with_task(vars(self)).items():
+            object.__setattr__(self, name, value)
 
     @property
     def root(self) -> Path:
@@ -296,6 +300,7 @@ class Settings(Sharing, JobTrainer):
                 "Pass for instance torch.sigmoid.",
             )
         yield from self._plan_from_problems()
+        yield from task_problems(vars(self))
 
     @property
     def trains_here(self) -> bool:

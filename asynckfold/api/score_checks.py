@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,8 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
     InputError
         There is no such score, or it cannot be computed.
     """
-    scores.resolve(settings.scoring, data.labels.objective)
+    names = list(scores.resolve(settings.scoring, data.labels.objective))
+    refuse(_rank_problems(settings, names))
     given = data.labels.objective
     known = (
         given.kind in (objectives.BINARY, objectives.MULTILABEL)
@@ -132,12 +133,44 @@ def with_objective(
     if not problems:
         problems += _trial_problems(settings, found, data, folds[0].valid, output_samples)
     refuse(problems)
-    names = tuple(scores.resolve(settings.scoring, found))
+    names = ranked(settings, scores.resolve(settings.scoring, found))
     plan = replace(draft, scoring=names, classes=classes).with_objective(found)
     assumed = scores.score_notes(
         settings.scoring, found, known, settings.known_criterion is not None
     )
-    return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, found))))
+    said = _task_notes(settings, found, data.targets, names)
+    return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, found), *said)))
+
+
+def ranked(settings: Settings, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of scores, the one that ranks first."""
+    return tuple(sorted(names, key=lambda name: name != settings.rank_by))
+
+
+def _rank_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem]:
+    if settings.rank_by is not None and settings.rank_by not in names:
+        shown = ", ".join(map(repr, names))
+        remedy = f"Pass one of {shown}, or name it in scoring, too."
+        yield Problem("rank_by must name one of the scores", repr(settings.rank_by), remedy)
+    own = [item for _, item in scores.named_scores(settings.scoring, objectives.REGRESSION)]
+    if settings.task == objectives.CUSTOM and not all(map(scores.is_custom, own)):
+        rule = "task='custom' needs functions (targets, outputs) → float as scores"
+        yield Problem(rule, ", ".join(names), "Leave task out for scikit-learn's scores.")
+
+
+def _task_notes(
+    settings: Settings, found: Objective, targets: Array, names: Sequence[str]
+) -> Iterator[str]:
+    """Say the task and who ranks, where it is new to the reader: said, or of more than a label."""
+    if settings.task is None and targets.ndim < 3 and settings.rank_by is None:
+        return
+    task = settings.task or objectives.task_of(found.kind)
+    criterion = settings.known_criterion
+    by = "a criterion of your own" if criterion is None else criterion.name
+    yield (
+        f"task {task}: {by}, targets {targets.dtype} of shape {targets.shape[1:]}; ranked by "
+        f"{names[0]}" + (f", also scored by {', '.join(names[1:])}" if len(names) > 1 else "")
+    )
 
 
 def _digest(transform: Any) -> str:
@@ -155,6 +188,8 @@ def _digest(transform: Any) -> str:
 def _may_be_classes(settings: Settings, data: Prepared) -> bool:
     """Whether targets are classes as well as numbers, and no score says that they are numbers."""
     if settings.known_criterion is not None or data.labels.objective.kind != objectives.REGRESSION:
+        return False
+    if settings.task is not None:
         return False
     one = data.targets.ndim == 1 or (data.targets.ndim == 2 and data.targets.shape[1] == 1)
     if not one or not np.isin(data.targets, (0, 1)).all() or len(np.unique(data.targets)) < 2:

@@ -11,17 +11,20 @@ from torch import Tensor
 
 from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, Criterion
+from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, UNKNOWN, Criterion
 from asynckfold.jobs.objective import (
     BINARY,
+    CUSTOM,
     MASKS,
     MULTICLASS,
     MULTILABEL,
+    RECONSTRUCTION,
     REGRESSION,
     SEGMENTATION,
     Objective,
     natural_scale,
     ordinary,
+    task_of,
 )
 
 MOST_CLASSES = 1 << 20
@@ -82,14 +85,15 @@ def resolve_labels(
     wants_classes: bool | None = None,
     names: Sequence[str] = (),
     criterion: Criterion | None = None,
+    task: str | None = None,
 ) -> Labels:
     """Check labels and bring them into one form.
 
     Non-negative integers are class indices as they are, so pretrained heads, class weights and
     `ignore_index` keep their meaning. Strings and negative integers are numbered by sorted order.
     Numbers with a fraction are regression targets. `criterion` decides over `wants_classes`;
-    without both, the labels' type does. Raises `InputError` with all problems, each naming the
-    first bad index and value.
+    without both, `task` or the labels' type does. Raises `InputError` with all problems, each
+    naming the first bad index and value.
 
     >>> labels = resolve_labels(["dog", "cat", "dog"])
     >>> labels.targets.tolist(), labels.classes
@@ -98,6 +102,57 @@ def resolve_labels(
     [0, 3, 1]
     """
     array = label_array(values)
+    if task in (None, CUSTOM):
+        return _resolved(array, wants_classes, names, criterion)
+    found = _resolved_as(task, array, wants_classes, names, criterion)
+    refuse(_task_problems(task, found, array, criterion))
+    return found
+
+
+def _resolved_as(
+    task: str,
+    array: Array,
+    wants_classes: bool | None,
+    names: Sequence[str],
+    criterion: Criterion | None,
+) -> Labels:
+    """Resolve labels for a task that the user names, where criterion and type leave it open."""
+    asked = None if criterion is None else criterion.targets
+    if task == SEGMENTATION and array.ndim > 1 and asked != NUMBERS:
+        whole = array.dtype.kind in "biu" and asked != ODDS
+        return dense_labels(array, CLASSES if whole else ODDS, tuple(names), criterion)
+    if task in (REGRESSION, RECONSTRUCTION) and asked in (None, ODDS):
+        found = _regression(array, None)
+        scale = natural_scale(REGRESSION, criterion)
+        return replace(found, objective=Objective(REGRESSION, scale))
+    if task in (BINARY, MULTILABEL) and criterion is None and array.ndim > (task == MULTILABEL):
+        criterion = Criterion(f"task={task!r}", ODDS, UNKNOWN)
+    return _resolved(array, task == MULTICLASS or wants_classes, names, criterion)
+
+
+def _task_problems(
+    task: str, found: Labels, array: Array, criterion: Criterion | None
+) -> list[Problem]:
+    kind = task_of(found.objective.kind)
+    two = task == BINARY and kind == MULTICLASS and len(np.unique(found.targets)) <= 2
+    if task == kind or two or (task, kind) == (RECONSTRUCTION, REGRESSION):
+        return []
+    by = "no criterion of torch" if criterion is None else criterion.name
+    return [
+        Problem(
+            f"task={task!r} must be what criterion and targets say",
+            f"{by} and targets {array.dtype} of shape {array.shape}, which are {kind}",
+            f"Pass task={kind!r}, or another criterion or targets.",
+        )
+    ]
+
+
+def _resolved(
+    array: Array,
+    wants_classes: bool | None,
+    names: Sequence[str],
+    criterion: Criterion | None,
+) -> Labels:
     wanted = {True: CLASSES, False: NUMBERS, None: None}[wants_classes]
     wanted = wanted if criterion is None else criterion.targets
     if array.ndim > 2 and wanted != SIGNS and array.dtype.kind != "U":
@@ -201,9 +256,9 @@ def _pixel_classes(array: Array, names: tuple[str, ...], criterion: Criterion | 
 
 
 def _regression(array: Array, criterion: Criterion | None) -> Labels:
-    if array.dtype.kind == "U" or array.ndim not in (1, 2):
+    if array.dtype.kind == "U":
         raise InputError.one(
-            "regression targets must be numbers of shape (n,) or (n, m)",
+            "regression targets must be numbers",
             f"{_first(array)}, shape {array.shape}",
             "Use a class criterion such as CrossEntropyLoss, or pass targets=.",
         )

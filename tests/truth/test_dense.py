@@ -72,7 +72,12 @@ def swept(
         "threads_per_job": 1,
         **settings,
     }
-    given = {"epochs": EPOCHS, "eval_batch_size": BATCH, "memory_format": "contiguous", **(params or {})}
+    given = {
+        "epochs": EPOCHS,
+        "eval_batch_size": BATCH,
+        "memory_format": "contiguous",
+        **(params or {}),
+    }
     kfold = AsyncKFold(2, (pictures(), targets), root, criterion, BATCH, **words)
     return kfold({"net": make}, ["constant"], sgd, given)
 
@@ -146,10 +151,7 @@ def test_pixel_classes_have_the_bits_of_a_plain_loop_and_the_scores_of_numpy(
         per_batch = [
             metrics.jaccard_score(t[k], g[k], average="macro")
             for t, k, g in zip(
-                *(
-                    np.array_split(part, [5, 10])
-                    for part in (truth, known, outputs.argmax(1))
-                ),
+                *(np.array_split(part, [5, 10]) for part in (truth, known, outputs.argmax(1))),
                 strict=True,
             )
         ]
