@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from asynckfold.api.resources import Sharing
+from asynckfold.api.strata import strata_of
 from asynckfold.api.task import Asked, task_problems, with_task
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
@@ -58,8 +59,9 @@ class Settings(Sharing, JobTrainer, Asked):
         Number of times to divide the data, each with another shuffle. For a number of folds only.
     groups : array-like of shape (n_samples,), optional
         Group of each sample. Samples of one group are never on both sides of a fold.
-    stratify : bool
-        Keep the class proportions in each fold.
+    stratify : bool, array-like of shape (n_samples,), "quantile" or int
+        Keep the class proportions in each fold. Or those of the labels in an array; or of quantiles
+        of targets that are numbers, 10 or as many as given.
     targets : array-like of shape (n_samples,), optional
         Labels, where reading them from the data set is slow or wrong.
     random_state : int
@@ -71,10 +73,11 @@ class Settings(Sharing, JobTrainer, Asked):
         far, and at least 5 minutes. None waits for ever.
     scoring : str, callable, list or dict of these, optional
         Scores, of which the first ranks the candidates. Names of scikit-learn scorers, scorers, or
-        functions (labels, outputs) → float; greater is better. Default: accuracy for classes, with
-        ROC AUC where one output stands for two classes; accuracy of all labels and micro F1 for
-        several labels per sample; R² for numbers. Scorers receive the labels of the data, functions
-        the raw outputs, in the order of ``results.classes_``.
+        functions (labels, outputs) → float; greater is better. Or metrics of torchmetrics, negated
+        where less is better. Default: accuracy for classes, with ROC AUC where one output stands
+        for two classes; accuracy of all labels and micro F1 for several labels per sample; R² for
+        numbers; mean IoU, Dice and accuracy of pixels. Scorers receive the labels of the data,
+        functions the raw outputs, in the order of ``results.classes_``.
     keep_going : bool
         Train the other candidates if one breaks a rule, such as a model that cannot take the
         samples. The jobs of that candidate then fail without being started, with the broken rule as
@@ -174,7 +177,7 @@ class Settings(Sharing, JobTrainer, Asked):
     n_splits: int | None = argument(None, group="data", spelled="", has_own_check=True)
     n_repeats: int = argument(1, group="data", spelled="repeats", least=1)
     groups: Any = argument(None, group="data")
-    stratify: bool = argument(True, group="data", spelled="no-stratify")
+    stratify: Any = argument(True, group="data", spelled="no-stratify")
     targets: Any = argument(None, group="data")
     random_state: int = argument(
         0, group="training", spelled="seed", least=0, most=2**32 - 1, is_common=True
@@ -383,18 +386,21 @@ class Settings(Sharing, JobTrainer, Asked):
 
     def divided(self, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
         """Return the folds."""
-        strata = labels.strata
         given = (self.kfolds, self.cv, self.n_splits)
+        cv = next((value for value in given if value is not None), 5)
+        found = strata_of(self.stratify, labels, cv if isinstance(cv, int) else 2)
+        own = labels.targets if labels.strata is None else labels.strata
+        strata, names = (own, labels.classes) if found is None else found
         return make_folds(
             n_samples,
-            labels.targets if strata is None else strata,
-            next((value for value in given if value is not None), 5),
-            classification=strata is not None,
-            stratify=self.stratify,
+            strata,
+            cv,
+            classification=found is not None,
+            stratify=found is not None,
             n_repeats=self.n_repeats,
             groups=self.groups,
             random_state=self.random_state,
-            classes=labels.classes,
+            classes=names,
         )
 
 

@@ -25,6 +25,7 @@ from asynckfold.jobs.objective import (
 )
 from asynckfold.jobs.plan import Plan
 from asynckfold.results import scoring as scores
+from asynckfold.results.accumulated import accumulates
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
@@ -132,6 +133,7 @@ def with_objective(
     problems += _transform_problems(settings, found, output_samples)
     if not problems:
         problems += _trial_problems(settings, found, data, folds[0].valid, output_samples)
+        problems += _metric_problems(settings, found, data.targets[folds[0].train], output_samples)
     refuse(problems)
     names = ranked(settings, scores.resolve(settings.scoring, found))
     plan = replace(draft, scoring=names, classes=classes).with_objective(found)
@@ -286,6 +288,8 @@ def _trial_problems(
     outputs = _good_outputs(tried, targets, columns)
     pairs = scores.named_scores(settings.scoring, found.kind)
     for name, item in pairs:
+        if accumulates(item):
+            continue
         if scores.is_custom(item):
             yield from _own_problems(str(name), item, found, targets, outputs)
             continue
@@ -303,6 +307,28 @@ def _trial_problems(
                 "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
                 "'r2' for numbers.",
             )
+
+
+def _metric_problems(
+    settings: Settings,
+    found: Objective,
+    targets: Array,
+    output_samples: Mapping[str, OutputSample],
+) -> Iterator[Problem]:
+    """Try metrics on outputs that were seen: one that cannot be computed fails all jobs."""
+    for name, item in scores.named_scores(settings.scoring, found.kind):
+        for model, sample in output_samples.items() if accumulates(item) else ():
+            count = min(len(targets), len(sample.rows))
+            score = scores.resolve({name: item}, found.of(model), settings.transform)[str(name)]
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    score(targets[:count], sample.rows[:count])
+            except Exception as error:  # noqa: BLE001
+                # A metric may raise anything.
+                received = f"{name} of model {model}: {type(error).__name__}: {one_line(error)}"
+                remedy = "Give it the number of classes and the ignore_index of the criterion."
+                yield Problem("a metric must take these outputs and targets", received, remedy)
 
 
 def _tried_scale(found: Objective) -> str:

@@ -192,7 +192,7 @@ def groups_of(verb: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGrou
 
 
 def _reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
-    if item.types == (bool,):
+    if item.types == (bool,) or item.flag.startswith("no-"):
         return {"action": "store_false" if item.default is True else "store_true"}
     return {"type": _reader(item, problems), "metavar": _metavar(item)}
 

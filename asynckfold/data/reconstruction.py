@@ -29,6 +29,8 @@ def lacks_targets(dataset: Any) -> bool:
 
 def with_input_as_target(dataset: Any) -> Any:
     """Return a data set whose targets are its inputs."""
+    if isinstance(dataset, InputAsTarget):
+        return dataset
     tensors = getattr(dataset, "tensors", None)
     if isinstance(tensors, tuple):
         return tensors[0], tensors[0]

@@ -36,7 +36,7 @@ from asynckfold.jobs.objective import (
     predicted,
     probabilities,
 )
-from asynckfold.results import pixels
+from asynckfold.results import accumulated, pixels
 from asynckfold.results.direction import direction_problems
 
 Outputs = npt.NDArray[np.float32]
@@ -78,13 +78,16 @@ def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     if scoring is None:
         scoring = DEFAULTS[kind]
     if isinstance(scoring, Mapping):
-        return list(scoring.items())
+        return [
+            (accumulated.name_of(item, str(name)) if accumulated.accumulates(item) else name, item)
+            for name, item in scoring.items()
+        ]
     many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
     return [(_name_of(item), item) for item in (scoring if many else [scoring])]
 
 
 def is_custom(item: Any) -> bool:
-    """Whether a score is the user's own function of (labels, outputs)."""
+    """Whether a score is the user's own function of (labels, outputs), or metric."""
     return not isinstance(item, str) and not _is_scorer(item)
 
 
@@ -97,6 +100,8 @@ def is_from_sklearn(item: Any) -> bool:
 def _name_of(item: Any) -> str:
     if isinstance(item, str):
         return item
+    if accumulated.accumulates(item):
+        return accumulated.name_of(item)
     function = item._score_func if _is_scorer(item) else item
     return str(getattr(function, "__name__", "score"))
 
@@ -128,10 +133,18 @@ def _problems(pairs: Sequence[tuple[Any, Any]], kind: str) -> list[Problem]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    return [*problems, *direction_problems(pairs)]
+    metrics = [(name, item) for name, item in pairs if accumulated.accumulates(item)]
+    for name, item in metrics:
+        problems += accumulated.metric_problems(str(name), item)
+    others = [(name, item) for name, item in pairs if not accumulated.accumulates(item)]
+    return [*problems, *direction_problems(others)]
 
 
 def _score(item: Any, objective: Objective, transform: Transform | None) -> Score:
+    if accumulated.accumulates(item):
+        return lambda targets, outputs: accumulated.score_of(
+            item, objective, transform, targets, outputs
+        )
     if is_custom(item):
         if not objective.labels:
             own: Score = item

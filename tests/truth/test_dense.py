@@ -251,3 +251,25 @@ def test_the_ensemble_predicts_a_map_of_classes(tmp_path: Path) -> None:
     found = ensemble.predict(pictures()[:3])
     assert found.shape == (3, SIZE, SIZE)
     assert np.array_equal(found, ensemble.predict_proba(pictures()[:3]).argmax(1))
+
+
+def test_a_job_stopped_in_the_middle_ends_with_the_same_bits(tmp_path: Path) -> None:
+    targets = pixel_classes(pictures(), ignored=True)
+    criterion = nn.CrossEntropyLoss(ignore_index=IGNORED)
+    whole = swept(tmp_path / "whole", targets, criterion)
+    part = swept(tmp_path / "part", targets, criterion, job_timeout_s=1e-9)
+    assert part.counts["failed"] == 2
+    assert swept(tmp_path / "part", targets, criterion).fingerprint == whole.fingerprint
+
+
+def test_the_report_draws_no_pixels_as_samples(tmp_path: Path) -> None:
+    targets = pixel_classes(pictures(), ignored=True)
+    criterion = nn.CrossEntropyLoss(ignore_index=IGNORED)
+    results = swept(tmp_path / "run", targets, criterion, report=True)
+    page = (tmp_path / "run" / "report" / "index.html").read_text()
+    assert "a class for each pixel" in page
+    assert "mean_iou" in page
+    assert not list((tmp_path / "run" / "report").glob("*confusion*"))
+    assert results.classes_ is None
+    assert "mean_iou" in str(results.verdict)
+    assert "task segmentation: CrossEntropyLoss" in page

@@ -119,7 +119,8 @@ def check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundle
             f"shape {tuple(outputs.shape)} for {len(targets)} samples",
             "Keep the first dimension of the input.",
         )
-    if targets.ndim > 2 and _check_pixels(name, outputs, targets, bundle):
+    is_dense = targets.ndim > 2 or bundle.plan.objective_of(name).is_dense
+    if is_dense and _check_pixels(name, outputs, targets, bundle):
         return
     classes, criterion = len(bundle.plan.classes), criterion_of(bundle.recipe.criterion)
     if not classes or (bundle.plan.objective and bundle.plan.objective.kind == BINARY):
