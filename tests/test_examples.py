@@ -19,6 +19,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("dbn", ["DBN", "plain"]),
         ("fit", ["MLP"]),
         ("fold_models", ["MLP"]),
+        ("segmentation", ["narrow", "wide"]),
+        ("autoencoder", ["code of 2", "code of 8"]),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

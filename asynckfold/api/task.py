@@ -29,10 +29,10 @@ class Asked:
     Parameters
     ----------
     task : str, optional
-        What is asked of the models, where criterion, targets and outputs do not say it: "binary",
-        "multiclass", "multilabel", "regression", "segmentation" (a class for each pixel or step of
-        a sequence), "reconstruction" (the input is the target) or "custom" (functions in `scoring`
-        say it). A task that contradicts criterion or targets is refused.
+        What is asked of the models, where criterion, targets and outputs do not say it.
+        "segmentation" is a class for each pixel, or for each step of a sequence; "reconstruction"
+        takes the input as the target; "custom" needs functions in `scoring`. A task that
+        contradicts criterion or targets is refused.
     rank_by : str, optional
         Name of the score that ranks the candidates. Default: the first of `scoring`.
     """

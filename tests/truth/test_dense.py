@@ -14,7 +14,7 @@ from sklearn import metrics
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults
-from asynckfold.errors import InputError
+from asynckfold.errors import AllJobsFailedError, InputError
 from asynckfold.training import batches, seeding
 
 Array = npt.NDArray[Any]
@@ -257,16 +257,17 @@ def test_a_job_stopped_in_the_middle_ends_with_the_same_bits(tmp_path: Path) -> 
     targets = pixel_classes(pictures(), ignored=True)
     criterion = nn.CrossEntropyLoss(ignore_index=IGNORED)
     whole = swept(tmp_path / "whole", targets, criterion)
-    part = swept(tmp_path / "part", targets, criterion, job_timeout_s=1e-9)
-    assert part.counts["failed"] == 2
+    with pytest.raises(AllJobsFailedError, match="timed out"):
+        swept(tmp_path / "part", targets, criterion, job_timeout_s=1e-9)
+    assert list((tmp_path / "part").rglob("checkpoint-0000-*"))
     assert swept(tmp_path / "part", targets, criterion).fingerprint == whole.fingerprint
 
 
 def test_the_report_draws_no_pixels_as_samples(tmp_path: Path) -> None:
     targets = pixel_classes(pictures(), ignored=True)
     criterion = nn.CrossEntropyLoss(ignore_index=IGNORED)
-    results = swept(tmp_path / "run", targets, criterion, report=True)
-    page = (tmp_path / "run" / "report" / "index.html").read_text()
+    results = swept(tmp_path / "run", targets, criterion)
+    page = results.report().read_text()
     assert "a class for each pixel" in page
     assert "mean_iou" in page
     assert not list((tmp_path / "run" / "report").glob("*confusion*"))
