@@ -23,6 +23,8 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("own_loop", ["MLP"]),
         ("grid", ["Net/cosine/lr=0.01,width=64", "linear/cosine/lr=0.01"]),
         ("tabular", ["MLP"]),
+        ("segmentation", ["narrow", "wide"]),
+        ("autoencoder", ["code of 2", "code of 8"]),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

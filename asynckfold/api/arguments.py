@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from asynckfold.api.output_transform import of_arrays
 from asynckfold.api.own_training import OwnTraining
 from asynckfold.api.resources import Sharing
+from asynckfold.api.strata import strata_of
+from asynckfold.api.task import Asked, task_problems, with_task
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
@@ -30,7 +32,7 @@ def words_of(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(Sharing, OwnTraining, JobTrainer):
+class Settings(Sharing, OwnTraining, JobTrainer, Asked):
     """The arguments of `AsyncKFold`.
 
     Parameters
@@ -38,8 +40,9 @@ class Settings(Sharing, OwnTraining, JobTrainer):
     kfolds : int, scikit-learn splitter, or list of (train, valid) index pairs
         Number of folds. Or a splitter, or the folds themselves. ``cv`` and ``n_splits`` are aliases
         by keyword; pass None here to use them.
-    dataset : Dataset or (X, y)
-        Map-style torch data set of (input, target) pairs, or two arrays.
+    dataset : Dataset, (X, y), or X
+        Map-style torch data set of (input, target) pairs, or two arrays. Of one array alone the
+        input is the target, see `task`.
     root_dir : str or Path
         Folder of the run. The same call on the same folder continues the run. A call with other
         arguments, data or code is refused and names what changed. The command line names a new
@@ -56,8 +59,9 @@ class Settings(Sharing, OwnTraining, JobTrainer):
         Number of times to divide the data, each with another shuffle. For a number of folds only.
     groups : array-like of shape (n_samples,), optional
         Group of each sample. Samples of one group are never on both sides of a fold.
-    stratify : bool
-        Keep the class proportions in each fold.
+    stratify : bool, array-like of shape (n_samples,), "quantile" or int
+        Keep the class proportions in each fold. Or those of the labels in an array; or of quantiles
+        of targets that are numbers, 10 or as many as given.
     targets : array-like of shape (n_samples,), optional
         Labels, where reading them from the data set is slow or wrong.
     random_state : int
@@ -69,10 +73,11 @@ class Settings(Sharing, OwnTraining, JobTrainer):
         far, and at least 5 minutes. None waits for ever.
     scoring : str, callable, list or dict of these, optional
         Scores, of which the first ranks the candidates. Names of scikit-learn scorers, scorers, or
-        functions (labels, outputs) → float; greater is better. Default: accuracy for classes, with
-        ROC AUC where one output stands for two classes; accuracy of all labels and micro F1 for
-        several labels per sample; R² for numbers. Scorers receive the labels of the data, functions
-        the raw outputs, in the order of ``results.classes_``.
+        functions (labels, outputs) → float; greater is better. Or metrics of torchmetrics, negated
+        where less is better. Default: accuracy for classes, with ROC AUC where one output stands
+        for two classes; accuracy of all labels and micro F1 for several labels per sample; R² for
+        numbers; mean IoU, Dice and accuracy of pixels. Scorers receive the labels of the data,
+        functions the raw outputs, in the order of ``results.classes_``.
     keep_going : bool
         Train the other candidates if one breaks a rule, such as a model that cannot take the
         samples. The jobs of that candidate then fail without being started, with the broken rule as
@@ -174,7 +179,7 @@ class Settings(Sharing, OwnTraining, JobTrainer):
     n_splits: int | None = argument(None, group="data", spelled="", has_own_check=True)
     n_repeats: int = argument(1, group="data", spelled="repeats", least=1)
     groups: Any = argument(None, group="data")
-    stratify: bool = argument(True, group="data", spelled="no-stratify")
+    stratify: Any = argument(True, group="data", spelled="no-stratify")
     targets: Any = argument(None, group="data")
     random_state: int = argument(
         0, group="training", spelled="seed", least=0, most=2**32 - 1, is_common=True
@@ -240,6 +245,8 @@ class Settings(Sharing, OwnTraining, JobTrainer):
         object.__setattr__(self, "scoring", self.scoring_of_own(self.scoring))
         if not self.parallelize and self.engine == "process":
             object.__setattr__(self, "engine", "serial")
+        for name, value in with_task(vars(self)).items():
+            object.__setattr__(self, name, value)
 
     @property
     def root(self) -> Path:
@@ -299,6 +306,7 @@ class Settings(Sharing, OwnTraining, JobTrainer):
                 "Pass for instance torch.sigmoid.",
             )
         yield from self._plan_from_problems()
+        yield from task_problems(vars(self))
 
     @property
     def trains_here(self) -> bool:
@@ -381,18 +389,21 @@ class Settings(Sharing, OwnTraining, JobTrainer):
 
     def divided(self, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
         """Return the folds."""
-        strata = labels.strata
         given = (self.kfolds, self.cv, self.n_splits)
+        cv = next((value for value in given if value is not None), 5)
+        found = strata_of(self.stratify, labels, cv if isinstance(cv, int) else 2)
+        own = labels.targets if labels.strata is None else labels.strata
+        strata, names = (own, labels.classes) if found is None else found
         return make_folds(
             n_samples,
-            labels.targets if strata is None else strata,
-            next((value for value in given if value is not None), 5),
-            classification=strata is not None,
-            stratify=self.stratify,
+            strata,
+            cv,
+            classification=found is not None,
+            stratify=found is not None,
             n_repeats=self.n_repeats,
             groups=self.groups,
             random_state=self.random_state,
-            classes=labels.classes,
+            classes=names,
         )
 
 

@@ -131,6 +131,7 @@ def prepared(
         eval_transform=given.eval_transform,
         targets=by_position(settings.targets, "targets"),
         criterion=settings.known_criterion,
+        task=settings.task,
         memory_budget=machine.free_memory({}) // 2,
         folder=settings.root if settings.root.is_dir() else None,
         random_samples=settings.random_samples,

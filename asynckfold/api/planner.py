@@ -275,7 +275,7 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
         settings.random_state,
         # Kept open until the models are known: then on cores, as in the dry run.
         "cuda" if settings.kinds(machine, call.params) == ("cuda",) else "cpu",
-        tuple(resolve(settings.scoring, data.labels.objective)),
+        score_checks.ranked(settings, resolve(settings.scoring, data.labels.objective)),
         data.fingerprint,
         folds_fingerprint(folds),
         data.classes,

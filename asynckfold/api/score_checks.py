@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +25,7 @@ from asynckfold.jobs.objective import (
 )
 from asynckfold.jobs.plan import Plan
 from asynckfold.results import scoring as scores
+from asynckfold.results.accumulated import accumulates
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
@@ -58,13 +59,18 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
     InputError
         There is no such score, or it cannot be computed.
     """
-    scores.resolve(settings.scoring, data.labels.objective)
+    names = list(scores.resolve(settings.scoring, data.labels.objective))
+    refuse(_rank_problems(settings, names))
     given = data.labels.objective
-    known = given.kind in (objectives.BINARY, objectives.MULTILABEL) or (
-        not _may_be_classes(settings, data)
-        if given.kind == objectives.REGRESSION
-        else not data.labels.may_be_numbered
-        and (settings.known_criterion is not None or len(data.classes) > 2)
+    known = (
+        given.kind in (objectives.BINARY, objectives.MULTILABEL)
+        or given.is_dense
+        or (
+            not _may_be_classes(settings, data)
+            if given.kind == objectives.REGRESSION
+            else not data.labels.may_be_numbered
+            and (settings.known_criterion is not None or len(data.classes) > 2)
+        )
     )
     if not known:
         return
@@ -127,13 +133,46 @@ def with_objective(
     problems += _transform_problems(settings, found, output_samples)
     if not problems:
         problems += _trial_problems(settings, found, data, folds[0].valid, output_samples)
+        problems += _metric_problems(settings, found, data.targets[folds[0].train], output_samples)
     refuse(problems)
-    names = tuple(scores.resolve(settings.scoring, found))
+    names = ranked(settings, scores.resolve(settings.scoring, found))
     plan = replace(draft, scoring=names, classes=classes).with_objective(found)
     assumed = scores.score_notes(
         settings.scoring, found, known, settings.known_criterion is not None
     )
-    return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, found))))
+    said = _task_notes(settings, found, data.targets, names)
+    return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, found), *said)))
+
+
+def ranked(settings: Settings, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of scores, the one that ranks first."""
+    return tuple(sorted(names, key=lambda name: name != settings.rank_by))
+
+
+def _rank_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem]:
+    if settings.rank_by is not None and settings.rank_by not in names:
+        shown = ", ".join(map(repr, names))
+        remedy = f"Pass one of {shown}, or name it in scoring, too."
+        yield Problem("rank_by must name one of the scores", repr(settings.rank_by), remedy)
+    own = [item for _, item in scores.named_scores(settings.scoring, objectives.REGRESSION)]
+    if settings.task == objectives.CUSTOM and not all(map(scores.is_custom, own)):
+        rule = "task='custom' needs functions (targets, outputs) → float as scores"
+        yield Problem(rule, ", ".join(names), "Leave task out for scikit-learn's scores.")
+
+
+def _task_notes(
+    settings: Settings, found: Objective, targets: Array, names: Sequence[str]
+) -> Iterator[str]:
+    """Say the task and who ranks, where it is new to the reader: said, or of more than a label."""
+    if settings.task is None and targets.ndim < 3 and settings.rank_by is None:
+        return
+    task = settings.task or objectives.task_of(found.kind)
+    criterion = settings.known_criterion
+    by = "a criterion of your own" if criterion is None else criterion.name
+    yield (
+        f"task {task}: {by}, targets {targets.dtype} of shape {targets.shape[1:]}; ranked by "
+        f"{names[0]}" + (f", also scored by {', '.join(names[1:])}" if len(names) > 1 else "")
+    )
 
 
 def _digest(transform: Any) -> str:
@@ -152,7 +191,9 @@ def _may_be_classes(settings: Settings, data: Prepared) -> bool:
     """Whether targets are classes as well as numbers, and no score says that they are numbers."""
     if settings.known_criterion is not None or data.labels.objective.kind != objectives.REGRESSION:
         return False
-    one = data.targets.ndim == 1 or data.targets.shape[1] == 1
+    if settings.task is not None:
+        return False
+    one = data.targets.ndim == 1 or (data.targets.ndim == 2 and data.targets.shape[1] == 1)
     if not one or not np.isin(data.targets, (0, 1)).all() or len(np.unique(data.targets)) < 2:
         return False
     if settings.scoring is None:
@@ -237,6 +278,8 @@ def _trial_problems(
 ) -> Iterator[Problem]:
     """Try scikit-learn's scores on good outputs: one that cannot be computed fails all jobs."""
     targets = data.targets[valid]
+    if found.is_dense:
+        return
     # Of the user's own transform only its results are known.
     tried = replace(found, scale=_tried_scale(found), apart=(), transform="")
     columns = max([len(data.classes), *(sample.columns for sample in output_samples.values())])
@@ -245,6 +288,8 @@ def _trial_problems(
     outputs = _good_outputs(tried, targets, columns)
     pairs = scores.named_scores(settings.scoring, found.kind)
     for name, item in pairs:
+        if accumulates(item):
+            continue
         if scores.is_custom(item):
             yield from _own_problems(str(name), item, found, targets, outputs)
             continue
@@ -262,6 +307,28 @@ def _trial_problems(
                 "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
                 "'r2' for numbers.",
             )
+
+
+def _metric_problems(
+    settings: Settings,
+    found: Objective,
+    targets: Array,
+    output_samples: Mapping[str, OutputSample],
+) -> Iterator[Problem]:
+    """Try metrics on outputs that were seen: one that cannot be computed fails all jobs."""
+    for name, item in scores.named_scores(settings.scoring, found.kind):
+        for model, sample in output_samples.items() if accumulates(item) else ():
+            count = min(len(targets), len(sample.rows))
+            score = scores.resolve({name: item}, found.of(model), settings.transform)[str(name)]
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    score(targets[:count], sample.rows[:count])
+            except Exception as error:  # noqa: BLE001
+                # A metric may raise anything.
+                received = f"{name} of model {model}: {type(error).__name__}: {one_line(error)}"
+                remedy = "Give it the number of classes and the ignore_index of the criterion."
+                yield Problem("a metric must take these outputs and targets", received, remedy)
 
 
 def _tried_scale(found: Objective) -> str:

@@ -131,7 +131,8 @@ def _not_a_pair(index: int, found: Any) -> Problem:
     return Problem(
         "each sample of the dataset must be a pair (x, y)",
         f"{type(found).__name__}{size} at index {index}",
-        "Wrap the dataset so that it returns (x, y), or pass a tuple (X, y) of arrays.",
+        "Wrap the dataset so that it returns (x, y), pass a tuple (X, y) of arrays, or "
+        "task='reconstruction' if the input is the target.",
     )
 
 

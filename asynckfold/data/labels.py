@@ -11,15 +11,20 @@ from torch import Tensor
 
 from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, Criterion
+from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, UNKNOWN, Criterion
 from asynckfold.jobs.objective import (
     BINARY,
+    CUSTOM,
+    MASKS,
     MULTICLASS,
     MULTILABEL,
+    RECONSTRUCTION,
     REGRESSION,
+    SEGMENTATION,
     Objective,
     natural_scale,
     ordinary,
+    task_of,
 )
 
 MOST_CLASSES = 1 << 20
@@ -30,7 +35,7 @@ MOST_CLASSES = 1 << 20
 class Labels:
     """Targets as jobs use them."""
 
-    # int64 class indices (n,), or float32 (n,) or (n, m): regression targets or binary codes
+    # int64 class indices (n, ...), or float32 (n, ...): regression targets or binary codes
     targets: Array
     # names by index up to the greatest possible; empty for numbers and multilabel
     classes: tuple[str, ...]
@@ -48,12 +53,14 @@ class Labels:
     @property
     def highest(self) -> int:
         """The greatest class index; -1 for numbers."""
+        if self.objective.kind == SEGMENTATION:
+            return len(self.classes) - 1
         return int(self.targets.max()) if self.classification else -1
 
     @property
     def may_be_numbered(self) -> bool:
         """Whether class indices have gaps, so that renumbering would need fewer outputs."""
-        if not self.classification or self.objective.labels:
+        if not self.classification or self.objective.labels or self.objective.is_dense:
             return False
         return len(np.unique(self.targets)) <= self.highest
 
@@ -78,14 +85,15 @@ def resolve_labels(
     wants_classes: bool | None = None,
     names: Sequence[str] = (),
     criterion: Criterion | None = None,
+    task: str | None = None,
 ) -> Labels:
     """Check labels and bring them into one form.
 
     Non-negative integers are class indices as they are, so pretrained heads, class weights and
     `ignore_index` keep their meaning. Strings and negative integers are numbered by sorted order.
     Numbers with a fraction are regression targets. `criterion` decides over `wants_classes`;
-    without both, the labels' type does. Raises `InputError` with all problems, each naming the
-    first bad index and value.
+    without both, `task` or the labels' type does. Raises `InputError` with all problems, each
+    naming the first bad index and value.
 
     >>> labels = resolve_labels(["dog", "cat", "dog"])
     >>> labels.targets.tolist(), labels.classes
@@ -94,8 +102,61 @@ def resolve_labels(
     [0, 3, 1]
     """
     array = label_array(values)
+    if task in (None, CUSTOM):
+        return _resolved(array, wants_classes, names, criterion)
+    found = _resolved_as(task, array, wants_classes, names, criterion)
+    refuse(_task_problems(task, found, array, criterion))
+    return found
+
+
+def _resolved_as(
+    task: str,
+    array: Array,
+    wants_classes: bool | None,
+    names: Sequence[str],
+    criterion: Criterion | None,
+) -> Labels:
+    """Resolve labels for a task that the user names, where criterion and type leave it open."""
+    asked = None if criterion is None else criterion.targets
+    if task == SEGMENTATION and array.ndim > 1 and asked != NUMBERS:
+        whole = array.dtype.kind in "biu" and asked != ODDS
+        return dense_labels(array, CLASSES if whole else ODDS, tuple(names), criterion)
+    if task in (REGRESSION, RECONSTRUCTION) and asked in (None, ODDS):
+        found = _regression(array, None)
+        scale = natural_scale(REGRESSION, criterion)
+        return replace(found, objective=Objective(REGRESSION, scale))
+    if task in (BINARY, MULTILABEL) and criterion is None and array.ndim > (task == MULTILABEL):
+        criterion = Criterion(f"task={task!r}", ODDS, UNKNOWN)
+    return _resolved(array, task == MULTICLASS or wants_classes, names, criterion)
+
+
+def _task_problems(
+    task: str, found: Labels, array: Array, criterion: Criterion | None
+) -> list[Problem]:
+    kind = task_of(found.objective.kind)
+    two = task == BINARY and kind == MULTICLASS and len(np.unique(found.targets)) <= 2
+    if task == kind or two or (task, kind) == (RECONSTRUCTION, REGRESSION):
+        return []
+    by = "no criterion of torch" if criterion is None else criterion.name
+    return [
+        Problem(
+            f"task={task!r} must be what criterion and targets say",
+            f"{by} and targets {array.dtype} of shape {array.shape}, which are {kind}",
+            f"Pass task={kind!r}, or another criterion or targets.",
+        )
+    ]
+
+
+def _resolved(
+    array: Array,
+    wants_classes: bool | None,
+    names: Sequence[str],
+    criterion: Criterion | None,
+) -> Labels:
     wanted = {True: CLASSES, False: NUMBERS, None: None}[wants_classes]
     wanted = wanted if criterion is None else criterion.targets
+    if array.ndim > 2 and wanted != SIGNS and array.dtype.kind != "U":
+        return dense_labels(array, wanted, tuple(names), criterion)
     if wanted in (ODDS, SIGNS):
         assert criterion is not None
         return _two_valued(array, criterion, tuple(names))
@@ -137,10 +198,67 @@ def _stacked(values: Any) -> Array:
     return np.empty(len(items), object) if ragged else np.array(items)
 
 
-def _regression(array: Array, criterion: Criterion | None) -> Labels:
-    if array.dtype.kind == "U" or array.ndim not in (1, 2):
+# A class or number for each pixel
+
+
+def dense_labels(
+    array: Array, wanted: str | None, names: tuple[str, ...], criterion: Criterion | None
+) -> Labels:
+    """Return targets (n, ...) with a class, 0 or 1, or a number for each pixel."""
+    if wanted is None:
+        wanted = CLASSES if array.dtype.kind in "biu" else NUMBERS
+    if wanted == CLASSES:
+        return _pixel_classes(array, names, criterion)
+    _refuse_not_finite(array, "targets of pixels must be finite")
+    if wanted == NUMBERS:
+        return Labels(
+            _floats(array),
+            (),
+            False,
+            objective=Objective(REGRESSION, natural_scale(REGRESSION, criterion)),
+        )
+    scale = natural_scale(MASKS, criterion)
+    if np.isin(array, (0, 1)).all():
+        return Labels(_floats(array), (), False, objective=Objective(MASKS, scale))
+    low, high = array.min(), array.max()
+    if array.dtype.kind != "f" or low < 0 or high > 1:
         raise InputError.one(
-            "regression targets must be numbers of shape (n,) or (n, m)",
+            "masks must hold 0 and 1",
+            f"{array.dtype} from {low} to {high}",
+            "Divide a mask of 0 and 255 by 255; use CrossEntropyLoss for several classes.",
+        )
+    # Probabilities themselves: numbers, of outputs on the same scale.
+    return Labels(_floats(array), (), False, objective=Objective(REGRESSION, scale))
+
+
+def _pixel_classes(array: Array, names: tuple[str, ...], criterion: Criterion | None) -> Labels:
+    if array.dtype.kind == "f":
+        refuse(_float_problems(array.reshape(-1)))
+    ignored = -100 if criterion is None else criterion.ignore_index
+    targets = array.astype(np.int64)
+    found = np.unique(targets[targets != ignored])
+    if not found.size or found[0] < 0 or found[-1] >= MOST_CLASSES:
+        shown = f"{found[0]} to {found[-1]}" if found.size else f"only {ignored}, which is ignored"
+        raise InputError.one(
+            "the class of a pixel must be an index from 0",
+            shown,
+            "Number the classes from 0, and pass ignore_index= to the criterion for pixels without "
+            "a class.",
+        )
+    highest = int(found[-1])
+    classes = names if highest < len(names) else tuple(map(str, range(highest + 1)))
+    objective = Objective(
+        SEGMENTATION, natural_scale(SEGMENTATION, criterion), ignore_index=ignored
+    )
+    share = float(np.mean(targets == ignored))
+    notes = (f"{share:.1%} of the pixels are {ignored} and not scored",) if share else ()
+    return Labels(targets, classes, True, notes, objective, ignored)
+
+
+def _regression(array: Array, criterion: Criterion | None) -> Labels:
+    if array.dtype.kind == "U":
+        raise InputError.one(
+            "regression targets must be numbers",
             f"{_first(array)}, shape {array.shape}",
             "Use a class criterion such as CrossEntropyLoss, or pass targets=.",
         )

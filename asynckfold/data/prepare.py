@@ -109,6 +109,7 @@ def prepare(
     targets: Any = None,
     criterion_wants_classes: bool | None = None,
     criterion: Criterion | None = None,
+    task: str | None = None,
     random_samples: bool = False,
     memory_budget: int | None = None,
     folder: Path | None = None,
@@ -130,6 +131,8 @@ def prepare(
         Whether the criterion needs class indices; None: by the labels' type.
     criterion : Criterion or None
         What the criterion asks for; it stands above `criterion_wants_classes`.
+    task : str, optional
+        What the user says that is asked of the models.
     random_samples : bool
         Whether another read of a sample may give another pair, though this does not show.
     memory_budget : int, optional
@@ -147,7 +150,7 @@ def prepare(
     check = SampleCheck(dataset, train_transform, eval_transform, random_samples)
     source = open_source(dataset)
     given = _given_labels(source, targets)
-    wanted = criterion_wants_classes, source.names, criterion
+    wanted = criterion_wants_classes, source.names, criterion, task
     known, where = _resolved(given, *wanted), (memory_budget, folder)
     if readers is None or not runs_user_code(check):
         return _prepared(check, Here(), known, wanted, where)
@@ -159,8 +162,8 @@ def prepare(
     return replace(again, notes=(*again.notes, _ELSEWHERE))
 
 
-_Wanted = tuple[bool | None, tuple[str, ...], Criterion | None]
-"""Whether the criterion wants classes, the names of the classes, and the criterion."""
+_Wanted = tuple[bool | None, tuple[str, ...], Criterion | None, str | None]
+"""Whether the criterion wants classes, the names of the classes, the criterion, and the task."""
 
 
 def _prepared(
@@ -232,13 +235,17 @@ def _given_labels(source: Opened, targets: Any) -> Any:
 
 
 def _resolved(
-    values: Any, wants_classes: bool | None, names: tuple[str, ...], criterion: Criterion | None
+    values: Any,
+    wants_classes: bool | None,
+    names: tuple[str, ...],
+    criterion: Criterion | None,
+    task: str | None,
 ) -> tuple[Labels | None, tuple[Problem, ...]]:
     """Resolve labels if they are known already; return problems instead of raising."""
     if values is None:
         return None, ()
     try:
-        return resolve_labels(values, wants_classes, names, criterion), ()
+        return resolve_labels(values, wants_classes, names, criterion, task), ()
     except InputError as error:
         return None, error.problems
 

@@ -43,18 +43,30 @@ MULTICLASS, BINARY, MULTILABEL, REGRESSION = "multiclass", "binary", "multilabel
 """A column for each class; one output for two classes; a column for each of several labels that a
 sample may have at once; numbers."""
 
+SEGMENTATION, MASKS = "segmentation", "masks"
+"""A class for each pixel, outputs (n, classes, ...); 0 or 1 for each pixel, one output for each."""
+
+RECONSTRUCTION, CUSTOM = "reconstruction", "custom"
+"""Further tasks: numbers that are the inputs; whatever the user's own scores take."""
+
+
+def task_of(kind: str) -> str:
+    """Return the task that a kind of targets is found to be."""
+    return SEGMENTATION if kind == MASKS else kind
+
 
 @dataclass(frozen=True)
 class Objective:
     """What is asked of a model."""
 
-    kind: str  # multiclass, binary, multilabel, or regression
+    kind: str  # multiclass, binary, multilabel, regression, segmentation, or masks
     scale: str  # of outputs, see `criteria`
     labels: tuple[Any, ...] = ()  # original labels by code; empty: they are the codes
     signs: bool = False  # binary codes are -1 and 1
     pos_label: Any = None  # for scores such as f1; None: scikit-learn's rule, 1
     transform: str = ""  # digest of the user's `output_transform`
     apart: tuple[tuple[str, str], ...] = ()  # (model, scale) of models with another scale
+    ignore_index: int | None = None  # pixels of this class are not scored
 
     def of(self, model: str) -> Objective:
         """Return the objective of one model."""
@@ -69,11 +81,16 @@ class Objective:
         """Whether each sample has one class."""
         return self.kind in (MULTICLASS, BINARY)
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether each pixel of a sample has a class."""
+        return self.kind in (SEGMENTATION, MASKS)
+
     def codes(self, targets: Array) -> npt.NDArray[np.int64]:
-        """Return targets as class indices (n,), or rows of 0 and 1 (n, n_labels)."""
+        """Return targets as class indices (n, ...), or rows of 0 and 1 (n, n_labels)."""
         import numpy as np
 
-        if self.kind == MULTICLASS:
+        if self.kind in (MULTICLASS, SEGMENTATION):
             return np.asarray(targets, np.int64)
         found = (np.asarray(targets) > (0 if self.signs else 0.5)).astype(np.int64)
         return found.reshape(len(found)) if self.kind == BINARY else found
@@ -107,7 +124,7 @@ def ordinary(is_classes: bool) -> Objective:
 
 
 def predicted(objective: Objective, outputs: Array, transform: Transform | None = None) -> Array:
-    """Return predictions: class indices (n,), rows of 0 and 1, or numbers.
+    """Return predictions: class indices (n, ...), rows of 0 and 1, or numbers.
 
     Raises ValueError where that takes an `output_transform`.
     """
@@ -116,13 +133,13 @@ def predicted(objective: Objective, outputs: Array, transform: Transform | None 
     kind, scale = objective.kind, objective.scale
     if kind == REGRESSION:
         return _numbers(objective, outputs, transform)
-    if kind == MULTICLASS and scale != TRANSFORMED:
+    if kind in (MULTICLASS, SEGMENTATION) and scale != TRANSFORMED:
         return np.asarray(outputs.argmax(axis=1), np.int64)
     if scale == LOGITS:
         positive = outputs > 0
         return (positive.reshape(len(positive)) if kind == BINARY else positive).astype(np.int64)
     found = probabilities(objective, outputs, transform)
-    if kind == MULTILABEL:
+    if kind in (MULTILABEL, MASKS):
         return (found > 0.5).astype(np.int64)
     return np.asarray(found.argmax(axis=1), np.int64)
 
@@ -132,18 +149,22 @@ def probabilities(
 ) -> npt.NDArray[np.float64]:
     """Return float64 probabilities, (n, n_classes) or (n, n_labels), of outputs (..., n, columns).
 
+    Of each pixel they have the shape of the outputs.
     Raises ValueError where outputs are margins, or `output_transform` gives no probabilities.
     """
     import numpy as np
     from scipy.special import expit, softmax
 
     kind, scale = objective.kind, objective.scale
+    if scale == TRANSFORMED and transform is not None and objective.is_dense:
+        return transform(outputs).astype(np.float64)
     if scale == TRANSFORMED and transform is not None:
         found = _of_two(transform(outputs).astype(np.float64), kind)
         return _checked(found, len(outputs), kind)
     exact = np.asarray(outputs, np.float64)
     if scale == LOGITS:
-        exact = softmax(exact, axis=-1) if kind == MULTICLASS else expit(exact)
+        axis = {MULTICLASS: -1, SEGMENTATION: 1}.get(kind)
+        exact = expit(exact) if axis is None else softmax(exact, axis=axis)
     elif scale == LOG_PROBABILITIES:
         exact = np.exp(exact)
     elif scale != PROBABILITIES:
@@ -247,6 +268,9 @@ def scale_of(kind: str, criterion: Criterion | None, sample: OutputSample) -> st
     given = natural_scale(kind, criterion)
     if kind == REGRESSION:
         return PROBABILITIES if given == LOGITS and sample.last == "Sigmoid" else given
+    if kind == SEGMENTATION:
+        shares = {"Softmax": PROBABILITIES, "LogSoftmax": LOG_PROBABILITIES}
+        return given if given != LOGITS else shares.get(sample.last, given)
     if kind == MULTICLASS:
         if sample.is_distribution:
             return PROBABILITIES
@@ -256,7 +280,7 @@ def scale_of(kind: str, criterion: Criterion | None, sample: OutputSample) -> st
     if (
         given in (LOGITS, UNKNOWN)
         and sample.is_share
-        and (kind == MULTILABEL or sample.columns == 1)
+        and (kind in (MULTILABEL, MASKS) or sample.columns == 1)
     ):
         return PROBABILITIES
     return given
@@ -266,7 +290,7 @@ def natural_scale(kind: str, criterion: Criterion | None) -> str:
     """Return the scale that a criterion expects."""
     if criterion is not None:
         return criterion.outputs
-    return {MULTICLASS: LOGITS, REGRESSION: VALUES}.get(kind, UNKNOWN)
+    return {MULTICLASS: LOGITS, SEGMENTATION: LOGITS, REGRESSION: VALUES}.get(kind, UNKNOWN)
 
 
 def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -> str:
@@ -275,7 +299,7 @@ def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -
         return ""
     name, wanted = criterion.name, natural_scale(kind, criterion)
     if wanted == LOGITS:
-        last = "softmax" if kind == MULTICLASS else "sigmoid"
+        last = "softmax" if kind in (MULTICLASS, SEGMENTATION) else "sigmoid"
         return (
             f"model {model} ends in a {last} or the like, and {name} applies another one to its "
             f"outputs; its outputs are scored as probabilities. Remove the model's last layer"

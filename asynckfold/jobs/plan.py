@@ -238,6 +238,8 @@ class Plan:
             if not found[name]:
                 # Runs that were begun before there was a choice keep their fingerprint.
                 del found[name]
+        if found.get("objective") and found["objective"]["ignore_index"] is None:
+            del found["objective"]["ignore_index"]
         return json.dumps(found, sort_keys=True, separators=(",", ":"))
 
     @classmethod

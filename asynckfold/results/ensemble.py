@@ -13,6 +13,7 @@ import numpy.typing as npt
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.criteria import MARGINS, UNKNOWN
 from asynckfold.jobs.objective import (
+    MASKS,
     MULTILABEL,
     REGRESSION,
     Objective,
@@ -213,7 +214,8 @@ class FoldEnsemble:
         -------
         ndarray
             Labels of shape (n,), as in ``results.classes_``; rows of 0 and 1 with several labels
-            per sample; or mean predictions, of shape (n,) if there is one per sample.
+            per sample; the class of each pixel, (n, height, width); or mean predictions, of shape
+            (n,) if there is one per sample.
         """
         objective = self.objective
         if objective.kind == REGRESSION:
@@ -227,7 +229,7 @@ class FoldEnsemble:
             found = predicted(objective, self.outputs(inputs), self._transform)
             return objective.labels_of(found, found.max(initial=1) + 1)
         shares = self.predict_proba(inputs)
-        if objective.kind == MULTILABEL:
+        if objective.kind in (MASKS, MULTILABEL):
             return (shares > 0.5).astype(np.int64)
         return objective.labels_of(np.asarray(shares.argmax(axis=1), np.int64), shares.shape[1])
 

@@ -16,17 +16,27 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.jobs.criteria import LOG_PROBABILITIES, LOGITS, MARGINS, PROBABILITIES, UNKNOWN
+from asynckfold.jobs.criteria import (
+    LOG_PROBABILITIES,
+    LOGITS,
+    MARGINS,
+    PROBABILITIES,
+    UNKNOWN,
+    VALUES,
+)
 from asynckfold.jobs.objective import (
     BINARY,
+    MASKS,
     MULTICLASS,
     MULTILABEL,
     REGRESSION,
+    SEGMENTATION,
     Objective,
     Transform,
     predicted,
     probabilities,
 )
+from asynckfold.results import accumulated, pixels
 from asynckfold.results.direction import direction_problems
 
 Outputs = npt.NDArray[np.float32]
@@ -37,6 +47,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     BINARY: ("accuracy", "roc_auc"),
     MULTILABEL: ("accuracy", "f1_micro"),
     REGRESSION: ("r2",),
+    **{kind: tuple(names) for kind, names in pixels.SCORES.items()},
 }
 """Scores if the user names none; the first ranks. As in scikit-learn, a multilabel sample counts as
 accurate if all of its labels are."""
@@ -58,7 +69,7 @@ def resolve(
     0.5
     """
     pairs = named_scores(scoring, objective.kind)
-    refuse(_problems(pairs))
+    refuse(_problems(pairs, objective.kind))
     return {str(name): _score(item, objective, transform) for name, item in pairs}
 
 
@@ -67,13 +78,16 @@ def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     if scoring is None:
         scoring = DEFAULTS[kind]
     if isinstance(scoring, Mapping):
-        return list(scoring.items())
+        return [
+            (accumulated.name_of(item, str(name)) if accumulated.accumulates(item) else name, item)
+            for name, item in scoring.items()
+        ]
     many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
     return [(_name_of(item), item) for item in (scoring if many else [scoring])]
 
 
 def is_custom(item: Any) -> bool:
-    """Whether a score is the user's own function of (labels, outputs)."""
+    """Whether a score is the user's own function of (labels, outputs), or metric."""
     return not isinstance(item, str) and not _is_scorer(item)
 
 
@@ -86,6 +100,8 @@ def is_from_sklearn(item: Any) -> bool:
 def _name_of(item: Any) -> str:
     if isinstance(item, str):
         return item
+    if accumulated.accumulates(item):
+        return accumulated.name_of(item)
     function = item._score_func if _is_scorer(item) else item
     return str(getattr(function, "__name__", "score"))
 
@@ -95,10 +111,10 @@ def _is_scorer(item: Any) -> bool:
     return callable(item) and hasattr(item, "_score_func") and hasattr(item, "_sign")
 
 
-def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
+def _problems(pairs: Sequence[tuple[Any, Any]], kind: str) -> list[Problem]:
     from sklearn.metrics import get_scorer_names
 
-    valid = get_scorer_names()
+    valid = [*pixels.SCORES.get(kind, ()), *get_scorer_names()]
     problems = []
     for _, item in pairs:
         if isinstance(item, str) and item not in valid:
@@ -117,10 +133,18 @@ def _problems(pairs: Sequence[tuple[Any, Any]]) -> list[Problem]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    return [*problems, *direction_problems(pairs)]
+    metrics = [(name, item) for name, item in pairs if accumulated.accumulates(item)]
+    for name, item in metrics:
+        problems += accumulated.metric_problems(str(name), item)
+    others = [(name, item) for name, item in pairs if not accumulated.accumulates(item)]
+    return [*problems, *direction_problems(others)]
 
 
 def _score(item: Any, objective: Objective, transform: Transform | None) -> Score:
+    if accumulated.accumulates(item):
+        return lambda targets, outputs: accumulated.score_of(
+            item, objective, transform, targets, outputs
+        )
     if is_custom(item):
         if not objective.labels:
             own: Score = item
@@ -128,13 +152,26 @@ def _score(item: Any, objective: Objective, transform: Transform | None) -> Scor
         return lambda targets, outputs: item(objective.originals(targets), outputs)
     if item == "accuracy" and objective.kind == MULTICLASS and transform is None:
         return _accuracy
+    if objective.is_dense:
+        return lambda targets, outputs: pixels.score_of_counts(
+            item, objective.kind, pixels.count_pixels(objective, targets, outputs, transform)
+        )
     scorer = _scorer_for(item, objective)
 
     def score(targets: npt.NDArray[Any], outputs: Outputs) -> float:
+        if targets.ndim > 2:
+            return of_all_numbers(targets, outputs)
         estimator = _estimators()[objective.kind != REGRESSION](objective, outputs, transform)
         truth = _truth(objective, targets, estimator)
         scorer_of_all = _with_labels(scorer, estimator, truth)
         return float(scorer_of_all(estimator, np.arange(len(targets)), truth))
+
+    def of_all_numbers(targets: npt.NDArray[Any], outputs: Outputs) -> float:
+        found = predicted(objective, outputs, transform)
+        if found.shape != targets.shape:
+            raise ValueError(f"predictions of shape {found.shape} for targets {targets.shape}")
+        flat = _estimators()[0](Objective(REGRESSION, VALUES), found.reshape(-1))
+        return float(scorer(flat, np.arange(targets.size), targets.reshape(-1)))
 
     return score
 
@@ -297,6 +334,9 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
             "Pass output_transform= with a function from outputs to probabilities, such as "
             "torch.sigmoid; or scoring= with a function (labels, outputs) → float.",
         )
+    if objective.is_dense:
+        yield from pixels.pixel_problems(pairs, objective)
+        return
     margins = [model for model, found in objectives.items() if found.scale == MARGINS]
     for name, item in pairs if margins else []:
         if _needs_probabilities(item):
@@ -354,5 +394,7 @@ def score_notes(
         BINARY: f"one output for two classes ({shown})",
         MULTILABEL: f"several labels of a sample ({shown})",
         REGRESSION: f"numbers ({shown})",
+        SEGMENTATION: "the class with the greatest output, over all pixels of a fold",
+        MASKS: f"one output for each pixel ({shown}), over all pixels of a fold",
     }[objective.kind]
     yield f"scored by {names} of {what}"

@@ -18,7 +18,7 @@ from torch import nn
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Indices
-from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective
+from asynckfold.jobs.objective import MASKS, MULTICLASS, REGRESSION, SEGMENTATION, Objective
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.precision import outputs_of
 
@@ -38,18 +38,23 @@ def loss_and_accuracy(
 def right(
     objective: Objective, outputs: torch.Tensor, targets: torch.Tensor
 ) -> torch.Tensor | None:
-    """Return which samples (n,) have their class, or all labels, predicted right.
+    """Return which samples (n,), or pixels (m,), have their class, or all labels, predicted right.
 
-    None without classes, or if only the user's `output_transform` knows them.
+    Pixels that are ignored are left out. None without classes, or if only the user's
+    `output_transform` knows them.
     """
     if objective.kind == REGRESSION or objective.scale == TRANSFORMED:
         return None
     if objective.kind == MULTICLASS:
         return outputs.argmax(1) == targets
+    if objective.kind == SEGMENTATION:
+        return (outputs.argmax(1) == targets)[targets != objective.ignore_index]
     if objective.scale == UNKNOWN:
         return None
     positive = outputs > (0.5 if objective.scale == PROBABILITIES else 0)
     wanted = targets > (0 if objective.signs else 0.5)
+    if objective.kind == MASKS:
+        return (positive == wanted).flatten()
     return (positive.reshape(wanted.shape) == wanted).reshape(len(wanted), -1).all(dim=1)
 
 

@@ -48,7 +48,7 @@ ESTIMATE_SECONDS = 0.3
 _CPU = torch.device("cpu")
 
 Judged = tuple[torch.Tensor, torch.Tensor]
-"""Targets of a batch, and which of them are predicted right."""
+"""Targets of a batch, and which samples or pixels are predicted right."""
 
 
 def measure(
@@ -82,7 +82,9 @@ def measure(
             continue
         seconds[job.id] = time.perf_counter() - started
         objective = bundle.plan.objective_of(job.model)
-        if objective.kind != REGRESSION and objective.scale not in (TRANSFORMED, UNKNOWN):
+        known = objective.scale not in (TRANSFORMED, UNKNOWN)
+        # The scores of pixels are others than the share of pixels that are right.
+        if objective.kind != REGRESSION and not objective.is_dense and known:
             by_job[job.id] = trained.accuracy
             scores[job.candidate].append(trained.accuracy)
             class_counts[job.id] = trained.class_counts(classes, objective)
@@ -260,7 +262,7 @@ class _Trained:
     def accuracy(self) -> float:
         """Accuracy on the held-out fold."""
         right = sum(float(right.sum()) for _, right in self.judged)
-        return right / sum(len(targets) for targets, _ in self.judged)
+        return right / sum(len(right) for _, right in self.judged)
 
     def class_counts(self, classes: int, objective: Objective) -> list[tuple[int, int]]:
         """Return (right, all) held-out samples of each class; empty unless each has one class."""

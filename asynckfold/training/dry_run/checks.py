@@ -10,7 +10,7 @@ from torch import nn
 
 from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
-from asynckfold.jobs.objective import BINARY
+from asynckfold.jobs.objective import BINARY, SEGMENTATION
 from asynckfold.planning import fusion_groups
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
@@ -149,6 +149,9 @@ def check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundle
             f"shape {tuple(outputs.shape)} for {len(targets)} samples",
             "Keep the first dimension of the input.",
         )
+    is_dense = targets.ndim > 2 or bundle.plan.objective_of(name).is_dense
+    if is_dense and _check_pixels(name, outputs, targets, bundle):
+        return
     classes, criterion = len(bundle.plan.classes), criterion_of(bundle.recipe.criterion)
     if not classes or (bundle.plan.objective and bundle.plan.objective.kind == BINARY):
         return
@@ -167,6 +170,33 @@ def check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundle
         f"shape {tuple(outputs.shape)}",
         f"Give its last layer {needed} outputs.",
     )
+
+
+def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundle: Bundle) -> bool:
+    """Refuse outputs that are not one, or one for each class, for each pixel of the targets."""
+    objective, criterion = bundle.plan.objective_of(name), criterion_of(bundle.recipe.criterion)
+    if objective.kind != SEGMENTATION:
+        # Broadcasting (n, 1, H, W) against (n, H, W) compares all samples with each other.
+        if outputs.shape != targets.shape and criterion is not None:
+            raise Refused(
+                f"model {name} must return outputs of the shape of the targets",
+                f"outputs {tuple(outputs.shape)}, targets {tuple(targets.shape)}",
+                "Add or remove the axis of channels: outputs.squeeze(1) in forward, or "
+                "targets[:, None] in the data.",
+            )
+        return True
+    needed = bundle.highest + 1
+    wanted = (len(targets), needed, *targets.shape[1:])
+    places = outputs.shape[2:] == targets.shape[1:]
+    if outputs.ndim != targets.ndim + 1 or not places or outputs.shape[1] < needed:
+        raise Refused(
+            f"model {name} must return a score of each class for each pixel, {wanted}",
+            f"shape {tuple(outputs.shape)}",
+            f"Give its last layer {needed} channels and the height and width of the targets; pass "
+            "ignore_index= to the criterion if a class stands for pixels without one.",
+        )
+    _check_weight(name, bundle.recipe.criterion, criterion, outputs.shape[1])
+    return True
 
 
 def _check_weight(name: str, criterion: Any, known: Criterion | None, columns: int) -> None:

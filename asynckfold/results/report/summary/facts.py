@@ -7,7 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from asynckfold.jobs.objective import BINARY, MULTICLASS, MULTILABEL, REGRESSION
+from asynckfold.jobs.objective import (
+    BINARY,
+    MASKS,
+    MULTICLASS,
+    MULTILABEL,
+    REGRESSION,
+    SEGMENTATION,
+)
 from asynckfold.jobs.plan import Plan
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat
@@ -70,6 +77,8 @@ _KINDS = {
     BINARY: "one of two classes for each sample, by one output",
     MULTILABEL: "several labels for each sample",
     REGRESSION: "numbers",
+    SEGMENTATION: "a class for each pixel",
+    MASKS: "0 or 1 for each pixel",
 }
 
 

@@ -1,0 +1,245 @@
+"""What is asked of the models: found, said, or refused; and who ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from asynckfold import AsyncKFold, CVResults
+from asynckfold.errors import InputError
+
+Array = npt.NDArray[Any]
+
+COUNT = 40
+RANDOM = np.random.default_rng(1)
+X = RANDOM.normal(size=(COUNT, 5)).astype(np.float32)
+NUMBERS = X[:, 0] * 3 + RANDOM.normal(size=COUNT).astype(np.float32)
+CLASSES = np.digitize(X[:, 1], [-0.3, 0.4])
+
+
+def swept(
+    root: Path,
+    dataset: Any,
+    criterion: Any,
+    columns: int,
+    params: dict[str, Any] | None = None,
+    **settings: Any,
+) -> CVResults:
+    words: dict[str, Any] = {"parallelize": False, "fuse": False, "verbose": 0, "report": False}
+    kfold = AsyncKFold(2, dataset, root, criterion, 8, **{**words, **settings})
+    models = {"linear": lambda: nn.Linear(5, columns)}
+    return kfold(models, ["constant"], sgd, {"epochs": 2, **(params or {})})
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05)
+
+
+def scores(results: CVResults) -> list[dict[str, float]]:
+    return [dict(results.results[job.id].scores) for job in results.plan.jobs]
+
+
+class Alone(Dataset[Any]):
+    """Samples without targets."""
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(X[index])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        (X, None),
+        (torch.from_numpy(X), None),
+        (TensorDataset(torch.from_numpy(X)), None),
+        (Alone(), "reconstruction"),
+        ((X, CLASSES), "reconstruction"),
+    ],
+)
+def test_without_targets_the_input_is_reconstructed(
+    tmp_path: Path, dataset: Any, said: str | None
+) -> None:
+    results = swept(tmp_path / "run", dataset, nn.MSELoss(), 5, task=said)
+    outputs = results.oof["linear/constant"]
+    for fold, found in zip(results.folds, scores(results), strict=True):
+        error = np.mean((outputs[fold.valid].astype(np.float64) - X[fold.valid]) ** 2)
+        assert found == {"neg_mean_squared_error": pytest.approx(-error, rel=1e-5)}
+    pairs = swept(tmp_path / "pairs", (X, X), nn.MSELoss(), 5, scoring="neg_mean_squared_error")
+    assert scores(results) == scores(pairs)
+    assert np.array_equal(outputs, pairs.oof["linear/constant"])
+
+
+def test_a_dataset_of_samples_alone_needs_the_task_to_be_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="task='reconstruction'"):
+        swept(tmp_path / "run", Alone(), nn.MSELoss(), 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "criterion", "targets", "match"),
+    [
+        ({"task": "regression"}, nn.CrossEntropyLoss(), CLASSES, "which are multiclass"),
+        ({"task": "binary"}, nn.CrossEntropyLoss(), CLASSES, "which are multiclass"),
+        ({"task": "multiclass"}, nn.MSELoss(), NUMBERS, "which are regression"),
+        ({"task": "segmentation"}, nn.CrossEntropyLoss(), CLASSES, "which are multiclass"),
+        ({"task": "clustering"}, nn.CrossEntropyLoss(), CLASSES, "task must be one of"),
+        ({"task": "custom"}, nn.CrossEntropyLoss(), CLASSES, "needs functions"),
+        (
+            {"task": "custom", "scoring": "accuracy"},
+            nn.CrossEntropyLoss(),
+            CLASSES,
+            "needs functions",
+        ),
+        ({"rank_by": "f1_macro"}, nn.CrossEntropyLoss(), CLASSES, "rank_by must name one"),
+        ({"stratify": CLASSES[:-1]}, nn.CrossEntropyLoss(), CLASSES, "stratify must hold"),
+        ({"stratify": "quantile"}, nn.CrossEntropyLoss(), CLASSES, "one number per sample"),
+        ({"stratify": 1}, nn.MSELoss(), NUMBERS, "at least 2 bins"),
+        ({"stratify": "deciles"}, nn.MSELoss(), NUMBERS, "one number per sample"),
+        (
+            {"task": "reconstruction", "targets": CLASSES},
+            nn.MSELoss(),
+            NUMBERS,
+            "takes the input as the target",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    tmp_path: Path, words: dict[str, Any], criterion: Any, targets: Array, match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        swept(tmp_path / "run", (X, targets), criterion, 3, **words)
+    assert not (tmp_path / "run" / "run.db").exists()
+
+
+def test_a_task_says_what_an_own_criterion_does_not(tmp_path: Path) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(outputs[:, 0], targets.float())
+
+    targets = (X[:, 0] > 0).astype(np.float32)
+    words = {"output_transform": torch.sigmoid, "scoring": "accuracy"}
+    results = swept(tmp_path / "run", (X, targets), loss, 1, task="binary", **words)
+    for fold, found in zip(results.folds, scores(results), strict=True):
+        guess = results.oof["linear/constant"][fold.valid][:, 0] > 0
+        assert found["accuracy"] == np.mean(guess == (targets[fold.valid] == 1))
+
+
+def test_steps_of_a_sequence_have_a_class_each(tmp_path: Path) -> None:
+    inputs = RANDOM.normal(size=(COUNT, 5, 7)).astype(np.float32)
+    targets = np.digitize(inputs[:, 0], [-0.4, 0.4])
+    kfold = AsyncKFold(
+        2,
+        (inputs, targets),
+        tmp_path / "run",
+        nn.CrossEntropyLoss(),
+        8,
+        parallelize=False,
+        verbose=0,
+        task="segmentation",
+        report=False,
+    )
+    results = kfold({"net": lambda: nn.Conv1d(5, 3, 1)}, ["constant"], sgd, {"epochs": 2})
+    for fold, found in zip(results.folds, scores(results), strict=True):
+        guess = results.oof["net/constant"][fold.valid].argmax(1)
+        assert found["pixel_accuracy"] == np.mean(guess == targets[fold.valid])
+
+
+def test_rank_by_puts_another_score_first(tmp_path: Path) -> None:
+    words = {"scoring": ["accuracy", "neg_log_loss"], "rank_by": "neg_log_loss"}
+    results = swept(tmp_path / "run", (X, CLASSES), nn.CrossEntropyLoss(), 3, **words)
+    assert results.plan.scoring == ("neg_log_loss", "accuracy")
+    assert results.best_score_ == results.cv_results_["mean_test_neg_log_loss"][0]
+    plain = swept(
+        tmp_path / "plain", (X, CLASSES), nn.CrossEntropyLoss(), 3, scoring=words["scoring"]
+    )
+    assert results.fingerprint == plain.fingerprint
+
+
+# Strata
+
+
+def test_folds_keep_the_proportions_of_an_array(tmp_path: Path) -> None:
+    sites = np.array(["north", "south", "south", "south"])[np.arange(COUNT) % 4]
+    results = swept(tmp_path / "run", (X, NUMBERS[:, None]), nn.MSELoss(), 1, stratify=sites)
+    for fold in results.folds:
+        assert (sites[fold.valid] == "north").sum() == COUNT // 8
+
+
+def test_folds_keep_the_proportions_of_quantiles(tmp_path: Path) -> None:
+    order = np.sort(NUMBERS)
+    for stratify, bins in (("quantile", 10), (4, 4)):
+        results = swept(
+            tmp_path / str(bins), (X, NUMBERS[:, None]), nn.MSELoss(), 1, stratify=stratify
+        )
+        place = np.searchsorted(order, NUMBERS) * bins // COUNT
+        for fold in results.folds:
+            counts = np.bincount(place[fold.valid], minlength=bins)
+            assert counts.tolist() == [COUNT // bins // 2] * bins
+
+
+# Metrics of torchmetrics
+
+
+def test_metrics_of_torchmetrics_see_each_fold_alone(tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    accuracy = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
+    auroc = torchmetrics.classification.MulticlassAUROC(3)
+    results = swept(
+        tmp_path / "run",
+        (X, CLASSES),
+        nn.CrossEntropyLoss(),
+        3,
+        scoring=[accuracy, auroc, "accuracy", "roc_auc_ovr"],
+    )
+    for found in scores(results):
+        assert found["MulticlassAccuracy"] == pytest.approx(found["accuracy"])
+        assert found["MulticlassAUROC"] == pytest.approx(found["roc_auc_ovr"])
+    # The user's own object stays as it was.
+    assert accuracy.update_count == 0
+
+
+def test_an_error_of_torchmetrics_is_negated(tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    results = swept(
+        tmp_path / "run",
+        (X, NUMBERS[:, None]),
+        nn.MSELoss(),
+        1,
+        scoring=[torchmetrics.MeanSquaredError(), "neg_mean_squared_error"],
+    )
+    for found in scores(results):
+        assert found["neg_MeanSquaredError"] == pytest.approx(found["neg_mean_squared_error"])
+
+
+def test_binary_metrics_get_probabilities(tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    targets = (X[:, 0] > 0).astype(np.int64)
+    results = swept(
+        tmp_path / "run",
+        (X, targets[:, None].astype(np.float32)),
+        nn.BCEWithLogitsLoss(),
+        1,
+        scoring=[torchmetrics.classification.BinaryAUROC(), "roc_auc"],
+    )
+    for found in scores(results):
+        assert found["BinaryAUROC"] == pytest.approx(found["roc_auc"])
+
+
+def test_a_metric_that_cannot_be_computed_is_refused_before_the_start(tmp_path: Path) -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    for metric, words in (
+        (torchmetrics.classification.MulticlassAccuracy(2), "must take these outputs"),
+        (torchmetrics.classification.MulticlassConfusionMatrix(3), "higher_is_better"),
+        (torchmetrics.classification.MulticlassAccuracy(3, average=None), "compute one number"),
+    ):
+        with pytest.raises(InputError, match=words):
+            swept(tmp_path / "run", (X, CLASSES), nn.CrossEntropyLoss(), 3, scoring=metric)
+        assert not (tmp_path / "run" / "run.db").exists()
