@@ -22,12 +22,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from asynckfold.data.arrays import Given, as_given, column_problems
+from asynckfold.data.arrays import Given, column_problems
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.dataset import Opened, open_inputs
+from asynckfold.data.given import as_given
 from asynckfold.data.materialize import Here, check_samples, with_facts
 from asynckfold.data.range_reader import SampleCheck, SampleFacts
-from asynckfold.data.transforms import Array, Step, kind_of
+from asynckfold.data.transforms import Array, Misfit, Step, kind_of, kinds_text, layout_in
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Fold, Indices
 from asynckfold.jobs.objective import Transform
@@ -52,6 +53,7 @@ _ARTICLES = {
     "tensor": "a tensor",
     "array": "an array",
     "number": "a number",
+    "tree": "a tuple, list or dict of tensors",
     "other": "an object",
 }
 
@@ -136,7 +138,7 @@ class _FoldModel:
     fit: Any
     precision: str
 
-    def outputs(self, seen: torch.Tensor) -> Outputs:
+    def outputs(self, seen: Any) -> Outputs:
         if self.fit is not None:
             seen = preprocessing.transform(self.fit, seen.numpy())
         with torch.no_grad():
@@ -163,7 +165,12 @@ class RebuiltModels:
         with seeding.preserved():
             source, steps = self.run.samples
             refuse(_column_problems(self.run.dataset, inputs))
-            given = open_inputs(inputs, undress=bool(source.steps), exact=self.run.given.exact)
+            given = open_inputs(
+                inputs,
+                undress=bool(source.steps),
+                exact=self.run.given.exact,
+                several=layout_in(steps) is not None,
+            )
             data = one_by_one(given, steps, np.zeros(len(given), np.int64))
             likes, size = self._likes, self._batch_size
         for low in range(0, len(given), size):
@@ -187,17 +194,17 @@ class RebuiltModels:
         return one_by_one(*self.run.samples, self.run.targets())
 
     @cached_property
-    def _likes(self) -> torch.Tensor:
+    def _likes(self) -> Any:
         """The first sample of the run: every batch must have its shape and type."""
         return self._seen(self._own, np.zeros(1, np.int64))
 
-    def _seen(self, data: Batches, rows: Indices) -> torch.Tensor:
+    def _seen(self, data: Batches, rows: Indices) -> Any:
         """Return the models' inputs, before each model's `preprocess` if there is one."""
         if self.run.recipe.preprocess is not None:
             return torch.from_numpy(data.inputs(rows))
         return data.eval(rows)[0]
 
-    def _seen_by_all(self, data: Batches, rows: Indices) -> torch.Tensor:
+    def _seen_by_all(self, data: Batches, rows: Indices) -> Any:
         # The user's own steps see samples that they may not be made for.
         try:
             seen = self._seen(data, rows)
@@ -207,6 +214,10 @@ class RebuiltModels:
             return seen.to(self._likes.dtype)
         except InputError:
             raise
+        except Misfit as error:
+            rule = "inputs must have the structure of the run's samples"
+            remedy = "Pass the same keys, shapes and types."
+            raise InputError.one(rule, str(error), remedy) from error
         except Exception as error:
             rule = "inputs must be samples as the run's data set has them, before its transforms"
             received = f"{type(error).__name__} on samples {rows[0]} to {rows[-1]}: {error}"
@@ -262,10 +273,10 @@ def _column_problems(dataset: Any, inputs: Any) -> Iterator[Problem]:
     yield from column_problems(own, given, "inputs")
 
 
-def _kind_problems(seen: torch.Tensor, likes: torch.Tensor) -> Iterator[Problem]:
-    if (seen.shape[1:], seen.dtype) == (likes.shape[1:], likes.dtype):
+def _kind_problems(seen: Any, likes: Any) -> Iterator[Problem]:
+    kinds = [kinds_text(item, samples=True) for item in (likes, seen)]
+    if kinds[0] == kinds[1]:
         return
-    kinds = [f"{str(item.dtype)[6:]} {tuple(item.shape[1:])}" for item in (likes, seen)]
     yield Problem(
         f"each of the inputs must become {kinds[0]} by the run's transforms, as its samples did",
         kinds[1],

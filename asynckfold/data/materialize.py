@@ -32,7 +32,15 @@ from asynckfold.data.range_reader import (
     SampleFacts,
 )
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
-from asynckfold.data.transforms import Array, Kind, flatten, same_steps
+from asynckfold.data.transforms import (
+    Array,
+    Kind,
+    Pack,
+    Step,
+    TreeArrays,
+    flatten,
+    same_steps,
+)
 from asynckfold.data.views import Place, Traced, Views, make_views
 from asynckfold.errors import Problem, refuse
 
@@ -208,7 +216,7 @@ def _hold(
 ) -> Reading | _Found:
     """Fill shared arrays, or say why that cannot be."""
     source, stored = checked.source, _distinct_prefixes(checked.views)
-    whole = None if any(pipeline.steps for pipeline, _ in stored) else source.samples
+    whole = _whole(source, [pipeline.steps for pipeline, _ in stored])
     mapped = None if whole is None or source.rows is not None else mapped_file(whole)
     if mapped is not None and len(stored) == 1:
         return Reading((mapped,), _slots((0, 0)), notes=tuple(_feature_notes([mapped])))
@@ -235,6 +243,17 @@ def _hold(
     labels = [label for part in found.parts for label in part.labels]
     notes += _feature_notes(arrays)
     return Reading(tuple(arrays), _slots(slots), labels, tuple(notes))
+
+
+def _whole(source: Opened, stored: Sequence[tuple[Step, ...]]) -> Array | None:
+    """Return what is stored of all of `source.base`, where it needs no reading one by one."""
+    if not any(stored):
+        return source.samples
+    arrays = getattr(source.base, "samples", None) if source.known else None
+    first = stored[0][0] if len(stored) == len(stored[0]) == 1 else None
+    if isinstance(first, Pack) and isinstance(arrays, TreeArrays):
+        return first.rows(arrays)
+    return None
 
 
 def _slots(slots: tuple[int, int]) -> tuple[int, int]:

@@ -42,7 +42,7 @@ EVENT_SECONDS = 0.2
 
 Report = Callable[[RunEvent], None]
 
-Gradient = Callable[["Training", torch.Tensor, torch.Tensor], torch.Tensor]
+Gradient = Callable[["Training", Any, torch.Tensor], torch.Tensor]
 """(training, inputs, targets) → loss, detached."""
 
 
@@ -167,7 +167,7 @@ class Training:
         self.reported_at = time.monotonic()
         self.logged = self.batch // self.params.print_frequency
 
-    def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def samples_of(self, batch: int) -> tuple[Any, torch.Tensor]:
         """Return inputs and targets of a batch of the epoch."""
         following = self.bounds[batch + 1] if batch + 1 < self.batches else None
         return self.ordered.batch(*self.bounds[batch], following)
@@ -370,7 +370,7 @@ class Training:
         return seeding.state()
 
 
-def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     """Take one step of the optimizer; return the loss, detached."""
 
     def backward() -> torch.Tensor:
@@ -386,14 +386,14 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
     return loss
 
 
-def fresh_gradient(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def fresh_gradient(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     """Set the gradients of the parameters to those of a batch; return the loss, detached."""
     training.optimizer.zero_grad()
     return add_gradient(training, inputs, targets)
 
 
 def add_gradient(
-    training: Training, inputs: torch.Tensor, targets: torch.Tensor, weight: float = 1.0
+    training: Training, inputs: Any, targets: torch.Tensor, weight: float = 1.0
 ) -> torch.Tensor:
     """Add the gradient of `weight` × loss to the parameters; return the loss, detached.
 

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
+from asynckfold.data.transforms import kinds_text, tensors_in
 from asynckfold.errors import InputError
 from asynckfold.jobs.objective import OutputSample
 from asynckfold.planning import memory_format
 from asynckfold.training import lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.calls import UnfitInputsError, way_of
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.dry_run import checks, loss_trial, schedule_fit
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
@@ -29,6 +31,7 @@ from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
+from asynckfold.training.pretraining import has_pretraining
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
@@ -78,7 +81,7 @@ class CandidateTrial:
         fold = bundle.folds[0]
         self.rows = fold.train
         self.data_notes: list[str] = []
-        rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
+        self.first_rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
         try:
             self.seen = fit_transform(data, recipe.preprocess, fold.train, self.data_notes.append)
         except InputError as error:
@@ -89,7 +92,28 @@ class CandidateTrial:
                 f"{type(error).__name__} on fold 0: {first_line(error)}",
                 "It gets an array of numbers, one row for each sample, without column names.",
             ) from error
-        self.inputs, self.targets = self.seen.train(rows, 0, 0)
+        self.inputs, self.targets = self.seen.train(self.first_rows, 0, 0)
+        self.way = self._way_of_call()
+
+    def _way_of_call(self) -> str:
+        """Return how the model gets several inputs; empty for one tensor."""
+        if isinstance(self.inputs, torch.Tensor):
+            return ""
+        if has_pretraining(self.model):
+            raise Refused(
+                "pretraining needs samples of one tensor",
+                f"model {self.name}, and {kinds_text(self.inputs)}",
+                "Leave pretrain out, or join the inputs into one tensor.",
+            )
+        try:
+            return way_of(self.model, self.inputs)
+        except UnfitInputsError as error:
+            received, remedy = error.args
+            rule = f"model {self.name} must take the inputs {kinds_text(self.inputs)}"
+            raise Refused(rule, received, remedy) from error
+
+    def _batch(self, rows: torch.Tensor) -> Any:
+        return self.seen.train(rows, 0, 0)[0]
 
     def schedule_fit(self) -> schedule_fit.Fit:
         """Judge the LR schedule by the number of steps in the candidate's jobs."""
@@ -198,13 +222,22 @@ class CandidateTrial:
             for value in entry.values()
             if isinstance(value, torch.Tensor)
         )
-        return 2 * weights + state + 64 * int(self.inputs.nbytes)
+        return 2 * weights + state + 64 * sum(item.nbytes for item in tensors_in(self.inputs))
 
     def notes(self) -> Iterator[str]:
         """Yield what preprocessing loses, and what scores depend on besides the samples."""
         yield from filter(None, self.data_notes)
         precision = self.bundle.plan.params.precision_on_cores
-        found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
+        if self.way:
+            yield (
+                f"model {self.name} gets its inputs {self.way}: "
+                f"{kinds_text(self.inputs, samples=True)}"
+            )
+            found = evaluation_depends_on(
+                self.model, self.first_rows[:REPLICA_BATCH], precision, self._batch
+            )
+        else:
+            found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
         if found:
             yield f"model {self.name}: {found}"
 
@@ -257,4 +290,5 @@ class CandidateTrial:
             torch.compiler.reset()
 
     def _outputs(self, model: nn.Module, most: int | None = None) -> Any:
-        return outputs_of(model, self.inputs[:most], self.bundle.plan.params.precision_on_cores)
+        inputs = self._batch(self.first_rows[:most]) if self.way else self.inputs[:most]
+        return outputs_of(model, inputs, self.bundle.plan.params.precision_on_cores)

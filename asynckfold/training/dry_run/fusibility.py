@@ -67,6 +67,8 @@ def _unfit(trial: CandidateTrial) -> str:
         return "it has pretraining, which each job runs separately"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
+    if trial.way:
+        return "its samples are several tensors"
     return ""
 
 
