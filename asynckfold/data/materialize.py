@@ -301,7 +301,8 @@ def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading | Ch
             )
     places = tuple((place,) for place in checked.views.places[1])
     # What torchvision's own steps do is known; to decode and scale all samples takes its time.
-    pipelines = () if all_known(view.pipeline) else (Pipeline(view.pipeline, places),)
+    is_known = all_known(view.pipeline) and checked.views.layout is None
+    pipelines = () if is_known else (Pipeline(view.pipeline, places),)
     work = Pass(
         checked.check.dataset, checked.facts.how, pipelines, hold=False, random=checked.random
     )

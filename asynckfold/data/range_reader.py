@@ -34,16 +34,17 @@ from asynckfold.data.transforms import (
     Array,
     Draw,
     Kind,
+    Misfit,
     Step,
     View,
     Watch,
     apply,
     copied,
     generators_kept,
-    Misfit,
     is_known,
     is_tree,
     kind_of,
+    leaves_by_path,
     misfit,
     same_sample,
     seeded,
@@ -347,6 +348,12 @@ def _stored(result: Any, output: Array, index: int) -> str:
 def digest_of(sample: Any) -> bytes:
     """Return a digest of a sample."""
     kind = kind_of(sample)
+    if is_tree(sample):
+        leaves, _ = leaves_by_path(sample)
+        # joblib hashes the storage of a tensor by its address, too.
+        if any(isinstance(leaf, Tensor) for leaf in leaves.values()):
+            parts = [path.encode() + digest_of(leaf) for path, leaf in leaves.items()]
+            return hashlib.sha256(b"".join(parts)).digest()[:DIGEST_BYTES]
     # Digests of trees keep the form that they had when these were objects like any other.
     digest = hashlib.sha256(repr(kind if kind.storable else Kind("other")).encode())
     if kind.storable:

@@ -30,7 +30,7 @@ def converted(samples: Any, labels: Any) -> tuple[Any, tuple[str, ...]]:
         return samples, ()
     if not _holds_arrays(samples, labels):
         return samples, ()
-    leaves, spec = leaves_by_path(samples)
+    leaves, spec = leaves_by_path(samples, stops=lambda item: isinstance(item, list))
     refuse(_kind_problems(leaves))
     arrays = {path: plain(leaf, f"X{path}") for path, leaf in leaves.items()}
     refuse([*_length_problems(arrays, labels), *_number_problems(leaves, arrays)])

@@ -42,7 +42,7 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def way_of(model: Callable[..., Any], inputs: Any) -> str:
-    """Return how a model gets its inputs; raise `UnfitInputsError` where its signature takes them in no way.
+    """Return how a model gets its inputs; raise `UnfitInputsError` where it takes them in no way.
 
     Examples
     --------

@@ -110,9 +110,14 @@ def is_tree(value: Any) -> bool:
     return is_named or type(value) in (tuple, list, dict, OrderedDict, defaultdict)
 
 
-def leaves_by_path(tree: Any) -> tuple[dict[str, Any], TreeSpec]:
-    """Return the leaves of a tree by their path, such as ``['age']``, and its structure."""
-    pairs, spec = tree_flatten_with_path(tree)
+def leaves_by_path(
+    tree: Any, stops: Callable[[Any], bool] | None = None
+) -> tuple[dict[str, Any], TreeSpec]:
+    """Return the leaves of a tree by their path, such as ``['age']``, and its structure.
+
+    A part for which `stops` is true is a leaf.
+    """
+    pairs, spec = tree_flatten_with_path(tree, is_leaf=stops)
     return {keystr(path): leaf for path, leaf in pairs}, spec
 
 

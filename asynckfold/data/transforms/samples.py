@@ -157,6 +157,8 @@ def same_sample(one: Any, other: Any) -> bool:
     """
     if isinstance(one, (tuple, list)) and type(one) is type(other):
         return len(one) == len(other) and all(map(same_sample, one, other))
+    if type(one) is dict and type(other) is dict:
+        return one.keys() == other.keys() and all(same_sample(one[key], other[key]) for key in one)
     kind = kind_of(one)
     if kind != kind_of(other):
         return False
