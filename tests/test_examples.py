@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("dbn", ["DBN", "plain"]),
         ("fit", ["MLP"]),
         ("fold_models", ["MLP"]),
+        ("two_inputs", ["TwoInputs"]),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

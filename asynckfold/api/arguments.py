@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from asynckfold.api.resources import Sharing
+from asynckfold.api.sample_arguments import SampleArguments
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
@@ -30,7 +31,7 @@ def words_of(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(Sharing, JobTrainer):
+class Settings(SampleArguments, Sharing, JobTrainer):
     """The arguments of `AsyncKFold`.
 
     Parameters
@@ -39,7 +40,8 @@ class Settings(Sharing, JobTrainer):
         Number of folds. Or a splitter, or the folds themselves. ``cv`` and ``n_splits`` are aliases
         by keyword; pass None here to use them.
     dataset : Dataset or (X, y)
-        Map-style torch data set of (input, target) pairs, or two arrays.
+        Map-style torch data set of (inputs, target) pairs, or two arrays. Inputs, and X, may be a
+        dict or a tuple of several: the model gets them by name or by position if it takes them so.
     root_dir : str or Path
         Folder of the run. The same call on the same folder continues the run. A call with other
         arguments, data or code is refused and names what changed. The command line names a new
@@ -235,6 +237,7 @@ class Settings(Sharing, JobTrainer):
         for item in fields(self):
             object.__setattr__(self, item.name, plain(getattr(self, item.name)))
         object.__setattr__(self, "about", dict(self.about or {}))
+        object.__setattr__(self, "dataset", self.keyed(self.dataset))
         if not self.parallelize and self.engine == "process":
             object.__setattr__(self, "engine", "serial")
 
@@ -285,6 +288,7 @@ class Settings(Sharing, JobTrainer):
         yield from self._fold_problems()
         yield from _criterion_problems(self.criterion)
         yield from _preprocess_problems(self.preprocess)
+        yield from self.sample_problems(self.dataset)
         yield from root_problems(self.root, self.refit is True)
         yield from self.machine_problems()
         yield from self._engine_problems()

@@ -35,10 +35,47 @@ from asynckfold.data.transforms import (
     to_array,
 )
 from asynckfold.data.tree_arrays import as_trees
-from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.folds import Indices
 
 _PROBES = 8
+
+
+TARGET_KEYS = ("labels", "target")
+"""Keys under which the target of an item that is a dict is found without `target_key`."""
+
+
+def divided(item: Any, index: int, key: str | None = None) -> tuple[dict[Any, Any], Any]:
+    """Return the inputs and the target of an item that is a dict; raise `InputError` without one.
+
+    >>> divided({"image": 1, "labels": 2}, 0)
+    ({'image': 1}, 2)
+    """
+    names = list(item) if isinstance(item, dict) else []
+    found = [name for name in names if name in (TARGET_KEYS if key is None else (key,))]
+    if len(found) != 1 or len(names) == 1:
+        rule = f"dataset[{index}] must hold its inputs, and its target under "
+        known = " or ".join(map(repr, TARGET_KEYS if key is None else (key,)))
+        received = f"a dict of {', '.join(map(repr, names))}" if names else type(item).__name__
+        hint = "" if key is None else nearest(key, map(str, names))
+        remedy = f"Name the key of the target: target_key=.{hint}"
+        raise InputError.one(rule + known, received, remedy)
+    return {name: part for name, part in item.items() if name != found[0]}, item[found[0]]
+
+
+class KeyedTargets:
+    """A dataset of dicts as one of pairs: the target is what is found under a key."""
+
+    def __init__(self, dataset: Any, key: str) -> None:
+        self.dataset, self.key = dataset, key
+        if hasattr(dataset, "classes"):
+            self.classes = dataset.classes
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[dict[Any, Any], Any]:
+        return divided(self.dataset[index], index, self.key)
 
 
 class _Pairs:
@@ -86,6 +123,10 @@ class Opened:
             self.on_read(index)
         try:
             item = self.base[self.row(index)]
+        except InputError as error:
+            if isinstance(self.base, KeyedTargets):
+                raise
+            raise InputError([unreadable(index, error)]) from error
         except (Exception, SystemExit) as error:
             raise InputError([unreadable(index, error)]) from error
         sample, label = self._pair(index, item)
@@ -97,6 +138,8 @@ class Opened:
         return given[0], label
 
     def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
+        if isinstance(item, dict):
+            return divided(item, index)
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise InputError([_not_a_pair(index, item)])
         return item[0], item[1]
@@ -220,6 +263,8 @@ class _Unlabelled(Opened):
     """Samples whose targets, if any, do not matter."""
 
     def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
+        if isinstance(item, dict):
+            return {name: part for name, part in item.items() if name not in TARGET_KEYS}, 0
         return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
 
 
@@ -282,6 +327,9 @@ def _style_problems(dataset: Any, name: str = "dataset") -> list[Problem]:
                 "Read the stream into a list once and pass a Dataset with __len__ and __getitem__.",
             )
         ]
+    if isinstance(dataset, dict):
+        rule = f"{name} must be map-style, or a tuple of inputs and targets"
+        return [Problem(rule, "a dict", "Pass ({'name': array, ...}, y).")]
     if not lacking:
         return []
     return [

@@ -61,8 +61,9 @@ REORDERED = {name: torch.from_numpy(X[name]) for name in ("age", "image")}
         (TensorDataset(*map(torch.from_numpy, (*PAIR, Y))), "serial"),
         (Items(), "joblib"),
         (Items(as_tuple), "process"),
+        (Items(lambda inputs, y: {**inputs, "labels": y}), "serial"),
     ],
-    ids=["dict", "tuple", "tensors", "TensorDataset", "items: dict", "items: tuple"],
+    ids=["dict", "tuple", "tensors", "TensorDataset", "dict, y", "tuple, y", "labels in dict"],
 )
 def test_a_job_has_the_bits_of_a_plain_loop(root: Path, dataset: Any, engine: str) -> None:
     results = swept(dataset, root, engine=engine)
@@ -76,6 +77,37 @@ def test_a_job_has_the_bits_of_a_plain_loop(root: Path, dataset: Any, engine: st
     stored = results.results[results.plan.jobs[0].id].outputs
     assert stored is not None
     assert np.array_equal(stored, outputs.numpy())
+
+
+def test_target_key_names_the_target_of_a_dict(root: Path) -> None:
+    named = Items(lambda inputs, y: {**inputs, "kind": y})
+    found = [
+        weights_of(swept(data, root / name, **key))
+        for name, data, key in (("pair", Items(), {}), ("key", named, {"target_key": "kind"}))
+    ]
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "match"),
+    [
+        (["kind"], {}, "under 'labels' or 'target': received a dict of 'image', 'age', 'kind'"),
+        (["kind"], {"target_key": "kin"}, "Did you mean 'kind'"),
+        (["labels", "target"], {}, "under 'labels' or 'target'"),
+    ],
+)
+def test_a_dict_without_its_target_is_refused(
+    root: Path, names: list[str], settings: dict[str, str], match: str
+) -> None:
+    items = Items(lambda inputs, y: {**inputs, **dict.fromkeys(names, y)})
+    with pytest.raises(InputError, match=match):
+        swept(items, root, **settings)
+
+
+def test_target_key_is_refused_for_arrays(root: Path) -> None:
+    with pytest.raises(InputError, match="target_key is for a data set whose items are dicts"):
+        swept((X, Y), root, target_key="kind")
 
 
 def test_a_model_may_take_the_whole_dict(root: Path) -> None:
