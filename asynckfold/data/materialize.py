@@ -35,11 +35,13 @@ from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
 from asynckfold.data.transforms import (
     Array,
     Kind,
+    Layout,
     Pack,
     Step,
     TreeArrays,
     flatten,
     same_steps,
+    tensors_in,
 )
 from asynckfold.data.views import Place, Traced, Views, make_views
 from asynckfold.errors import Problem, refuse
@@ -219,7 +221,7 @@ def _hold(
     whole = _whole(source, [pipeline.steps for pipeline, _ in stored])
     mapped = None if whole is None or source.rows is not None else mapped_file(whole)
     if mapped is not None and len(stored) == 1:
-        return Reading((mapped,), _slots((0, 0)), notes=tuple(_feature_notes([mapped])))
+        return Reading((mapped,), _slots((0, 0)), notes=tuple(_feature_notes([mapped], None)))
     specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
     arrays, where = _allocate(specs, memory_budget, folder)
     if not arrays:
@@ -229,7 +231,7 @@ def _hold(
     if whole is not None:
         for array in arrays:
             array.writable()[...] = _rows(whole, source.rows)
-        notes += _feature_notes(arrays)
+        notes += _feature_notes(arrays, checked.views.layout)
         return Reading(tuple(arrays), _slots(slots), notes=tuple(notes))
     pipelines = tuple(pipeline for pipeline, _ in stored)
     found = _passed(
@@ -241,7 +243,7 @@ def _hold(
         _refuse_odd_sample(checked.views, found.why)
         return found
     labels = [label for part in found.parts for label in part.labels]
-    notes += _feature_notes(arrays)
+    notes += _feature_notes(arrays, checked.views.layout)
     return Reading(tuple(arrays), _slots(slots), labels, tuple(notes))
 
 
@@ -385,16 +387,26 @@ def _refuse_odd_sample(views: Views, odd: str) -> None:
         refuse([Problem("all samples must have one shape and type", odd, remedy)])
 
 
-def _feature_notes(arrays: Sequence[SharedArray]) -> list[str]:
+def _feature_notes(arrays: Sequence[SharedArray], layout: Layout | None) -> list[str]:
     notes = []
     for shared in arrays:
-        if np.dtype(shared.spec.dtype).kind != "f":
+        if np.dtype(shared.spec.dtype).kind != "f" and layout is None:
             continue
         flat = shared.readable().reshape(shared.spec.shape[0], -1)
         bad = sum(
-            int((~np.isfinite(flat[start : start + 4096]).all(axis=1)).sum())
+            int((~_finite(flat[start : start + 4096], layout)).sum())
             for start in range(0, len(flat), 4096)
         )
         if bad:
             notes.append(f"{bad} of {len(flat)} samples {NOT_FINITE}")
     return list(dict.fromkeys(notes))
+
+
+def _finite(rows: Array, layout: Layout | None) -> Array:
+    """Return which of some samples hold finite numbers only."""
+    if layout is None:
+        return np.asarray(np.isfinite(rows).all(axis=1))
+    found = np.ones(len(rows), bool)
+    for item in tensors_in(layout.unpack(torch.tensor(rows))):
+        found &= item.isfinite().reshape(len(rows), -1).all(dim=1).numpy()
+    return found

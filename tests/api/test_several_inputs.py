@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from asynckfold import AsyncKFold, CVResults, InputError
+from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
 from asynckfold import fit as fit_one
+from asynckfold.data.prepare import prepare
+from asynckfold.data.transforms import TreeArrays
 from tests.several_inputs import (
     BATCH,
     EPOCHS,
@@ -122,6 +125,41 @@ def test_the_dry_run_says_how_the_model_is_called(root: Path) -> None:
     with closing(sqlite3.connect(root / "run.db")) as connection:
         told = " ".join(map(str, connection.execute("SELECT * FROM events")))
     assert "model TwoInputs gets its inputs by name: ['image'] float32 (3, 2, 2), ['age']" in told
+
+
+class Interrupted(TwoInputs):
+    """Is stopped in the second epoch of its first job, where the environment says so."""
+
+    calls = 0
+
+    def forward(self, image: Tensor, age: Tensor) -> Tensor:
+        self.calls += self.training
+        if self.calls == 6 and "STOPS" in os.environ:
+            raise KeyboardInterrupt
+        return super().forward(image, age)
+
+
+def test_an_interrupted_run_continues_to_the_same_bits(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights_of(swept((X, Y), root / "whole", Interrupted))
+    monkeypatch.setenv("STOPS", "1")
+    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
+        swept((X, Y), root / "cut", Interrupted)
+    monkeypatch.delenv("STOPS")
+    continued = weights_of(swept((X, Y), root / "cut", Interrupted))
+    assert all(torch.equal(whole[name], continued[name]) for name in whole)
+    assert "continued" in (root / "cut/Interrupted/constant/fold-0/log.txt").read_text()
+
+
+def test_infinite_numbers_in_one_input_are_noted(root: Path) -> None:
+    spoilt = X["image"].copy()
+    spoilt[3, 0, 0, 0] = np.nan
+    with ExitStack() as stack:
+        data = prepare((TreeArrays({**X, "image": spoilt}), Y))
+        stack.callback(data.close)
+        assert any("1 of 60 samples hold NaN" in note for note in data.notes)
+        assert data.held
 
 
 def test_a_streamed_dataset_gives_the_bits_of_a_held_one(root: Path) -> None:
