@@ -25,6 +25,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("tabular", ["MLP"]),
         ("segmentation", ["narrow", "wide"]),
         ("autoencoder", ["code of 2", "code of 8"]),
+        ("two_inputs", ["TwoInputs"]),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from asynckfold.api.output_transform import of_arrays
 from asynckfold.api.own_training import OwnTraining
 from asynckfold.api.resources import Sharing
+from asynckfold.api.sample_arguments import SampleArguments
 from asynckfold.api.strata import strata_of
 from asynckfold.api.task import Asked, task_problems, with_task
 from asynckfold.errors import Problem
@@ -32,7 +33,7 @@ def words_of(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(Sharing, OwnTraining, JobTrainer, Asked):
+class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
     """The arguments of `AsyncKFold`.
 
     Parameters
@@ -41,8 +42,9 @@ class Settings(Sharing, OwnTraining, JobTrainer, Asked):
         Number of folds. Or a splitter, or the folds themselves. ``cv`` and ``n_splits`` are aliases
         by keyword; pass None here to use them.
     dataset : Dataset, (X, y), or X
-        Map-style torch data set of (input, target) pairs, or two arrays. Of one array alone the
-        input is the target, see `task`.
+        Map-style torch data set of (inputs, target) pairs, or two arrays. Inputs, and X, may be a
+        dict or a tuple of several: the model gets them by name or by position if it takes them so.
+        Of one array alone the input is the target, see `task`.
     root_dir : str or Path
         Folder of the run. The same call on the same folder continues the run. A call with other
         arguments, data or code is refused and names what changed. The command line names a new
@@ -243,6 +245,7 @@ class Settings(Sharing, OwnTraining, JobTrainer, Asked):
             object.__setattr__(self, item.name, plain(getattr(self, item.name)))
         object.__setattr__(self, "about", dict(self.about or {}))
         object.__setattr__(self, "scoring", self.scoring_of_own(self.scoring))
+        object.__setattr__(self, "dataset", self.keyed(self.dataset))
         if not self.parallelize and self.engine == "process":
             object.__setattr__(self, "engine", "serial")
         for name, value in with_task(vars(self)).items():
@@ -295,6 +298,7 @@ class Settings(Sharing, OwnTraining, JobTrainer, Asked):
         yield from self._fold_problems()
         yield from _criterion_problems(self.criterion)
         yield from _preprocess_problems(self.preprocess)
+        yield from self.sample_problems(self.dataset)
         yield from root_problems(self.root, bool(self.refit))
         yield from self.machine_problems()
         yield from self._engine_problems()

@@ -32,12 +32,13 @@ from asynckfold.api.prediction import (
     transformed,
 )
 from asynckfold.api.saved_models import save_models
-from asynckfold.data.arrays import Given, as_given
+from asynckfold.data.arrays import Given
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.dataset import Opened
+from asynckfold.data.given import as_given
 from asynckfold.data.materialize import Here, check_samples, with_facts
 from asynckfold.data.range_reader import SampleCheck, SampleFacts
-from asynckfold.data.transforms import Array, Step, kind_of
+from asynckfold.data.transforms import Array, Step, kind_of, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import Transform
@@ -211,16 +212,18 @@ class RebuiltModels:
         kind = kind_of(source.read(0)[0])
         preprocessed = self.run.recipe.preprocess is not None
         first = transformed(data, np.zeros(1, np.int64), preprocessed)
+        is_one = isinstance(first, torch.Tensor)
         return InputForm(
             kind.form,
             kind.shape,
-            tuple(first.shape[1:]),
-            str(first.dtype)[6:],
+            tuple(first.shape[1:]) if is_one else (),
+            str(first.dtype)[6:] if is_one else "",
             columns_of(self.run.dataset),
             bool(source.steps),
             self.run.given.exact,
             preprocessed,
             self.run.results.plan.params.eval_batch_size,
+            "" if is_one else kinds_text(first, samples=True),
         )
 
     @cached_property

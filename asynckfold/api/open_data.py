@@ -116,7 +116,8 @@ def prepared(
     settings: Settings, machine: Machine, readers: WorkerReaders | None
 ) -> Iterator[Prepared]:
     """Read the data into shared arrays, which live as long as the context."""
-    from asynckfold.data.arrays import NOT_FINITE, as_given, by_position
+    from asynckfold.data.arrays import NOT_FINITE, by_position
+    from asynckfold.data.given import as_given
     from asynckfold.data.prepare import prepare
 
     given = as_given(
@@ -138,6 +139,8 @@ def prepared(
         readers=readers,
     )
     try:
+        if settings.preprocess is not None:
+            refuse(data.preprocess_problems())
         # A transformer may fill in missing values.
         at = "" if settings.preprocess is None else " before preprocess"
         notes = [note + at if note.endswith(NOT_FINITE) else note for note in data.notes]

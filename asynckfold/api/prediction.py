@@ -19,7 +19,7 @@ from torch import nn
 from asynckfold.data.arrays import column_problems
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.dataset import open_inputs
-from asynckfold.data.transforms import Step
+from asynckfold.data.transforms import Misfit, Step, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.results.ensemble import Outputs
@@ -31,6 +31,7 @@ _ARTICLES = {
     "tensor": "a tensor",
     "array": "an array",
     "number": "a number",
+    "tree": "a tuple, list or dict of tensors",
     "other": "an object",
 }
 
@@ -48,6 +49,7 @@ class InputForm:
     exact: bool  # float64 arrays stay as they are
     preprocessed: bool
     batch_size: int
+    several: str = ""  # structure, shapes and types of several inputs; instead of shape and dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,7 @@ class Member:
     fit: Any  # of `preprocess`; None without one
     precision: str
 
-    def outputs(self, seen: torch.Tensor) -> Outputs:
+    def outputs(self, seen: Any) -> Outputs:
         """Return the outputs of samples after the eval transform."""
         if self.fit is not None:
             seen = preprocessing.transform(self.fit, seen.numpy())
@@ -94,7 +96,9 @@ def outputs_by_batch(
     """
     with seeding.preserved():
         refuse(_column_problems(columns, inputs))
-        given = open_inputs(inputs, undress=form.undressed, exact=form.exact)
+        given = open_inputs(
+            inputs, undress=form.undressed, exact=form.exact, several=bool(form.several)
+        )
         data = one_by_one(given, steps, np.zeros(len(given), np.int64))
     size = form.batch_size
     for low in range(0, len(given), size):
@@ -107,20 +111,25 @@ def outputs_by_batch(
         yield outputs
 
 
-def transformed(data: Batches, rows: Indices, preprocessed: bool) -> torch.Tensor:
+def transformed(data: Batches, rows: Indices, preprocessed: bool) -> Any:
     """Return the models' inputs, before each model's `preprocess` if there is one."""
     return torch.from_numpy(data.inputs(rows)) if preprocessed else data.eval(rows)[0]
 
 
-def _as_the_run_saw_it(form: InputForm, data: Batches, rows: Indices) -> torch.Tensor:
+def _as_the_run_saw_it(form: InputForm, data: Batches, rows: Indices) -> Any:
     # The user's own steps see samples that they may not be made for.
     try:
         found = transformed(data, rows, form.preprocessed)
+        if not form.preprocessed:
+            return found
         dtype = getattr(torch, form.dtype)
         # What was fitted in one precision computes in another with other digits.
-        return found.to(dtype) if form.preprocessed and dtype.is_floating_point else found
+        return found.to(dtype) if dtype.is_floating_point else found
     except InputError:
         raise
+    except Misfit as error:
+        rule = "inputs must have the structure of the run's samples"
+        raise InputError.one(rule, str(error), "Pass the same keys, shapes and types.") from error
     except Exception as error:
         rule = "inputs must be samples as the run's data set has them, before its transforms"
         received = f"{type(error).__name__} on samples {rows[0]} to {rows[-1]}: {error}"
@@ -139,15 +148,20 @@ def _column_problems(dataset: Any, inputs: Any) -> Iterator[Problem]:
     yield from column_problems(own, given, "inputs")
 
 
-def _kind_problems(form: InputForm, batch: torch.Tensor) -> Iterator[Problem]:
-    found, shape = str(batch.dtype)[6:], tuple(batch.shape[1:])
-    # Whole numbers or not: what was fitted takes both.
-    if shape == form.shape and (found == form.dtype or form.preprocessed):
+def _kind_problems(form: InputForm, batch: Any) -> Iterator[Problem]:
+    if form.several:
+        wanted, received = form.several, kinds_text(batch, samples=True)
+        fits = received == wanted
+    else:
+        found, shape = str(batch.dtype)[6:], tuple(batch.shape[1:])
+        wanted, received = f"{form.dtype} {form.shape}", f"{found} {shape}"
+        # Whole numbers or not: what was fitted takes both.
+        fits = shape == form.shape and (found == form.dtype or form.preprocessed)
+    if fits:
         return
     yield Problem(
-        f"each of the inputs must become {form.dtype} {form.shape} by the run's transforms, as its "
-        "samples did",
-        f"{found} {shape}",
+        f"each of the inputs must become {wanted} by the run's transforms, as its samples did",
+        received,
         "Pass samples as the run's data set has them, of shape (n, ...).",
     )
 

@@ -91,7 +91,7 @@ def save_models(
     """Write an ensemble to a file that `load_model` reads; see `FoldEnsemble.save`."""
     refuse(new_file_problems(path, overwrite=overwrite))
     tensors: dict[str, torch.Tensor] = {}
-    problems = [*_column_problems(prediction.form), *_weight_problems(prediction, tensors)]
+    problems = [*_form_problems(prediction.form), *_weight_problems(prediction, tensors)]
     steps = [stored_step(step) for step in prediction.steps]
     problems += _step_problems(prediction, steps)
     fits = []
@@ -139,7 +139,10 @@ def new_file_problems(path: Path, *, overwrite: bool) -> Iterator[Problem]:
         yield Problem("path must be in an existing folder", str(path), "Make the folder first.")
 
 
-def _column_problems(form: InputForm) -> Iterator[Problem]:
+def _form_problems(form: InputForm) -> Iterator[Problem]:
+    if form.several:
+        rule = "models that are saved must take one tensor"
+        yield Problem(rule, form.several, "Save results.model().state_dict() by torch.save.")
     others = [name for name in form.columns or () if type(name) not in (str, int)]
     if others:
         rule = "columns of a table must be named by text or whole numbers to be saved"

@@ -22,11 +22,14 @@ from asynckfold.data.transforms import (
     Array,
     Draw,
     JoinedDraw,
+    Layout,
     Step,
     View,
     apply,
     copied,
     generators_kept,
+    layout_in,
+    mapped,
     same_steps,
     seed_generators,
     varies,
@@ -151,10 +154,20 @@ def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
 
 
 class Batches:
-    """Whole batches of both views, by sample number."""
+    """Whole batches of both views, by sample number.
 
-    def __init__(self, targets: Tensor, train_view: _ViewBatches, eval_view: _ViewBatches) -> None:
+    With a `layout`, samples are records, and inputs a tree of tensors (B, ...).
+    """
+
+    def __init__(
+        self,
+        targets: Tensor,
+        train_view: _ViewBatches,
+        eval_view: _ViewBatches,
+        layout: Layout | None = None,
+    ) -> None:
         self.targets = targets
+        self.layout = layout
         self._train = train_view
         self._eval = eval_view
         self.moved: dict[torch.device, Batches] = {}
@@ -165,7 +178,7 @@ class Batches:
         """Number of samples."""
         return len(self.targets)
 
-    def train(self, indices: Indices | Tensor, seed: int, epoch: int) -> tuple[Tensor, Tensor]:
+    def train(self, indices: Indices | Tensor, seed: int, epoch: int) -> tuple[Any, Tensor]:
         """Return inputs (B, ...) and targets (B,) or (B, m) of the train view.
 
         Random steps draw from `seed`, `epoch` and the sample number.
@@ -174,21 +187,22 @@ class Batches:
 
     def train_together(
         self, indices: Tensor, seeds: Sequence[int], epoch: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Any, Tensor]:
         """Return what `train` returns for each row of `indices` (R, B), stacked, bit-identical.
 
         `seeds` has one seed per row; shapes are (R, B, ...) and (R, B) or (R, B, m).
         """
         return self._gather_joined(indices, JoinedDraw(seeds, epoch, indices.cpu().numpy()))
 
-    def _gather_joined(self, rows: Tensor, draw: JoinedDraw) -> tuple[Tensor, Tensor]:
+    def _gather_joined(self, rows: Tensor, draw: JoinedDraw) -> tuple[Any, Tensor]:
         inputs, targets = self.gathered(self._train, rows.reshape(-1), draw)
         size = rows.shape
-        return inputs.reshape(*size, *inputs.shape[1:]), targets.reshape(*size, *targets.shape[1:])
+        joined = mapped(lambda item: item.reshape(*size, *item.shape[1:]), inputs)
+        return joined, targets.reshape(*size, *targets.shape[1:])
 
     def train_in_order(
         self, orders: Sequence[OrderedBatches], low: int, high: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Any, Tensor]:
         """Return what `batch` returns for each order of the train view, stacked, bit-identical.
 
         Sample numbers and draws are on the device already: the host waits for nothing.
@@ -204,7 +218,7 @@ class Batches:
         )
         return self._gather_joined(rows, joined)
 
-    def eval(self, indices: Indices | Tensor) -> tuple[Tensor, Tensor]:
+    def eval(self, indices: Indices | Tensor) -> tuple[Any, Tensor]:
         """Return inputs and targets of the eval view, the same at each call."""
         return self._gather(self._eval, indices, 0, 0)
 
@@ -259,30 +273,36 @@ class Batches:
         batch is moved.
         """
         place = torch.device(device)
-        views = self._train, self._eval
+        views = train, evaluation = self._train, self._eval
         # Both views of an array that both are stored in: it is moved once.
         arrays = {id(array): array for view in views for array in view.arrays}
         size = sum(array.nbytes for array in arrays.values() if array.device != place)
         fits = room is None or size <= room
         moved = {key: array.to(place) for key, array in arrays.items()} if fits else {}
-        return Batches(self.targets.to(place), *(view.to(place, moved) for view in views))
+        return Batches(
+            self.targets.to(place), train.to(place, moved), evaluation.to(place, moved), self.layout
+        )
 
     def _gather(
         self, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Any, Tensor]:
         rows = torch.as_tensor(indices)
         return self.gathered(view, rows, Draw(seed, epoch, rows.cpu().numpy()))
 
-    def gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor]:
+    def gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Any, Tensor]:
         """Return inputs and targets of a view for the samples `rows` of a draw."""
         inner = view.view if isinstance(view, _Changed) else view
         if isinstance(inner, _Read) and inner.encoding is not None:
             batch, targets = inner.pairs(draw, inner.encoding)
             if isinstance(view, _Changed):
                 batch = view.changed(batch, draw)
-            return batch, targets.to(batch.device)
+            return self.unpacked(batch), targets.to(batch.device)
         rows = rows.to(self.targets.device)
-        return view.gather(rows, draw), self.targets.index_select(0, rows)
+        return self.unpacked(view.gather(rows, draw)), self.targets.index_select(0, rows)
+
+    def unpacked(self, batch: Tensor) -> Any:
+        """Return the inputs of a batch, which may be records."""
+        return batch if self.layout is None else self.layout.unpack(batch)
 
 
 class OrderedBatches:
@@ -318,7 +338,7 @@ class OrderedBatches:
 
     def batch(
         self, low: int, high: int, following: tuple[int, int] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Any, Tensor]:
         """Return inputs and targets of the samples from `low` to `high` in the order.
 
         A batch that stays on the host until it is needed is moved while the device computes on the
@@ -330,7 +350,8 @@ class OrderedBatches:
         moved = self._prefetcher.take((low, high), self._here[low:high])
         if following is not None:
             self._prefetcher.start(following, self._here[slice(*following)])
-        return self._view.view(moved, draw), self._batches.targets.index_select(0, rows)
+        inputs = self._batches.unpacked(self._view.view(moved, draw))
+        return inputs, self._batches.targets.index_select(0, rows)
 
 
 def one_by_one(source: Opened, steps: Sequence[Step], targets: Array) -> Batches:
@@ -339,7 +360,7 @@ def one_by_one(source: Opened, steps: Sequence[Step], targets: Array) -> Batches
     Bit-identical with a stored view, which was compared with it.
     """
     view = _Read(source, tuple(steps))
-    batches = Batches(torch.from_numpy(targets), view, view)
+    batches = Batches(torch.from_numpy(targets), view, view, layout_in(steps))
     if steps or source.samples is None:
         return batches
     rows = slice(None) if source.rows is None else source.rows
@@ -361,6 +382,7 @@ class DataHandle:
     source: Opened | None = None  # the dataset, where samples are not held
     encoding: Encoding | None = None  # of a random dataset's targets, which come with each sample
     fds: tuple[int, ...] = ()  # in the order of `specs`
+    layout: Layout | None = None  # of the records, where a sample is several tensors
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}
@@ -372,7 +394,7 @@ class DataHandle:
             train, evaluation = (
                 _Read(self.source, view.pipeline, self.encoding) for view in (self.train, self.eval)
             )
-            return Batches(arrays[0], train, evaluation)
+            return Batches(arrays[0], train, evaluation, self.layout)
         train_slot, eval_slot = self.slots
         held = _Held(arrays[train_slot], self.train)
-        return Batches(arrays[0], held, _Held(arrays[eval_slot], self.eval))
+        return Batches(arrays[0], held, _Held(arrays[eval_slot], self.eval), self.layout)

@@ -19,21 +19,63 @@ from asynckfold.data.known_datasets import subset_of, tensors_of, whole_arrays
 from asynckfold.data.target_encoding import Encoding
 from asynckfold.data.transforms import (
     Array,
+    Misfit,
     Step,
+    TreeArrays,
     apply,
     copied,
     flatten,
     generators_kept,
     kind_of,
+    layout_in,
+    mapped,
     same_sample,
     seed_generators,
     step_name,
     to_array,
 )
-from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.data.tree_arrays import as_trees
+from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.folds import Indices
 
 _PROBES = 8
+
+
+TARGET_KEYS = ("labels", "target")
+"""Keys under which the target of an item that is a dict is found without `target_key`."""
+
+
+def divided(item: Any, index: int, key: str | None = None) -> tuple[dict[Any, Any], Any]:
+    """Return the inputs and the target of an item that is a dict; raise `InputError` without one.
+
+    >>> divided({"image": 1, "labels": 2}, 0)
+    ({'image': 1}, 2)
+    """
+    names = list(item) if isinstance(item, dict) else []
+    found = [name for name in names if name in (TARGET_KEYS if key is None else (key,))]
+    if len(found) != 1 or len(names) == 1:
+        rule = f"dataset[{index}] must hold its inputs, and its target under "
+        known = " or ".join(map(repr, TARGET_KEYS if key is None else (key,)))
+        received = f"a dict of {', '.join(map(repr, names))}" if names else type(item).__name__
+        hint = "" if key is None else nearest(key, map(str, names))
+        remedy = f"Name the key of the target: target_key=.{hint}"
+        raise InputError.one(rule + known, received, remedy)
+    return {name: part for name, part in item.items() if name != found[0]}, item[found[0]]
+
+
+class KeyedTargets:
+    """A dataset of dicts as one of pairs: the target is what is found under a key."""
+
+    def __init__(self, dataset: Any, key: str) -> None:
+        self.dataset, self.key = dataset, key
+        if hasattr(dataset, "classes"):
+            self.classes = dataset.classes
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[dict[Any, Any], Any]:
+        return divided(self.dataset[index], index, self.key)
 
 
 class _Pairs:
@@ -81,6 +123,10 @@ class Opened:
             self.on_read(index)
         try:
             item = self.base[self.row(index)]
+        except InputError as error:
+            if isinstance(self.base, KeyedTargets):
+                raise
+            raise InputError([unreadable(index, error)]) from error
         except (Exception, SystemExit) as error:
             raise InputError([unreadable(index, error)]) from error
         sample, label = self._pair(index, item)
@@ -92,6 +138,8 @@ class Opened:
         return given[0], label
 
     def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
+        if isinstance(item, dict):
+            return divided(item, index)
         if not isinstance(item, (tuple, list)) or len(item) != 2:
             raise InputError([_not_a_pair(index, item)])
         return item[0], item[1]
@@ -108,7 +156,14 @@ class Opened:
 
 
 def unreadable(index: int, error: BaseException) -> Problem:
-    """Report that a sample could not be read or transformed."""
+    """Report that a sample could not be read or transformed, or is of another structure."""
+    if isinstance(error, Misfit):
+        return Problem(
+            f"dataset[{index}] must have the inputs that other samples have",
+            str(error),
+            "Bring all samples into one structure and shape, or pass collate_fn=, which makes "
+            "batches of what differs.",
+        )
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return Problem(
@@ -159,11 +214,13 @@ class OneByOne:
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         sample, label = self.source.read(index)
-        sample = copied(sample) if self.steps else sample
+        given = apply(self.steps, copied(sample) if self.steps else sample)
+        layout = layout_in(self.steps)
+        if layout is not None:
+            given = mapped(lambda item: item[0], layout.unpack(torch.from_numpy(given)[None]))
         if self.encoding is None:
-            return apply(self.steps, sample), self.targets[index]
-        target = torch.from_numpy(np.asarray(self.encoding(label, index)))
-        return apply(self.steps, sample), target
+            return given, self.targets[index]
+        return given, torch.from_numpy(np.asarray(self.encoding(label, index)))
 
 
 def open_source(dataset: Any) -> Opened:
@@ -207,15 +264,22 @@ class _Unlabelled(Opened):
     """Samples whose targets, if any, do not matter."""
 
     def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
+        if isinstance(item, dict):
+            return {name: part for name, part in item.items() if name not in TARGET_KEYS}, 0
         return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
 
 
-def open_inputs(inputs: Any, *, undress: bool = False, exact: bool = False) -> Opened:
+def open_inputs(
+    inputs: Any, *, undress: bool = False, exact: bool = False, several: bool = False
+) -> Opened:
     """Take samples apart whose targets, if any, do not matter: arrays, (X, y), or a dataset.
 
     `undress`: take out its ``transform``, which another one replaces. `exact`: leave float64 arrays
-    as they are. Raises `InputError` where there is no sample, or the transform cannot be taken out.
+    as they are. `several`: samples are trees, so that a tuple may hold one array an input. Raises
+    `InputError` where there is no sample, or the transform cannot be taken out.
     """
+    if several and isinstance(found := _several(inputs), TreeArrays):
+        return _open_arrays((found, np.zeros(len(found))))
     if isinstance(inputs, tuple):
         inputs = inputs[0] if len(inputs) == 2 else None
     inputs, rows = _below_subsets(inputs)
@@ -243,9 +307,31 @@ def open_inputs(inputs: Any, *, undress: bool = False, exact: bool = False) -> O
     return bare
 
 
+def _several(inputs: Any) -> Any:
+    """Return trees of arrays, with targets or without."""
+    if type(inputs) is TensorDataset:
+        inputs = inputs.tensors
+        inputs = (inputs[:-1], inputs[-1])
+    is_pair = isinstance(inputs, tuple) and len(inputs) == 2
+    found = as_trees(*inputs) if is_pair else None
+    return found if isinstance(found, TreeArrays) else as_trees(inputs, None)
+
+
 def _style_problems(dataset: Any, name: str = "dataset") -> list[Problem]:
     lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
-    if not lacking and not isinstance(dataset, IterableDataset):
+    if isinstance(dataset, IterableDataset):
+        return [
+            Problem(
+                f"{name} must be map-style: folds and the order of an epoch are sample numbers, "
+                "and a stream has none",
+                f"{type(dataset).__name__}, an IterableDataset",
+                "Read the stream into a list once and pass a Dataset with __len__ and __getitem__.",
+            )
+        ]
+    if isinstance(dataset, dict):
+        rule = f"{name} must be map-style, or a tuple of inputs and targets"
+        return [Problem(rule, "a dict", "Pass ({'name': array, ...}, y).")]
+    if not lacking:
         return []
     return [
         Problem(
@@ -267,6 +353,9 @@ def _sized(source: Opened) -> Opened:
 
 
 def _open_arrays(pair: tuple[Any, ...]) -> Opened:
+    if len(pair) == 2 and isinstance(trees := as_trees(*pair), TreeArrays):
+        labels = by_position(pair[1], "y")
+        return Opened(_Pairs(trees, labels), labels=labels, known=True)
     found = pair if len(pair) != 2 else (plain(pair[0], "X"), by_position(pair[1], "y"))
     sizes = [len(part) if _is_sized(part) else None for part in found]
     if len(pair) != 2 or None in sizes or sizes[0] != sizes[1]:

@@ -32,7 +32,17 @@ from asynckfold.data.range_reader import (
     SampleFacts,
 )
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
-from asynckfold.data.transforms import Array, Kind, flatten, same_steps
+from asynckfold.data.transforms import (
+    Array,
+    Kind,
+    Layout,
+    Pack,
+    Step,
+    TreeArrays,
+    flatten,
+    same_steps,
+    tensors_in,
+)
 from asynckfold.data.views import Place, Traced, Views, make_views
 from asynckfold.errors import Problem, refuse
 
@@ -208,10 +218,10 @@ def _hold(
 ) -> Reading | _Found:
     """Fill shared arrays, or say why that cannot be."""
     source, stored = checked.source, _distinct_prefixes(checked.views)
-    whole = None if any(pipeline.steps for pipeline, _ in stored) else source.samples
+    whole = _whole(source, [pipeline.steps for pipeline, _ in stored])
     mapped = None if whole is None or source.rows is not None else mapped_file(whole)
     if mapped is not None and len(stored) == 1:
-        return Reading((mapped,), _slots((0, 0)), notes=tuple(_feature_notes([mapped])))
+        return Reading((mapped,), _slots((0, 0)), notes=tuple(_feature_notes([mapped], None)))
     specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
     arrays, where = _allocate(specs, memory_budget, folder)
     if not arrays:
@@ -221,7 +231,7 @@ def _hold(
     if whole is not None:
         for array in arrays:
             array.writable()[...] = _rows(whole, source.rows)
-        notes += _feature_notes(arrays)
+        notes += _feature_notes(arrays, checked.views.layout)
         return Reading(tuple(arrays), _slots(slots), notes=tuple(notes))
     pipelines = tuple(pipeline for pipeline, _ in stored)
     found = _passed(
@@ -233,8 +243,19 @@ def _hold(
         _refuse_odd_sample(checked.views, found.why)
         return found
     labels = [label for part in found.parts for label in part.labels]
-    notes += _feature_notes(arrays)
+    notes += _feature_notes(arrays, checked.views.layout)
     return Reading(tuple(arrays), _slots(slots), labels, tuple(notes))
+
+
+def _whole(source: Opened, stored: Sequence[tuple[Step, ...]]) -> Array | None:
+    """Return what is stored of all of `source.base`, where it needs no reading one by one."""
+    if not any(stored):
+        return source.samples
+    arrays = getattr(source.base, "samples", None) if source.known else None
+    first = stored[0][0] if len(stored) == len(stored[0]) == 1 else None
+    if isinstance(first, Pack) and isinstance(arrays, TreeArrays):
+        return first.rows(arrays)
+    return None
 
 
 def _slots(slots: tuple[int, int]) -> tuple[int, int]:
@@ -282,7 +303,8 @@ def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading | Ch
             )
     places = tuple((place,) for place in checked.views.places[1])
     # What torchvision's own steps do is known; to decode and scale all samples takes its time.
-    pipelines = () if all_known(view.pipeline) else (Pipeline(view.pipeline, places),)
+    is_known = all_known(view.pipeline) and checked.views.layout is None
+    pipelines = () if is_known else (Pipeline(view.pipeline, places),)
     work = Pass(
         checked.check.dataset, checked.facts.how, pipelines, hold=False, random=checked.random
     )
@@ -365,16 +387,26 @@ def _refuse_odd_sample(views: Views, odd: str) -> None:
         refuse([Problem("all samples must have one shape and type", odd, remedy)])
 
 
-def _feature_notes(arrays: Sequence[SharedArray]) -> list[str]:
+def _feature_notes(arrays: Sequence[SharedArray], layout: Layout | None) -> list[str]:
     notes = []
     for shared in arrays:
-        if np.dtype(shared.spec.dtype).kind != "f":
+        if np.dtype(shared.spec.dtype).kind != "f" and layout is None:
             continue
         flat = shared.readable().reshape(shared.spec.shape[0], -1)
         bad = sum(
-            int((~np.isfinite(flat[start : start + 4096]).all(axis=1)).sum())
+            int((~_finite(flat[start : start + 4096], layout)).sum())
             for start in range(0, len(flat), 4096)
         )
         if bad:
             notes.append(f"{bad} of {len(flat)} samples {NOT_FINITE}")
     return list(dict.fromkeys(notes))
+
+
+def _finite(rows: Array, layout: Layout | None) -> Array:
+    """Return which of some samples hold finite numbers only."""
+    if layout is None:
+        return np.asarray(np.isfinite(rows).all(axis=1))
+    found = np.ones(len(rows), bool)
+    for item in tensors_in(layout.unpack(torch.tensor(rows))):
+        found &= item.isfinite().reshape(len(rows), -1).all(dim=1).numpy()
+    return found

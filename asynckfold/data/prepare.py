@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from asynckfold.data.materialize import (
 from asynckfold.data.range_reader import SampleCheck
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray
 from asynckfold.data.target_encoding import Encoding
-from asynckfold.data.transforms import Array, View, apply, describe, seeded
+from asynckfold.data.transforms import Array, View, apply, describe, seeded, tensors_in
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import Criterion
 
@@ -87,6 +87,16 @@ class Prepared:
     def handle(self) -> DataHandle:
         """Return what a worker needs, with this process's descriptors of the shared arrays."""
         return replace(self._handle, fds=tuple(array.fd for array in self._shared))
+
+    def preprocess_problems(self) -> Iterator[Problem]:
+        """Yield that a scikit-learn transformer cannot have samples of several tensors."""
+        layout = self._handle.layout
+        if layout is not None:
+            yield Problem(
+                "preprocess needs samples of one tensor: it gets one row of numbers each",
+                f"inputs {layout.text}",
+                "Transform each input before, or in the model.",
+            )
 
     def stored(self, rows: Sequence[int]) -> Array | None:
         """Return samples as the eval view stores them; None where they are read one by one."""
@@ -210,11 +220,16 @@ def _same_here(prepared: Prepared) -> bool:
     handle, checked = prepared.handle(), prepared.checked
     source = checked.source
     probes = np.array(source.probes[:3], dtype=np.int64)
-    ours = handle.open(handle.fds).eval(probes)[0].numpy()
+    batches = handle.open(handle.fds)
     with seeded(0):
         pipeline = checked.views.eval.pipeline
         single = [apply(pipeline, source.read(index)[0]) for index in probes.tolist()]
-    theirs = default_collate(single).numpy()
+    pair = batches.eval(probes)[0], batches.unpacked(default_collate(single))
+    ours, theirs = ([item.numpy() for item in tensors_in(inputs)] for inputs in pair)
+    return len(ours) == len(theirs) and all(map(_are_close, ours, theirs))
+
+
+def _are_close(ours: Array, theirs: Array) -> bool:
     # The last digits of a sum depend on the number of threads.
     return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-3, equal_nan=True)
 
@@ -295,6 +310,7 @@ def _handle(
         reading.slots,
         None if reading.held else checked.source.without_arrays(),
         encoding=encoding,
+        layout=checked.views.layout,
     )
 
 
@@ -308,6 +324,8 @@ def _fingerprints(
 ) -> tuple[str, str]:
     """Return `Prepared.fingerprint` and `Prepared.fingerprint_before`."""
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
+    if handle.layout is not None:
+        digest.update(repr((handle.layout.parts, handle.layout.spec)).encode())
     for array in shared:
         digest.update(array.readable().data if array.spec.nbytes else b"\0")
     with_steps = digest.copy()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +33,8 @@ from asynckfold.data.known_datasets import all_known
 from asynckfold.data.transforms import (
     Array,
     Draw,
+    Kind,
+    Misfit,
     Step,
     View,
     Watch,
@@ -40,14 +42,17 @@ from asynckfold.data.transforms import (
     copied,
     generators_kept,
     is_known,
+    is_tree,
     kind_of,
+    leaves_by_path,
+    misfit,
     same_sample,
     seeded,
     to_array,
     varies,
 )
 from asynckfold.data.views import Place, TraceFacts, Tracing, make_views, some_samples, train_steps
-from asynckfold.errors import InputError, Problem
+from asynckfold.errors import InputError, Problem, refuse
 
 BASE: Place = ("dataset", 0)
 """The place of what a dataset does itself."""
@@ -103,6 +108,8 @@ class SampleCheck:
         begun = time.perf_counter()
         with seeded(0):
             tracing = Tracing(some_samples(source), self.drawn)
+        if self.train_transform is None and not source.steps:
+            refuse(_structure_problems(source.probes, tracing.samples))
         beat(-1)
         try:
             views = make_views(source, self.train_transform, self.eval_transform, tracing)
@@ -124,6 +131,26 @@ _UNSEEDED = (
     "the training view draws from a generator that is not the global one of random, "
     "NumPy or torch: it cannot be seeded, and results differ from run to run"
 )
+
+
+def _structure_problems(places: Sequence[int], samples: Sequence[Any]) -> Iterator[Problem]:
+    """Yield that a sample is a tree that no record can hold, or another one than the first."""
+    if not is_tree(samples[0]):
+        return
+    layout = None
+    for index, sample in zip(places, samples, strict=True):
+        found = misfit(sample, layout)
+        if found and layout is not None:
+            yield unreadable(index, Misfit(found))
+            return
+        if found:
+            yield Problem(
+                f"the inputs of dataset[{index}] must be tensors, arrays, images or numbers",
+                found,
+                "Turn it into numbers in the dataset, or pass collate_fn=, which gets the items.",
+            )
+            return
+        layout = kind_of(sample).layout
 
 
 def _varies(source: Opened) -> bool:
@@ -321,7 +348,14 @@ def _stored(result: Any, output: Array, index: int) -> str:
 def digest_of(sample: Any) -> bytes:
     """Return a digest of a sample."""
     kind = kind_of(sample)
-    digest = hashlib.sha256(repr(kind).encode())
+    if is_tree(sample):
+        leaves, _ = leaves_by_path(sample)
+        # joblib hashes the storage of a tensor by its address, too.
+        if any(isinstance(leaf, Tensor) for leaf in leaves.values()):
+            parts = [path.encode() + digest_of(leaf) for path, leaf in leaves.items()]
+            return hashlib.sha256(b"".join(parts)).digest()[:DIGEST_BYTES]
+    # Digests of trees keep the form that they had when these were objects like any other.
+    digest = hashlib.sha256(repr(kind if kind.storable else Kind("other")).encode())
     if kind.storable:
         digest.update(to_array(sample).tobytes())
     else:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor, cat
+from torch.utils._pytree import tree_map
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from asynckfold.data.arrays import by_position, column_problems, plain
 from asynckfold.data.dataset import open_source
+from asynckfold.data.transforms import TreeArrays, leaves_by_path
+from asynckfold.data.tree_arrays import as_trees
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Indices
 
@@ -65,17 +69,21 @@ def evenly(count: int, most: int) -> Indices:
 
 def _arrays(dataset: Any) -> Any:
     if isinstance(dataset, tuple) and len(dataset) == 2:
-        return dataset
+        return as_trees(*dataset), dataset[1]
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return dataset.tensors
     return None
 
 
 def _array(part: Any, name: str) -> Any:
+    if isinstance(part, TreeArrays):
+        return part
     return plain(part, name) if name == "X" else np.asarray(by_position(part, name))
 
 
 def _stacked(mine: Any, theirs: Any, name: str) -> Any:
+    if isinstance(mine, TreeArrays):
+        return tree_map(partial(_stacked, name=name), mine.tree, theirs.tree)
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         return cat([mine, theirs])
     return np.concatenate([np.asarray(_array(part, name)) for part in (mine, theirs)])
@@ -83,13 +91,20 @@ def _stacked(mine: Any, theirs: Any, name: str) -> Any:
 
 def _shape_problems(mine: Any, theirs: Any) -> Iterator[Problem]:
     for name, one, other in zip(("X", "y"), mine, theirs, strict=True):
-        shapes = np.shape(one)[1:], np.shape(other)[1:]
+        shapes = _shape(one), _shape(other)
         if shapes[0] != shapes[1]:
             yield Problem(
                 f"{name} of dataset and of valid must have samples of one shape",
                 f"{shapes[0]} and {shapes[1]}",
                 "Bring them into one shape.",
             )
+
+
+def _shape(part: Any) -> Any:
+    """Return the shape of a sample; of a tree, those of its parts by path."""
+    if isinstance(part, TreeArrays):
+        return {path: np.shape(leaf)[1:] for path, leaf in leaves_by_path(part.tree)[0].items()}
+    return np.shape(part)[1:]
 
 
 def _kind_problem(dataset: Any, other: Any) -> Problem:

@@ -9,11 +9,14 @@ from typing import Any
 from asynckfold.data.dataset import Opened
 from asynckfold.data.transforms import (
     Kind,
+    Layout,
+    Pack,
     PipelineTrace,
     Step,
     View,
     divide,
     flatten,
+    layout_in,
     step_name,
     trace,
 )
@@ -21,6 +24,9 @@ from asynckfold.errors import InputError, Problem, refuse
 
 TRAIN, OWN, EVAL, SCALED = "train", "own", "eval", "scaled"
 """Names of pipelines that are traced."""
+
+_PACKED = " packed"
+"""Ends the name of a pipeline with a last step that packs trees into records."""
 
 _SCALED = (
     "the dataset has no transform: its images are taken as tensors scaled to [0, 1] (ToTensor); "
@@ -46,6 +52,11 @@ class Views:
     # where the steps of the train view and of the eval view come from
     places: tuple[tuple[Place, ...], tuple[Place, ...]]
 
+    @property
+    def layout(self) -> Layout | None:
+        """Layout of the records, where a sample is several tensors."""
+        return layout_in(self.eval.pipeline)
+
 
 class Tracing:
     """Traces untransformed samples, and keeps what was found for a `Traced`.
@@ -60,7 +71,8 @@ class Tracing:
 
     def __call__(self, name: str, steps: Sequence[Step]) -> PipelineTrace:
         """Return the trace of a pipeline; raise `InputError` where a step fails."""
-        drawn = [place for pipeline, place in self.drawn if pipeline == name]
+        own = name.removesuffix(_PACKED)
+        drawn = [place for pipeline, place in self.drawn if pipeline == own]
         try:
             made = trace(steps, self.samples, drawn)
         except InputError as error:
@@ -110,7 +122,8 @@ def _made(
     """Return the views, and random steps left in a derived eval view."""
     own, given_eval = source.steps, flatten(eval_transform)
     steps = train_steps(source, train_transform, eval_transform)
-    train = traced(TRAIN, steps)
+    train = _packed(TRAIN, steps, traced)
+    steps = train.steps
     notes: tuple[str, ...] = ()
     if not steps and train.final is not None and train.final.form == "image":
         from torchvision.transforms import ToTensor
@@ -118,12 +131,13 @@ def _made(
         steps, notes = (ToTensor(),), (_SCALED,)
         train = traced(SCALED, steps)
     if eval_transform is not None:
-        evaluation = _given(traced(EVAL, given_eval))
+        evaluation = _given(_packed(EVAL, given_eval, traced))
     elif own and train_transform is not None:
-        evaluation = _derived(OWN, traced(OWN, own), train.final, traced)
+        evaluation = _derived(OWN, _packed(OWN, own, traced), train.final, traced)
     else:
         evaluation = _derived(TRAIN, train, train.final, traced)
     problems = _sample_problems("training", train) + evaluation.problems
+    problems = problems or _layout_problems(train, evaluation.traced)
     flagged = zip(evaluation.places, evaluation.traced.random, strict=False)
     leaks = () if evaluation.problems else tuple(place for place, random in flagged if random)
     return Views(
@@ -134,6 +148,25 @@ def _made(
         problems or _sample_problems("evaluation", evaluation.traced),
         (tuple((TRAIN, place) for place in range(len(steps))), evaluation.places),
     ), leaks
+
+
+def _packed(name: str, steps: Sequence[Step], traced: Tracer) -> PipelineTrace:
+    """Return the trace of a pipeline; where it gives trees, with a step that packs them."""
+    found = traced(name, steps)
+    layout = None if found.final is None else found.final.layout
+    return found if layout is None else traced(name + _PACKED, (*steps, Pack(layout)))
+
+
+def _layout_problems(train: PipelineTrace, evaluation: PipelineTrace) -> tuple[Problem, ...]:
+    layouts = layout_in(train.steps), layout_in(evaluation.steps)
+    if layouts[0] == layouts[1]:
+        return ()
+    problem = Problem(
+        "both views must give inputs of one structure",
+        " and ".join("one tensor" if layout is None else layout.text for layout in layouts),
+        "Return the same keys, shapes and types from train_transform and eval_transform.",
+    )
+    return (problem,)
 
 
 def train_steps(source: Opened, train_transform: Any, eval_transform: Any) -> tuple[Step, ...]:

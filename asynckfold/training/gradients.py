@@ -13,7 +13,7 @@ Training = Any
 """A `training_run.Training`, which lies above."""
 
 
-def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     """Take one step of the optimizer; return the loss, detached."""
     if training.own_step is not None and training.own_step.is_several:
         return _loss(training, inputs, targets).detach()
@@ -31,14 +31,14 @@ def training_step(training: Training, inputs: torch.Tensor, targets: torch.Tenso
     return loss
 
 
-def fresh_gradient(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def fresh_gradient(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     """Set the gradients of the parameters to those of a batch; return the loss, detached."""
     training.optimizer.zero_grad()
     return add_gradient(training, inputs, targets)
 
 
 def add_gradient(
-    training: Training, inputs: torch.Tensor, targets: torch.Tensor, weight: float = 1.0
+    training: Training, inputs: Any, targets: torch.Tensor, weight: float = 1.0
 ) -> torch.Tensor:
     """Add the gradient of `weight` × loss to the parameters; return the loss, detached.
 
@@ -51,7 +51,7 @@ def add_gradient(
     return loss.detach()
 
 
-def _loss(training: Training, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def _loss(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     if training.own_step is not None:
         batch = inputs, targets
         own = training.own_step.loss(training.model, batch, training.epoch, training.batch)

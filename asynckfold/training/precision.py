@@ -20,10 +20,13 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
+from asynckfold.data.transforms import tensors_in
+from asynckfold.training.calls import call_model
+
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def outputs_of(model: Callable[..., Any], inputs: torch.Tensor, precision: str) -> Any:
+def outputs_of(model: Callable[..., Any], inputs: Any, precision: str) -> Any:
     """Return a model's outputs, computed in a number format (`TrainerParams.precision`).
 
     Examples
@@ -34,11 +37,15 @@ def outputs_of(model: Callable[..., Any], inputs: torch.Tensor, precision: str) 
     """
     dtype = AUTOCAST.get(precision)
     if dtype is None:
-        return model(inputs)
-    with torch.autocast(inputs.device.type, dtype):
-        outputs = model(inputs)
+        return call_model(model, inputs)
+    with torch.autocast(_device(inputs).type, dtype):
+        outputs = call_model(model, inputs)
     is_short = isinstance(outputs, torch.Tensor) and outputs.dtype is dtype
     return outputs.float() if is_short else outputs
+
+
+def _device(inputs: Any) -> torch.device:
+    return next((item.device for item in tensors_in(inputs)), torch.device("cpu"))
 
 
 def scaler_of(

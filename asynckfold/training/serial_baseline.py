@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from asynckfold.data.arrays import exact
 from asynckfold.data.batches import Batches
+from asynckfold.data.transforms import on_device
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import EpochEnded, Progress
@@ -200,8 +201,8 @@ class _Loop:
         # Without a generator of its own, it would draw from the one that dropout uses.
         return DataLoader(self.train_view, batch_sampler=drawn, generator=torch.Generator())
 
-    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> float:
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
+    def step(self, inputs: Any, targets: torch.Tensor) -> float:
+        inputs, targets = on_device(inputs, self.device), targets.to(self.device)
 
         def backward() -> torch.Tensor:
             self.optimizer.zero_grad()
@@ -220,14 +221,12 @@ class _Loop:
         step(self.optimizer, self.scaler)
         return loss.item()
 
-    def outputs_of(self, inputs: torch.Tensor) -> Any:
+    def outputs_of(self, inputs: Any) -> Any:
         return outputs_of(self.model, inputs, self.params.precision)
 
-    def score(
-        self, inputs: torch.Tensor, targets: torch.Tensor
-    ) -> tuple[float, float, torch.Tensor]:
+    def score(self, inputs: Any, targets: torch.Tensor) -> tuple[float, float, torch.Tensor]:
         """Return the summed loss, its divisor, and which samples are right."""
-        inputs, targets = inputs.to(self.device), targets.to(self.device)
+        inputs, targets = on_device(inputs, self.device), targets.to(self.device)
         factor, count = self.counted(targets)
         with torch.no_grad():
             outputs = self.outputs_of(inputs)

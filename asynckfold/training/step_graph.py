@@ -185,9 +185,11 @@ def prepare(training: Training, recorder: Recorder | None = None) -> None:
         training.gradient = functools.partial(_first_gradient, recorder)
 
 
-def _first_gradient(
-    recorder: Recorder, training: Training, inputs: Tensor, targets: Tensor
-) -> Tensor:
+def _first_gradient(recorder: Recorder, training: Training, inputs: Any, targets: Tensor) -> Tensor:
+    if not isinstance(inputs, Tensor):
+        training.gradient = fresh_gradient
+        training.log.write("no CUDA graph: a batch has several inputs\n")
+        return fresh_gradient(training, inputs, targets)
     low, high = training.bounds[0]
     if len(inputs) != high - low:
         return fresh_gradient(training, inputs, targets)

@@ -50,7 +50,7 @@ EVENT_SECONDS = 0.2
 
 Report = Callable[[RunEvent], None]
 
-Gradient = Callable[["Training", torch.Tensor, torch.Tensor], torch.Tensor]
+Gradient = Callable[["Training", Any, torch.Tensor], torch.Tensor]
 """(training, inputs, targets) → loss, detached."""
 
 
@@ -179,7 +179,7 @@ class Training:
         self.reported_at = time.monotonic()
         self.logged = self.batch // self.params.print_frequency
 
-    def samples_of(self, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def samples_of(self, batch: int) -> tuple[Any, torch.Tensor]:
         """Return inputs and targets of a batch of the epoch."""
         following = self.bounds[batch + 1] if batch + 1 < self.batches else None
         return self.ordered.batch(*self.bounds[batch], following)

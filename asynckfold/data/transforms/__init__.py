@@ -24,8 +24,26 @@ from asynckfold.data.transforms.batch_steps import (
 from asynckfold.data.transforms.draws import AnyDraw, Draw, JoinedDraw, splitmix64
 from asynckfold.data.transforms.equivalents import batch_step
 from asynckfold.data.transforms.generators import generators_kept, seed_generators, seeded, varies
+from asynckfold.data.transforms.packing import Misfit, Pack, TreeArrays, layout_in
 from asynckfold.data.transforms.pipeline import PipelineTrace, View, divide, trace
-from asynckfold.data.transforms.samples import Array, Kind, copied, kind_of, same_sample, to_array
+from asynckfold.data.transforms.records import (
+    Layout,
+    is_tree,
+    kinds_text,
+    leaves_by_path,
+    mapped,
+    on_device,
+    tensors_in,
+)
+from asynckfold.data.transforms.samples import (
+    Array,
+    Kind,
+    copied,
+    kind_of,
+    misfit,
+    same_sample,
+    to_array,
+)
 from asynckfold.data.transforms.steps import (
     Step,
     apply,
@@ -45,13 +63,17 @@ __all__ = [
     "Draw",
     "JoinedDraw",
     "Kind",
+    "Layout",
+    "Misfit",
     "Normalize",
+    "Pack",
     "PerSample",
     "RandomCrop",
     "RandomFlip",
     "Step",
     "ToFloat",
     "PipelineTrace",
+    "TreeArrays",
     "Unchanged",
     "View",
     "Watch",
@@ -65,13 +87,21 @@ __all__ = [
     "held_generators",
     "is_known",
     "is_random",
+    "is_tree",
     "kind_of",
+    "layout_in",
+    "leaves_by_path",
+    "mapped",
+    "misfit",
+    "on_device",
+    "kinds_text",
     "same_sample",
     "same_steps",
     "seed_generators",
     "seeded",
     "splitmix64",
     "step_name",
+    "tensors_in",
     "to_array",
     "trace",
     "varies",

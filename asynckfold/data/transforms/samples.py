@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from asynckfold.data.transforms.records import Layout, Part, is_tree, leaves_by_path
 
 Array = npt.NDArray[Any]
 
@@ -20,9 +23,10 @@ _STORED_MODES = {"L": 1, "RGB": 3, "RGBA": 4}
 class Kind:
     """What a sample is at one point of the pipeline, and how it is stored there."""
 
-    form: str  # image (PIL), tensor, array, number, other
+    form: str  # image (PIL), tensor, array, number, tree (of these), other
     shape: tuple[int, ...] = ()  # as stored: channels first for images
     dtype: str = ""  # NumPy's name, as stored
+    layout: Layout | None = field(default=None, repr=False)  # of a tree, as it is packed
 
     @property
     def is_uint8_image(self) -> bool:
@@ -33,7 +37,7 @@ class Kind:
     @property
     def storable(self) -> bool:
         """Whether samples of this kind can be stacked into one array."""
-        return self.form != "other"
+        return self.form not in ("other", "tree")
 
     def restore(self, stored: Tensor) -> Any:
         """Turn a stored sample back into what the user's steps expect."""
@@ -64,7 +68,56 @@ def kind_of(sample: Any) -> Kind:
         return Kind(form, sample.shape, str(sample.dtype)) if plain else Kind(form)
     if isinstance(sample, (bool, int, float, np.number, np.bool_)):
         return Kind("number", (), str(np.asarray(sample).dtype))
+    if is_tree(sample) and not misfit(sample):
+        return Kind("tree", layout=layout_of(sample))
     return Kind("other")
+
+
+def layout_of(tree: Any) -> Layout:
+    """Return how a tree of storable leaves is packed; images become float32, see `Pack`."""
+    leaves, spec = leaves_by_path(tree)
+    kinds = {path: kind_of(leaf) for path, leaf in leaves.items()}
+    parts = tuple(
+        Part(path, kind.shape, "float32" if kind.form == "image" else kind.dtype)
+        for path, kind in kinds.items()
+    )
+    return Layout(frozenset(parts), parts, spec)
+
+
+def misfit(tree: Any, layout: Layout | None = None) -> str:
+    """Say why a tree cannot be packed, or not as in `layout`; empty if it can.
+
+    >>> misfit({"age": 1, "name": "Ann"})
+    "['name'] is a string"
+    """
+    if not is_tree(tree):
+        return f"it is {_article(tree)}, no tuple or dict"
+    leaves, _ = leaves_by_path(tree)
+    if not leaves:
+        return "it holds no tensor"
+    for path, leaf in leaves.items():
+        if isinstance(leaf, (str, bytes)):
+            return f"{path or 'it'} is a string"
+        if not kind_of(leaf).storable:
+            return f"{path or 'it'} is {_article(leaf)}, no dense tensor, array, image or number"
+    if layout is None:
+        return ""
+    wanted = {part.path: part for part in layout.parts}
+    for path in (*wanted, *leaves):
+        if path not in leaves:
+            return f"it has no {path}"
+        if path not in wanted:
+            return f"it has {path or 'one tensor'}, which the first sample has not"
+    found = layout_of(tree)
+    for part in found.parts:
+        if part != wanted[part.path]:
+            return f"{part.path} is {part.text} where others are {wanted[part.path].text}"
+    return ""
+
+
+def _article(leaf: Any) -> str:
+    kind = f"{leaf.dtype!s} " if hasattr(leaf, "dtype") else ""
+    return f"a {kind}{type(leaf).__name__}"
 
 
 def _is_pil(sample: Any) -> bool:
@@ -91,6 +144,8 @@ def copied(sample: Any) -> Any:
         return sample.clone()
     if _is_pil(sample):
         return sample.copy()
+    if type(sample) in (tuple, list, dict):
+        return tree_map(copied, sample)
     return sample.copy() if isinstance(sample, np.ndarray) else copy.deepcopy(sample)
 
 
@@ -102,6 +157,8 @@ def same_sample(one: Any, other: Any) -> bool:
     """
     if isinstance(one, (tuple, list)) and type(one) is type(other):
         return len(one) == len(other) and all(map(same_sample, one, other))
+    if type(one) is dict and type(other) is dict:
+        return one.keys() == other.keys() and all(same_sample(one[key], other[key]) for key in one)
     kind = kind_of(one)
     if kind != kind_of(other):
         return False

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from asynckfold.data.transforms.generators import varies
+from asynckfold.data.transforms.packing import Pack
 from asynckfold.data.transforms.samples import copied
 
 Step = Callable[[Any], Any]
@@ -58,11 +59,13 @@ def is_torchvision(step: Any, *names: str) -> bool:
 
 
 def is_known(step: Step) -> bool:
-    """Return whether a step is torchvision's own code throughout.
+    """Return whether a step is torchvision's own code, or this package's, throughout.
 
     >>> is_known(abs)
     False
     """
+    if isinstance(step, Pack):
+        return True
     if not is_torchvision(step) or is_torchvision(step, "Lambda"):
         return False
     return all(is_known(inner) for inner in flatten(getattr(step, "transforms", None)))
@@ -86,6 +89,8 @@ def is_random(step: Step, samples: Sequence[Any] = ()) -> bool:
     Torchvision's own transforms are judged by class and settings, anything else by trying it on
     `samples` under different seeds.
     """
+    if isinstance(step, Pack):
+        return False
     if not is_torchvision(step) or is_torchvision(step, "Lambda"):
         return any(varies(partial(_try, step, sample)) for sample in samples)
     name = type(step).__name__

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -25,11 +28,20 @@ _AT_RANDOM = (
 )
 
 
-def evaluation_depends_on(model: nn.Module, inputs: torch.Tensor, precision: str = "fp32") -> str:
+def _as_it_is(samples: torch.Tensor) -> Any:
+    return samples
+
+
+def evaluation_depends_on(
+    model: nn.Module,
+    inputs: torch.Tensor,
+    precision: str = "fp32",
+    batch: Callable[[torch.Tensor], Any] = _as_it_is,
+) -> str:
     """Say what else the outputs in evaluation depend on; empty if only on their samples.
 
     Evaluates a copy of the model again with another seed, in halves of the batch, and in reverse
-    order.
+    order. `batch` makes the model's inputs of what are samples here.
 
     Examples
     --------
@@ -46,7 +58,7 @@ def evaluation_depends_on(model: nn.Module, inputs: torch.Tensor, precision: str
 
             def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
                 seeding.seed_all(seed)
-                outputs: torch.Tensor = outputs_of(twin, part.clone(), precision)
+                outputs: torch.Tensor = outputs_of(twin, batch(part.clone()), precision)
                 return outputs.double()
 
             whole = outputs_on(inputs)

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
+from asynckfold.data.transforms import kinds_text, tensors_in
 from asynckfold.errors import InputError
 from asynckfold.jobs.objective import OutputSample
 from asynckfold.planning import memory_format
 from asynckfold.training import lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.calls import UnfitInputsError, way_of
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.dry_run import (
     checks,
@@ -37,6 +39,7 @@ from asynckfold.training.own_step import own_step
 from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
+from asynckfold.training.pretraining import has_pretraining
 from asynckfold.training.several_optimizers import optimizers_of
 
 REPLICA_BATCH = 8
@@ -83,7 +86,7 @@ class CandidateTrial:
         fold = bundle.folds[0]
         self.rows = fold.train
         self.data_notes: list[str] = []
-        rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
+        self.first_rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
         try:
             self.seen = fit_transform(data, recipe.preprocess, fold.train, self.data_notes.append)
         except InputError as error:
@@ -94,15 +97,36 @@ class CandidateTrial:
                 f"{type(error).__name__} on fold 0: {first_line(error)}",
                 "It gets an array of numbers, one row for each sample, without column names.",
             ) from error
-        self.inputs, self.targets = self.seen.train(rows, 0, 0)
+        self.inputs, self.targets = self.seen.train(self.first_rows, 0, 0)
         self.own = own_step(
             recipe,
             plan.params,
             self.optimizer,
             copy.deepcopy(recipe.criterion),
-            self.inputs.device,
+            self.targets.device,
             plan.params.precision_on_cores,
         )
+        self.way = self._way_of_call()
+
+    def _way_of_call(self) -> str:
+        """Return how the model gets several inputs; empty for one tensor."""
+        if isinstance(self.inputs, torch.Tensor):
+            return ""
+        if has_pretraining(self.model):
+            raise Refused(
+                "pretraining needs samples of one tensor",
+                f"model {self.name}, and {kinds_text(self.inputs)}",
+                "Leave pretrain out, or join the inputs into one tensor.",
+            )
+        try:
+            return way_of(self.model, self.inputs)
+        except UnfitInputsError as error:
+            received, remedy = error.args
+            rule = f"model {self.name} must take the inputs {kinds_text(self.inputs)}"
+            raise Refused(rule, received, remedy) from error
+
+    def _batch(self, rows: torch.Tensor) -> Any:
+        return self.seen.train(rows, 0, 0)[0]
 
     def _fit_of(self, unscheduled: torch.optim.Optimizer) -> schedule_fit.Fit:
         plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[self.schedule]
@@ -199,7 +223,7 @@ class CandidateTrial:
         parts = optimizers_of(self.optimizer)
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         precision = self.bundle.plan.params.precision_on_cores
-        recipe, device = self.bundle.recipe, self.inputs.device
+        recipe, device = self.bundle.recipe, self.targets.device
         own = own_validation(recipe, parts, criterion, device, precision)
         if own is not None:
             logged = self.own.state.measures if self.own else {}
@@ -271,13 +295,22 @@ class CandidateTrial:
             for value in entry.values()
             if isinstance(value, torch.Tensor)
         )
-        return 2 * weights + state + 64 * int(self.inputs.nbytes)
+        return 2 * weights + state + 64 * sum(item.nbytes for item in tensors_in(self.inputs))
 
     def notes(self) -> Iterator[str]:
         """Yield what preprocessing loses, and what scores depend on besides the samples."""
         yield from filter(None, self.data_notes)
         precision = self.bundle.plan.params.precision_on_cores
-        found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
+        if self.way:
+            yield (
+                f"model {self.name} gets its inputs {self.way}: "
+                f"{kinds_text(self.inputs, samples=True)}"
+            )
+            found = evaluation_depends_on(
+                self.model, self.first_rows[:REPLICA_BATCH], precision, self._batch
+            )
+        else:
+            found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
         if found:
             yield f"model {self.name}: {found}"
 
@@ -330,4 +363,5 @@ class CandidateTrial:
             torch.compiler.reset()
 
     def _outputs(self, model: nn.Module, most: int | None = None) -> Any:
-        return outputs_of(model, self.inputs[:most], self.bundle.plan.params.precision_on_cores)
+        inputs = self._batch(self.first_rows[:most]) if self.way else self.inputs[:most]
+        return outputs_of(model, inputs, self.bundle.plan.params.precision_on_cores)

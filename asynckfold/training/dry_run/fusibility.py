@@ -76,6 +76,8 @@ def _unfit(trial: CandidateTrial) -> str:
         return "in float16, each job scales its own losses"
     if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):
         return "its candidates have optimizers of different kinds"
+    if trial.way:
+        return "its samples are several tensors"
     return ""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asynckfold.data.transforms import is_tree, kinds_text
 from asynckfold.training.dry_run.checks import Refused, first_line
 
 _LAYER_CALL = "torch.nn.modules.module"
@@ -19,7 +20,7 @@ _OTHER_CAUSES = ("cuda", "memory", "not implemented")
 """Words of errors that say nothing of shapes: a GPU may have what a core lacks."""
 
 
-def misfit(name: str, model: nn.Module, inputs: torch.Tensor, error: Exception) -> Refused | None:
+def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refused | None:
     """Return the refusal of a model whose forward pass raised, if torch raised for its inputs.
 
     What the user's own code raises is no refusal: only that model's jobs fail.
@@ -28,11 +29,14 @@ def misfit(name: str, model: nn.Module, inputs: torch.Tensor, error: Exception) 
     is_of_inputs = isinstance(error, (RuntimeError, ValueError, TypeError, IndexError))
     if not (is_of_inputs and _is_of_torch(error)) or any(word in text for word in _OTHER_CAUSES):
         return None
-    layer, received = model, (inputs,)
+    layer: nn.Module = model
+    received: tuple[Any, ...] = (inputs,)
     for frame in _frames(error):
         called = frame.f_locals.get("self")
         if frame.f_globals.get("__name__") == _LAYER_CALL and isinstance(called, nn.Module):
-            layer, received = called, frame.f_locals.get("args", ())
+            layer = called
+            args, named = (frame.f_locals.get(word) for word in ("args", "kwargs"))
+            received = (*(args or ()), *([named] if named else ()))
     path = next((path for path, item in model.named_modules() if item is layer), "")
     where = f"its layer {path}, {_described(layer)}, which" if path else "its forward(), which"
     return Refused(
@@ -68,8 +72,6 @@ def _described(layer: nn.Module) -> str:
 
 def _shapes(values: Any) -> str:
     return ", ".join(
-        f"{str(item.dtype)[6:]} {tuple(item.shape)}"
-        if isinstance(item, torch.Tensor)
-        else type(item).__name__
+        kinds_text(item) if isinstance(item, torch.Tensor) or is_tree(item) else type(item).__name__
         for item in values
     )

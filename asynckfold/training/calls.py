@@ -1,0 +1,113 @@
+"""The one place where a model is called, with one tensor or with several inputs.
+
+A dict is passed by name, a tuple by position, where the signature of ``forward`` takes them so;
+else the whole as one argument. The answer depends on the signature alone, so that every batch, job
+and process has the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from torch import Tensor, nn
+
+from asynckfold.errors import nearest
+
+NAMES, POSITIONS, ONE = "by name", "by position", "as one argument"
+"""How a model gets its inputs."""
+
+
+class UnfitInputsError(TypeError):
+    """``forward`` takes the inputs in no way; the arguments are (received, remedy)."""
+
+
+def call_model(model: Callable[..., Any], inputs: Any) -> Any:
+    """Return what a model gives for a batch: one tensor, a dict, a tuple, or an object.
+
+    Examples
+    --------
+    >>> import torch
+    >>> call_model(lambda left, right: left - right, {"right": torch.ones(1), "left": 3})
+    tensor([2.])
+    """
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    way = way_of(model, inputs)
+    if way == NAMES:
+        return model(**inputs)
+    return model(*inputs) if way == POSITIONS else model(inputs)
+
+
+def way_of(model: Callable[..., Any], inputs: Any) -> str:
+    """Return how a model gets its inputs; raise `UnfitInputsError` where it takes them in no way.
+
+    Examples
+    --------
+    >>> way_of(lambda image, age: None, {"age": 1, "image": 2})
+    'by name'
+    >>> way_of(lambda batch: None, {"age": 1, "image": 2})
+    'as one argument'
+    """
+    forward = model.forward if isinstance(model, nn.Module) else model
+    # Bound methods of equal models compare as different.
+    function = getattr(forward, "__func__", forward)
+    if isinstance(inputs, Mapping):
+        return _way(function, function is not forward, tuple(inputs), 0)
+    if isinstance(inputs, tuple) and not hasattr(inputs, "data"):
+        return _way(function, function is not forward, (), len(inputs))
+    return ONE
+
+
+@lru_cache(maxsize=256)
+def _way(function: Callable[..., Any], bound: bool, names: tuple[str, ...], count: int) -> str:
+    try:
+        parameters = list(inspect.signature(function).parameters.values())[bound:]
+    except (TypeError, ValueError):
+        return ONE
+    signature, keywords = inspect.Signature(parameters), dict.fromkeys(names)
+    if names and all(isinstance(name, str) for name in names) and _binds(signature, **keywords):
+        return NAMES
+    if not names and _binds(signature, *range(count)):
+        return POSITIONS
+    # A dict that shares a name with the signature is meant by name.
+    taken = _named(parameters)
+    if _binds(signature, None) and not set(names) & set(taken):
+        return ONE
+    raise UnfitInputsError(*_told(signature, names, count, taken))
+
+
+def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _named(parameters: Sequence[inspect.Parameter]) -> list[str]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [item.name for item in parameters if item.kind in kinds]
+
+
+def _told(
+    signature: inspect.Signature, names: tuple[str, ...], count: int, taken: list[str]
+) -> tuple[str, str]:
+    what = f"forward{signature}"
+    if not names:
+        return f"{what} for {count} inputs by position", "Give forward one parameter for each."
+    unknown = [name for name in names if name not in taken]
+    if not unknown:
+        missing = [
+            name
+            for name, item in signature.parameters.items()
+            if item.default is item.empty and name not in names
+        ]
+        return f"{what}, and no input {', '.join(missing)}", "Add it, or give it a default."
+    hints = "".join(nearest(str(name), taken) for name in unknown)
+    return (
+        f"{what}, which does not take {', '.join(map(str, unknown))}",
+        f"Name the inputs as forward does.{hints}",
+    )

@@ -1,0 +1,270 @@
+"""Samples of several tensors: a dict by name, a tuple by position, or one argument."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
+from asynckfold import fit as fit_one
+from asynckfold.data.prepare import prepare
+from asynckfold.data.transforms import TreeArrays
+from tests.several_inputs import (
+    BATCH,
+    EPOCHS,
+    Items,
+    N,
+    OneDict,
+    TwoInputs,
+    adam,
+    arrays,
+    plain_loop,
+)
+
+
+def swept(
+    dataset: Any, root: Path, model: Any = TwoInputs, engine: str = "serial", **settings: Any
+) -> CVResults:
+    kfold = AsyncKFold(
+        2, dataset, root, nn.CrossEntropyLoss(), BATCH, engine=engine, verbose=0, report=False,
+        threads_per_job=1, **settings,
+    )  # fmt: skip
+    return kfold([model], ["constant"], adam, {"epochs": EPOCHS})
+
+
+def weights_of(results: CVResults) -> dict[str, Tensor]:
+    return results.state_dict(results.candidates[0].name, fold=0)
+
+
+def as_tuple(inputs: dict[str, Any], target: int) -> Any:
+    return (inputs["image"], inputs["age"]), target
+
+
+X, Y = arrays()
+PAIR = (X["image"], X["age"])
+REORDERED = {name: torch.from_numpy(X[name]) for name in ("age", "image")}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "engine"),
+    [
+        ((X, Y), "process"),
+        ((PAIR, Y), "serial"),
+        ((REORDERED, Y), "serial"),
+        (TensorDataset(*map(torch.from_numpy, (*PAIR, Y))), "serial"),
+        (Items(), "joblib"),
+        (Items(as_tuple), "process"),
+        (Items(lambda inputs, y: {**inputs, "labels": y}), "serial"),
+    ],
+    ids=["dict", "tuple", "tensors", "TensorDataset", "dict, y", "tuple, y", "labels in dict"],
+)
+def test_a_job_has_the_bits_of_a_plain_loop(root: Path, dataset: Any, engine: str) -> None:
+    results = swept(dataset, root, engine=engine)
+    weights, outputs = plain_loop(
+        TwoInputs, Items(), results, lambda model, inputs: model(**inputs)
+    )
+    found = weights_of(results)
+    assert {name: item.tolist() for name, item in found.items()} == {
+        name: item.tolist() for name, item in weights.items()
+    }
+    stored = results.results[results.plan.jobs[0].id].outputs
+    assert stored is not None
+    assert np.array_equal(stored, outputs.numpy())
+
+
+def test_target_key_names_the_target_of_a_dict(root: Path) -> None:
+    named = Items(lambda inputs, y: {**inputs, "kind": y})
+    found = [
+        weights_of(swept(data, root / name, **key))
+        for name, data, key in (("pair", Items(), {}), ("key", named, {"target_key": "kind"}))
+    ]
+    assert found[0].keys() == found[1].keys()
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "match"),
+    [
+        (["kind"], {}, "under 'labels' or 'target': received a dict of 'image', 'age', 'kind'"),
+        (["kind"], {"target_key": "kin"}, "Did you mean 'kind'"),
+        (["labels", "target"], {}, "under 'labels' or 'target'"),
+    ],
+)
+def test_a_dict_without_its_target_is_refused(
+    root: Path, names: list[str], settings: dict[str, str], match: str
+) -> None:
+    items = Items(lambda inputs, y: {**inputs, **dict.fromkeys(names, y)})
+    with pytest.raises(InputError, match=match):
+        swept(items, root, **settings)
+
+
+def test_target_key_is_refused_for_arrays(root: Path) -> None:
+    with pytest.raises(InputError, match="target_key is for a data set whose items are dicts"):
+        swept((X, Y), root, target_key="kind")
+
+
+def test_a_model_may_take_the_whole_dict(root: Path) -> None:
+    by_name = swept((X, Y), root / "name")
+    whole = swept((X, Y), root / "whole", OneDict)
+    found = [[item.tolist() for item in weights_of(one).values()] for one in (by_name, whole)]
+    assert found[0] == found[1]
+
+
+def test_the_dry_run_says_how_the_model_is_called(root: Path) -> None:
+    swept(Items(), root)
+    with closing(sqlite3.connect(root / "run.db")) as connection:
+        told = " ".join(map(str, connection.execute("SELECT * FROM events")))
+    assert "model TwoInputs gets its inputs by name: ['image'] float32 (3, 2, 2), ['age']" in told
+
+
+class Interrupted(TwoInputs):
+    """Is stopped in the second epoch of its first job, where the environment says so."""
+
+    calls = 0
+
+    def forward(self, image: Tensor, age: Tensor) -> Tensor:
+        self.calls += self.training
+        if self.calls == 6 and "STOPS" in os.environ:
+            raise KeyboardInterrupt
+        return super().forward(image, age)
+
+
+def test_an_interrupted_run_continues_to_the_same_bits(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = weights_of(swept((X, Y), root / "whole", Interrupted))
+    monkeypatch.setenv("STOPS", "1")
+    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
+        swept((X, Y), root / "cut", Interrupted)
+    monkeypatch.delenv("STOPS")
+    continued = weights_of(swept((X, Y), root / "cut", Interrupted))
+    assert all(torch.equal(whole[name], continued[name]) for name in whole)
+    assert "continued" in (root / "cut/Interrupted/constant/fold-0/log.txt").read_text()
+
+
+def test_infinite_numbers_in_one_input_are_noted(root: Path) -> None:
+    spoilt = X["image"].copy()
+    spoilt[3, 0, 0, 0] = np.nan
+    with ExitStack() as stack:
+        data = prepare((TreeArrays({**X, "image": spoilt}), Y))
+        stack.callback(data.close)
+        assert any("1 of 60 samples hold NaN" in note for note in data.notes)
+        assert data.held
+
+
+def test_a_streamed_dataset_gives_the_bits_of_a_held_one(root: Path) -> None:
+    held = swept(Items(), root / "held")
+    streamed = swept(Items(), root / "streamed", random_samples=True)
+    found = [[item.tolist() for item in weights_of(one).values()] for one in (held, streamed)]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("dataset", "inputs"), [((X, Y), X), ((PAIR, Y), PAIR)])
+def test_the_ensemble_predicts_for_dicts_and_tuples(root: Path, dataset: Any, inputs: Any) -> None:
+    results = swept(dataset, root)
+    ensemble = results.ensemble()
+    assert np.array_equal(ensemble.predict(inputs), ensemble.predict(dataset))
+    models = [results.model(fold=fold) for fold in range(2)]
+    with torch.no_grad():
+        tensors = [torch.from_numpy(part) for part in PAIR]
+        mean = sum(model(*tensors).softmax(1) for model in models) / 2
+    assert np.array_equal(ensemble.predict(inputs), mean.argmax(1).numpy())
+
+
+def test_the_ensemble_refuses_inputs_of_another_structure(root: Path) -> None:
+    ensemble = swept((X, Y), root).ensemble()
+    with pytest.raises(InputError, match=r"\['age'\]"):
+        ensemble.predict({"image": X["image"]})
+
+
+def test_a_run_with_renamed_inputs_is_another_run(root: Path) -> None:
+    class Anything(TwoInputs):
+        def forward(self, age: Tensor, **others: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(*others.values(), age)
+
+    swept((X, Y), root, Anything)
+    with pytest.raises(InputError, match="data"):
+        swept(({"age": X["age"], "picture": X["image"]}, Y), root, Anything)
+
+
+def test_fit_trains_one_model_with_two_inputs(root: Path) -> None:
+    valid = ({name: array[:20] for name, array in X.items()}, Y[:20])
+    found = fit_one(
+        TwoInputs, (X, Y), adam, nn.CrossEntropyLoss(), root, valid=valid, epochs=1, verbose=0
+    )
+    assert len(found.epochs) == 1
+
+
+class Misnamed(TwoInputs):
+    def forward(self, image: Tensor, ages: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(image, ages)
+
+
+class Narrow(TwoInputs):
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Linear(11, 8)
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+def ragged(index: int, change: Callable[[dict[str, Any]], Any]) -> Items:
+    data = Items()
+    plain = Items.__getitem__
+
+    class Changed(Items):
+        def __getitem__(self, at: int) -> Any:
+            inputs, target = plain(data, at)
+            return (change(inputs) if at == index else inputs), target
+
+    return Changed()
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "match"),
+    [
+        (({**X, "age": X["age"][:-1]}, Y), TwoInputs, r"X\['age'\] has 59"),
+        ((PAIR, Y[:-1]), TwoInputs, "y has 59"),
+        (({**X, "name": ["Ann"] * N}, Y), TwoInputs, r"X\['name'\] must be an array"),
+        (({**X, "name": np.array(["Ann"] * N)}, Y), TwoInputs, r"X\['name'\] must hold numbers"),
+        ((X, Y), Misnamed, "Did you mean 'ages'"),
+        ((X, Y), Narrow, r"\['image'\] float32"),
+        (((*PAIR, X["age"]), Y), TwoInputs, "3 inputs by position"),
+        (Stream(), TwoInputs, "an IterableDataset"),
+        (
+            Items(lambda inputs, y: ({**inputs, "name": "Ann"}, y)),
+            TwoInputs,
+            r"\['name'\] is a str",
+        ),
+        (ragged(1, lambda x: {**x, "age": np.zeros(2)}), TwoInputs, r"dataset\[1\].*\['age'\]"),
+        (ragged(9, lambda x: {"image": x["image"]}), TwoInputs, r"dataset\[9\](.|\n)*\['age'\]"),
+        (ragged(9, lambda x: {**x, "more": 1}), TwoInputs, r"dataset\[9\](.|\n)*\['more'\]"),
+        (ragged(9, lambda x: x["image"]), TwoInputs, r"dataset\[9\]"),
+    ],
+)
+def test_bad_input_is_refused_before_the_start(
+    root: Path, dataset: Any, model: Any, match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        swept(dataset, root, model)
+    assert not (root / "run.db").exists()
+
+
+def test_preprocess_is_refused(root: Path) -> None:
+    from sklearn.preprocessing import StandardScaler
+
+    with pytest.raises(InputError, match="preprocess needs samples of one tensor"):
+        swept((X, Y), root, preprocess=StandardScaler())
