@@ -225,7 +225,7 @@ def test_images_pass_the_eval_transform_of_torchvision(path: Path) -> None:
         torch.sigmoid,
         nn.functional.softplus,
     ],
-    ids=repr,
+    ids=lambda step: getattr(step, "__name__", repr(step)),
 )
 def test_steps_have_names(step: Any) -> None:
     stored = json.loads(json.dumps(stored_step(step)))
