@@ -53,8 +53,8 @@ def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outp
     stored = load_results(store)
     name = parsed.candidate or best(stored)
     command = _command_of(parsed, store)
-    known = {job.candidate: job.model for job in store.plan.jobs}
-    model = known.get(name, base_of(name))
+    models = {job.candidate: job.model for job in store.plan.jobs}
+    model = models.get(name, base_of(name))
     settings, recipe, source = predicting_parts(command, model)
     refuse(_model_problems(model, recipe.models))
     refuse(code_problems(store.plan, model, recipe, settings))
