@@ -76,14 +76,6 @@ def is_too_large(request: Request, load: Load) -> bool:
     )
 
 
-def is_forced(placed: Sequence[Placement], running: Sequence[Placement]) -> bool:
-    """Whether the first job may have been started because none fitted.
-
-    On the other nodes only jobs that run alone, or are too large for every node, start beside it.
-    """
-    return not running and len({placement.node for placement in placed}) == len(placed)
-
-
 def on(placements: Sequence[Placement], node: str) -> list[Placement]:
     return [placement for placement in placements if placement.node == node]
 
@@ -119,7 +111,7 @@ def test_the_rules_of_a_machine_hold_on_each_node(situation: Situation) -> None:
         new = on(placed, node.node)
         active = [*on(running, node.node), *new]
         assert not (node.blocked and new)
-        if not new or (placed[0] in new and is_forced(placed, running)):
+        if not new or len([*running, *placed]) == 1:
             continue  # one job runs in the cluster, whatever it needs
         if any(is_too_large(by_id[placement.jobs[0]], load) for placement in new):
             assert len(active) == 1
