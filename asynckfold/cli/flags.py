@@ -62,8 +62,9 @@ class _Merged(argparse.Action):
     """Adds the names of each repetition of a flag to those of the earlier ones."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        known = getattr(namespace, self.dest) or {}
-        setattr(namespace, self.dest, {**known, **(values or {})})
+        if values is not None:
+            known = getattr(namespace, self.dest) or {}
+            setattr(namespace, self.dest, {**known, **values})
 
 
 @dataclass(frozen=True, kw_only=True)

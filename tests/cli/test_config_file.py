@@ -33,8 +33,7 @@ def of_plan(words: Sequence[str], root: Path) -> str:
     parsed = parse([*words, "--root", str(root)])
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
-    given = sweep.models, sweep.schedulers, sweep.opt_fn, sweep.trainer_params
-    return kfold.forecast(*given).plan.fingerprint
+    return kfold.forecast(*sweep, **sweep.grid).plan.fingerprint
 
 
 def words_for(item: Argument) -> st.SearchStrategy[list[str]]:
@@ -56,6 +55,8 @@ def words_for(item: Argument) -> st.SearchStrategy[list[str]]:
         offered.append(st.sampled_from(["0.25", "1e-05"]))
     if "cpu=N" in item.metavar:
         offered = [st.sampled_from(["7", "cpu=3,gpu=5"])]
+    elif "NAME=" in item.metavar:
+        offered = [st.sampled_from(["lr=0.1,x,None,True", "width=16"])]
     elif item.reads and not item.metavar:
         offered = [st.just("3")]
     return st.one_of(offered).map(lambda word: [flag, word])
