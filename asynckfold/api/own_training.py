@@ -45,8 +45,8 @@ class OwnTraining:
         stay ours. ``opt_fn`` may return a tuple of several optimizers: the step then calls
         ``state.backward(loss, optimizer)``. The held-out fold is scored as always.
     validation_step : callable, optional
-        Measures a batch of the held-out fold after each epoch, (model, (inputs, targets), state) →
-        loss, or a dict of numbers; also by ``state.log``. Means over the fold are in the table of
+        Measures a batch of the held-out fold after each epoch, (model, batch, state) → numbers. It
+        returns a loss or a dict, or calls ``state.log``. Means over the fold are in the table of
         epochs, and a loss is its ``valid_loss``. A number with the name of a score is that score.
     fit_fn : callable, optional
         Trains a whole job by a loop of its own. It gets a context with model, loaders of this fold,
