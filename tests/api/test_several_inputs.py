@@ -19,6 +19,7 @@ from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
 from asynckfold import fit as fit_one
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms import TreeArrays
+from asynckfold.training import checkpointing
 from tests.several_inputs import (
     BATCH,
     EPOCHS,
@@ -143,13 +144,17 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = weights_of(swept((X, Y), root / "whole", Interrupted))
+    # A checkpoint after the first epoch, however short it is.
+    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "SHARE", float("inf"))
     monkeypatch.setenv("STOPS", "1")
     with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
         swept((X, Y), root / "cut", Interrupted)
     monkeypatch.delenv("STOPS")
     continued = weights_of(swept((X, Y), root / "cut", Interrupted))
     assert all(torch.equal(whole[name], continued[name]) for name in whole)
-    assert "continued" in (root / "cut/Interrupted/constant/fold-0/log.txt").read_text()
+    log = (root / "cut/Interrupted/constant/fold-0/log.txt").read_text()
+    assert log.count("epoch 1 train_loss") == 1
 
 
 def test_infinite_numbers_in_one_input_are_noted(root: Path) -> None:

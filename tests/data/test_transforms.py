@@ -303,7 +303,8 @@ def test_descriptions_tell_closures_and_settings_apart() -> None:
         (np.zeros(3), "array"),
         (np.array(["a"]), "other"),
         (3.5, "number"),
-        ({"x": 1}, "other"),
+        ({"x": 1}, "tree"),
+        ({"x": "text"}, "other"),
     ],
 )
 def test_kinds_of_samples(sample: Any, form: str) -> None:
