@@ -31,7 +31,7 @@ from asynckfold.api.prediction import (
     outputs_by_batch,
     transformed,
 )
-from asynckfold.api.saved_models import save_models
+from asynckfold.api.saved_models import export_onnx, save_models
 from asynckfold.data.arrays import Given
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.dataset import Opened
@@ -188,22 +188,29 @@ class RebuiltModels:
 
     def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
         """Write the models to a file, see `saved_models`."""
-        run, plan = self.run, self.run.results.plan
         with seeding.preserved():
-            prediction = Prediction(
-                self.form,
-                self.run.samples[1],
-                self._members,
-                tuple(map(plan.is_channels_last, self.jobs)),
-                run.default_dtype,
-                run.output_transform,
-                {
-                    "jobs": [job.id for job in self.jobs],
-                    "plan": plan.fingerprint,
-                    "results": run.results.fingerprint,
-                },
-            )
-            save_models(ensemble, prediction, path, overwrite=overwrite)
+            save_models(ensemble, self._prediction(), path, overwrite=overwrite)
+
+    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
+        """Write the first model as ONNX."""
+        with seeding.preserved():
+            export_onnx(self._prediction(), path, overwrite=overwrite)
+
+    def _prediction(self) -> Prediction:
+        run, plan = self.run, self.run.results.plan
+        return Prediction(
+            self.form,
+            run.samples[1],
+            self._members,
+            tuple(map(plan.is_channels_last, self.jobs)),
+            run.default_dtype,
+            run.output_transform,
+            {
+                "jobs": [job.id for job in self.jobs],
+                "plan": plan.fingerprint,
+                "results": run.results.fingerprint,
+            },
+        )
 
     @cached_property
     def form(self) -> InputForm:

@@ -41,7 +41,7 @@ from asynckfold.jobs.decoding import FAULTS, decoded, parsed
 from asynckfold.jobs.objective import Objective
 from asynckfold.results.ensemble import FoldEnsemble, Outputs
 from asynckfold.system.files import write_whole
-from asynckfold.training import seeding
+from asynckfold.training import preprocessing, seeding
 from asynckfold.training.checkpoint import is_plain_tensor, separate
 from asynckfold.training.isolation.guard import isolated
 
@@ -128,6 +128,17 @@ def save_models(
     write_whole(path, _packed(json.dumps(asdict(header)), separate(tensors)))
 
 
+def export_onnx(prediction: Prediction, path: Path, *, overwrite: bool) -> None:
+    """Write the first model as ONNX; see `CVResults.export_onnx`."""
+    refuse(new_file_problems(path, overwrite=overwrite))
+    from asynckfold.integrations.onnx import onnx_of
+
+    member, inputs = prediction.members[0], _made_up(prediction.form)
+    if member.fit is not None:
+        inputs = preprocessing.transform(member.fit, inputs.numpy())
+    write_whole(path, onnx_of(copy.deepcopy(member.model), inputs))
+
+
 def new_file_problems(path: Path, *, overwrite: bool) -> Iterator[Problem]:
     """Yield why a file cannot be written there."""
     if path.is_dir():
@@ -181,13 +192,17 @@ def _fit_problem(received: str) -> Problem:
     )
 
 
+def _made_up(form: InputForm) -> torch.Tensor:
+    """Return two samples of noise, or of zeros where they are whole numbers."""
+    shape, dtype = (2, *form.shape), getattr(torch, form.dtype)
+    if not dtype.is_floating_point:
+        return torch.zeros(shape, dtype=dtype)
+    return torch.rand(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+
+
 def _check_outputs(prediction: Prediction) -> list[Outputs]:
     """Return each model's outputs for made-up inputs; nothing if models cannot take them."""
-    form = prediction.form
-    shape, dtype = (2, *form.shape), getattr(torch, form.dtype)
-    inputs = torch.zeros(shape, dtype=dtype)
-    if dtype.is_floating_point:
-        inputs = torch.rand(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    inputs = _made_up(prediction.form)
     try:
         return [member.outputs(inputs) for member in prediction.members]
     except Exception:  # noqa: BLE001 - the user's model may refuse what is no sample
@@ -328,6 +343,10 @@ class LoadedModels:
     def modules(self) -> list[nn.Module]:
         """The models."""
         return [member.model for member in self.prediction.members]
+
+    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
+        """Write the first of them as ONNX."""
+        export_onnx(self.prediction, path, overwrite=overwrite)
 
     def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
         """Write them to another file."""

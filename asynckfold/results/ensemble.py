@@ -40,6 +40,9 @@ class Predictor(Protocol):
     def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
         """Write the models to a file."""
 
+    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
+        """Write the first model as ONNX."""
+
 
 class FoldModels(Protocol):
     """Rebuilds the trained models of a run from the objects it was started with."""
@@ -150,6 +153,13 @@ class FoldEnsemble:
             The disk refused.
         """
         self._outputs.save(self, Path(path), overwrite=overwrite)
+
+    def export_onnx(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write a single model as ONNX, see `CVResults.export_onnx`; several are refused."""
+        if self.size != 1:
+            rule, remedy = "ONNX needs a single model", "Use results.export_onnx(path, fold=0)."
+            refuse([Problem(rule, f"{self.size} models", remedy)])
+        self._outputs.export_onnx(Path(path), overwrite=overwrite)
 
     def outputs(self, inputs: Any) -> Outputs:
         """Return the mean of the models' outputs.
