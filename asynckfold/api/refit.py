@@ -41,7 +41,8 @@ def refit_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem
         return
     rule = "refit must be True, False, 'best', or the name of a candidate"
     guess = nearest(asked, [BEST, *names]) if isinstance(asked, str) else ""
-    yield Problem(rule, one_line(asked), f"The candidates are {', '.join(names)}.{guess}")
+    remedy = f"The candidates are {', '.join(names)}; the first in scoring chooses the best.{guess}"
+    yield Problem(rule, one_line(asked), remedy)
 
 
 def chosen(results: CVResults, refit: bool | str) -> Candidate | None:

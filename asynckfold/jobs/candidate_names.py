@@ -59,7 +59,7 @@ def base_of(name: str) -> str:
     >>> base_of("net/depth=2,width=64")
     'net'
     """
-    return name.partition("/")[0]
+    return _parts(name)[0]
 
 
 def values_of(*names: str) -> dict[str, Value]:
@@ -68,9 +68,7 @@ def values_of(*names: str) -> dict[str, Value]:
     >>> values_of("net/width=64", "cosine/lr=0.01")
     {'lr': 0.01, 'width': 64}
     """
-    pairs = [
-        pair.partition("=") for name in names for pair in name.partition("/")[2].split(",") if pair
-    ]
+    pairs = [pair.partition("=") for name in names for pair in _parts(name)[1].split(",") if pair]
     return {parameter: value_of(text) for parameter, _, text in sorted(pairs)}
 
 
@@ -82,10 +80,8 @@ def candidate_name(model: str, lr_schedule: str) -> str:
     >>> candidate_name("net/width=64", "cosine/lr=0.01")
     'net/cosine/lr=0.01,width=64'
     """
-    if "/" not in model and "/" not in lr_schedule:
-        return f"{model}/{lr_schedule}"
     joined = _joined(values_of(model, lr_schedule))
-    return f"{base_of(model)}/{base_of(lr_schedule)}/{joined}"
+    return f"{base_of(model)}/{base_of(lr_schedule)}" + (f"/{joined}" if joined else "")
 
 
 def params_of(model: str, lr_schedule: str) -> dict[str, Value]:
@@ -96,6 +92,12 @@ def params_of(model: str, lr_schedule: str) -> dict[str, Value]:
     """
     given = values_of(model, lr_schedule)
     return {"model": base_of(model), "scheduler": base_of(lr_schedule), **given}
+
+
+def _parts(name: str) -> tuple[str, str]:
+    """Return the name that the user gave, and its values, "" without any."""
+    base, _, values = name.rpartition("/")
+    return (base, values) if "=" in values else (name, "")
 
 
 def _joined(values: Mapping[str, Value]) -> str:

@@ -270,7 +270,7 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no time at all": ({"time_budget_s": 0}, ["time_budget_s must be", "received 0", "=3600"]),
     "a metric to refit by": (
         {"refit": "f1"},
-        ["refit must be True or False", "received 'f1'", "first in scoring"],
+        ["refit must be True, False, 'best', or", "received 'f1'", "first in scoring"],
     ),
     "a budget in words": ({"time_budget_s": "1h"}, ["seconds above 0, or None", "received '1h'"]),
     "no time for a job": (

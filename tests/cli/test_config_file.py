@@ -39,7 +39,7 @@ def of_plan(words: Sequence[str], root: Path) -> str:
 def words_for(item: Argument) -> st.SearchStrategy[list[str]]:
     """Words that give a flag some value that it can read."""
     flag = f"--{item.flag}"
-    if item.types == (bool,):
+    if item.is_switch:
         return st.just([flag])
     offered: list[st.SearchStrategy[str]] = [st.sampled_from([*item.words] or ["A b-c,Ü: #1"])]
     if item.takes_lists:
