@@ -161,8 +161,7 @@ def unreadable(index: int, error: BaseException) -> Problem:
         return Problem(
             f"dataset[{index}] must have the inputs that other samples have",
             str(error),
-            "Bring all samples into one structure and shape, or pass collate_fn=, which makes "
-            "batches of what differs.",
+            "Bring all samples into one structure and shape, for instance by padding.",
         )
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

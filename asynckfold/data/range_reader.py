@@ -147,7 +147,7 @@ def _structure_problems(places: Sequence[int], samples: Sequence[Any]) -> Iterat
             yield Problem(
                 f"the inputs of dataset[{index}] must be tensors, arrays, images or numbers",
                 found,
-                "Turn it into numbers in the dataset, or pass collate_fn=, which gets the items.",
+                "Turn it into numbers in the dataset.",
             )
             return
         layout = kind_of(sample).layout

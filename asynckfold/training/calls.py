@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -55,13 +55,28 @@ def way_of(model: Callable[..., Any], inputs: Any) -> str:
     # Bound methods of equal models compare as different.
     function = getattr(forward, "__func__", forward)
     if isinstance(inputs, Mapping):
-        return _way(function, function is not forward, tuple(inputs), 0)
-    if isinstance(inputs, tuple) and not hasattr(inputs, "data"):
-        return _way(function, function is not forward, (), len(inputs))
-    return ONE
+        names, count = tuple(inputs), 0
+    elif isinstance(inputs, tuple) and not hasattr(inputs, "data"):
+        names, count = (), len(inputs)
+    else:
+        return ONE
+    known = _known(function)
+    if (names, count) not in known:
+        known[names, count] = _way(function, function is not forward, names, count)
+    return known[names, count]
 
 
-@lru_cache(maxsize=256)
+_WAYS: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
+"""Answers by function, which must not live longer for it: its globals may hold a data set."""
+
+
+def _known(function: Callable[..., Any]) -> dict[Any, str]:
+    try:
+        return _WAYS.setdefault(function, {})
+    except TypeError:
+        return {}
+
+
 def _way(function: Callable[..., Any], bound: bool, names: tuple[str, ...], count: int) -> str:
     try:
         parameters = list(inspect.signature(function).parameters.values())[bound:]
