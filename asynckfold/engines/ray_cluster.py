@@ -27,6 +27,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asynckfold.engines import ray_actors, ray_warm
 from asynckfold.engines.ray_address import (
     answers,
     checked,
@@ -48,7 +49,7 @@ from asynckfold.engines.ray_engine import (
     RayEngine,
 )
 from asynckfold.engines.ray_local import LocalRay
-from asynckfold.engines.ray_node import NodeData, RayNode, ScratchFolder, hold
+from asynckfold.engines.ray_node import NodeData, ScratchFolder, hold
 from asynckfold.errors import InputError, Problem, StorageError, WorkerDiedError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.messages import Noted
@@ -84,41 +85,71 @@ def ray_cluster(
     InputError
         The cluster cannot be used; nothing was started in it.
     """
+    refuse(checked(address))
+    key = ray_warm.Key(named(address), runtime_env or {}, settings.nice, settings.variables)
+    cluster = ray_warm.take(key)
+    if cluster is None:
+        cluster = _joined(key, timeout_s, settings, cores, signals)
+    try:
+        cluster.open(settings, timeout_s)
+        yield cluster
+    except BaseException:
+        cluster.close()
+        cluster.disconnect()
+        raise
+    if cluster.rest():
+        ray_warm.give_back(cluster)
+
+
+def _joined(
+    key: ray_warm.Key, timeout_s: float, settings: NodeSettings, cores: int, signals: Interruption
+) -> RayCluster:
+    """Join the named cluster, or the Ray of this machine that is started for the call."""
     import ray
 
-    refuse(checked(address))
-    place = named(address)
     with ExitStack() as stack:
+        is_lasting, place = key.lasts, key.address
         if ray.is_initialized():
             _check_connection(place)
         else:
             if not place:
                 local = LocalRay(cores, signals)
                 stack.callback(local.close)
-                place = local.address
+                is_lasting, place = False, local.address
             stack.enter_context(_silenced())
-            _connect(place, runtime_env, timeout_s)
-            stack.callback(ray.shutdown)
-        cluster = RayCluster(settings, timeout_s)
-        stack.callback(cluster.close)
-        cluster.open()
-        yield cluster
+            _connect(place, key.runtime_env, timeout_s)
+            stack.callback(_leave, ray.get_runtime_context().get_job_id())
+        cluster = RayCluster(settings, timeout_s, key if is_lasting else None)
+        cluster.left = stack.pop_all()
+    return cluster
+
+
+def _leave(job: str) -> None:
+    """Disconnect this process, unless its user did and joined another cluster."""
+    import ray
+
+    if ray.is_initialized() and ray.get_runtime_context().get_job_id() == job:
+        ray.shutdown()
 
 
 class RayCluster:
     """The nodes of a cluster; one engine at a time uses them."""
 
-    def __init__(self, settings: NodeSettings, timeout_s: float) -> None:
+    def __init__(
+        self, settings: NodeSettings, timeout_s: float, key: ray_warm.Key | None = None
+    ) -> None:
         import ray
 
         self.numbers: Iterator[int] = itertools.count()
         self.nodes: dict[str, NodeHandle] = {}
         self.engine: RayEngine | None = None
-        self._settings, self._timeout_s = settings, timeout_s
+        self._settings, self._timeout_s, self._key = settings, timeout_s, key
+        self.left = ExitStack()
         # Once: each new remote function is sent to the head, for which this process would wait.
         self._hold = ray.remote(hold)
         self._here = ray.get_runtime_context().get_node_id()
         self.head = ray.get_runtime_context().gcs_address
+        self._job = ray.get_runtime_context().get_job_id()
         self._socket = ""
         self.failure: StorageError | None = None
         self._data: tuple[weakref.ref[Any], list[Any]] | None = None
@@ -126,35 +157,77 @@ class RayCluster:
         self._refused: set[str] = set()
         self._kinds: set[str] = set()
         self._closing = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._guarded, args=(work,), name=f"asynckfold-ray-{name}", daemon=True
-            )
-            for name, work in (("listener", self._listen), ("watcher", self._watch))
-        ]
+        self._threads: list[threading.Thread] = []
 
-    def open(self) -> None:
-        """Check the nodes, and start an actor on each."""
+    def open(self, settings: NodeSettings, timeout_s: float) -> None:
+        """Check the nodes, and see that each has an actor for these settings."""
+        self._settings, self._timeout_s = settings, timeout_s
         found = self._alive()
-        refuse(self._problems(found))
+        fresh = self._renew(found)
+        if fresh:
+            # Of all nodes, whose processors are compared.
+            self._kinds = set()
+            refuse(self._problems(found))
         self._socket = next(i["RayletSocketName"] for i in found if i["NodeID"] == self._here)
-        self._start(found)
-        for thread in self._threads:
-            thread.start()
+        self._start(fresh)
+        self._refused, self._closing = set(), threading.Event()
+        for name, work in (("listener", self._listen), ("watcher", self._watch)):
+            told = {"name": f"asynckfold-ray-{name}", "daemon": True}
+            self._threads.append(threading.Thread(target=self._guarded, args=(work,), **told))
+            self._threads[-1].start()
+
+    def _renew(self, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """Give warm actors new settings; return the nodes that have none that can be used."""
+        warm = {node.identity: node for node in self.nodes.values() if not node.is_lost}
+        pairs = [(item, warm[item["NodeID"]].actor) for item in found if item["NodeID"] in warm]
+        renewed = ray_actors.renew(pairs, self._settings)
+        self.nodes = {}
+        for item, started in renewed:
+            self._add(item, started)
+        known = {node.identity for node in self.nodes.values()}
+        ray_actors.kill([node.actor for key, node in warm.items() if key not in known])
+        return [item for item in found if item["NodeID"] not in known]
+
+    def rest(self) -> bool:
+        """Leave the nodes without work; return whether their actors stay warm, or end all."""
+        if self._key is None or self.failure is not None:
+            self.close()
+            self.disconnect()
+            return False
+        self._stop("rest")
+        return True
 
     def close(self) -> None:
         """End the actors and what they started."""
-        import ray
+        self._stop("quit")
+        ray_actors.kill([node.actor for node in self.nodes.values()])
+        self.nodes = {}
 
+    def _stop(self, how: str) -> None:
+        """End all work; the actors are asked to rest, or to quit."""
         self._closing.set()
-        ends = [node.actor.quit.remote() for node in self.nodes.values() if not node.is_lost]
-        self.wait(ends, END_SECONDS)
+        present = [node.actor for node in self.nodes.values() if not node.is_lost]
+        self.wait([getattr(actor, how).remote() for actor in present], END_SECONDS)
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(END_SECONDS)
-        for node in self.nodes.values():
-            ray.kill(node.actor)
+        self._threads = []
         self._data = self._sent = None
+
+    def disconnect(self) -> None:
+        """Leave the cluster, if this package has joined it; end a Ray of its own."""
+        self.left.close()
+
+    def is_reachable(self) -> bool:
+        """Whether this process is still connected, and its node and the head answer."""
+        import ray
+
+        is_same = ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job
+        return is_same and listens(self._socket) and answers(self.head)
+
+    def suits(self, key: object) -> bool:
+        """Whether a call with this key may use the warm actors."""
+        return key == self._key
 
     def begin(self, engine: RayEngine, threads: int, bundle: Bundle, data: Prepared) -> None:
         """Send a bundle and its data to all nodes."""
@@ -245,42 +318,38 @@ class RayCluster:
         return problems
 
     def _alive(self) -> list[dict[str, Any]]:
+        """Return the nodes that are there, this one first; a draining one only if in use."""
         import ray
+        from ray._private.state import state
 
-        found = [item for item in ray.nodes() if item["Alive"]]
+        used = {self._here, *(node.identity for node in self.nodes.values())} if self._threads else {self._here}
+        left = {*state.get_draining_nodes()} - used
+        found = [item for item in ray.nodes() if item["Alive"] and item["NodeID"] not in left]
         return sorted(found, key=lambda item: (item["NodeID"] != self._here, item["NodeID"]))
 
     def _start(self, found: Sequence[Mapping[str, Any]]) -> None:
         """Start an actor on each of these nodes, and read their loads."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        for item, started in ray_actors.start(found, self._settings, self._timeout_s):
+            self._add(item, started)
 
-        kind, told = ray.remote(RayNode), self._settings
-        starting = []
-        for item in found:
-            strategy = NodeAffinitySchedulingStrategy(item["NodeID"], soft=False)
-            made = kind.options(num_cpus=0, max_concurrency=8, scheduling_strategy=strategy)
-            actor = made.remote(*vars(told).values())
-            starting.append((item, actor, actor.where.remote(), actor.poll.remote(0)))
-        for item, actor, described, polled in starting:
-            address, cores = ray.get(described, timeout=self._timeout_s)
-            load, _ = pickle.loads(ray.get(polled, timeout=self._timeout_s))
-            name = self._name_of(item)
-            resources = item["Resources"]
-            node = NodeHandle(
-                item["NodeID"],
-                name,
-                actor,
-                address,
-                resources.get("CPU", 0.0),
-                resources.get("GPU", 0.0),
-                int(resources.get("memory", 0)),
-                load,
-                NodeSize(min(cores, int(resources.get("CPU", 0.0))), len(load.gpus)),
-                host=item["NodeManagerAddress"],
-            )
-            self._begin_on(node)
-            self.nodes[name] = node
+    def _add(self, item: Mapping[str, Any], started: ray_actors.Started) -> None:
+        """Take a node in whose actor is ready."""
+        name = self._name_of(item)
+        resources = item["Resources"]
+        node = NodeHandle(
+            item["NodeID"],
+            name,
+            started.actor,
+            started.address,
+            resources.get("CPU", 0.0),
+            resources.get("GPU", 0.0),
+            int(resources.get("memory", 0)),
+            started.load,
+            NodeSize(min(started.cores, int(resources.get("CPU", 0.0))), len(started.load.gpus)),
+            host=item["NodeManagerAddress"],
+        )
+        self._begin_on(node)
+        self.nodes[name] = node
 
     def _name_of(self, item: Mapping[str, Any]) -> str:
         """Return a node's name; empty: this machine."""

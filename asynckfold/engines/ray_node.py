@@ -41,6 +41,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.keeper import Keeper
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import PackedBundle, ProcessEngine
+from asynckfold.engines.ray_warm import installed
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import CheckpointWritten, RunEvent, Task
 from asynckfold.jobs.placement import Load, Placement
@@ -141,16 +142,12 @@ class RayNode:
         variables: Mapping[str, str],
     ) -> None:
         self._raylet = os.getppid()
-        sys.argv[:] = argv
         os.environ.update(variables)
-        self._machine = make_machine()
-        self._machine.try_gpus()
-        self._count = resolve_n_jobs(n_jobs, self._machine.max_cores)
-        self._stall_timeout = stall_timeout
         self.folder = Path(tempfile.mkdtemp(prefix="asynckfold-"))
         self._keeper = Keeper(self.folder)
         os.environ[SCRATCH] = str(self.folder / "run")
         (self.folder / "run").mkdir()
+        self._is_installed_still = installed()
         self._pool = WorkerPool(nice=nice)
         self._engine: ProcessEngine | None = None
         self._threads = 1
@@ -161,6 +158,7 @@ class RayNode:
         self._signals = Interruption()
         self._is_closing = False
         self._lock = threading.RLock()
+        self._take_up(make_machine, n_jobs, stall_timeout, argv)
         # Abstract: nothing is left behind, and only processes of this node can reach it.
         self.address = f"asynckfold-{os.urandom(16).hex()}"
         self._server = socket.socket(socket.AF_UNIX)
@@ -170,9 +168,54 @@ class RayNode:
         self._selector.register(self._server, selectors.EVENT_READ)
         threading.Thread(target=self._listen, name="asynckfold-node", daemon=True).start()
 
-    def where(self) -> tuple[str, int]:
-        """Return where tasks connect, and how many cores a run may use here, idle or busy."""
-        return self.address, self._machine.max_cores
+    def _take_up(
+        self,
+        make_machine: Callable[[], Machine],
+        n_jobs: int | str | None,
+        stall_timeout: float | str | None,
+        argv: Sequence[str],
+    ) -> None:
+        sys.argv[:] = argv
+        self._machine = make_machine()
+        self._machine.try_gpus()
+        self._count = resolve_n_jobs(n_jobs, self._machine.max_cores)
+        self._stall_timeout = stall_timeout
+
+    def where(self) -> tuple[str, int, Load]:
+        """Return where tasks connect, the cores that a run may use here, and the load."""
+        with self._lock:
+            return self.address, self._machine.max_cores, self._load()
+
+    def rest(self) -> None:
+        """Keep nothing but the fork server: no worker, no data, no file."""
+        self.end()
+        # They have imported the user's code, which may be another at the next call.
+        for worker in [*self._pool.workers]:
+            self._pool.kill(worker, "its sweep ended")
+        for descriptor in self._files:
+            os.close(descriptor)
+        self._files, self._data = [], ()
+        # A poll that still waits keeps the old queue.
+        waiting, self._messages = self._messages, queue.SimpleQueue()
+        waiting.put(())
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+
+    def renew(
+        self,
+        make_machine: Callable[[], Machine],
+        n_jobs: int | str | None,
+        nice: int,
+        stall_timeout: float | str | None,
+        argv: Sequence[str],
+        variables: Mapping[str, str],
+    ) -> tuple[str, int, Load] | None:
+        """Take up the settings of the next call after `rest`; None if a new actor is needed."""
+        is_same = nice == self._pool.nice and {**os.environ, **variables} == {**os.environ}
+        if not (is_same and self._pool.healthy and self._is_installed_still()):
+            return None
+        (self.folder / "run").mkdir()
+        self._take_up(make_machine, n_jobs, stall_timeout, argv)
+        return self.where()
 
     # What the driver asks for
 
@@ -252,15 +295,16 @@ class RayNode:
     def poll(self, seconds: float) -> bytes:
         """Return the load, and all messages, for the first of which it waits up to `seconds`."""
         messages: list[tuple[Any, ...]] = []
+        waiting = self._messages
         with contextlib.suppress(queue.Empty):
-            messages.append(self._messages.get(timeout=seconds))
+            messages.append(waiting.get(timeout=seconds))
             while True:
-                messages.append(self._messages.get_nowait())
+                messages.append(waiting.get_nowait())
         with self._lock:
             for held in self._held.values():
                 messages += self._log_lines(held)
             load = self._load()
-        return pickle.dumps((load, messages))
+        return pickle.dumps((load, [item for item in messages if item]))
 
     def stop(self, grace_s: float) -> None:
         """End all placements; with `grace_s`, let them save themselves."""
@@ -283,6 +327,7 @@ class RayNode:
     def quit(self) -> None:
         """Leave nothing behind."""
         self.end()
+        self._messages.put(())
         self._pool.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._keeper.close()
