@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.engines.ray_engine import NodeSettings
+from asynckfold.engines.ray_engine import NodeHandle, NodeSettings
 from asynckfold.engines.ray_node import RayNode
-from asynckfold.jobs.placement import Load
+from asynckfold.jobs.placement import Load, NodeSize
 
 RENEW_SECONDS = 5.0
 """Time for a warm actor to answer; a new one takes its place then."""
@@ -26,6 +26,24 @@ class Started:
     address: str
     cores: int
     load: Load
+
+
+def handle(item: Item, name: str, started: Started) -> NodeHandle:
+    """Return a node with its actor."""
+    resources = item["Resources"]
+    cpus = resources.get("CPU", 0.0)
+    return NodeHandle(
+        item["NodeID"],
+        name,
+        started.actor,
+        started.address,
+        cpus,
+        resources.get("GPU", 0.0),
+        int(resources.get("memory", 0)),
+        started.load,
+        NodeSize(min(started.cores, int(cpus)), len(started.load.gpus)),
+        host=item["NodeManagerAddress"],
+    )
 
 
 def start(
@@ -46,9 +64,7 @@ def start(
         yield item, Started(actor, *ray.get(described, timeout=timeout_s))
 
 
-def renew(
-    pairs: Sequence[tuple[Item, Any]], settings: NodeSettings
-) -> list[tuple[Item, Started]]:
+def renew(pairs: Sequence[tuple[Item, Any]], settings: NodeSettings) -> list[tuple[Item, Started]]:
     """Give warm actors the settings of another call; return those that can be used for it."""
     import ray
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import pickle
 import signal
 import threading
 import time
@@ -48,12 +47,12 @@ from asynckfold.engines.ray_engine import (
     PlacedWork,
     RayEngine,
 )
+from asynckfold.engines.ray_listener import listen
 from asynckfold.engines.ray_local import LocalRay
 from asynckfold.engines.ray_node import NodeData, ScratchFolder, hold
-from asynckfold.errors import InputError, Problem, StorageError, WorkerDiedError, refuse
+from asynckfold.errors import InputError, Problem, StorageError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.messages import Noted
-from asynckfold.jobs.placement import NodeSize
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.reproducibility import NODES
 from asynckfold.system.signals import Interruption
@@ -61,9 +60,6 @@ from asynckfold.system.signals import Interruption
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
     from asynckfold.training.bundle import Bundle
-
-POLL_SECONDS = 0.25
-"""How old the load of a node may be."""
 
 WATCH_SECONDS, HEAD_SECONDS = 1.0, 10.0
 """Interval between looks at the cluster, and how long its head may be silent."""
@@ -156,7 +152,7 @@ class RayCluster:
         self._sent: tuple[int, Any] | None = None
         self._refused: set[str] = set()
         self._kinds: set[str] = set()
-        self._closing = threading.Event()
+        self.closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
     def open(self, settings: NodeSettings, timeout_s: float) -> None:
@@ -170,11 +166,12 @@ class RayCluster:
             refuse(self._problems(found))
         self._socket = next(i["RayletSocketName"] for i in found if i["NodeID"] == self._here)
         self._start(fresh)
-        self._refused, self._closing = set(), threading.Event()
-        for name, work in (("listener", self._listen), ("watcher", self._watch)):
-            told = {"name": f"asynckfold-ray-{name}", "daemon": True}
-            self._threads.append(threading.Thread(target=self._guarded, args=(work,), **told))
-            self._threads[-1].start()
+        self._refused, self.closing = set(), threading.Event()
+        for name, work in (("listener", partial(listen, self)), ("watcher", self._watch)):
+            guarded = partial(self._guarded, work)
+            thread = threading.Thread(target=guarded, name=f"asynckfold-ray-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
     def _renew(self, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Give warm actors new settings; return the nodes that have none that can be used."""
@@ -205,12 +202,11 @@ class RayCluster:
 
     def _stop(self, how: str) -> None:
         """End all work; the actors are asked to rest, or to quit."""
-        self._closing.set()
+        self.closing.set()
         present = [node.actor for node in self.nodes.values() if not node.is_lost]
         self.wait([getattr(actor, how).remote() for actor in present], END_SECONDS)
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(END_SECONDS)
+            thread.join(END_SECONDS)
         self._threads = []
         self._data = self._sent = None
 
@@ -235,13 +231,9 @@ class RayCluster:
         import ray
 
         self.engine = engine
-        handle = bundle.data
         if self._data is None or self._data[0]() is not data:
-            arrays = [
-                spec.map_readable(fd) for spec, fd in zip(handle.specs, handle.fds, strict=True)
-            ]
-            self._data = weakref.ref(data), [ray.put(array) for array in arrays]
-        there: Any = NodeData(handle)
+            self._data = weakref.ref(data), [*map(ray.put, bundle.data.mapped())]
+        there: Any = NodeData(bundle.data)
         scratch: Any = ScratchFolder()
         with sent_by_value():
             packed = pack(replace(bundle, data=there, root=scratch, code={}))
@@ -322,8 +314,8 @@ class RayCluster:
         import ray
         from ray._private.state import state
 
-        used = {self._here, *(node.identity for node in self.nodes.values())} if self._threads else {self._here}
-        left = {*state.get_draining_nodes()} - used
+        used = [node.identity for node in self.nodes.values()] if self._threads else []
+        left = {*state.get_draining_nodes()} - {self._here, *used}
         found = [item for item in ray.nodes() if item["Alive"] and item["NodeID"] not in left]
         return sorted(found, key=lambda item: (item["NodeID"] != self._here, item["NodeID"]))
 
@@ -334,22 +326,9 @@ class RayCluster:
 
     def _add(self, item: Mapping[str, Any], started: ray_actors.Started) -> None:
         """Take a node in whose actor is ready."""
-        name = self._name_of(item)
-        resources = item["Resources"]
-        node = NodeHandle(
-            item["NodeID"],
-            name,
-            started.actor,
-            started.address,
-            resources.get("CPU", 0.0),
-            resources.get("GPU", 0.0),
-            int(resources.get("memory", 0)),
-            started.load,
-            NodeSize(min(started.cores, int(resources.get("CPU", 0.0))), len(started.load.gpus)),
-            host=item["NodeManagerAddress"],
-        )
+        node = ray_actors.handle(item, self._name_of(item), started)
         self._begin_on(node)
-        self.nodes[name] = node
+        self.nodes[node.name] = node
 
     def _name_of(self, item: Mapping[str, Any]) -> str:
         """Return a node's name; empty: this machine."""
@@ -361,7 +340,7 @@ class RayCluster:
         try:
             work()
         except Exception as error:  # noqa: BLE001
-            if not self._closing.is_set():
+            if not self.closing.is_set():
                 self._fail(f"the connection to Ray broke: {type(error).__name__}: {error}")
 
     def _fail(self, what: str) -> None:
@@ -373,45 +352,13 @@ class RayCluster:
         if self.engine is not None:
             self.engine.fail(self.failure)
 
-    def _listen(self) -> None:
-        """Run in the listening thread: one call to each node waits for its messages."""
-        import ray
-
-        calls: dict[Any, NodeHandle] = {}
-        while not self._closing.is_set():
-            for node in [*self.nodes.values()]:
-                if not node.is_lost and node not in calls.values():
-                    calls[node.actor.poll.remote(POLL_SECONDS)] = node
-            engine = self.engine
-            leases = {} if engine is None else engine.leases()
-            waited = [*calls, *leases]
-            if not waited:
-                self._closing.wait(POLL_SECONDS)
-                continue
-            ready, _ = ray.wait(waited, num_returns=len(waited), timeout=0)
-            if not ready:
-                ready, _ = ray.wait(waited, num_returns=1, timeout=POLL_SECONDS)
-            for call in ready:
-                if call in leases and engine is not None:
-                    _take_end(engine, leases[call])
-                    continue
-                node = calls.pop(call)
-                try:
-                    load, messages = pickle.loads(ray.get(call))
-                except ray.exceptions.RayError as error:
-                    self._lose(node, " ".join(str(error).split())[:400])
-                    continue
-                node.load = load
-                for message in messages:
-                    if self.engine is not None:
-                        self.engine.hear(message)
-
     def look_here(self) -> None:
         """Fail if the node of this machine is gone: Ray's next write to it ends the process."""
         if not listens(self._socket):
             self._fail("the Ray node of this machine is gone")
 
-    def _lose(self, node: NodeHandle, why: str) -> None:
+    def lose(self, node: NodeHandle, why: str) -> None:
+        """Take note that the actor of a node is gone."""
         node.is_lost = True
         if node.identity == self._here:
             self.look_here()
@@ -421,7 +368,7 @@ class RayCluster:
     def _watch(self) -> None:
         """Run in the watching thread: what others reserve, nodes that come, a head that goes."""
         answered = time.monotonic()
-        while not self._closing.wait(WATCH_SECONDS):
+        while not self.closing.wait(WATCH_SECONDS):
             if answers(self.head):
                 answered = time.monotonic()
                 self._look()
@@ -460,22 +407,6 @@ class RayCluster:
     def _say(self, text: str) -> None:
         if self.engine is not None:
             self.engine.say(Noted(None, "cluster", text))
-
-
-def _take_end(engine: RayEngine, work: PlacedWork) -> None:
-    """Tell the engine how the task of a placement has ended."""
-    import ray
-
-    known = ray.exceptions
-    error, is_lost = None, False
-    try:
-        ray.get(work.lease)
-    except known.RayError as failure:
-        outcome = "oom" if isinstance(failure, known.OutOfMemoryError) else "died"
-        text = " ".join(str(failure).split())[:400]
-        error = WorkerDiedError(0, f"Ray gave up its cores: {text}", outcome)
-        is_lost = isinstance(failure, (known.NodeDiedError, known.TaskUnschedulableError))
-    engine.give_up(work, error, is_lost=is_lost)
 
 
 # Connecting

@@ -41,13 +41,13 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.keeper import Keeper
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import PackedBundle, ProcessEngine
+from asynckfold.engines.ray_arrays import files_of
 from asynckfold.engines.ray_warm import installed
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import CheckpointWritten, RunEvent, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Job
 from asynckfold.store.layout import FINAL
-from asynckfold.system import file_descriptors
 from asynckfold.system.files import make_folders
 from asynckfold.system.machine import Machine, resolve_n_jobs
 from asynckfold.system.signals import Interruption
@@ -227,7 +227,7 @@ class RayNode:
                 os.close(descriptor)
             # As long as they are referred to here, Ray keeps them in its shared memory.
             self._data = arrays
-            self._files = _files_of(arrays)
+            self._files = files_of(arrays)
         with self._lock:
             self._threads, self._is_closing = threads, False
             self._signals = Interruption()
@@ -477,47 +477,3 @@ def settle(future: Future[Answer], outcome: Sequence[Any]) -> None:
         future.set_exception(UnpackError(*content))
     else:
         future.set_exception(StorageError(*content))
-
-
-# Arrays in Ray's shared memory
-
-
-def _files_of(arrays: Sequence[npt.NDArray[Any]]) -> list[int]:
-    """Return files that hold these arrays, after one with the offsets in them."""
-    found = [_shared_file(array) or (_copied(array), 0) for array in arrays]
-    offsets = json.dumps([offset for _, offset in found]).encode()
-    return [file_descriptors.nameless_file(offsets), *(file for file, _ in found)]
-
-
-def _copied(array: npt.NDArray[Any]) -> int:
-    return file_descriptors.nameless_file(array.tobytes(), max(1, array.nbytes))
-
-
-def _shared_file(array: npt.NDArray[Any]) -> tuple[int, int] | None:
-    """Return the file of the shared memory that an array lies in, and its offset; None if unknown.
-
-    The raylet, parent of this process, holds that file open; its name is gone.
-    """
-    if not array.nbytes:
-        return None
-    first = array.__array_interface__["data"][0]
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            addresses, flags, start, device, inode, *_ = line.split(maxsplit=5)
-            low, high = (int(word, 16) for word in addresses.split("-"))
-            if low <= first and first + array.nbytes <= high and flags.endswith("s"):
-                offset = first - low + int(start, 16)
-                found = _opened(Path(f"/proc/{os.getppid()}/fd"), device, int(inode))
-                return None if found < 0 else (found, offset)
-    return None
-
-
-def _opened(descriptors: Path, device: str, inode: int) -> int:
-    """Open the file of this number that another process holds open; -1 if there is none."""
-    for link in descriptors.iterdir():
-        with contextlib.suppress(OSError):
-            known = link.stat()
-            where = f"{os.major(known.st_dev):02x}:{os.minor(known.st_dev):02x}"
-            if (known.st_ino, where) == (inode, device):
-                return os.open(link, os.O_RDONLY | os.O_CLOEXEC)
-    return -1
