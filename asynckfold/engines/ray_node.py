@@ -31,6 +31,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -44,7 +45,14 @@ from asynckfold.engines.process import PackedBundle, ProcessEngine
 from asynckfold.engines.ray_arrays import files_of
 from asynckfold.engines.ray_warm import installed
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.jobs.messages import CheckpointWritten, RunEvent, Task
+from asynckfold.jobs.messages import (
+    CheckpointWritten,
+    EpochEnded,
+    Progress,
+    RunEvent,
+    Started,
+    Task,
+)
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Job
 from asynckfold.store.layout import FINAL
@@ -63,6 +71,9 @@ SCRATCH = "ASYNCKFOLD_SCRATCH"
 """Variable with the folder that workers of this node write to."""
 
 _NUMBER = struct.Struct("q")
+
+GATHER_SECONDS = 0.02
+"""How long events wait for others: each answer to `poll` costs both processes some milliseconds."""
 
 _TAKEN = b"t"
 """The answer to a task whose placement starts."""
@@ -294,17 +305,12 @@ class RayNode:
 
     def poll(self, seconds: float) -> bytes:
         """Return the load, and all messages, for the first of which it waits up to `seconds`."""
-        messages: list[tuple[Any, ...]] = []
-        waiting = self._messages
-        with contextlib.suppress(queue.Empty):
-            messages.append(waiting.get(timeout=seconds))
-            while True:
-                messages.append(waiting.get_nowait())
+        messages = _gathered(self._messages, seconds)
         with self._lock:
             for held in self._held.values():
                 messages += self._log_lines(held)
             load = self._load()
-        return pickle.dumps((load, [item for item in messages if item]))
+        return pickle.dumps((load, messages))
 
     def stop(self, grace_s: float) -> None:
         """End all placements; with `grace_s`, let them save themselves."""
@@ -434,6 +440,23 @@ class RayNode:
                     found.append(("log", task.job, file.read(size - seen)))
                 held.log_sizes[task.job.id] = max(size, seen)
         return found
+
+
+def _gathered(waiting: queue.SimpleQueue[tuple[Any, ...]], seconds: float) -> list[tuple[Any, ...]]:
+    """Return what is waiting, or arrives within `seconds`; events wait for others a little."""
+    found: list[tuple[Any, ...]] = []
+    with contextlib.suppress(queue.Empty):
+        found.append(waiting.get(timeout=seconds))
+        end = time.monotonic() + GATHER_SECONDS
+        while True:
+            left = end - time.monotonic() if all(map(_can_wait, found)) else 0.0
+            found.append(waiting.get(timeout=left) if left > 0 else waiting.get_nowait())
+    return [message for message in found if message]
+
+
+def _can_wait(message: tuple[Any, ...]) -> bool:
+    """Whether nobody waits for a message, neither a core nor another process."""
+    return message[:1] == ("event",) and isinstance(message[1], (Started, Progress, EpochEnded))
 
 
 def hold(address: str, number: int, ready: object = None) -> None:
