@@ -84,3 +84,18 @@ def kill(actors: Iterable[Any]) -> None:
     for actor in actors:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
             ray.kill(actor)
+
+
+def is_connected(job: str) -> bool:
+    """Whether this process is still connected as it was when it got this job."""
+    import ray
+
+    return bool(ray.is_initialized() and ray.get_runtime_context().get_job_id() == job)
+
+
+def leave(job: str) -> None:
+    """Disconnect this process, unless its user did, and joined another cluster."""
+    import ray
+
+    if is_connected(job):
+        ray.shutdown()

@@ -114,18 +114,10 @@ def _joined(
                 is_lasting, place = False, local.address
             stack.enter_context(_silenced())
             _connect(place, key.runtime_env, timeout_s)
-            stack.callback(_leave, ray.get_runtime_context().get_job_id())
+            stack.callback(ray_actors.leave, ray.get_runtime_context().get_job_id())
         cluster = RayCluster(settings, timeout_s, key if is_lasting else None)
         cluster.left = stack.pop_all()
     return cluster
-
-
-def _leave(job: str) -> None:
-    """Disconnect this process, unless its user did and joined another cluster."""
-    import ray
-
-    if ray.is_initialized() and ray.get_runtime_context().get_job_id() == job:
-        ray.shutdown()
 
 
 class RayCluster:
@@ -158,12 +150,7 @@ class RayCluster:
     def open(self, settings: NodeSettings, timeout_s: float) -> None:
         """Check the nodes, and see that each has an actor for these settings."""
         self._settings, self._timeout_s = settings, timeout_s
-        found = self._alive()
-        fresh = self._renew(found)
-        if fresh:
-            # Of all nodes, whose processors are compared.
-            self._kinds = set()
-            refuse(self._problems(found))
+        found, fresh = self._found()
         self._socket = next(i["RayletSocketName"] for i in found if i["NodeID"] == self._here)
         self._start(fresh)
         self._refused, self.closing = set(), threading.Event()
@@ -173,7 +160,23 @@ class RayCluster:
             thread.start()
             self._threads.append(thread)
 
-    def _renew(self, found: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    def _found(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the nodes that are there, and those of them that need a new actor."""
+        while True:
+            found = self._alive()
+            fresh = self._renew(found)
+            if not fresh:
+                return found, []
+            # Of all nodes, whose processors are compared.
+            self._kinds = set()
+            problems = self._problems(found)
+            still = {item["NodeID"] for item in self._alive()}
+            # A node that has just died is known as alive for a moment.
+            if not problems or still.issuperset(item["NodeID"] for item in found):
+                refuse(problems)
+                return found, fresh
+
+    def _renew(self, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Give warm actors new settings; return the nodes that have none that can be used."""
         warm = {node.identity: node for node in self.nodes.values() if not node.is_lost}
         pairs = [(item, warm[item["NodeID"]].actor) for item in found if item["NodeID"] in warm]
@@ -216,10 +219,7 @@ class RayCluster:
 
     def is_reachable(self) -> bool:
         """Whether this process is still connected, and its node and the head answer."""
-        import ray
-
-        is_same = ray.is_initialized() and ray.get_runtime_context().get_job_id() == self._job
-        return is_same and listens(self._socket) and answers(self.head)
+        return ray_actors.is_connected(self._job) and listens(self._socket) and answers(self.head)
 
     def suits(self, key: object) -> bool:
         """Whether a call with this key may use the warm actors."""

@@ -224,7 +224,7 @@ class RayNode:
         is_same = nice == self._pool.nice and {**os.environ, **variables} == {**os.environ}
         if not (is_same and self._pool.healthy and self._is_installed_still()):
             return None
-        (self.folder / "run").mkdir()
+        (self.folder / "run").mkdir(exist_ok=True)
         self._take_up(make_machine, n_jobs, stall_timeout, argv)
         return self.where()
 
