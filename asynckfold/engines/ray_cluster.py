@@ -1,4 +1,4 @@
-"""The Ray engine: placements run on the nodes of a Ray cluster. The only file that imports ray.
+"""The Ray engine: placements run on the nodes of a Ray cluster.
 
 ::
 
@@ -90,8 +90,7 @@ def ray_cluster(
         cluster.open(settings, timeout_s)
         yield cluster
     except BaseException:
-        cluster.close()
-        cluster.disconnect()
+        cluster.end()
         raise
     if cluster.rest():
         ray_warm.give_back(cluster)
@@ -191,17 +190,18 @@ class RayCluster:
     def rest(self) -> bool:
         """Leave the nodes without work; return whether their actors stay warm, or end all."""
         if self._key is None or self.failure is not None:
-            self.close()
-            self.disconnect()
+            self.end()
             return False
         self._stop("rest")
         return True
 
-    def close(self) -> None:
-        """End the actors and what they started."""
-        self._stop("quit")
-        ray_actors.kill([node.actor for node in self.nodes.values()])
-        self.nodes = {}
+    def end(self) -> None:
+        """End the actors and what they started, and leave the cluster."""
+        try:
+            self._stop("quit")
+            ray_actors.kill([node.actor for node in self.nodes.values()])
+        finally:
+            self.disconnect()
 
     def _stop(self, how: str) -> None:
         """End all work; the actors are asked to rest, or to quit."""

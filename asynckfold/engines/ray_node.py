@@ -31,7 +31,6 @@ import struct
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -43,6 +42,7 @@ from asynckfold.engines.keeper import Keeper
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import PackedBundle, ProcessEngine
 from asynckfold.engines.ray_arrays import files_of
+from asynckfold.engines.ray_groups import gathered
 from asynckfold.engines.ray_warm import installed
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import (
@@ -71,9 +71,6 @@ SCRATCH = "ASYNCKFOLD_SCRATCH"
 """Variable with the folder that workers of this node write to."""
 
 _NUMBER = struct.Struct("q")
-
-GATHER_SECONDS = 0.02
-"""How long events wait for others: each answer to `poll` costs both processes some milliseconds."""
 
 _TAKEN = b"t"
 """The answer to a task whose placement starts."""
@@ -167,7 +164,7 @@ class RayNode:
         self._held: dict[int, _Held] = {}
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._signals = Interruption()
-        self._is_closing = False
+        self._is_closing, self._is_ready = False, True
         self._lock = threading.RLock()
         self._take_up(make_machine, n_jobs, stall_timeout, argv)
         # Abstract: nothing is left behind, and only processes of this node can reach it.
@@ -199,6 +196,7 @@ class RayNode:
 
     def rest(self) -> None:
         """Keep nothing but the fork server: no worker, no data, no file."""
+        self._is_ready = False
         self.end()
         # They have imported the user's code, which may be another at the next call.
         for worker in [*self._pool.workers]:
@@ -210,6 +208,7 @@ class RayNode:
         waiting, self._messages = self._messages, queue.SimpleQueue()
         waiting.put(())
         shutil.rmtree(self.folder / "run", ignore_errors=True)
+        self._is_ready = True
 
     def renew(
         self,
@@ -221,7 +220,11 @@ class RayNode:
         variables: Mapping[str, str],
     ) -> tuple[str, int, Load] | None:
         """Take up the settings of the next call after `rest`; None if a new actor is needed."""
-        is_same = nice == self._pool.nice and {**os.environ, **variables} == {**os.environ}
+        is_same = (
+            self._is_ready
+            and nice == self._pool.nice
+            and {**os.environ, **variables} == {**os.environ}
+        )
         if not (is_same and self._pool.healthy and self._is_installed_still()):
             return None
         (self.folder / "run").mkdir(exist_ok=True)
@@ -305,7 +308,7 @@ class RayNode:
 
     def poll(self, seconds: float) -> bytes:
         """Return the load, and all messages, for the first of which it waits up to `seconds`."""
-        messages = _gathered(self._messages, seconds)
+        messages = gathered(self._messages, seconds)
         with self._lock:
             for held in self._held.values():
                 messages += self._log_lines(held)
@@ -440,23 +443,6 @@ class RayNode:
                     found.append(("log", task.job, file.read(size - seen)))
                 held.log_sizes[task.job.id] = max(size, seen)
         return found
-
-
-def _gathered(waiting: queue.SimpleQueue[tuple[Any, ...]], seconds: float) -> list[tuple[Any, ...]]:
-    """Return what is waiting, or arrives within `seconds`; events wait for others a little."""
-    found: list[tuple[Any, ...]] = []
-    with contextlib.suppress(queue.Empty):
-        found.append(waiting.get(timeout=seconds))
-        end = time.monotonic() + GATHER_SECONDS
-        while True:
-            left = end - time.monotonic() if all(map(_can_wait, found)) else 0.0
-            found.append(waiting.get(timeout=left) if left > 0 else waiting.get_nowait())
-    return [message for message in found if message]
-
-
-def _can_wait(message: tuple[Any, ...]) -> bool:
-    """Whether nobody waits for a message, neither a core nor another process."""
-    return message[:1] == ("event",) and isinstance(message[1], (Started, Progress, EpochEnded))
 
 
 def hold(address: str, number: int, ready: object = None) -> None:

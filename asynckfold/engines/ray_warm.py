@@ -38,12 +38,12 @@ class Warm(Protocol):
         """Whether the cluster answers."""
         ...
 
-    def close(self) -> None:
-        """End the actors."""
+    def end(self) -> None:
+        """End the actors, and leave the cluster."""
         ...
 
     def disconnect(self) -> None:
-        """Leave the cluster, if this package has joined it."""
+        """Leave it without a word to the actors."""
         ...
 
 
@@ -132,8 +132,10 @@ def close_warm() -> None:
 
 def _end(cluster: Warm) -> None:
     if cluster.is_reachable():
-        cluster.close()
-    cluster.disconnect()
+        cluster.end()
+    else:
+        # Ray would wait for it, or start another one.
+        cluster.disconnect()
 
 
 def _watch(cluster: Warm, end: float, woken: threading.Event) -> None:
