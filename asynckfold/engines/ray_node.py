@@ -47,10 +47,7 @@ from asynckfold.engines.ray_warm import installed
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import (
     CheckpointWritten,
-    EpochEnded,
-    Progress,
     RunEvent,
-    Started,
     Task,
 )
 from asynckfold.jobs.placement import Load, Placement
