@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -56,7 +57,7 @@ def _hashes(samples: Iterable[Array]) -> npt.NDArray[np.int64]:
 
 def _thinned(samples: Array) -> Array:
     """Return some numbers of each sample, from all over it."""
-    flat = samples.reshape(len(samples), -1)
+    flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
     return np.ascontiguousarray(flat[:, :: max(1, flat.shape[1] // PLACES)])
 
 

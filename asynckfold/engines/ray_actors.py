@@ -11,7 +11,7 @@ from asynckfold.engines.ray_engine import NodeHandle, NodeSettings
 from asynckfold.engines.ray_node import RayNode
 from asynckfold.jobs.placement import Load, NodeSize
 
-RENEW_SECONDS = 5.0
+RENEW_SECONDS = 10.0
 """Time for a warm actor to answer; a new one takes its place then."""
 
 Item = Mapping[str, Any]
