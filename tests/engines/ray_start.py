@@ -13,6 +13,7 @@ from subprocess import PIPE, STDOUT, Popen
 import pytest
 
 from asynckfold.api.resources import Sharing
+from asynckfold.engines import ray_warm
 from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
 from asynckfold.engines.ray_engine import NodeSettings
 from asynckfold.system.signals import Interruption
@@ -36,8 +37,11 @@ def started(
     """Yield a Ray of this machine, or the cluster at an address."""
     leftovers.rays.append(address or "")
     told = NodeSettings(Sharing().machine, "auto", 0, stall_timeout, ("test",))
-    with ray_cluster(address, None, PATIENCE_SECONDS, told, cores, Interruption()) as cluster:
-        yield cluster
+    try:
+        with ray_cluster(address, None, PATIENCE_SECONDS, told, cores, Interruption()) as cluster:
+            yield cluster
+    finally:
+        ray_warm.close_warm()
 
 
 def sweep(kind: str, engine: str, root: Path, *more: str, **variables: str) -> Popen[str]:
