@@ -17,36 +17,28 @@ import contextlib
 import errno
 import itertools
 import pickle
-import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines.ray_address import (
     answers,
     checked,
-    connection_problem,
     free_name,
     host_of,
-    knock,
     listens,
     named,
-    own_address,
     version_problem,
     version_reader,
 )
-from asynckfold.engines.ray_engine import (
-    END_SECONDS,
-    NodeHandle,
-    NodeSettings,
-    PlacedWork,
-    RayEngine,
-)
+from asynckfold.engines.ray_drain import draining, staying
+from asynckfold.engines.ray_engine import END_SECONDS, PlacedWork, RayEngine
+from asynckfold.engines.ray_handle import NodeHandle, NodeSettings
+from asynckfold.engines.ray_join import check_connection, connect, silenced
 from asynckfold.engines.ray_local import LocalRay
 from asynckfold.engines.ray_node import NodeData, RayNode, ScratchFolder, hold
 from asynckfold.errors import InputError, Problem, StorageError, WorkerDiedError, refuse
@@ -90,14 +82,14 @@ def ray_cluster(
     place = named(address)
     with ExitStack() as stack:
         if ray.is_initialized():
-            _check_connection(place)
+            check_connection(place)
         else:
             if not place:
                 local = LocalRay(cores, signals)
                 stack.callback(local.close)
                 place = local.address
-            stack.enter_context(_silenced())
-            _connect(place, runtime_env, timeout_s)
+            stack.enter_context(silenced())
+            connect(place, runtime_env, timeout_s)
             stack.callback(ray.shutdown)
         cluster = RayCluster(settings, timeout_s)
         stack.callback(cluster.close)
@@ -135,7 +127,7 @@ class RayCluster:
 
     def open(self) -> None:
         """Check the nodes, and start an actor on each."""
-        found = self._alive()
+        found = staying(self._alive(), self._here)
         refuse(self._problems(found))
         self._socket = next(i["RayletSocketName"] for i in found if i["NodeID"] == self._here)
         self._start(found)
@@ -349,6 +341,12 @@ class RayCluster:
         if self.engine is not None:
             self.engine.lose(node, why)
 
+    def _leave_out(self, node: NodeHandle, why: str) -> None:
+        if self.engine is not None:
+            self.engine.leave_out(node, why)
+        else:
+            node.left_out = node.left_out or why
+
     def _watch(self) -> None:
         """Run in the watching thread: what others reserve, nodes that come, a head that goes."""
         answered = time.monotonic()
@@ -370,7 +368,12 @@ class RayCluster:
             if self._here not in {item["NodeID"] for item in alive}:
                 self._fail("the Ray node of this machine is gone")
                 return
-            fresh = [item for item in alive if item["NodeID"] not in known | self._refused]
+            leaving = draining()
+            for node in [*self.nodes.values()]:
+                if node.identity in leaving:
+                    self._leave_out(node, leaving[node.identity])
+            passed = known | self._refused | {*leaving}
+            fresh = [item for item in alive if item["NodeID"] not in passed]
             problems = self._problems(fresh)
             still = {item["NodeID"] for item in self._alive()}
             if not still.issuperset(item["NodeID"] for item in fresh):
@@ -406,66 +409,11 @@ def _take_end(engine: RayEngine, work: PlacedWork) -> None:
         text = " ".join(str(failure).split())[:400]
         error = WorkerDiedError(0, f"Ray gave up its cores: {text}", outcome)
         is_lost = isinstance(failure, (known.NodeDiedError, known.TaskUnschedulableError))
+        if isinstance(failure, known.TaskUnschedulableError):
+            why = draining().get(work.node.identity)
+            if why is not None:
+                engine.leave_out(work.node, why)
     engine.give_up(work, error, is_lost=is_lost)
-
-
-# Connecting
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep Ray from printing what its nodes report, for which it has no option."""
-    from ray._private import worker
-
-    names = "print_to_stdstream", "_unhandled_error_handler"
-    before = {name: getattr(worker, name) for name in names if hasattr(worker, name)}
-    for name in before:
-        setattr(worker, name, lambda *data, **more: None)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(worker, name, function)
-
-
-def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: float) -> None:
-    """Join a cluster, or raise an `InputError`."""
-    import ray
-
-    if address not in ("auto", "local"):
-        knock(address, timeout_s)
-    handlers = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if threading.current_thread() is threading.main_thread()
-    }
-    try:
-        join = partial(ray.init, address, log_to_driver=False, configure_logging=False)
-        join(runtime_env=dict(runtime_env or {}))
-        # Without a route to the internet, Ray takes this machine for the head: no node reaches it.
-        own = own_address(ray.get_runtime_context().gcs_address)
-        there = {item["NodeManagerAddress"] for item in ray.nodes() if item["Alive"]}
-        if own != ray.util.get_node_ip_address() and own in there:
-            ray.shutdown()
-            join(runtime_env=dict(runtime_env or {}), _node_ip_address=own)
-    except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        raise InputError([connection_problem(address, error)]) from error
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _check_connection(named: str) -> None:
-    """Refuse a second cluster: a process is connected to one at most."""
-    import ray
-
-    here = ray.get_runtime_context().gcs_address
-    if named not in ("", "auto", here):
-        raise InputError.one(
-            "a process can use one Ray cluster at a time",
-            f"ray_address={named!r}, and it is connected to {here!r}",
-            "Call ray.shutdown() first.",
-        )
 
 
 def looked_at(

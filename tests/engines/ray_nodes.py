@@ -1,8 +1,9 @@
 """A Ray cluster of several nodes on this machine, as a process of its own that obeys its stdin.
 
 ``ray_nodes.py FOLDER`` prints the address. ``add NAME [UUID …]`` adds a node of one core with GPUs
-that do not exist (`stand_in.pynvml`), ``kill NAME`` kills one, ``kill head`` kills the head,
-``restart head`` starts another cluster; each is answered by the address. The end of stdin ends all.
+that do not exist (`stand_in.pynvml`), ``kill NAME`` kills one, ``drain NAME SECONDS`` says that it
+will be preempted, ``kill head`` kills the head, ``restart head`` starts another cluster; each is
+answered by the address. The end of stdin ends all.
 The nodes use the cores of this machine in turn: each sees one of them.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ def main(folder: str) -> None:
             os.environ["STAND_IN_GPUS"] = " ".join(gpus)
             os.environ["PYTHONPATH"] = f"{STAND_IN}{os.pathsep}{paths}" if gpus else paths
             nodes[name] = cluster.add_node(num_cpus=1, num_gpus=len(gpus), node_name=name)
+        elif word == "drain":
+            drain(address, nodes[name].unique_id, int(*gpus))
         elif word == "restart":
             cluster.shutdown()
             cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -59,6 +63,17 @@ def main(folder: str) -> None:
     # Only what this process has started or adopted; the agents of a killed raylet take a while.
     keeper._end_children()
     Path(folder, "ended").touch()
+
+
+def drain(address: str, identity: str, seconds: int) -> None:
+    """Tell the cluster that a node will be preempted, as a cloud's notice does."""
+    from ray._raylet import GcsClient
+    from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
+
+    end = (time.time_ns() // 10**6) + seconds * 1000
+    client = GcsClient(address=address)
+    is_accepted, why = client.drain_node(identity, DRAIN_NODE_REASON_PREEMPTION, "a test", end)
+    assert is_accepted, why
 
 
 if __name__ == "__main__":
