@@ -25,6 +25,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from asynckfold.engines import ray_room
 from asynckfold.engines.ray_address import (
     answers,
     checked,
@@ -41,7 +42,7 @@ from asynckfold.engines.ray_handle import NodeHandle, NodeSettings
 from asynckfold.engines.ray_join import check_connection, connect, silenced
 from asynckfold.engines.ray_local import LocalRay
 from asynckfold.engines.ray_node import NodeData, RayNode, ScratchFolder, hold
-from asynckfold.errors import InputError, Problem, StorageError, WorkerDiedError, refuse
+from asynckfold.errors import Problem, StorageError, WorkerDiedError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.placement import NodeSize
@@ -151,30 +152,34 @@ class RayCluster:
     def begin(self, engine: RayEngine, threads: int, bundle: Bundle, data: Prepared) -> None:
         """Send a bundle and its data to all nodes."""
         import numpy as np
-        import ray
 
         self.engine = engine
-        handle = bundle.data
+        handle, is_new = bundle.data, False
+        needed = sum(spec.nbytes for spec in handle.specs)
         if self._data is None or self._data[0]() is not data:
             arrays = [
                 spec.map_readable(fd) for spec, fd in zip(handle.specs, handle.fds, strict=True)
             ]
-            self._data = weakref.ref(data), [ray.put(array) for array in arrays]
+            is_new = True
+            self._data = weakref.ref(data), ray_room.put(arrays, needed)
         there: Any = NodeData(handle)
         scratch: Any = ScratchFolder()
         with sent_by_value():
             packed = pack(replace(bundle, data=there, root=scratch, code={}))
-        self._sent = threads, ray.put(np.frombuffer(packed, np.uint8))
+        self._sent = threads, *ray_room.put([np.frombuffer(packed, np.uint8)], needed)
         for node in self.nodes.values():
             self._begin_on(node)
+        if is_new:
+            ray_room.check(self.nodes, needed)
 
     def _begin_on(self, node: NodeHandle) -> None:
         """Send the present bundle to a node, with the data if it lacks them."""
-        if self._sent is None or self._data is None:
+        if self._sent is None or self._data is None or not node.is_used:
             return
         reference, arrays = self._data
         known = node.has is reference
         node.begun = node.actor.begin.remote(*self._sent, *(() if known else arrays))
+        node.unread = node.begun
         node.has = reference
 
     def lease(self, work: PlacedWork) -> Any:
@@ -307,7 +312,8 @@ class RayCluster:
                     calls[node.actor.poll.remote(POLL_SECONDS)] = node
             engine = self.engine
             leases = {} if engine is None else engine.leases()
-            waited = [*calls, *leases]
+            begins = {node.unread: node for node in [*self.nodes.values()] if node.unread}
+            waited = [*begins, *calls, *leases]
             if not waited:
                 self._closing.wait(POLL_SECONDS)
                 continue
@@ -315,12 +321,15 @@ class RayCluster:
             if not ready:
                 ready, _ = ray.wait(waited, num_returns=1, timeout=POLL_SECONDS)
             for call in ready:
+                if call in begins:
+                    self._look_at_begin(begins[call])
+                    continue
                 if call in leases and engine is not None:
                     _take_end(engine, leases[call])
                     continue
                 node = calls.pop(call)
                 try:
-                    load, messages = pickle.loads(ray.get(call))
+                    load, messages = pickle.loads(ray_room.received(node.actor, call))
                 except ray.exceptions.RayError as error:
                     self._lose(node, " ".join(str(error).split())[:400])
                     continue
@@ -340,6 +349,11 @@ class RayCluster:
             self.look_here()
         if self.engine is not None:
             self.engine.lose(node, why)
+
+    def _look_at_begin(self, node: NodeHandle) -> None:
+        node.unread = None
+        if node.is_used and ray_room.lacks_room(node):
+            self._leave_out(node, ray_room.WHY)
 
     def _leave_out(self, node: NodeHandle, why: str) -> None:
         if self.engine is not None:
@@ -409,6 +423,8 @@ def _take_end(engine: RayEngine, work: PlacedWork) -> None:
         text = " ".join(str(failure).split())[:400]
         error = WorkerDiedError(0, f"Ray gave up its cores: {text}", outcome)
         is_lost = isinstance(failure, (known.NodeDiedError, known.TaskUnschedulableError))
+        if ray_room.is_without_room(failure):
+            engine.leave_out(work.node, ray_room.WHY)
         if isinstance(failure, known.TaskUnschedulableError):
             why = draining().get(work.node.identity)
             if why is not None:

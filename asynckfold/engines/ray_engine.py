@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.engines.ray_node import settle
+from asynckfold.engines.ray_room import send
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import CheckpointWritten, Meeting, Noted, Task
 from asynckfold.jobs.placement import NOTHING, Load, NodeSize, Placement, Span
@@ -218,9 +219,9 @@ class RayEngine:
     def _expect(self, work: PlacedWork) -> None:
         """Send a placement to its node, and ask Ray for what it needs there."""
         node = work.node
-        files = dict(self._files(work.tasks))
+        files = [*send(node.actor, self._files(work.tasks))]
         work.expected = node.actor.expect.remote(
-            work.number, work.placement, list(work.tasks), files, node.begun
+            work.number, work.placement, list(work.tasks), node.begun, *files
         )
         work.lease = self._cluster.lease(work)
 

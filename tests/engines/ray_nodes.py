@@ -47,7 +47,7 @@ def main(folder: str) -> None:
             os.environ["PYTHONPATH"] = f"{STAND_IN}{os.pathsep}{paths}" if gpus else paths
             nodes[name] = cluster.add_node(num_cpus=1, num_gpus=len(gpus), node_name=name)
         elif word == "drain":
-            drain(address, nodes[name].unique_id, int(*gpus))
+            drain(address, nodes[name].node_id, int(*gpus))
         elif word == "restart":
             cluster.shutdown()
             cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -9,7 +9,7 @@ import pytest
 from asynckfold.store import RunStore
 from tests.engines.ray_start import ended, first_checkpoint, needs_ray, sweep
 from tests.faults.test_ray import Nodes, nodes
-from tests.faults.test_ray_spans import outcomes, partners, told
+from tests.faults.test_ray_spans import outcomes, told
 from tests.leftovers import until
 
 __all__ = ["nodes"]
