@@ -104,8 +104,10 @@ class Network:
         given.pop("TMPDIR", None)
         script = 'mount -t tmpfs tmpfs /tmp && cd /tmp && exec "$@"'
         process = subprocess.Popen(
-            ["ip", "netns", "exec", space, "sh", "-c", script, "sh"]
-            + [*self._start(own), f"--address={self.address}", f"--node-name={name}", "--block"],
+            [
+                *("ip", "netns", "exec", space, "sh", "-c", script, "sh"),
+                *(*self._start(own), f"--address={self.address}", f"--node-name={name}", "--block"),
+            ],
             env=given,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -131,12 +133,13 @@ pytestmark = [
     pytest.mark.nightly,
     needs_ray,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(missing()), reason=missing() or "none"),
 ]
 
 
 @pytest.fixture
 def network() -> Iterator[Network]:
+    if why := missing():
+        pytest.skip(why)
     with (
         tempfile.TemporaryDirectory(prefix="r-", dir="/tmp", ignore_cleanup_errors=True) as folder,
         ExitStack() as stack,
