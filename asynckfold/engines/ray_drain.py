@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from asynckfold.errors import InputError
@@ -18,7 +18,7 @@ def draining() -> dict[str, str]:
     return dict.fromkeys(read(), WHY)
 
 
-def staying(found: Sequence[Mapping[str, Any]], here: str) -> list[Mapping[str, Any]]:
+def staying(found: Sequence[dict[str, Any]], here: str) -> list[dict[str, Any]]:
     """Return the nodes that are not drained.
 
     Raises
