@@ -16,6 +16,8 @@ from asynckfold.errors import InputError
 
 WHY = "has no room for the data in Ray's object store and on its disk"
 
+LOOK_SECONDS = 1.0
+
 LATE_SECONDS = 60.0
 """How long what a node has sent may be on its way to this machine's shared memory."""
 
@@ -68,11 +70,12 @@ def check(nodes: Mapping[str, NodeHandle], needed: int) -> None:
     waiting = {node.begun: node for node in nodes.values() if node.name in sizes(nodes.values())}
     found = []
     while waiting:
-        (ready, *_), _ = ray.wait([*waiting], num_returns=1)
-        node = waiting.pop(ready)
-        if not lacks_room(node):
-            return
-        found.append(f"{node.place} {WHY}")
+        ready, _ = ray.wait([*waiting], num_returns=1, timeout=LOOK_SECONDS)
+        for call in ready:
+            if not lacks_room(node := waiting.pop(call)):
+                return
+            found.append(f"{node.place} {WHY}")
+        waiting = {call: node for call, node in waiting.items() if not node.is_lost}
     if found:
         raise no_room(found, needed)
 
