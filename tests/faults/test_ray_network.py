@@ -58,7 +58,7 @@ class Network:
         self._ip(f"addr add {HEAD}/24 dev {self._bridge}")
         self._ip(f"link set {self._bridge} up")
         words = [*self._start(HEAD), "--head", "--port=0", f"--temp-dir={folder}"]
-        given = {**os.environ, "TMPDIR": str(folder), "RAY_worker_niceness": "0"}
+        given = {**os.environ, "TMPDIR": str(folder), "RAY_worker_niceness": "0", "SLOW": "0.03"}
         keeper = stack.enter_context(
             closing(Keeper(folder, [*words, "--include-dashboard=false"], given))
         )
@@ -154,7 +154,7 @@ def test_one_is_killed_in_the_middle_and_one_comes_late(
     network.add("two")
     more = {"EPOCHS": "16"}
     expected = ended(sweep("plain", "process", tmp_path / "process", **more))
-    process = sweep("plain", "ray", root, network.address, N_JOBS="3", SLOW="0.03", **more)
+    process = sweep("plain", "ray", root, network.address, N_JOBS="3", **more)
 
     def nodes() -> set[str]:
         with RunStore.read(root) as store:
