@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.engines.ray_engine import NodeHandle, NodeSettings
+from asynckfold.engines.ray_handle import NodeHandle, NodeSettings
 from asynckfold.engines.ray_node import RayNode
 from asynckfold.jobs.placement import Load, NodeSize
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import signal
 import threading
 import time
 import weakref
@@ -26,31 +25,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.engines import ray_actors, ray_warm
+from asynckfold.engines import ray_actors, ray_room, ray_warm
 from asynckfold.engines.ray_address import (
     answers,
     checked,
-    connection_problem,
     free_name,
     host_of,
-    knock,
     listens,
     named,
-    own_address,
     version_problem,
     version_reader,
 )
-from asynckfold.engines.ray_engine import (
-    END_SECONDS,
-    NodeHandle,
-    NodeSettings,
-    PlacedWork,
-    RayEngine,
-)
+from asynckfold.engines.ray_drain import draining, staying
+from asynckfold.engines.ray_engine import END_SECONDS, PlacedWork, RayEngine
+from asynckfold.engines.ray_handle import NodeHandle, NodeSettings
+from asynckfold.engines.ray_join import check_connection, connect, silenced
 from asynckfold.engines.ray_listener import listen
 from asynckfold.engines.ray_local import LocalRay
 from asynckfold.engines.ray_node import NodeData, ScratchFolder, hold
-from asynckfold.errors import InputError, Problem, StorageError, refuse
+from asynckfold.errors import Problem, StorageError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.recipe import pack
@@ -105,14 +98,14 @@ def _joined(
     with ExitStack() as stack:
         is_lasting, place = key.lasts, key.address
         if ray.is_initialized():
-            _check_connection(place)
+            check_connection(place)
         else:
             if not place:
                 local = LocalRay(cores, signals)
                 stack.callback(local.close)
                 is_lasting, place = False, local.address
-            stack.enter_context(_silenced())
-            _connect(place, key.runtime_env, timeout_s)
+            stack.enter_context(silenced())
+            connect(place, key.runtime_env, timeout_s)
             stack.callback(ray_actors.leave, ray.get_runtime_context().get_job_id())
         cluster = RayCluster(settings, timeout_s, key if is_lasting else None)
         cluster.left = stack.pop_all()
@@ -162,7 +155,7 @@ class RayCluster:
     def _found(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Return the nodes that are there, and those of them that need a new actor."""
         while True:
-            found = self._alive()
+            found = staying(self._alive(), self._here)
             fresh = self._renew(found)
             if not fresh:
                 return found, []
@@ -228,26 +221,31 @@ class RayCluster:
     def begin(self, engine: RayEngine, threads: int, bundle: Bundle, data: Prepared) -> None:
         """Send a bundle and its data to all nodes."""
         import numpy as np
-        import ray
 
         self.engine = engine
+        handle, is_new = bundle.data, False
+        needed = sum(spec.nbytes for spec in handle.specs)
         if self._data is None or self._data[0]() is not data:
-            self._data = weakref.ref(data), [*map(ray.put, bundle.data.mapped())]
-        there: Any = NodeData(bundle.data)
+            is_new = True
+            self._data = weakref.ref(data), ray_room.put(handle.mapped(), needed)
+        there: Any = NodeData(handle)
         scratch: Any = ScratchFolder()
         with sent_by_value():
             packed = pack(replace(bundle, data=there, root=scratch, code={}))
-        self._sent = threads, ray.put(np.frombuffer(packed, np.uint8))
+        self._sent = threads, *ray_room.put([np.frombuffer(packed, np.uint8)], needed)
         for node in self.nodes.values():
             self._begin_on(node)
+        if is_new:
+            ray_room.check(self.nodes, needed)
 
     def _begin_on(self, node: NodeHandle) -> None:
         """Send the present bundle to a node, with the data if it lacks them."""
-        if self._sent is None or self._data is None:
+        if self._sent is None or self._data is None or not node.is_used:
             return
         reference, arrays = self._data
         known = node.has is reference
         node.begun = node.actor.begin.remote(*self._sent, *(() if known else arrays))
+        node.unread = node.begun
         node.has = reference
 
     def lease(self, work: PlacedWork) -> Any:
@@ -310,13 +308,10 @@ class RayCluster:
         return problems
 
     def _alive(self) -> list[dict[str, Any]]:
-        """Return the nodes that are there, this one first; a draining one only if in use."""
+        """Return the nodes that are there, this one first."""
         import ray
-        from ray._private.state import state
 
-        used = [node.identity for node in self.nodes.values()] if self._threads else []
-        left = {*state.get_draining_nodes()} - {self._here, *used}
-        found = [item for item in ray.nodes() if item["Alive"] and item["NodeID"] not in left]
+        found = [item for item in ray.nodes() if item["Alive"]]
         return sorted(found, key=lambda item: (item["NodeID"] != self._here, item["NodeID"]))
 
     def _start(self, found: Sequence[Mapping[str, Any]]) -> None:
@@ -365,6 +360,18 @@ class RayCluster:
         if self.engine is not None:
             self.engine.lose(node, why)
 
+    def look_at_begin(self, node: NodeHandle) -> None:
+        """Take note of whether a node could begin."""
+        node.unread = None
+        if node.is_used and ray_room.lacks_room(node):
+            self._leave_out(node, ray_room.WHY)
+
+    def _leave_out(self, node: NodeHandle, why: str) -> None:
+        if self.engine is not None:
+            self.engine.leave_out(node, why)
+        else:
+            node.left_out = node.left_out or why
+
     def _watch(self) -> None:
         """Run in the watching thread: what others reserve, nodes that come, a head that goes."""
         answered = time.monotonic()
@@ -386,7 +393,12 @@ class RayCluster:
             if self._here not in {item["NodeID"] for item in alive}:
                 self._fail("the Ray node of this machine is gone")
                 return
-            fresh = [item for item in alive if item["NodeID"] not in known | self._refused]
+            leaving = draining()
+            for node in [*self.nodes.values()]:
+                if node.identity in leaving:
+                    self._leave_out(node, leaving[node.identity])
+            passed = known | self._refused | {*leaving}
+            fresh = [item for item in alive if item["NodeID"] not in passed]
             problems = self._problems(fresh)
             still = {item["NodeID"] for item in self._alive()}
             if not still.issuperset(item["NodeID"] for item in fresh):
@@ -407,65 +419,6 @@ class RayCluster:
     def _say(self, text: str) -> None:
         if self.engine is not None:
             self.engine.say(Noted(None, "cluster", text))
-
-
-# Connecting
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep Ray from printing what its nodes report, for which it has no option."""
-    from ray._private import worker
-
-    names = "print_to_stdstream", "_unhandled_error_handler"
-    before = {name: getattr(worker, name) for name in names if hasattr(worker, name)}
-    for name in before:
-        setattr(worker, name, lambda *data, **more: None)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(worker, name, function)
-
-
-def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: float) -> None:
-    """Join a cluster, or raise an `InputError`."""
-    import ray
-
-    if address not in ("auto", "local"):
-        knock(address, timeout_s)
-    handlers = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if threading.current_thread() is threading.main_thread()
-    }
-    try:
-        join = partial(ray.init, address, log_to_driver=False, configure_logging=False)
-        join(runtime_env=dict(runtime_env or {}))
-        # Without a route to the internet, Ray takes this machine for the head: no node reaches it.
-        own = own_address(ray.get_runtime_context().gcs_address)
-        there = {item["NodeManagerAddress"] for item in ray.nodes() if item["Alive"]}
-        if own != ray.util.get_node_ip_address() and own in there:
-            ray.shutdown()
-            join(runtime_env=dict(runtime_env or {}), _node_ip_address=own)
-    except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        raise InputError([connection_problem(address, error)]) from error
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _check_connection(named: str) -> None:
-    """Refuse a second cluster: a process is connected to one at most."""
-    import ray
-
-    here = ray.get_runtime_context().gcs_address
-    if named not in ("", "auto", here):
-        raise InputError.one(
-            "a process can use one Ray cluster at a time",
-            f"ray_address={named!r}, and it is connected to {here!r}",
-            "Call ray.shutdown() first.",
-        )
 
 
 def looked_at(

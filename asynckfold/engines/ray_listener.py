@@ -6,7 +6,10 @@ import pickle
 import threading
 from typing import Any, Protocol
 
-from asynckfold.engines.ray_engine import Cluster, NodeHandle, PlacedWork, RayEngine
+from asynckfold.engines import ray_room
+from asynckfold.engines.ray_drain import draining
+from asynckfold.engines.ray_engine import Cluster, PlacedWork, RayEngine
+from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.errors import WorkerDiedError
 
 POLL_SECONDS = 0.25
@@ -22,6 +25,10 @@ class Heard(Cluster, Protocol):
         """Take note that the actor of a node is gone."""
         ...
 
+    def look_at_begin(self, node: NodeHandle) -> None:
+        """Take note of whether a node could begin."""
+        ...
+
 
 def listen(cluster: Heard) -> None:
     """Run in the listening thread."""
@@ -34,7 +41,8 @@ def listen(cluster: Heard) -> None:
                 calls[node.actor.poll.remote(POLL_SECONDS)] = node
         engine = cluster.engine
         leases = {} if engine is None else engine.leases()
-        waited = [*calls, *leases]
+        begins = {node.unread: node for node in [*cluster.nodes.values()] if node.unread}
+        waited = [*begins, *calls, *leases]
         if not waited:
             cluster.closing.wait(POLL_SECONDS)
             continue
@@ -42,12 +50,15 @@ def listen(cluster: Heard) -> None:
         if not ready:
             ready, _ = ray.wait(waited, num_returns=1, timeout=POLL_SECONDS)
         for call in ready:
+            if call in begins:
+                cluster.look_at_begin(begins[call])
+                continue
             if call in leases and engine is not None:
                 _take_end(engine, leases[call])
                 continue
             node = calls.pop(call)
             try:
-                load, messages = pickle.loads(ray.get(call))
+                load, messages = pickle.loads(ray_room.received(node.actor, call))
             except ray.exceptions.RayError as error:
                 cluster.lose(node, " ".join(str(error).split())[:400])
                 continue
@@ -70,4 +81,10 @@ def _take_end(engine: RayEngine, work: PlacedWork) -> None:
         text = " ".join(str(failure).split())[:400]
         error = WorkerDiedError(0, f"Ray gave up its cores: {text}", outcome)
         is_lost = isinstance(failure, (known.NodeDiedError, known.TaskUnschedulableError))
+        if ray_room.is_without_room(failure):
+            engine.leave_out(work.node, ray_room.WHY)
+        if isinstance(failure, known.TaskUnschedulableError):
+            why = draining().get(work.node.identity)
+            if why is not None:
+                engine.leave_out(work.node, why)
     engine.give_up(work, error, is_lost=is_lost)

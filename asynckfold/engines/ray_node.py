@@ -43,6 +43,7 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import PackedBundle, ProcessEngine
 from asynckfold.engines.ray_arrays import files_of
 from asynckfold.engines.ray_groups import gathered
+from asynckfold.engines.ray_pieces import pieces_of, write_pieces
 from asynckfold.engines.ray_warm import installed
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import (
@@ -53,7 +54,6 @@ from asynckfold.jobs.messages import (
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Job
 from asynckfold.store.layout import FINAL
-from asynckfold.system.files import make_folders
 from asynckfold.system.machine import Machine, resolve_n_jobs
 from asynckfold.system.signals import Interruption
 from asynckfold.training.job_log import LOG_BYTES, log_path
@@ -160,6 +160,7 @@ class RayNode:
         self._files: list[int] = []
         self._held: dict[int, _Held] = {}
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._polled = b""
         self._signals = Interruption()
         self._is_closing, self._is_ready = False, True
         self._lock = threading.RLock()
@@ -257,18 +258,13 @@ class RayNode:
         number: int,
         placement: Placement,
         tasks: Sequence[Task],
-        files: Mapping[str, bytes],
-        begun: object = None,
+        *before: object,
     ) -> None:
         """Prepare a placement, which starts when Ray has granted its cores.
 
-        `begun` is the answer of `begin`.
+        `before` are the answers of `begin` and of `receive` for its files.
         """
         root = self.folder / "run"
-        for name, content in files.items():
-            path = root / name
-            make_folders(root, path.parent)
-            path.write_bytes(content)
         sizes = {}
         for task in tasks:
             path = log_path(root, task.job)
@@ -310,7 +306,16 @@ class RayNode:
             for held in self._held.values():
                 messages += self._log_lines(held)
             load = self._load()
-        return pickle.dumps((load, messages))
+        self._polled = pickle.dumps((load, messages))
+        return self._polled
+
+    def again(self, start: int) -> tuple[bytes, ...]:
+        """Return some of what the last poll returned, in pieces that need no shared memory."""
+        return pieces_of(self._polled, start)
+
+    def receive(self, name: str, size: int, start: int, *pieces: bytes) -> None:
+        """Take a part of a file of an earlier attempt, for `expect`."""
+        write_pieces(self.folder / "run", name, size, start, pieces)
 
     def stop(self, grace_s: float) -> None:
         """End all placements; with `grace_s`, let them save themselves."""

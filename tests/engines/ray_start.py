@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -15,10 +16,10 @@ import pytest
 from asynckfold.api.resources import Sharing
 from asynckfold.engines import ray_warm
 from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
-from asynckfold.engines.ray_engine import NodeSettings
+from asynckfold.engines.ray_handle import NodeSettings
 from asynckfold.system.signals import Interruption
 from tests import leftovers
-from tests.leftovers import until
+from tests.leftovers import descendants, until
 
 SWEEP = Path(__file__).with_name("ray_sweep.py")
 
@@ -73,3 +74,16 @@ def ended(process: Popen[str]) -> str:
 def first_checkpoint(root: Path) -> None:
     """Wait until a job of a sweep has saved itself."""
     until(lambda: bool([*root.glob("net/*/*/checkpoint*")]), 300)
+
+
+def named(name: str, above: int) -> set[int]:
+    """Return the processes below another one that Ray has given this name, as to tasks and actors.
+
+    Whoever else runs a Ray on this machine has processes of the same names.
+    """
+    found = set()
+    for pid in descendants(above):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"ray::{name}".encode()):
+                found.add(pid)
+    return found

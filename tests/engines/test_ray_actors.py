@@ -23,7 +23,8 @@ from asynckfold import AsyncKFold
 from asynckfold.api.resources import Sharing
 from asynckfold.engines import ray_groups, ray_warm
 from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
-from asynckfold.engines.ray_engine import NodeSettings, RayEngine
+from asynckfold.engines.ray_engine import RayEngine
+from asynckfold.engines.ray_handle import NodeSettings
 from asynckfold.engines.ray_warm import Key
 from asynckfold.jobs.messages import Progress
 from asynckfold.jobs.placement import Placement
