@@ -30,8 +30,7 @@ from asynckfold.jobs.messages import Progress
 from asynckfold.jobs.placement import Placement
 from asynckfold.system.signals import Interruption
 from tests import leftovers
-from tests.engines.ray_start import PATIENCE_SECONDS, SWEEP, needs_ray
-from tests.engines.test_ray_cluster import named
+from tests.engines.ray_start import PATIENCE_SECONDS, SWEEP, named, needs_ray
 from tests.faults.test_ray import Nodes
 from tests.leftovers import descendants, gone, until
 from tests.toy import adam, samples, task, toy_bundle
@@ -197,7 +196,7 @@ def joined(
 
 def actors(nodes: Nodes) -> set[int]:
     """Return the processes of the actors in this cluster."""
-    return named("RayNode") & descendants(nodes.process.pid)
+    return named("RayNode", nodes.process.pid)
 
 
 def trained(root: Path, nodes: Nodes | None, width: int) -> str:
