@@ -37,6 +37,8 @@ os.environ[leftovers.MARK] = "1"
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ["PYTHONFAULTHANDLER"] = "1"
+# From Ray 2.60 on, a token in the home folder would lock out processes that the tests start.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 BEFORE_TIMEOUT_SECONDS = 10.0
 

@@ -17,7 +17,7 @@ from asynckfold.api.session import Session
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
-from asynckfold.engines.ray_engine import NodeSettings
+from asynckfold.engines.ray_handle import NodeSettings
 from asynckfold.errors import refuse
 from asynckfold.jobs.digests.run import Digest, of_run
 from asynckfold.jobs.folds import Fold

@@ -387,6 +387,10 @@ class DataHandle:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}
 
+    def mapped(self) -> list[Array]:
+        """Map the shared arrays for reading, in the process that has them open."""
+        return [spec.map_readable(fd) for spec, fd in zip(self.specs, self.fds, strict=True)]
+
     def open(self, fds: Sequence[int]) -> Batches:
         """Map the arrays; the descriptors stay the caller's and may be closed afterwards."""
         arrays = [spec.map(fd) for spec, fd in zip(self.specs, fds, strict=True)]

@@ -1,4 +1,4 @@
-"""The Ray engine: placements run on the nodes of a Ray cluster. The only file that imports ray.
+"""The Ray engine: placements run on the nodes of a Ray cluster.
 
 ::
 
@@ -16,8 +16,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import pickle
-import signal
 import threading
 import time
 import weakref
@@ -27,32 +25,27 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from asynckfold.engines import ray_actors, ray_room, ray_warm
 from asynckfold.engines.ray_address import (
     answers,
     checked,
-    connection_problem,
     free_name,
     host_of,
-    knock,
     listens,
     named,
-    own_address,
     version_problem,
     version_reader,
 )
-from asynckfold.engines.ray_engine import (
-    END_SECONDS,
-    NodeHandle,
-    NodeSettings,
-    PlacedWork,
-    RayEngine,
-)
+from asynckfold.engines.ray_drain import draining, staying
+from asynckfold.engines.ray_engine import END_SECONDS, PlacedWork, RayEngine
+from asynckfold.engines.ray_handle import NodeHandle, NodeSettings
+from asynckfold.engines.ray_join import check_connection, connect, silenced
+from asynckfold.engines.ray_listener import listen
 from asynckfold.engines.ray_local import LocalRay
-from asynckfold.engines.ray_node import NodeData, RayNode, ScratchFolder, hold
-from asynckfold.errors import InputError, Problem, StorageError, WorkerDiedError, refuse
+from asynckfold.engines.ray_node import NodeData, ScratchFolder, hold
+from asynckfold.errors import Problem, StorageError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.messages import Noted
-from asynckfold.jobs.placement import NodeSize
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.reproducibility import NODES
 from asynckfold.system.signals import Interruption
@@ -60,9 +53,6 @@ from asynckfold.system.signals import Interruption
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
     from asynckfold.training.bundle import Bundle
-
-POLL_SECONDS = 0.25
-"""How old the load of a node may be."""
 
 WATCH_SECONDS, HEAD_SECONDS = 1.0, 10.0
 """Interval between looks at the cluster, and how long its head may be silent."""
@@ -84,105 +74,178 @@ def ray_cluster(
     InputError
         The cluster cannot be used; nothing was started in it.
     """
+    refuse(checked(address))
+    key = ray_warm.Key(named(address), runtime_env or {}, settings.nice, settings.variables)
+    cluster = ray_warm.take(key)
+    if cluster is None:
+        cluster = _joined(key, timeout_s, settings, cores, signals)
+    try:
+        cluster.open(settings, timeout_s)
+        yield cluster
+    except BaseException:
+        cluster.end()
+        raise
+    if cluster.rest():
+        ray_warm.give_back(cluster)
+
+
+def _joined(
+    key: ray_warm.Key, timeout_s: float, settings: NodeSettings, cores: int, signals: Interruption
+) -> RayCluster:
+    """Join the named cluster, or the Ray of this machine that is started for the call."""
     import ray
 
-    refuse(checked(address))
-    place = named(address)
     with ExitStack() as stack:
+        is_lasting, place = key.lasts, key.address
         if ray.is_initialized():
-            _check_connection(place)
+            check_connection(place)
         else:
             if not place:
                 local = LocalRay(cores, signals)
                 stack.callback(local.close)
-                place = local.address
-            stack.enter_context(_silenced())
-            _connect(place, runtime_env, timeout_s)
-            stack.callback(ray.shutdown)
-        cluster = RayCluster(settings, timeout_s)
-        stack.callback(cluster.close)
-        cluster.open()
-        yield cluster
+                is_lasting, place = False, local.address
+            stack.enter_context(silenced())
+            connect(place, key.runtime_env, timeout_s)
+            stack.callback(ray_actors.leave, ray.get_runtime_context().get_job_id())
+        cluster = RayCluster(settings, timeout_s, key if is_lasting else None)
+        cluster.left = stack.pop_all()
+    return cluster
 
 
 class RayCluster:
     """The nodes of a cluster; one engine at a time uses them."""
 
-    def __init__(self, settings: NodeSettings, timeout_s: float) -> None:
+    def __init__(
+        self, settings: NodeSettings, timeout_s: float, key: ray_warm.Key | None = None
+    ) -> None:
         import ray
 
         self.numbers: Iterator[int] = itertools.count()
         self.nodes: dict[str, NodeHandle] = {}
         self.engine: RayEngine | None = None
-        self._settings, self._timeout_s = settings, timeout_s
+        self._settings, self._timeout_s, self._key = settings, timeout_s, key
+        self.left = ExitStack()
         # Once: each new remote function is sent to the head, for which this process would wait.
         self._hold = ray.remote(hold)
         self._here = ray.get_runtime_context().get_node_id()
         self.head = ray.get_runtime_context().gcs_address
+        self._job = ray.get_runtime_context().get_job_id()
         self._socket = ""
         self.failure: StorageError | None = None
         self._data: tuple[weakref.ref[Any], list[Any]] | None = None
         self._sent: tuple[int, Any] | None = None
         self._refused: set[str] = set()
         self._kinds: set[str] = set()
-        self._closing = threading.Event()
-        self._threads = [
-            threading.Thread(
-                target=self._guarded, args=(work,), name=f"asynckfold-ray-{name}", daemon=True
-            )
-            for name, work in (("listener", self._listen), ("watcher", self._watch))
-        ]
+        self.closing = threading.Event()
+        self._threads: list[threading.Thread] = []
 
-    def open(self) -> None:
-        """Check the nodes, and start an actor on each."""
-        found = self._alive()
-        refuse(self._problems(found))
+    def open(self, settings: NodeSettings, timeout_s: float) -> None:
+        """Check the nodes, and see that each has an actor for these settings."""
+        self._settings, self._timeout_s = settings, timeout_s
+        found, fresh = self._found()
         self._socket = next(i["RayletSocketName"] for i in found if i["NodeID"] == self._here)
-        self._start(found)
-        for thread in self._threads:
+        self._start(fresh)
+        self._refused, self.closing = set(), threading.Event()
+        for name, work in (("listener", partial(listen, self)), ("watcher", self._watch)):
+            guarded = partial(self._guarded, work)
+            thread = threading.Thread(target=guarded, name=f"asynckfold-ray-{name}", daemon=True)
             thread.start()
+            self._threads.append(thread)
 
-    def close(self) -> None:
-        """End the actors and what they started."""
-        import ray
+    def _found(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the nodes that are there, and those of them that need a new actor."""
+        while True:
+            found = staying(self._alive(), self._here)
+            fresh = self._renew(found)
+            if not fresh:
+                return found, []
+            # Of all nodes, whose processors are compared.
+            self._kinds = set()
+            problems = self._problems(found)
+            still = {item["NodeID"] for item in self._alive()}
+            # A node that has just died is known as alive for a moment.
+            if not problems or still.issuperset(item["NodeID"] for item in found):
+                refuse(problems)
+                return found, fresh
 
-        self._closing.set()
-        ends = [node.actor.quit.remote() for node in self.nodes.values() if not node.is_lost]
-        self.wait(ends, END_SECONDS)
+    def _renew(self, found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Give warm actors new settings; return the nodes that have none that can be used."""
+        warm = {node.identity: node for node in self.nodes.values() if not node.is_lost}
+        pairs = [(item, warm[item["NodeID"]].actor) for item in found if item["NodeID"] in warm]
+        renewed = ray_actors.renew(pairs, self._settings)
+        self.nodes = {}
+        for item, started in renewed:
+            self._add(item, started)
+        known = {node.identity for node in self.nodes.values()}
+        ray_actors.kill([node.actor for key, node in warm.items() if key not in known])
+        return [item for item in found if item["NodeID"] not in known]
+
+    def rest(self) -> bool:
+        """Leave the nodes without work; return whether their actors stay warm, or end all."""
+        if self._key is None or self.failure is not None:
+            self.end()
+            return False
+        self._stop("rest")
+        return True
+
+    def end(self) -> None:
+        """End the actors and what they started, and leave the cluster."""
+        try:
+            self._stop("quit")
+            ray_actors.kill([node.actor for node in self.nodes.values()])
+        finally:
+            self.disconnect()
+
+    def _stop(self, how: str) -> None:
+        """End all work; the actors are asked to rest, or to quit."""
+        self.closing.set()
+        present = [node.actor for node in self.nodes.values() if not node.is_lost]
+        self.wait([getattr(actor, how).remote() for actor in present], END_SECONDS)
         for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(END_SECONDS)
-        for node in self.nodes.values():
-            ray.kill(node.actor)
+            thread.join(END_SECONDS)
+        self._threads = []
         self._data = self._sent = None
+
+    def disconnect(self) -> None:
+        """Leave the cluster, if this package has joined it; end a Ray of its own."""
+        self.left.close()
+
+    def is_reachable(self) -> bool:
+        """Whether this process is still connected, and its node and the head answer."""
+        return ray_actors.is_connected(self._job) and listens(self._socket) and answers(self.head)
+
+    def suits(self, key: object) -> bool:
+        """Whether a call with this key may use the warm actors."""
+        return key == self._key
 
     def begin(self, engine: RayEngine, threads: int, bundle: Bundle, data: Prepared) -> None:
         """Send a bundle and its data to all nodes."""
         import numpy as np
-        import ray
 
         self.engine = engine
-        handle = bundle.data
+        handle, is_new = bundle.data, False
+        needed = sum(spec.nbytes for spec in handle.specs)
         if self._data is None or self._data[0]() is not data:
-            arrays = [
-                spec.map_readable(fd) for spec, fd in zip(handle.specs, handle.fds, strict=True)
-            ]
-            self._data = weakref.ref(data), [ray.put(array) for array in arrays]
+            is_new = True
+            self._data = weakref.ref(data), ray_room.put(handle.mapped(), needed)
         there: Any = NodeData(handle)
         scratch: Any = ScratchFolder()
         with sent_by_value():
             packed = pack(replace(bundle, data=there, root=scratch, code={}))
-        self._sent = threads, ray.put(np.frombuffer(packed, np.uint8))
+        self._sent = threads, *ray_room.put([np.frombuffer(packed, np.uint8)], needed)
         for node in self.nodes.values():
             self._begin_on(node)
+        if is_new:
+            ray_room.check(self.nodes, needed)
 
     def _begin_on(self, node: NodeHandle) -> None:
         """Send the present bundle to a node, with the data if it lacks them."""
-        if self._sent is None or self._data is None:
+        if self._sent is None or self._data is None or not node.is_used:
             return
         reference, arrays = self._data
         known = node.has is reference
         node.begun = node.actor.begin.remote(*self._sent, *(() if known else arrays))
+        node.unread = node.begun
         node.has = reference
 
     def lease(self, work: PlacedWork) -> Any:
@@ -245,6 +308,7 @@ class RayCluster:
         return problems
 
     def _alive(self) -> list[dict[str, Any]]:
+        """Return the nodes that are there, this one first."""
         import ray
 
         found = [item for item in ray.nodes() if item["Alive"]]
@@ -252,35 +316,14 @@ class RayCluster:
 
     def _start(self, found: Sequence[Mapping[str, Any]]) -> None:
         """Start an actor on each of these nodes, and read their loads."""
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        for item, started in ray_actors.start(found, self._settings, self._timeout_s):
+            self._add(item, started)
 
-        kind, told = ray.remote(RayNode), self._settings
-        starting = []
-        for item in found:
-            strategy = NodeAffinitySchedulingStrategy(item["NodeID"], soft=False)
-            made = kind.options(num_cpus=0, max_concurrency=8, scheduling_strategy=strategy)
-            actor = made.remote(*vars(told).values())
-            starting.append((item, actor, actor.where.remote(), actor.poll.remote(0)))
-        for item, actor, described, polled in starting:
-            address, cores = ray.get(described, timeout=self._timeout_s)
-            load, _ = pickle.loads(ray.get(polled, timeout=self._timeout_s))
-            name = self._name_of(item)
-            resources = item["Resources"]
-            node = NodeHandle(
-                item["NodeID"],
-                name,
-                actor,
-                address,
-                resources.get("CPU", 0.0),
-                resources.get("GPU", 0.0),
-                int(resources.get("memory", 0)),
-                load,
-                NodeSize(min(cores, int(resources.get("CPU", 0.0))), len(load.gpus)),
-                host=item["NodeManagerAddress"],
-            )
-            self._begin_on(node)
-            self.nodes[name] = node
+    def _add(self, item: Mapping[str, Any], started: ray_actors.Started) -> None:
+        """Take a node in whose actor is ready."""
+        node = ray_actors.handle(item, self._name_of(item), started)
+        self._begin_on(node)
+        self.nodes[node.name] = node
 
     def _name_of(self, item: Mapping[str, Any]) -> str:
         """Return a node's name; empty: this machine."""
@@ -292,7 +335,7 @@ class RayCluster:
         try:
             work()
         except Exception as error:  # noqa: BLE001
-            if not self._closing.is_set():
+            if not self.closing.is_set():
                 self._fail(f"the connection to Ray broke: {type(error).__name__}: {error}")
 
     def _fail(self, what: str) -> None:
@@ -304,55 +347,35 @@ class RayCluster:
         if self.engine is not None:
             self.engine.fail(self.failure)
 
-    def _listen(self) -> None:
-        """Run in the listening thread: one call to each node waits for its messages."""
-        import ray
-
-        calls: dict[Any, NodeHandle] = {}
-        while not self._closing.is_set():
-            for node in [*self.nodes.values()]:
-                if not node.is_lost and node not in calls.values():
-                    calls[node.actor.poll.remote(POLL_SECONDS)] = node
-            engine = self.engine
-            leases = {} if engine is None else engine.leases()
-            waited = [*calls, *leases]
-            if not waited:
-                self._closing.wait(POLL_SECONDS)
-                continue
-            ready, _ = ray.wait(waited, num_returns=len(waited), timeout=0)
-            if not ready:
-                ready, _ = ray.wait(waited, num_returns=1, timeout=POLL_SECONDS)
-            for call in ready:
-                if call in leases and engine is not None:
-                    _take_end(engine, leases[call])
-                    continue
-                node = calls.pop(call)
-                try:
-                    load, messages = pickle.loads(ray.get(call))
-                except ray.exceptions.RayError as error:
-                    self._lose(node, " ".join(str(error).split())[:400])
-                    continue
-                node.load = load
-                for message in messages:
-                    if self.engine is not None:
-                        self.engine.hear(message)
-
     def look_here(self) -> None:
         """Fail if the node of this machine is gone: Ray's next write to it ends the process."""
         if not listens(self._socket):
             self._fail("the Ray node of this machine is gone")
 
-    def _lose(self, node: NodeHandle, why: str) -> None:
+    def lose(self, node: NodeHandle, why: str) -> None:
+        """Take note that the actor of a node is gone."""
         node.is_lost = True
         if node.identity == self._here:
             self.look_here()
         if self.engine is not None:
             self.engine.lose(node, why)
 
+    def look_at_begin(self, node: NodeHandle) -> None:
+        """Take note of whether a node could begin."""
+        node.unread = None
+        if node.is_used and ray_room.lacks_room(node):
+            self._leave_out(node, ray_room.WHY)
+
+    def _leave_out(self, node: NodeHandle, why: str) -> None:
+        if self.engine is not None:
+            self.engine.leave_out(node, why)
+        else:
+            node.left_out = node.left_out or why
+
     def _watch(self) -> None:
         """Run in the watching thread: what others reserve, nodes that come, a head that goes."""
         answered = time.monotonic()
-        while not self._closing.wait(WATCH_SECONDS):
+        while not self.closing.wait(WATCH_SECONDS):
             if answers(self.head):
                 answered = time.monotonic()
                 self._look()
@@ -370,7 +393,12 @@ class RayCluster:
             if self._here not in {item["NodeID"] for item in alive}:
                 self._fail("the Ray node of this machine is gone")
                 return
-            fresh = [item for item in alive if item["NodeID"] not in known | self._refused]
+            leaving = draining()
+            for node in [*self.nodes.values()]:
+                if node.identity in leaving:
+                    self._leave_out(node, leaving[node.identity])
+            passed = known | self._refused | {*leaving}
+            fresh = [item for item in alive if item["NodeID"] not in passed]
             problems = self._problems(fresh)
             still = {item["NodeID"] for item in self._alive()}
             if not still.issuperset(item["NodeID"] for item in fresh):
@@ -391,81 +419,6 @@ class RayCluster:
     def _say(self, text: str) -> None:
         if self.engine is not None:
             self.engine.say(Noted(None, "cluster", text))
-
-
-def _take_end(engine: RayEngine, work: PlacedWork) -> None:
-    """Tell the engine how the task of a placement has ended."""
-    import ray
-
-    known = ray.exceptions
-    error, is_lost = None, False
-    try:
-        ray.get(work.lease)
-    except known.RayError as failure:
-        outcome = "oom" if isinstance(failure, known.OutOfMemoryError) else "died"
-        text = " ".join(str(failure).split())[:400]
-        error = WorkerDiedError(0, f"Ray gave up its cores: {text}", outcome)
-        is_lost = isinstance(failure, (known.NodeDiedError, known.TaskUnschedulableError))
-    engine.give_up(work, error, is_lost=is_lost)
-
-
-# Connecting
-
-
-@contextmanager
-def _silenced() -> Iterator[None]:
-    """Keep Ray from printing what its nodes report, for which it has no option."""
-    from ray._private import worker
-
-    names = "print_to_stdstream", "_unhandled_error_handler"
-    before = {name: getattr(worker, name) for name in names if hasattr(worker, name)}
-    for name in before:
-        setattr(worker, name, lambda *data, **more: None)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
-            setattr(worker, name, function)
-
-
-def _connect(address: str, runtime_env: Mapping[str, Any] | None, timeout_s: float) -> None:
-    """Join a cluster, or raise an `InputError`."""
-    import ray
-
-    if address not in ("auto", "local"):
-        knock(address, timeout_s)
-    handlers = {
-        number: signal.getsignal(number)
-        for number in (signal.SIGINT, signal.SIGTERM)
-        if threading.current_thread() is threading.main_thread()
-    }
-    try:
-        join = partial(ray.init, address, log_to_driver=False, configure_logging=False)
-        join(runtime_env=dict(runtime_env or {}))
-        # Without a route to the internet, Ray takes this machine for the head: no node reaches it.
-        own = own_address(ray.get_runtime_context().gcs_address)
-        there = {item["NodeManagerAddress"] for item in ray.nodes() if item["Alive"]}
-        if own != ray.util.get_node_ip_address() and own in there:
-            ray.shutdown()
-            join(runtime_env=dict(runtime_env or {}), _node_ip_address=own)
-    except (RuntimeError, ConnectionError, ValueError, ray.exceptions.RayError) as error:
-        raise InputError([connection_problem(address, error)]) from error
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
-def _check_connection(named: str) -> None:
-    """Refuse a second cluster: a process is connected to one at most."""
-    import ray
-
-    here = ray.get_runtime_context().gcs_address
-    if named not in ("", "auto", here):
-        raise InputError.one(
-            "a process can use one Ray cluster at a time",
-            f"ray_address={named!r}, and it is connected to {here!r}",
-            "Call ray.shutdown() first.",
-        )
 
 
 def looked_at(

@@ -7,26 +7,25 @@ tells of them.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from asynckfold.engines.engine import Answer, Tell
+from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.engines.ray_node import settle
+from asynckfold.engines.ray_room import send
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import CheckpointWritten, Meeting, Noted, Task
 from asynckfold.jobs.placement import NOTHING, Load, NodeSize, Placement, Span
-from asynckfold.jobs.reproducibility import VARIABLES
 from asynckfold.scheduling.reservations import within
 from asynckfold.store.layout import FINAL
 from asynckfold.system.files import make_folders, read_plain, write_whole
-from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption
 from asynckfold.training.job_log import JobLog
 
@@ -37,68 +36,13 @@ if TYPE_CHECKING:
 END_SECONDS = 10.0
 """Time for nodes to end their workers; then they are left behind."""
 
+LEAVE_SECONDS = 20.0
+"""Time for the jobs of a node that will end to save themselves: clouds give 30 seconds or more."""
+
 EXCUSED_LOSSES = 3
 """How often the jobs of a lost node are not to blame for it."""
 
 _LOOK_SECONDS = 0.05
-
-
-@dataclass(frozen=True, eq=False)
-class NodeSettings:
-    """What each node is told: the arguments of `RayNode`."""
-
-    make_machine: Callable[[], Machine]
-    n_jobs: int | str | None
-    nice: int
-    stall_timeout: float | str | None
-    argv: tuple[str, ...]
-    variables: Mapping[str, str] = field(
-        default_factory=lambda: {name: os.environ[name] for name in VARIABLES if name in os.environ}
-    )
-
-
-@dataclass(eq=False)
-class NodeHandle:
-    """A node of the cluster, as the driver sees it.
-
-    Parameters
-    ----------
-    identity, name, host : str
-        Ray's own, the one in placements (empty: this machine), and the address.
-    actor : object
-        Ray's handle of the `RayNode` there.
-    address : str
-        Where tasks of Ray reach it, on the node.
-    cpus, gpus, memory : number
-        What Ray may give away there.
-    load : Load
-        The latest.
-    size : NodeSize
-        What a run may use there.
-    begun : object
-        The answer of its actor to the present bundle.
-    reserved : tuple of two floats
-        Cores that Ray has given to others, at the last two looks.
-    has : object
-        The data that it has.
-    is_lost : bool
-        Whether its actor is gone.
-    """
-
-    identity: str
-    name: str
-    actor: Any
-    address: str
-    cpus: float
-    gpus: float
-    memory: int
-    load: Load
-    size: NodeSize
-    begun: Any = None
-    reserved: tuple[float, float] = (0.0, 0.0)
-    has: Any = None
-    is_lost: bool = False
-    host: str = ""
 
 
 @dataclass(eq=False)
@@ -232,8 +176,9 @@ class RayEngine:
         return replace(found[0], peers=tuple(found[1:]))
 
     def _of(self, node: NodeHandle, running: Sequence[Placement], left: int | None) -> Load:
-        if node.is_lost:
-            return Load((), (), 0, blocked=f"node {node.name} is lost", node=node.name)
+        if not node.is_used:
+            why = f"{node.place} {node.left_out or 'is lost'}"
+            return Load((), (), 0, blocked=why, node=node.name)
         parts = [part for item in running for part in item.parts]
         held = [part for part in parts if part.node == node.name]
         load = replace(node.load, node=node.name)
@@ -254,6 +199,9 @@ class RayEngine:
         if any(item.node.is_lost for item in works) or self._cluster.failure is not None:
             self._end_lost(work, "")
             return work.future
+        if any(item.node.left_out for item in works):
+            work.interrupt()
+            return work.future
         with self._lock:
             self._works |= {item.number: item for item in works}
         if work.group:
@@ -271,9 +219,9 @@ class RayEngine:
     def _expect(self, work: PlacedWork) -> None:
         """Send a placement to its node, and ask Ray for what it needs there."""
         node = work.node
-        files = dict(self._files(work.tasks))
+        files = [*send(node.actor, self._files(work.tasks))]
         work.expected = node.actor.expect.remote(
-            work.number, work.placement, list(work.tasks), files, node.begun
+            work.number, work.placement, list(work.tasks), node.begun, *files
         )
         work.lease = self._cluster.lease(work)
 
@@ -372,7 +320,10 @@ class RayEngine:
             number, outcome = content
             if not self._awaits_others(number, outcome):
                 for work in self._take(lambda work: work.number == number):
-                    settle(work.future, outcome)
+                    if work.node.left_out and outcome[0] == "died":
+                        self._lose_part(work, work.node.left_out)
+                    else:
+                        settle(work.future, outcome)
         elif kind == "log":
             job, lines = content
             with self._disk(job.id), JobLog(self._root, job) as log:
@@ -392,9 +343,20 @@ class RayEngine:
 
     def lose(self, node: NodeHandle, why: str) -> None:
         """End the placements of a node that is gone."""
-        self.say(Noted(None, "cluster", f"node {node.name or 'of this machine'} is lost: {why}"))
+        self.say(Noted(None, "cluster", f"{node.place} is lost: {why}"))
         for work in self._take(lambda work: work.node is node):
             self._lose_part(work, why)
+
+    def leave_out(self, node: NodeHandle, why: str) -> None:
+        """Place nothing more on a node; what runs there saves itself, and continues elsewhere."""
+        if not node.is_used:
+            return
+        node.left_out = why
+        self.say(Noted(None, "cluster", f"{node.place} {why}: it gets no jobs any more"))
+        for work in self._take(lambda work: work.node is node and bool(work.group)):
+            self._lose_part(work, why)
+        # A placement that has not begun finds nobody; its task then ends.
+        node.actor.stop.remote(LEAVE_SECONDS)
 
     def leases(self) -> dict[Any, PlacedWork]:
         """Return the placements whose tasks Ray may have given up, by these tasks."""
@@ -412,7 +374,9 @@ class RayEngine:
         for item in self._take(lambda item: item is work):
             if not item.node.is_lost:
                 item.node.actor.forget.remote(item.number)
-            if is_lost:
+            if item.node.left_out and not item.group:
+                item.interrupt()
+            elif is_lost:
                 self._lose_part(item, error.cause)
             else:
                 item.future.set_exception(error)
@@ -478,11 +442,6 @@ class RayEngine:
                     # A worker that misses a file says so, and takes an older one.
                     with contextlib.suppress(OSError):
                         yield item.relative_to(self._root).as_posix(), read_plain(item, self._root)
-
-
-def sizes(nodes: Iterable[NodeHandle]) -> dict[str, NodeSize]:
-    """Return what a run may use of each node that is there and may train, by its name."""
-    return {node.name: node.size for node in nodes if not node.is_lost and node.size.cores}
 
 
 def _bind(works: Sequence[PlacedWork], ended: Callable[[PlacedWork], None]) -> None:

@@ -41,13 +41,19 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.keeper import Keeper
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import PackedBundle, ProcessEngine
+from asynckfold.engines.ray_arrays import files_of
+from asynckfold.engines.ray_groups import gathered
+from asynckfold.engines.ray_pieces import pieces_of, write_pieces
+from asynckfold.engines.ray_warm import installed
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.jobs.messages import CheckpointWritten, RunEvent, Task
+from asynckfold.jobs.messages import (
+    CheckpointWritten,
+    RunEvent,
+    Task,
+)
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Job
 from asynckfold.store.layout import FINAL
-from asynckfold.system import file_descriptors
-from asynckfold.system.files import make_folders
 from asynckfold.system.machine import Machine, resolve_n_jobs
 from asynckfold.system.signals import Interruption
 from asynckfold.training.job_log import LOG_BYTES, log_path
@@ -141,16 +147,12 @@ class RayNode:
         variables: Mapping[str, str],
     ) -> None:
         self._raylet = os.getppid()
-        sys.argv[:] = argv
         os.environ.update(variables)
-        self._machine = make_machine()
-        self._machine.try_gpus()
-        self._count = resolve_n_jobs(n_jobs, self._machine.max_cores)
-        self._stall_timeout = stall_timeout
         self.folder = Path(tempfile.mkdtemp(prefix="asynckfold-"))
         self._keeper = Keeper(self.folder)
         os.environ[SCRATCH] = str(self.folder / "run")
         (self.folder / "run").mkdir()
+        self._is_installed_still = installed()
         self._pool = WorkerPool(nice=nice)
         self._engine: ProcessEngine | None = None
         self._threads = 1
@@ -158,9 +160,11 @@ class RayNode:
         self._files: list[int] = []
         self._held: dict[int, _Held] = {}
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        self._polled = b""
         self._signals = Interruption()
-        self._is_closing = False
+        self._is_closing, self._is_ready = False, True
         self._lock = threading.RLock()
+        self._take_up(make_machine, n_jobs, stall_timeout, argv)
         # Abstract: nothing is left behind, and only processes of this node can reach it.
         self.address = f"asynckfold-{os.urandom(16).hex()}"
         self._server = socket.socket(socket.AF_UNIX)
@@ -170,9 +174,60 @@ class RayNode:
         self._selector.register(self._server, selectors.EVENT_READ)
         threading.Thread(target=self._listen, name="asynckfold-node", daemon=True).start()
 
-    def where(self) -> tuple[str, int]:
-        """Return where tasks connect, and how many cores a run may use here, idle or busy."""
-        return self.address, self._machine.max_cores
+    def _take_up(
+        self,
+        make_machine: Callable[[], Machine],
+        n_jobs: int | str | None,
+        stall_timeout: float | str | None,
+        argv: Sequence[str],
+    ) -> None:
+        sys.argv[:] = argv
+        self._machine = make_machine()
+        self._machine.try_gpus()
+        self._count = resolve_n_jobs(n_jobs, self._machine.max_cores)
+        self._stall_timeout = stall_timeout
+
+    def where(self) -> tuple[str, int, Load]:
+        """Return where tasks connect, the cores that a run may use here, and the load."""
+        with self._lock:
+            return self.address, self._machine.max_cores, self._load()
+
+    def rest(self) -> None:
+        """Keep nothing but the fork server: no worker, no data, no file."""
+        self._is_ready = False
+        self.end()
+        # They have imported the user's code, which may be another at the next call.
+        for worker in [*self._pool.workers]:
+            self._pool.kill(worker, "its sweep ended")
+        for descriptor in self._files:
+            os.close(descriptor)
+        self._files, self._data = [], ()
+        # A poll that still waits keeps the old queue.
+        waiting, self._messages = self._messages, queue.SimpleQueue()
+        waiting.put(())
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        self._is_ready = True
+
+    def renew(
+        self,
+        make_machine: Callable[[], Machine],
+        n_jobs: int | str | None,
+        nice: int,
+        stall_timeout: float | str | None,
+        argv: Sequence[str],
+        variables: Mapping[str, str],
+    ) -> tuple[str, int, Load] | None:
+        """Take up the settings of the next call after `rest`; None if a new actor is needed."""
+        is_same = (
+            self._is_ready
+            and nice == self._pool.nice
+            and {**os.environ, **variables} == {**os.environ}
+        )
+        if not (is_same and self._pool.healthy and self._is_installed_still()):
+            return None
+        (self.folder / "run").mkdir(exist_ok=True)
+        self._take_up(make_machine, n_jobs, stall_timeout, argv)
+        return self.where()
 
     # What the driver asks for
 
@@ -184,7 +239,7 @@ class RayNode:
                 os.close(descriptor)
             # As long as they are referred to here, Ray keeps them in its shared memory.
             self._data = arrays
-            self._files = _files_of(arrays)
+            self._files = files_of(arrays)
         with self._lock:
             self._threads, self._is_closing = threads, False
             self._signals = Interruption()
@@ -203,18 +258,13 @@ class RayNode:
         number: int,
         placement: Placement,
         tasks: Sequence[Task],
-        files: Mapping[str, bytes],
-        begun: object = None,
+        *before: object,
     ) -> None:
         """Prepare a placement, which starts when Ray has granted its cores.
 
-        `begun` is the answer of `begin`.
+        `before` are the answers of `begin` and of `receive` for its files.
         """
         root = self.folder / "run"
-        for name, content in files.items():
-            path = root / name
-            make_folders(root, path.parent)
-            path.write_bytes(content)
         sizes = {}
         for task in tasks:
             path = log_path(root, task.job)
@@ -251,16 +301,21 @@ class RayNode:
 
     def poll(self, seconds: float) -> bytes:
         """Return the load, and all messages, for the first of which it waits up to `seconds`."""
-        messages: list[tuple[Any, ...]] = []
-        with contextlib.suppress(queue.Empty):
-            messages.append(self._messages.get(timeout=seconds))
-            while True:
-                messages.append(self._messages.get_nowait())
+        messages = gathered(self._messages, seconds)
         with self._lock:
             for held in self._held.values():
                 messages += self._log_lines(held)
             load = self._load()
-        return pickle.dumps((load, messages))
+        self._polled = pickle.dumps((load, messages))
+        return self._polled
+
+    def again(self, start: int) -> tuple[bytes, ...]:
+        """Return some of what the last poll returned, in pieces that need no shared memory."""
+        return pieces_of(self._polled, start)
+
+    def receive(self, name: str, size: int, start: int, *pieces: bytes) -> None:
+        """Take a part of a file of an earlier attempt, for `expect`."""
+        write_pieces(self.folder / "run", name, size, start, pieces)
 
     def stop(self, grace_s: float) -> None:
         """End all placements; with `grace_s`, let them save themselves."""
@@ -283,6 +338,7 @@ class RayNode:
     def quit(self) -> None:
         """Leave nothing behind."""
         self.end()
+        self._messages.put(())
         self._pool.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._keeper.close()
@@ -432,47 +488,3 @@ def settle(future: Future[Answer], outcome: Sequence[Any]) -> None:
         future.set_exception(UnpackError(*content))
     else:
         future.set_exception(StorageError(*content))
-
-
-# Arrays in Ray's shared memory
-
-
-def _files_of(arrays: Sequence[npt.NDArray[Any]]) -> list[int]:
-    """Return files that hold these arrays, after one with the offsets in them."""
-    found = [_shared_file(array) or (_copied(array), 0) for array in arrays]
-    offsets = json.dumps([offset for _, offset in found]).encode()
-    return [file_descriptors.nameless_file(offsets), *(file for file, _ in found)]
-
-
-def _copied(array: npt.NDArray[Any]) -> int:
-    return file_descriptors.nameless_file(array.tobytes(), max(1, array.nbytes))
-
-
-def _shared_file(array: npt.NDArray[Any]) -> tuple[int, int] | None:
-    """Return the file of the shared memory that an array lies in, and its offset; None if unknown.
-
-    The raylet, parent of this process, holds that file open; its name is gone.
-    """
-    if not array.nbytes:
-        return None
-    first = array.__array_interface__["data"][0]
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/maps").read_text().splitlines():
-            addresses, flags, start, device, inode, *_ = line.split(maxsplit=5)
-            low, high = (int(word, 16) for word in addresses.split("-"))
-            if low <= first and first + array.nbytes <= high and flags.endswith("s"):
-                offset = first - low + int(start, 16)
-                found = _opened(Path(f"/proc/{os.getppid()}/fd"), device, int(inode))
-                return None if found < 0 else (found, offset)
-    return None
-
-
-def _opened(descriptors: Path, device: str, inode: int) -> int:
-    """Open the file of this number that another process holds open; -1 if there is none."""
-    for link in descriptors.iterdir():
-        with contextlib.suppress(OSError):
-            known = link.stat()
-            where = f"{os.major(known.st_dev):02x}:{os.minor(known.st_dev):02x}"
-            if (known.st_ino, where) == (inode, device):
-                return os.open(link, os.O_RDONLY | os.O_CLOEXEC)
-    return -1

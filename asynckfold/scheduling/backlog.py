@@ -17,6 +17,9 @@ JOB_BATCH_SECONDS = 0.25
 reading of the load, a round trip to the worker): larger values cost less overhead; smaller ones
 shorten the wait for the last core."""
 
+NODE_BATCH_SECONDS = 1.0
+"""The same on the nodes of a cluster: there Ray must also grant the cores of each placement."""
+
 JOB_BATCHES_PER_CORE = 4
 """Batches of short jobs that are left for each core at least, so that all cores end together."""
 
@@ -99,6 +102,8 @@ class Backlog:
     ----------
     requests : iterable of Request
         With distinct job ids.
+    batch_seconds : float, optional
+        Longest batch of short jobs; `JOB_BATCH_SECONDS` by default.
 
     Examples
     --------
@@ -109,7 +114,10 @@ class Backlog:
     (3.0, 1, False)
     """
 
-    def __init__(self, requests: Iterable[Request] = ()) -> None:
+    def __init__(
+        self, requests: Iterable[Request] = (), batch_seconds: float | None = None
+    ) -> None:
+        self._batch_seconds = JOB_BATCH_SECONDS if batch_seconds is None else batch_seconds
         self._requests: dict[str, Request] = {}
         self._queues: dict[Shape, _Queue] = {}
         self._jobs: Counter[Shape] = Counter()
@@ -181,7 +189,7 @@ class Backlog:
         >>> len(backlog)
         6
         """
-        names, left = [first.job_id], JOB_BATCH_SECONDS - first.seconds
+        names, left = [first.job_id], self._batch_seconds - first.seconds
         count = 1 + len(self) // (JOB_BATCHES_PER_CORE * cores)
         if not _is_single(first) or left < 0:
             return placement

@@ -12,7 +12,8 @@ from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.ray_cluster import RayCluster
-from asynckfold.engines.ray_engine import RayEngine, sizes
+from asynckfold.engines.ray_engine import RayEngine
+from asynckfold.engines.ray_handle import sizes
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.placement import NOTHING, Load, NodeSize, Placement
 from asynckfold.scheduling.reservations import emptiest

@@ -23,6 +23,7 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from asynckfold.engines.engine import Answer, Engine
+from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import InterruptedRunError, StorageError
 from asynckfold.jobs.messages import (
@@ -37,6 +38,7 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.reproducibility import with_left
+from asynckfold.scheduling.backlog import NODE_BATCH_SECONDS
 from asynckfold.scheduling.preemption import reassign_cores
 from asynckfold.scheduling.wait_reasons import Obstacle, blocked_everywhere
 from asynckfold.store import RunStore, Waiting
@@ -115,6 +117,7 @@ class Sweep:
             clock,
             # It trains inside `submit`: jobs that start together would be recorded as parallel.
             one_at_a_time=isinstance(engine, SerialEngine),
+            batch_seconds=NODE_BATCH_SECONDS if isinstance(engine, RayEngine) else None,
         )
         self._running = RunningJobs(
             lambda job_id, attempt, cores: store.event(HELD, held_text(attempt, cores), job_id)

@@ -26,7 +26,8 @@ class PendingJobs:
     """The jobs that have no result and do not run.
 
     Jobs are placed in units: a single job, or a fusion group, named by its first job. With
-    `one_at_a_time`, one unit starts at a time, and short jobs form no batches.
+    `one_at_a_time`, one unit starts at a time, and short jobs form no batches, which otherwise take
+    up to `batch_seconds` (None: as on one machine).
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class PendingJobs:
         clock: Callable[[], float],
         *,
         one_at_a_time: bool = False,
+        batch_seconds: float | None = None,
     ) -> None:
         self._clock = clock
         self._one_at_a_time = one_at_a_time
@@ -44,7 +46,7 @@ class PendingJobs:
         self._groups = {name: group for group in plan.groups for name in group}
         self._models = {job.id: job.model for job in plan.jobs}
         self._left = {job.id: None for job in plan.jobs if job.id not in finished}
-        self._backlog = Backlog()
+        self._backlog = Backlog(batch_seconds=batch_seconds)
         self._waits = Waits()
         # Before a retry: its start and end on the clock, and its reason.
         self._pauses: dict[str, tuple[float, float, str]] = {}

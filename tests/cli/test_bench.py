@@ -222,6 +222,17 @@ def test_the_verb_prints_and_saves_its_table(
     assert json.loads(capsys.readouterr().out)["rows"] == [{"model": "mlp", "ms": 1.2345}]
 
 
+@pytest.mark.parametrize("page", ["", "missing/table.md"])
+def test_a_page_that_cannot_be_written_is_refused_before_anything_is_measured(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured: list[str] = []
+    monkeypatch.setattr(checkpoints, "table", lambda **settings: measured.append("table"))
+    assert main(["dev", "bench", "checkpoints", "--save", str(tmp_path / page)]) == 2
+    assert "--save must name a file in a folder" in capsys.readouterr().err
+    assert not measured
+
+
 def test_a_page_has_further_tables_and_pictures_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
@@ -13,11 +14,12 @@ from subprocess import PIPE, STDOUT, Popen
 import pytest
 
 from asynckfold.api.resources import Sharing
+from asynckfold.engines import ray_warm
 from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
-from asynckfold.engines.ray_engine import NodeSettings
+from asynckfold.engines.ray_handle import NodeSettings
 from asynckfold.system.signals import Interruption
 from tests import leftovers
-from tests.leftovers import until
+from tests.leftovers import descendants, until
 
 SWEEP = Path(__file__).with_name("ray_sweep.py")
 
@@ -36,8 +38,11 @@ def started(
     """Yield a Ray of this machine, or the cluster at an address."""
     leftovers.rays.append(address or "")
     told = NodeSettings(Sharing().machine, "auto", 0, stall_timeout, ("test",))
-    with ray_cluster(address, None, PATIENCE_SECONDS, told, cores, Interruption()) as cluster:
-        yield cluster
+    try:
+        with ray_cluster(address, None, PATIENCE_SECONDS, told, cores, Interruption()) as cluster:
+            yield cluster
+    finally:
+        ray_warm.close_warm()
 
 
 def sweep(kind: str, engine: str, root: Path, *more: str, **variables: str) -> Popen[str]:
@@ -69,3 +74,16 @@ def ended(process: Popen[str]) -> str:
 def first_checkpoint(root: Path) -> None:
     """Wait until a job of a sweep has saved itself."""
     until(lambda: bool([*root.glob("net/*/*/checkpoint*")]), 300)
+
+
+def named(name: str, above: int) -> set[int]:
+    """Return the processes below another one that Ray has given this name, as to tasks and actors.
+
+    Whoever else runs a Ray on this machine has processes of the same names.
+    """
+    found = set()
+    for pid in descendants(above):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"ray::{name}".encode()):
+                found.add(pid)
+    return found

@@ -19,14 +19,15 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError
 from asynckfold.engines import ray_address, ray_engine
-from asynckfold.engines.ray_engine import NodeHandle, RayEngine
+from asynckfold.engines.ray_engine import RayEngine
+from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.placement import Load, NodeSize, Placement
 from asynckfold.scheduling.cluster import joined
 from asynckfold.scheduling.reservations import within
 from asynckfold.store import RunStore
-from tests.engines.ray_start import ended, first_checkpoint, needs_ray, started, sweep
-from tests.leftovers import descendants, gone, processes, until
+from tests.engines.ray_start import ended, first_checkpoint, named, needs_ray, started, sweep
+from tests.leftovers import descendants, gone, until
 from tests.toy import Tiny, adam, samples, task, toy_bundle
 
 # What is refused before anything starts
@@ -248,19 +249,6 @@ def test_a_hang_and_a_full_disk_end_their_jobs_and_samples_are_shared(
         assert found.errno == errno.ENOSPC
 
 
-def named(name: str) -> set[int]:
-    """Return the processes that Ray has given this name, as it does with tasks and actors."""
-    found = set()
-    for pid in processes():
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if words.startswith(f"ray::{name}".encode()):
-            found.add(pid)
-    return found
-
-
 @pytest.mark.usefixtures("no_folder_left")
 @pytest.mark.nightly
 @needs_ray
@@ -271,7 +259,7 @@ def test_a_killed_process_of_ray_costs_no_more_than_attempts(
 ) -> None:
     process = sweep("plain", "ray", root, SLOW="0.02")
     first_checkpoint(root)
-    os.kill(min(named(name)), signal.SIGKILL)
+    os.kill(min(named(name, process.pid)), signal.SIGKILL)
     assert ended(process) == expected("plain")
     with RunStore.read(root) as store:
         outcomes = [item.outcome for item in store.attempts()]

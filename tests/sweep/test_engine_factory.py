@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from asynckfold.engines.ray_engine import NodeHandle
+from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.jobs.placement import Load, NodeSize
 from asynckfold.sweep.engine_factory import Engines
 from asynckfold.system.machine import Machine

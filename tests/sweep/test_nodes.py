@@ -16,7 +16,8 @@ import pytest
 from asynckfold.api.progress import SweepProgress, cores_in_use
 from asynckfold.cli.status import lines, state_of
 from asynckfold.engines.engine import Answer
-from asynckfold.engines.ray_engine import NodeHandle, PlacedWork
+from asynckfold.engines.ray_engine import PlacedWork
+from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.errors import NoRoomError, WorkerDiedError
 from asynckfold.jobs.messages import Started, Task
 from asynckfold.jobs.placement import Gpu, Load, NodeSize, Placement, Request

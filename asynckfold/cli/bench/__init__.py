@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -99,6 +100,8 @@ def _command(parsed: argparse.Namespace) -> str:
 
 
 def _problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    if parsed.save:
+        yield from _page_problems(Path(parsed.save))
     if parsed.subject not in _SETTINGS:
         rule = f"SUBJECT must be one of {', '.join(_SETTINGS)}"
         guess = nearest(parsed.subject, _SETTINGS).strip()
@@ -113,6 +116,17 @@ def _problems(parsed: argparse.Namespace) -> Iterator[Problem]:
         if value and setting not in _SETTINGS[parsed.subject]:
             only = ", ".join(name for name, known in _SETTINGS.items() if setting in known)
             yield Problem(f"{flag} applies to {only} only", f"bench {parsed.subject}", "Drop it.")
+
+
+def _page_problems(page: Path) -> Iterator[Problem]:
+    """Yield why a page cannot be written."""
+    rule = "--save must name a file in a folder that exists and may be written to"
+    if page.is_dir():
+        yield Problem(rule, f"the folder {str(page)!r}", f"Pass for instance {page / 'bench.md'}.")
+    elif not page.parent.is_dir():
+        yield Problem(rule, f"{str(page)!r}, whose folder is not there", "Make it first.")
+    elif not os.access(page.parent, os.W_OK | os.X_OK):
+        yield Problem(rule, f"{str(page)!r}, whose folder is read-only", "Choose another one.")
 
 
 def measure(subject: str, *, quick: bool = False, **settings: Any) -> BenchTable:

@@ -48,7 +48,7 @@ def is_asynckfold(name: str) -> bool:
     return name == "asynckfold" or name.startswith("asynckfold.")
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=65536)
 def is_own_file(file: str) -> bool:
     """Whether a Python file is the user's own."""
     if file.endswith((".so", ".pyd")) or re.search(r"[/\\](site|dist)-packages[/\\]", file):
@@ -78,11 +78,15 @@ def sent_by_value() -> Iterator[None]:
 
 def _is_own_module(name: str, module: Any) -> bool:
     # issubclass of the type, since isinstance may run code of a proxy.
-    if not issubclass(type(module), ModuleType) or vars(module).get("__name__") != name:
+    if not issubclass(type(module), ModuleType):
         return False
     file = vars(module).get("__file__")
-    # Definitions of __main__ travel by value anyway; a package without a file is not one's own.
-    return name != "__main__" and isinstance(file, str) and _is_own_place(name, file)
+    # First what is known of thousands of modules. A package without a file is not one's own.
+    if not isinstance(file, str) or not is_own_file(file):
+        return False
+    # Definitions of __main__ travel by value anyway.
+    is_named = name != "__main__" and vars(module).get("__name__") == name
+    return is_named and _is_own_place(name, file)
 
 
 def own_frames(trace: str) -> str:
