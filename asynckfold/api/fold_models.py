@@ -122,6 +122,11 @@ class RunModels:
         refuse(sklearn.estimator_problems(pairs, self.scoring, objective))
         with seeding.preserved():
             data = one_by_one(*self.samples, self.targets())
+            first = data.eval(np.zeros(1, np.int64))[0]
+            if not isinstance(first, torch.Tensor):
+                rule = "estimators need samples of one array"
+                remedy = "Fit them on (fold.train, fold.valid) of results.folds yourself."
+                raise InputError.one(rule, kinds_text(first, samples=True), remedy)
             rows = data.inputs(np.arange(data.n_samples))
         scores = sklearn.on_folds(
             pairs,

@@ -89,9 +89,11 @@ def save_models(
     ensemble: FoldEnsemble, prediction: Prediction, path: Path, *, overwrite: bool
 ) -> None:
     """Write an ensemble to a file that `load_model` reads; see `FoldEnsemble.save`."""
+    remedy = "Save results.model().state_dict() by torch.save."
+    _refuse_several(prediction.form, "models that are saved", remedy)
     refuse(new_file_problems(path, overwrite=overwrite))
     tensors: dict[str, torch.Tensor] = {}
-    problems = [*_form_problems(prediction.form), *_weight_problems(prediction, tensors)]
+    problems = [*_column_problems(prediction.form), *_weight_problems(prediction, tensors)]
     steps = [stored_step(step) for step in prediction.steps]
     problems += _step_problems(prediction, steps)
     fits = []
@@ -130,6 +132,8 @@ def save_models(
 
 def export_onnx(prediction: Prediction, path: Path, *, overwrite: bool) -> None:
     """Write the first model as ONNX; see `CVResults.export_onnx`."""
+    remedy = "Export results.model() by torch.onnx.export."
+    _refuse_several(prediction.form, "models that are exported", remedy)
     refuse(new_file_problems(path, overwrite=overwrite))
     from asynckfold.integrations.onnx import onnx_of
 
@@ -150,10 +154,12 @@ def new_file_problems(path: Path, *, overwrite: bool) -> Iterator[Problem]:
         yield Problem("path must be in an existing folder", str(path), "Make the folder first.")
 
 
-def _form_problems(form: InputForm) -> Iterator[Problem]:
+def _refuse_several(form: InputForm, what: str, remedy: str) -> None:
     if form.several:
-        rule = "models that are saved must take one tensor"
-        yield Problem(rule, form.several, "Save results.model().state_dict() by torch.save.")
+        raise InputError.one(f"{what} must take one tensor", form.several, remedy)
+
+
+def _column_problems(form: InputForm) -> Iterator[Problem]:
     others = [name for name in form.columns or () if type(name) not in (str, int)]
     if others:
         rule = "columns of a table must be named by text or whole numbers to be saved"

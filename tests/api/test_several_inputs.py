@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.dummy import DummyClassifier
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
@@ -273,3 +274,13 @@ def test_preprocess_is_refused(root: Path) -> None:
 
     with pytest.raises(InputError, match="preprocess needs samples of one tensor"):
         swept((X, Y), root, preprocess=StandardScaler())
+
+
+def test_what_takes_one_tensor_only_is_refused(root: Path) -> None:
+    results = swept((X, Y), root)
+    with pytest.raises(InputError, match="models that are saved must take one tensor"):
+        results.ensemble().save(root / "models.safetensors")
+    with pytest.raises(InputError, match="models that are exported must take one tensor"):
+        results.export_onnx(root / "model.onnx")
+    with pytest.raises(InputError, match="estimators need samples of one array"):
+        results.compare_with([DummyClassifier()])
