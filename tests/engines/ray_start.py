@@ -19,7 +19,7 @@ from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
 from asynckfold.engines.ray_handle import NodeSettings
 from asynckfold.system.signals import Interruption
 from tests import leftovers
-from tests.leftovers import descendants, until
+from tests.leftovers import descendants, processes, until
 
 SWEEP = Path(__file__).with_name("ray_sweep.py")
 
@@ -45,6 +45,10 @@ def started(
         ray_warm.close_warm()
 
 
+SWEEP_ROOT = "AKF_TEST_ROOT"
+"""Variable of all that a sweep starts, a Ray of its own among it: the folder of its run."""
+
+
 def sweep(kind: str, engine: str, root: Path, *more: str, **variables: str) -> Popen[str]:
     """Start a sweep (`tests.engines.ray_sweep`) in another folder: nothing is found by accident."""
     paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
@@ -52,7 +56,7 @@ def sweep(kind: str, engine: str, root: Path, *more: str, **variables: str) -> P
     elsewhere.mkdir(exist_ok=True)
     return Popen(
         [sys.executable, str(SWEEP), kind, engine, str(root), *more],
-        env={**os.environ, "PYTHONPATH": paths, **variables},
+        env={**os.environ, "PYTHONPATH": paths, SWEEP_ROOT: str(root), **variables},
         cwd=elsewhere,
         stdout=PIPE,
         stderr=STDOUT,
@@ -74,6 +78,19 @@ def ended(process: Popen[str]) -> str:
 def first_checkpoint(root: Path) -> None:
     """Wait until a job of a sweep has saved itself."""
     until(lambda: bool([*root.glob("net/*/*/checkpoint*")]), 300)
+
+
+def raylet_of(root: Path) -> int:
+    """Return the raylet of the Ray that a sweep has started; no parent leads there from it."""
+    mark = f"{SWEEP_ROOT}={root}".encode()
+    for pid in processes():
+        with contextlib.suppress(OSError):
+            place = Path(f"/proc/{pid}")
+            if place.joinpath("comm").read_text().strip() != "raylet":
+                continue
+            if mark in place.joinpath("environ").read_bytes().split(b"\0"):
+                return pid
+    raise ProcessLookupError(f"no raylet of the sweep in {root}")
 
 
 def named(name: str, above: int) -> set[int]:

@@ -26,7 +26,15 @@ from asynckfold.jobs.placement import Load, NodeSize, Placement
 from asynckfold.scheduling.cluster import joined
 from asynckfold.scheduling.reservations import within
 from asynckfold.store import RunStore
-from tests.engines.ray_start import ended, first_checkpoint, named, needs_ray, started, sweep
+from tests.engines.ray_start import (
+    ended,
+    first_checkpoint,
+    named,
+    needs_ray,
+    raylet_of,
+    started,
+    sweep,
+)
 from tests.leftovers import descendants, gone, until
 from tests.toy import Tiny, adam, samples, task, toy_bundle
 
@@ -259,7 +267,7 @@ def test_a_killed_process_of_ray_costs_no_more_than_attempts(
 ) -> None:
     process = sweep("plain", "ray", root, SLOW="0.02")
     first_checkpoint(root)
-    os.kill(min(named(name, process.pid)), signal.SIGKILL)
+    os.kill(min(named(name, raylet_of(root))), signal.SIGKILL)
     assert ended(process) == expected("plain")
     with RunStore.read(root) as store:
         outcomes = [item.outcome for item in store.attempts()]
