@@ -19,7 +19,8 @@ from asynckfold.errors import InputError
 
 Arrays = dict[str, torch.Tensor]
 
-_FUNCTIONS = ("torch", "torch.special", "torch.nn.functional")
+_LAYERS = "torch.nn.functional"
+_FUNCTIONS = ("torch", "torch.special", _LAYERS)
 _CLASSES = ("torchvision.transforms", "torchvision.transforms.v2", "torch.nn")
 
 SCALERS = {
@@ -45,9 +46,9 @@ class _NotPlainError(ValueError):
 
 def stored_step(step: Step) -> dict[str, Any] | None:
     """Return a step as JSON; None if it is no function or class of torch or torchvision."""
+    name = getattr(step, "__name__", "")
     for place in _FUNCTIONS:
-        name = getattr(step, "__name__", "")
-        if name and getattr(importlib.import_module(place), name, None) is step:
+        if name and _function(place, name) is step:
             return {"function": f"{place}.{name}"}
     try:
         found = _stored_instance(step)
@@ -72,10 +73,9 @@ def restored_step(stored: Any) -> Step:
     """Return the step of such JSON; raise ValueError if it names anything else."""
     if "function" in stored:
         place, _, name = str(stored["function"]).rpartition(".")
-        found = getattr(importlib.import_module(place), name, None) if place in _FUNCTIONS else None
-        if not callable(found) or isinstance(found, type) or name.startswith("_"):
+        if place not in _FUNCTIONS or (found := _function(place, name)) is None:
             raise ValueError(f"{stored['function']} is no function of torch")
-        return found  # type: ignore[no-any-return]
+        return found
     place, _, name = str(stored["class"]).rpartition(".")
     kind = getattr(importlib.import_module(place), name, None) if place in _CLASSES else None
     if not isinstance(kind, type):
@@ -84,6 +84,14 @@ def restored_step(stored: Any) -> Step:
     if place != "torch.nn" and not is_known(step):
         raise ValueError(f"{step_name(step)} is no transform of torchvision")
     return step
+
+
+def _function(place: str, name: str) -> Step | None:
+    """Return a function of tensors; None if there is none of this name."""
+    found = getattr(importlib.import_module(place), name, None)
+    # torch.load, torch.compile and their like are written in Python.
+    is_plain = inspect.isbuiltin(found) or (place == _LAYERS and inspect.isfunction(found))
+    return found if is_plain and not name.startswith("_") else None
 
 
 def _plain(value: Any) -> Any:

@@ -41,7 +41,7 @@ def refit_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem
         return
     rule = "refit must be True, False, 'best', or the name of a candidate"
     guess = nearest(asked, [BEST, *names]) if isinstance(asked, str) else ""
-    remedy = f"The candidates are {', '.join(names)}; the first in scoring chooses the best.{guess}"
+    remedy = f"The candidates are {', '.join(names)}. The first in scoring chooses the best.{guess}"
     yield Problem(rule, one_line(asked), remedy)
 
 

@@ -21,7 +21,6 @@ from asynckfold.cli.parser import make_parser, parse_stored
 from asynckfold.cli.run_folder import open_run
 from asynckfold.cli.sweep_file import predicting_parts
 from asynckfold.errors import Problem, refuse
-from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.changes import WEIGHTS
@@ -54,7 +53,7 @@ def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outp
     name = parsed.candidate or best(stored)
     command = _command_of(parsed, store)
     models = {job.candidate: job.model for job in store.plan.jobs}
-    model = models.get(name, base_of(name))
+    model = models.get(name, name.partition("/")[0])
     settings, recipe, source = predicting_parts(command, model)
     refuse(_model_problems(model, recipe.models))
     refuse(code_problems(store.plan, model, recipe, settings))

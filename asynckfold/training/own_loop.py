@@ -311,7 +311,8 @@ class OwnLoop(Training):
             self.done = True
             return
         self.saved = tree["own"]
-        self.epoch, self.batch, self.lr = tree["epoch"], tree["batch"], tree["lr"]
+        self.epoch, self.batch = tree["epoch"], tree["batch"]
+        self.lr = tree["lr"]
         self.epochs = [Epoch(**item) for item in tree["epochs"]]
         self.random = tree["random"]
         self.stopwatch.continue_from(tree["seconds"])

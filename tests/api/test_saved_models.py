@@ -239,6 +239,8 @@ def test_steps_have_names(step: Any) -> None:
         {"function": "os.system"},
         {"function": "torch.os.system"},
         {"function": "torch.__import__"},
+        {"function": "torch.load"},
+        {"function": "torch.nn.functional.importlib"},
         {"class": "subprocess.Popen", "settings": {"args": "false"}},
         {"class": "torchvision.transforms.Lambda", "settings": {"lambd": "x"}},
     ],

@@ -53,12 +53,12 @@ ALLOWED = {
     ): "rank 0 of a job on several nodes of Ray; a secret comes before anything is unpickled",
     ("engines/ray_node.py", "temporary file elsewhere"): "a node need not share the run's folder",
     (
-        "engines/ray_node.py",
+        "engines/ray_pieces.py",
         "file opened to write",
     ): "a copy for the node's workers, in a folder of its own",
     ("engines/keeper.py", "file opened to write"): "the same folder: what Ray prints as it starts",
     (
-        "engines/ray_cluster.py",
+        "engines/ray_listener.py",
         "unpickling",
     ): "what own actors answer; Ray unpickles all that its cluster sends",
     ("results/report/live.py", "HTML by f-string"): "a number of this file",
@@ -85,7 +85,9 @@ ALLOWED = {
     ): "the name of their folder; none is made",
     ("store/aside.py", "renaming"): "the whole folder of a run, of which no half can be left",
     ("training/worker/main.py", "file opened to write"): "/dev/null, where no job has a log",
+    ("api/named_objects.py", "import by name"): "torch, torchvision, scikit-learn, from a table",
     ("api/signature.py", "network"): "binds the arguments of a function",
+    ("training/calls.py", "network"): "binds the arguments of a function",
     ("training/fusion/lowering.py", "network"): "binds the arguments of a function",
     ("system/file_descriptors.py", "file opened to write"): "a memory file without a name",
     (

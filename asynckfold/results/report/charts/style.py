@@ -27,6 +27,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7
 OTHERS = "#b4b9c2"
 INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
 SHOWN, WIDTH_INCHES = 40, 7.6
+BOX = "□"
+"""In place of a letter that no font has."""
 
 EAST_ASIAN = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC"),
@@ -118,8 +120,8 @@ def _glyphs(names: tuple[str, ...]) -> frozenset[int]:
 def plotted(text: str, limit: int = 30) -> str:
     """Return text on one line, in glyphs of the fonts, its middle cut out if it is long."""
     glyphs = _glyphs(fonts())
-    line = " ".join(sentences.shorten(text, 4 * limit).split()) or "□"
-    known = "".join(sign if ord(sign) in glyphs else "□" for sign in line)
+    line = " ".join(sentences.shorten(text, 4 * limit).split()) or BOX
+    known = "".join(sign if ord(sign) in glyphs else BOX for sign in line)
     return sentences.shorten(known, limit)
 
 
@@ -199,7 +201,9 @@ def add_legend(place: Figure | Axes, handles: Sequence[Line2D | Patch]) -> None:
     if isinstance(place, Axes):
         place.legend(handles=list(handles), loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
         return
-    longest = max((sentences.columns_of(str(item.get_label())) for item in handles), default=1)
+    # A box in place of a letter that no font has is as wide as two.
+    labels = [str(item.get_label()).replace(BOX, 2 * BOX) for item in handles]
+    longest = max(map(sentences.columns_of, labels), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
     place.legend(handles=list(handles), loc="outside lower left", ncols=columns, fontsize=8)
 
