@@ -64,7 +64,7 @@ REORDERED = {name: torch.from_numpy(X[name]) for name in ("age", "image")}
         ((PAIR, Y), "serial"),
         ((REORDERED, Y), "serial"),
         (TensorDataset(*map(torch.from_numpy, (*PAIR, Y))), "serial"),
-        (Items(), "joblib"),
+        (Items(), "process"),
         (Items(as_tuple), "process"),
         (Items(lambda inputs, y: {**inputs, "labels": y}), "serial"),
     ],
