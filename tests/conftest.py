@@ -46,9 +46,6 @@ _TIMER = pytest.StashKey[threading.Timer]()
 _FAILED = pytest.StashKey[bool]()
 _LEFT = pytest.StashKey[Counter[str]]()
 
-# It hides the package from the process that imports it.
-collect_ignore = ["engines/stand_in_bare"]
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="run everything, at full size")

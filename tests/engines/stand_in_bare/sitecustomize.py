@@ -22,5 +22,7 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-importlib.metadata.version = version
-sys.meta_path.insert(0, Hidden)
+# pytest imports every file, to look for examples in it.
+if "pytest" not in sys.modules:
+    importlib.metadata.version = version
+    sys.meta_path.insert(0, Hidden)
