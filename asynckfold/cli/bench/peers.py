@@ -93,7 +93,7 @@ def _ray(exercise: Exercise, inputs: torch.Tensor, targets: torch.Tensor) -> Out
     if not ray.is_initialized():
         # Else Ray 2.60 writes a token into the user's home folder, and uses it from then on.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        ray.init(num_cpus=cores(), include_dashboard=False, log_to_driver=False)
+        ray.init("local", num_cpus=cores(), include_dashboard=False, log_to_driver=False)
 
     def train(exercise: Exercise, inputs: Any, targets: Any, number: int) -> float:
         torch.set_num_threads(1)
