@@ -29,8 +29,7 @@ SUBJECTS = {
     "nodes": "one model on nodes of several tasks, cores against time and speedup",
     "packing": "one sweep in four ways",
     "place": "the time of a decision, by the number of pending jobs",
-    "speed": "a DataLoader loop, the best serial loop and asynckfold, unfused and by default, warm "
-    "and cold",
+    "speed": "a DataLoader loop, the best serial loop, asynckfold unfused, by default, warm, cold",
     "trainers": "one model on all cores, by each trainer; averaging over parts that overlap",
     "use": "CPU use, and a job's overhead",
 }

@@ -45,7 +45,7 @@ ALLOWED: Mapping[str, set[str]] = {
     "li": {"data-legend", "style"},
     "th": {"class", "scope", "data-label"},
     "td": {"class", "data-label", "style"},
-    "div": {"class", "id"},
+    "div": {"aria-label", "class", "id", "role", "tabindex"},
     "section": {"class", "id", "aria-label"},
     "table": {"class", "aria-label"},
     **{name: {"class"} for name in ("tr", "p")},
