@@ -8,9 +8,29 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from asynckfold.errors import SignatureError, nearest
+from asynckfold.jobs.argument import arguments
+from asynckfold.jobs.trainer_params import TrainerParams
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
+
+OTHER_NAMES = {
+    **dict.fromkeys(("root", "out", "output_dir", "default_root_dir", "path"), "root_dir"),
+    **dict.fromkeys(("seed", "random_seed"), "random_state"),
+    **dict.fromkeys(("k", "folds", "num_folds"), "kfolds"),
+    **dict.fromkeys(("data", "X", "train_data"), "dataset"),
+    **dict.fromkeys(("loss", "loss_fn", "criterion_fn"), "criterion"),
+    **dict.fromkeys(("metric", "metrics", "scorer"), "scoring"),
+    **dict.fromkeys(("device", "gpus", "accelerator"), "devices"),
+    **dict.fromkeys(("workers", "max_workers", "num_workers", "jobs"), "n_jobs"),
+    **dict.fromkeys(("timeout", "time_limit"), "time_budget_s"),
+    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs"), "epochs"),
+    **dict.fromkeys(("amp", "dtype"), "precision"),
+}
+"""What other libraries call our arguments."""
+
+OF_OPTIMIZER = ("optimizer", "optim", "lr", "learning_rate", "momentum", "weight_decay")
+"""Arguments of other libraries that `opt_fn` stands for."""
 
 
 def check_call(
@@ -24,12 +44,28 @@ def check_call(
     known = {*signature.parameters, *more}
     for name in kwargs:
         if name not in known:
-            guess = nearest(name, known)
-            raise SignatureError(f"{called} got an unexpected keyword argument {name!r}.{guess}")
+            hint = _hint(name, known)
+            raise SignatureError(f"{called} got an unexpected keyword argument {name!r}.{hint}")
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
         raise SignatureError(f"{called}: {error}") from None
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Say where an argument belongs, or what it is called here.
+
+    >>> _hint("seed", ["random_state"]), _hint("n_job", ["n_jobs"])
+    (" It is called 'random_state' here.", " Did you mean 'n_jobs'?")
+    """
+    right = OTHER_NAMES.get(name, name)
+    if right in known:
+        return f" It is called {right!r} here."
+    if right in arguments(TrainerParams):
+        return f" It is a key of the fourth argument of the call: {{{right!r}: ...}}."
+    if name in OF_OPTIMIZER:
+        return " opt_fn, an argument of the call, makes the optimizer of a model."
+    return nearest(name, known)
 
 
 def checked(

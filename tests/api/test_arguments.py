@@ -15,6 +15,7 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, SignatureError, TrainerParams, errors, fit
+from asynckfold.api import signature
 from asynckfold.api.arguments import Settings
 from asynckfold.cli import main
 from asynckfold.cli.flags import Named, flags
@@ -133,6 +134,29 @@ def test_fit_names_the_nearest_of_its_arguments_and_those_of_a_sweep(
     given: Any = {wrong: 1}
     with pytest.raises(SignatureError, match=rf"^fit got .*'{wrong}'\. Did you mean '{right}'\?$"):
         fit(nn.Linear(2, 1), None, None, nn.MSELoss(), "nowhere", **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("root", "It is called 'root_dir' here."),
+        ("seed", "It is called 'random_state' here."),
+        ("epochs", "It is a key of the fourth argument of the call: {'epochs': ...}."),
+        ("max_epochs", "It is a key of the fourth argument of the call: {'epochs': ...}."),
+        ("lr", "opt_fn, an argument of the call, makes the optimizer of a model."),
+    ],
+)
+def test_names_of_other_libraries_lead_to_ours(name: str, told: str) -> None:
+    constructor: Any = AsyncKFold
+    with pytest.raises(SignatureError) as found:
+        constructor(3, None, "nowhere", None, 3, **{name: 1})
+    assert str(found.value) == f"AsyncKFold got an unexpected keyword argument {name!r}. {told}"
+
+
+def test_every_other_name_leads_to_an_argument_and_is_none() -> None:
+    known = {*inspect.signature(AsyncKFold).parameters, *arguments(TrainerParams)}
+    assert set(signature.OTHER_NAMES.values()) <= known
+    assert not known & {*signature.OTHER_NAMES, *signature.OF_OPTIMIZER}
 
 
 SWEEP = "dataset = criterion = models = schedulers = opt_fn = None\nsettings = "

@@ -320,3 +320,13 @@ def test_a_function_that_mentions_the_backends_of_torch_is_sendable() -> None:
         cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     assert isinstance(again[0](), nn.Linear)
     assert again[1] is torch.backends.cudnn
+
+
+def test_a_traceback_of_what_was_sent_names_the_users_file_and_line() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile("def model():\n    return 1 / 0\n", "/home/ann/net.py", "exec"), scope)
+    model = pickle.loads(pack(scope["model"]))
+    with pytest.raises(ZeroDivisionError) as found:
+        model()
+    last = found.traceback[-1].frame.code.raw
+    assert (last.co_filename, found.traceback[-1].lineno + 1) == ("/home/ann/net.py", 2)

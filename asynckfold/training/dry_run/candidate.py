@@ -30,7 +30,7 @@ from asynckfold.training.dry_run import (
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
 from asynckfold.training.dry_run.checks import Refused, first_line
 from asynckfold.training.dry_run.fingerprints import tensors_of
-from asynckfold.training.dry_run.misfit import misfit
+from asynckfold.training.dry_run.misfit import making, misfit
 from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
@@ -69,19 +69,22 @@ class CandidateTrial:
         self.outputs: torch.Tensor | None = None
         self.bits = ""
         seeding.seed_all(bundle.folds[0].index)
-        self.model = recipe.models[name]()
+        with making(f"the factory of model {name} must return a torch.nn.Module"):
+            self.model = recipe.models[name]()
         if not isinstance(self.model, nn.Module):
             raise Refused(
                 f"model {name} must be a torch.nn.Module",
                 f"{type(self.model).__name__}",
                 "Return the module from the factory.",
             )
-        self.optimizer = with_fused_kernel(recipe.opt_fn_of(schedule), self.model)
+        with making(f"opt_fn must make an optimizer for model {name}"):
+            self.optimizer = with_fused_kernel(recipe.opt_fn_of(schedule), self.model)
         checks.check_optimizer_kind(self.optimizer, recipe)
         self.unscheduled = schedule_fit.unscheduled(self.optimizer)
-        self.lr_schedule = lr_schedules.make(
-            recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
-        )
+        with making(f"LR schedule {schedule} must be made for the optimizer of model {name}"):
+            self.lr_schedule = lr_schedules.make(
+                recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
+            )
         checks.check_lr_schedule(schedule, self.lr_schedule, recipe)
         fold = bundle.folds[0]
         self.rows = fold.train

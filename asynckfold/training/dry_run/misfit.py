@@ -1,9 +1,11 @@
-"""Recognise a model that cannot take the samples, and name the layer and the shapes."""
+"""Recognise a model that cannot be made or cannot take the samples, and name place and shapes."""
 
 from __future__ import annotations
 
 import dis
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from asynckfold.data.transforms import is_tree, kinds_text
+from asynckfold.jobs.digests.ownership import is_asynckfold, is_own_file
 from asynckfold.training.dry_run.checks import Refused, first_line
 
 _LAYER_CALL = "torch.nn.modules.module"
@@ -18,6 +21,26 @@ _LAYER_CALL = "torch.nn.modules.module"
 
 _OTHER_CAUSES = ("cuda", "memory", "not implemented")
 """Words of errors that say nothing of shapes: a GPU may have what a core lacks."""
+
+
+@contextmanager
+def making(rule: str) -> Iterator[None]:
+    """Refuse a candidate when a part of it cannot be made, such as by a wrong argument.
+
+    What the user's own code raises is no refusal: only that candidate's jobs fail.
+    """
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        if _is_own_raise(error) or any(word in str(error).lower() for word in _OTHER_CAUSES):
+            raise
+        raise Refused(
+            rule,
+            f"{type(error).__name__}: {first_line(error)}{_own_place(error)}",
+            "Correct it; pass keep_going=True to train the others.",
+        ) from error
 
 
 def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refused | None:
@@ -31,7 +54,8 @@ def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refuse
         return None
     layer: nn.Module = model
     received: tuple[Any, ...] = (inputs,)
-    for frame in _frames(error):
+    for tail in _tails(error):
+        frame = tail.tb_frame
         called = frame.f_locals.get("self")
         if frame.f_globals.get("__name__") == _LAYER_CALL and isinstance(called, nn.Module):
             layer = called
@@ -48,21 +72,44 @@ def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refuse
 
 def _is_of_torch(error: Exception) -> bool:
     """Whether torch raised it: in its own code, or in C called from anywhere."""
-    tail = error.__traceback__
-    assert tail is not None
-    while tail.tb_next:
-        tail = tail.tb_next
-    frame = tail.tb_frame
+    frame = _tails(error)[-1].tb_frame
     if str(frame.f_globals.get("__name__")).partition(".")[0] == "torch":
         return True
-    return dis.opname[frame.f_code.co_code[tail.tb_lasti]] not in ("RAISE_VARARGS", "RERAISE")
+    return not _is_raised(error)
 
 
-def _frames(error: Exception) -> Iterator[FrameType]:
-    tail: TracebackType | None = error.__traceback__
+def _is_own_raise(error: Exception) -> bool:
+    """Whether a ``raise`` in the user's own code raised it."""
+    return _is_own(_tails(error)[-1].tb_frame) and _is_raised(error)
+
+
+def _is_raised(error: Exception) -> bool:
+    """Whether a ``raise`` in Python code raised it, not an operation."""
+    tail = _tails(error)[-1]
+    code = tail.tb_frame.f_code.co_code
+    return dis.opname[code[tail.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
+
+
+def _own_place(error: Exception) -> str:
+    """Return ``" (net.py, line 7)"``, the last place in the user's own code; empty if none."""
+    for tail in reversed(_tails(error)):
+        if _is_own(tail.tb_frame):
+            return f" ({Path(tail.tb_frame.f_code.co_filename).name}, line {tail.tb_lineno})"
+    return ""
+
+
+def _is_own(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__"))
+    return not is_asynckfold(name) and is_own_file(frame.f_code.co_filename)
+
+
+def _tails(error: Exception) -> list[TracebackType]:
+    """Return the places that an error passed, the innermost last."""
+    tails, tail = [], error.__traceback__
     while tail:
-        yield tail.tb_frame
+        tails.append(tail)
         tail = tail.tb_next
+    return tails
 
 
 def _described(layer: nn.Module) -> str:

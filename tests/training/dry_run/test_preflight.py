@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -284,6 +285,47 @@ def test_a_schedule_that_raises_fails_only_its_candidates(tmp_path: Path) -> Non
     facts = check(tmp_path, lr_schedules={"bad": raising, "cosine": "cosine"})
     assert list(facts.failures) == ["plain/bad"]
     assert facts.recipe["settings"]["plain/cosine"].startswith("CosineAnnealingLR")
+
+
+@pytest.mark.parametrize(
+    ("part", "rule", "received"),
+    [
+        (
+            {"models": {"m": lambda: nn.Linear(FEATURES, "ten")}},
+            "the factory of model m must return a torch.nn.Module",
+            "TypeError: empty()",
+        ),
+        (
+            {"opt_fn": lambda model: optim.Adam(model.parameters(), rate=1e-3)},
+            "opt_fn must make an optimizer for model plain",
+            "TypeError: Adam.__init__() got an unexpected keyword argument 'rate'",
+        ),
+        (
+            {"lr_schedules": {"s": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, size=3)}},
+            "LR schedule s must be made for the optimizer of model plain",
+            "TypeError: StepLR.__init__() got an unexpected keyword argument 'size'",
+        ),
+    ],
+)
+def test_what_cannot_be_made_is_refused_and_names_the_line(
+    tmp_path: Path, part: dict[str, Any], rule: str, received: str
+) -> None:
+    (problem,) = check(tmp_path, **part).problems
+    assert problem[0] == rule
+    assert problem[1].startswith(received)
+    assert re.search(r" \(test_preflight\.py, line \d+\)$", problem[1])
+    assert "keep_going=True" in problem[2]
+
+
+@pytest.mark.parametrize("kind", [ValueError, MemoryError])
+def test_what_a_factory_of_ones_own_raises_fails_only_its_jobs(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
+    def factory() -> nn.Module:
+        raise kind("of my own")
+
+    facts = check(tmp_path, models={"bad": factory, "good": Plain})
+    assert (facts.problems, list(facts.failures)) == ((), ["bad/constant"])
 
 
 def test_all_problems_come_at_once_and_each_once(tmp_path: Path) -> None:
