@@ -216,6 +216,7 @@ class CandidateTrial:
             self.name, outputs, self.targets, [str(item.message) for item in warned]
         )
         checks.check_loss(self.name, loss)
+        checks.check_finite(self.name, self.inputs, loss)
         loss.backward()
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
