@@ -161,7 +161,8 @@ def unreadable(index: int, error: BaseException) -> Problem:
         return Problem(
             f"dataset[{index}] must have the inputs that other samples have",
             str(error),
-            "Bring all samples into one structure and shape, for instance by padding.",
+            "Bring all samples into one structure and shape, for instance by padding, or pass "
+            "collate_fn=.",
         )
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
