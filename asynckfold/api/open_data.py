@@ -137,6 +137,7 @@ def prepared(
         folder=settings.root if settings.root.is_dir() else None,
         random_samples=settings.random_samples,
         readers=readers,
+        collate_fn=settings.collate_fn,
     )
     try:
         if settings.preprocess is not None:

@@ -460,7 +460,8 @@ class DataHandle:
             )
             return Batches(arrays[0], train, evaluation, self.layout, self.collation)
         if self.stored_as is not None:
-            ragged = _Ragged(*arrays[1:], self.stored_as)
+            _, offsets, values = arrays
+            ragged = _Ragged(offsets, values, self.stored_as)
             return Batches(arrays[0], ragged, ragged, None, self.collation)
         train_slot, eval_slot = self.slots
         held = _Held(arrays[train_slot], self.train)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, Opened
+from asynckfold.data.transforms import leaves_by_path
 from asynckfold.errors import InputError
 
 
@@ -122,3 +123,23 @@ def _tensor(found: Any) -> Tensor | None:
         return torch.as_tensor(np.asarray(found))
     except (TypeError, ValueError):
         return None
+
+
+def structure(inputs: Any) -> str:
+    """Return types and dimensions of what a batch holds, without its sizes.
+
+    >>> structure({"ids": torch.zeros(2, 7), "lengths": [7, 3]})
+    "['ids'] float32 of 2 dimensions, ['lengths'] a list"
+    """
+    leaves, _ = leaves_by_path(inputs, stops=_is_numbers)
+    return ", ".join(f"{path} {_kind(leaf)}".strip() for path, leaf in leaves.items())
+
+
+def _is_numbers(item: Any) -> bool:
+    return isinstance(item, list) and all(isinstance(part, (int, float)) for part in item)
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return f"{str(leaf.dtype)[6:]} of {leaf.ndim} dimension{'s' * (leaf.ndim != 1)}"
+    return f"a {type(leaf).__name__}"

@@ -176,9 +176,7 @@ def prepare(
         All problems found in samples, transforms and labels.
     """
     collates = collate_fn is not None
-    check = SampleCheck(
-        dataset, train_transform, eval_transform, random_samples, collates=collates
-    )
+    check = SampleCheck(dataset, train_transform, eval_transform, random_samples, collates=collates)
     source = open_source(dataset)
     given = _given_labels(source, targets)
     wanted = criterion_wants_classes, source.names, criterion, task

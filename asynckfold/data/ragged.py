@@ -115,8 +115,8 @@ def _part_of(path: str, leaf: Any) -> RaggedPart | None:
         known = array.dtype.kind in "bif"
         return RaggedPart(path, "list", 1, str(array.dtype) if leaf else "") if known else None
     if type(leaf) in _NUMBERS:
-        array = np.asarray(leaf)
-        return RaggedPart(path, "python", 0, str(array.dtype)) if array.dtype.kind in "bif" else None
+        dtype = np.asarray(leaf).dtype
+        return RaggedPart(path, "python", 0, str(dtype)) if dtype.kind in "bif" else None
     kind = kind_of(leaf)
     return RaggedPart(path, kind.form, len(kind.shape), kind.dtype) if kind.storable else None
 

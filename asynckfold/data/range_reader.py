@@ -79,7 +79,7 @@ class SampleFacts:
     equal: bool = True  # batches equal single samples
     seconds: float = 0.0  # per sample
     problems: tuple[Problem, ...] = ()  # why none could be read
-    form: ItemForm = ItemForm()
+    form: ItemForm = field(default_factory=ItemForm)
     stored_as: RaggedLayout | None = None  # of samples for a `collate_fn` that can be stored
 
 

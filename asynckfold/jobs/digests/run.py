@@ -54,6 +54,7 @@ def of_run(recipe: Any, settings: Any) -> Digest:
         **{f"scorer {name}": item for name, item in _scorers(settings.scoring)},
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
+        "collate_fn": settings.collate_fn,
         "dataset": None if isinstance(settings.dataset, tuple) else settings.dataset,
     }
     return digested({**_of_jobs(recipe), **here}, here, "dataset")

@@ -72,6 +72,8 @@ def _unfit(trial: CandidateTrial) -> str:
         return "it has a validation step of the user's own"
     if trial.bundle.recipe.fit_fn is not None:
         return "it has a loop of the user's own"
+    if trial.seen.collation is not None:
+        return "its batches come of a collate_fn"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
     if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):
