@@ -16,7 +16,6 @@ from asynckfold import AsyncKFold
 
 
 def make_texts(count):
-    """Return pairs (ids of 5 to 39 words, whether the low ones prevail)."""
     draws = np.random.default_rng(0)
     texts = [torch.from_numpy(draws.integers(1, 50, draws.integers(5, 40))) for _ in range(count)]
     return [(ids, int((ids < 25).double().mean() > 0.5)) for ids in texts]
@@ -24,8 +23,8 @@ def make_texts(count):
 
 def collate(samples):
     texts, targets = zip(*samples, strict=True)
-    lengths = torch.tensor(list(map(len, texts)))
-    return (pad_sequence(texts, batch_first=True), lengths), torch.tensor(targets)
+    inputs = pad_sequence(texts, batch_first=True), torch.tensor(list(map(len, texts)))
+    return inputs, torch.tensor(targets)
 
 
 class GRU(nn.Module):
@@ -43,16 +42,11 @@ class Transformer(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed, self.out = nn.Embedding(50, 32), nn.Linear(32, 2)
-        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.encoder = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
 
     def forward(self, ids, lengths):
         words = self.encoder(self.embed(ids), src_key_padding_mask=ids == 0)
         return self.out((words * (ids > 0)[:, :, None]).sum(1) / lengths[:, None])
-
-
-def get_optimizer(model):
-    return torch.optim.Adam(model.parameters(), 3e-3)
 
 
 if __name__ == "__main__":
@@ -62,7 +56,5 @@ if __name__ == "__main__":
     args = parser.parse_args()
     kfold = AsyncKFold(3, make_texts(60 if args.quick else 2000), args.root_dir,
                        nn.CrossEntropyLoss(), 32, collate_fn=collate)  # fmt: skip
-    results = kfold(
-        [GRU, Transformer], ["cosine"], get_optimizer, {"epochs": 1 if args.quick else 5}
-    )
-    print(results.report())
+    epochs, adam = 1 if args.quick else 5, lambda model: torch.optim.Adam(model.parameters(), 3e-3)
+    print(kfold([GRU, Transformer], ["cosine"], adam, {"epochs": epochs}).report())
