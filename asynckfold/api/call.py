@@ -86,7 +86,7 @@ def read_call(
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
     problems += settings.own_training_problems(params)
-    problems += settings.collate_problems(params)
+    problems += settings.sampling_problems(params)
     given = Parts(named, lr_schedules, opt_fn)
     grid, more, told = make_grid(given, grid_params, n_iter, settings.random_state)
     problems += more
@@ -107,6 +107,7 @@ def read_call(
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
         "collate_fn": settings.collate_fn,
+        "sampler": settings.sampler,
     }
     if settings.engine != "serial":
         with sent_by_value() if settings.engine == "ray" else nullcontext():
@@ -122,6 +123,7 @@ def read_call(
         training_step=settings.training_step,
         validation_step=settings.validation_step,
         fit_fn=settings.fit_fn,
+        sampler=settings.sampler,
         optimizers=grid.optimizers,
         pairs=grid.pairs,
     )

@@ -1,4 +1,4 @@
-"""Arguments that say how samples are read."""
+"""Arguments that say how samples are read and drawn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 
 @dataclass(frozen=True, kw_only=True)
 class SampleArguments:
-    """Arguments that say how samples are read.
+    """Arguments that say how samples are read and drawn.
 
     Parameters
     ----------
@@ -25,10 +25,17 @@ class SampleArguments:
         or a dict of both where items are dicts. Samples may then have inputs of different length,
         which are stored once as offsets and values. Used in training, scoring, prediction and
         refit. Classes arrive as their index. Such jobs are not fused.
+    sampler : array-like of shape (n_samples,), callable or "balanced", optional
+        Draws the samples of each epoch from the training fold, as many as it has. Weights of all
+        samples, drawn with replacement; ``"balanced"``, by which each class is as frequent; or a
+        function (targets of the training fold) → their weights, or a torch ``Sampler`` of places in
+        the fold. The generator is that of the job and its epoch. Scores are those of the held-out
+        fold as it is.
     """
 
     target_key: str | None = argument(None, group="data", spelled="", none="")
     collate_fn: Callable[[list[Any]], Any] | None = argument(None, group="data")
+    sampler: Any = argument(None, group="training", metavar="balanced", reads=str)
 
     def keyed(self, dataset: Any) -> Any:
         """Return a data set of dicts as one of pairs, if `target_key` names the target."""
@@ -57,18 +64,30 @@ class SampleArguments:
                 "Write for instance: def collate(samples): ...; return inputs, targets.",
             )
 
-    def collate_problems(self, params: TrainerParams) -> Iterator[Problem]:
-        """Yield what does not go with a `collate_fn`."""
-        if self.collate_fn is None:
-            return
-        if params.trainer != "plain":
+        if isinstance(self.sampler, str) and self.sampler != "balanced":
             yield Problem(
-                "collate_fn needs the plain trainer",
-                f"trainer={params.trainer!r}",
-                "Leave trainer and processes out.",
+                "sampler must be 'balanced', an array of weights, or a function",
+                repr(self.sampler),
+                "Pass sampler='balanced'.",
             )
+        elif isinstance(self.sampler, type) or hasattr(self.sampler, "__next__"):
+            yield Problem(
+                "sampler must be 'balanced', an array of weights, or a function of the targets",
+                one_line(self.sampler),
+                "Write for instance: lambda train_targets: 1.0 + 4.0 * (train_targets == 1).",
+            )
+
+    def sampling_problems(self, params: TrainerParams) -> Iterator[Problem]:
+        """Yield what does not go with a `collate_fn` or a `sampler`."""
+        for name in ("collate_fn", "sampler"):
+            if getattr(self, name) is not None and params.trainer != "plain":
+                yield Problem(
+                    f"{name} needs the plain trainer",
+                    f"trainer={params.trainer!r}",
+                    "Leave trainer and processes out.",
+                )
         baseline = getattr(self, "baseline", None)
-        if baseline not in (None, "none"):
+        if self.collate_fn is not None and baseline not in (None, "none"):
             yield Problem(
                 "the serial baseline stacks samples of one shape, and calls no collate_fn",
                 f"baseline={baseline!r}",

@@ -23,7 +23,13 @@ from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import checks, collation_trial, fingerprints, fusibility
+from asynckfold.training.dry_run import (
+    checks,
+    collation_trial,
+    fingerprints,
+    fusibility,
+    sampler_trial,
+)
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.checks import Refused, TooFewOutputs
 from asynckfold.training.isolation.guard import isolated
@@ -57,6 +63,7 @@ def check(
                 with isolated(patches=True) as traces:
                     if name not in facts.step_seconds:
                         collation_trial.check(bundle, data)
+                        sampler_trial.check(bundle, data)
                     dry = CandidateTrial(bundle, data, name, schedule)
                     architectures[name] = fingerprints.architecture_of(dry.model)
                     has_own = schedule in recipe.optimizers
