@@ -15,6 +15,7 @@ from asynckfold.engines import joblib_backend, ray_address
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.candidate_names import candidate_name
+from asynckfold.jobs.criteria import is_factory
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.grid import Grid, Parts, make_grid
 from asynckfold.jobs.recipe import (
@@ -124,6 +125,7 @@ def read_call(
         validation_step=settings.validation_step,
         fit_fn=settings.fit_fn,
         sampler=settings.sampler,
+        make_criterion=settings.criterion if is_factory(settings.criterion) else None,
         optimizers=grid.optimizers,
         pairs=grid.pairs,
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line
+from asynckfold.jobs.criteria import is_factory
 from asynckfold.jobs.trainer_params import TrainerParams
 
 
@@ -79,8 +80,13 @@ class SampleArguments:
 
     def sampling_problems(self, params: TrainerParams) -> Iterator[Problem]:
         """Yield what does not go with a `collate_fn` or a `sampler`."""
-        for name in ("collate_fn", "sampler"):
-            if getattr(self, name) is not None and params.trainer != "plain":
+        given = {
+            "collate_fn": self.collate_fn is not None,
+            "sampler": self.sampler is not None,
+            "a criterion for each fold": is_factory(getattr(self, "criterion", None)),
+        }
+        for name, is_given in given.items():
+            if is_given and params.trainer != "plain":
                 yield Problem(
                     f"{name} needs the plain trainer",
                     f"trainer={params.trainer!r}",

@@ -64,7 +64,7 @@ def sampling_seed(seed: int, epoch: int) -> int:
 def _given(sampler: Any, targets: torch.Tensor, train: Indices) -> Any:
     """Return weights of the training fold, or a torch Sampler."""
     if isinstance(sampler, str):
-        _, codes, counts = targets.unique(return_inverse=True, return_counts=True)
+        _, codes, counts = torch.unique(targets, return_inverse=True, return_counts=True)
         return 1 / counts.double()[codes]
     if callable(sampler):
         # A factory of the user's may keep a state, which no other epoch must see.

@@ -8,7 +8,6 @@ differ is rounding, and what random transforms draw.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.evaluation import right
+from asynckfold.training.fold_criterion import criterion_for
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import NoLog
 from asynckfold.training.losses import factor_and_count
@@ -179,7 +179,7 @@ class _Loop:
                 pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
         self.optimizer = recipe.opt_fn_of(job.lr_schedule)(self.model)
         self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
-        self.criterion = copy.deepcopy(recipe.criterion)
+        self.criterion = criterion_for(recipe, data, self.fold.train)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
         self.lr_schedule, train, inner_valid = build_lr_schedule(

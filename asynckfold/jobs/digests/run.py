@@ -97,7 +97,7 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
         if keywords := recipe.optimizers.get(name):
             own[f"scheduler {name}"] = {"scheduler": schedule, "opt_fn": dict(keywords)}
     own["opt_fn"] = recipe.opt_fn
-    own["criterion"] = recipe.criterion
+    own["criterion"] = recipe.make_criterion or recipe.criterion
     own["preprocess"] = recipe.preprocess
     own["training_step"] = recipe.training_step
     own["validation_step"] = recipe.validation_step

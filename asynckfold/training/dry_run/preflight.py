@@ -26,6 +26,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import (
     checks,
     collation_trial,
+    criterion_trial,
     fingerprints,
     fusibility,
     sampler_trial,
@@ -64,6 +65,8 @@ def check(
                     if name not in facts.step_seconds:
                         collation_trial.check(bundle, data)
                         sampler_trial.check(bundle, data)
+                    bundle = criterion_trial.with_criterion(bundle, data)
+                    recipe = bundle.recipe
                     dry = CandidateTrial(bundle, data, name, schedule)
                     architectures[name] = fingerprints.architecture_of(dry.model)
                     has_own = schedule in recipe.optimizers
