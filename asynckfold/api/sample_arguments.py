@@ -22,7 +22,7 @@ class SampleArguments:
         Key of the target, where the items of the data set are dicts. Default: ``"labels"`` or
         ``"target"``.
     collate_fn : callable, optional
-        Makes a batch of a list of items, as in torch's ``DataLoader``: it returns (inputs, target),
+        Makes a batch of a list of items, as in torch's ``DataLoader``. It returns (inputs, target),
         or a dict of both where items are dicts. Samples may then have inputs of different length,
         which are stored once as offsets and values. Used in training, scoring, prediction and
         refit. Classes arrive as their index. Such jobs are not fused.
