@@ -56,7 +56,9 @@ BY_NAME = {"collate_fn": of_dicts, "target_key": "label"}
     ("model", "engine", "change", "settings", "call"),
     [
         (Mean, "serial", None, {}, lambda model, ids: model(ids)),
-        (Mean, "process", None, {}, lambda model, ids: model(ids)),
+        pytest.param(
+            *(Mean, "process", None, {}, lambda model, ids: model(ids)), marks=pytest.mark.nightly
+        ),
         (Mean, "serial", None, {"random_samples": True}, lambda model, ids: model(ids)),
         (Recurrent, "serial", None, {"collate_fn": with_lengths}, lambda model, two: model(*two)),
         (Recurrent, "serial", lists, BY_NAME, lambda model, two: model(*two)),
@@ -76,6 +78,34 @@ def test_a_job_has_the_bits_of_a_plain_loop(
     stored = results.results[results.plan.jobs[0].id].outputs
     assert stored is not None
     assert np.array_equal(stored, outputs.numpy())
+
+
+def test_steps_and_loops_of_ones_own_get_the_batches(root: Path) -> None:
+    def step(model: nn.Module, batch: Any, state: Any) -> Any:
+        return state.criterion(model(**batch[0]), batch[1])
+
+    def fit_fn(context: Any) -> None:
+        for _ in range(context.epochs):
+            for inputs, targets in context.train_loader:
+                context.optimizer.zero_grad()
+                context.criterion(context.model(**inputs), targets).backward()
+                context.optimizer.step()
+
+    found = [
+        weights_of(swept(root / str(number), Texts(lists), Recurrent, **BY_NAME, **own))
+        for number, own in enumerate(({}, {"training_step": step}, {"fit_fn": fit_fn}))
+    ]
+    for other in found[1:]:
+        assert all(torch.equal(found[0][name], other[name]) for name in other)
+
+
+def test_named_classes_arrive_as_their_index(root: Path) -> None:
+    named = Texts(lambda ids, y: (ids, ("cold", "warm")[y]))
+    results = swept(root / "named", named)
+    assert list(results.classes_) == ["cold", "warm"]
+    assert set(results.ensemble().predict(named)) <= {"cold", "warm"}
+    ours, theirs = weights_of(results), weights_of(swept(root / "numbers"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_lists_of_two_ids_are_predicted_whole(root: Path) -> None:
