@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +29,11 @@ def kind_made_by(factory: Callable[[Any], Any]) -> Criterion | None:
 
     None for the user's own criteria, and where the factory does not take these targets.
     """
-    # User code may raise anything for targets that are not the data's.
-    try:
-        return criterion_of(_made(factory, torch.arange(2)))
-    except Exception:  # noqa: BLE001
-        return None
+    # User code may raise anything for targets that are not the data's: classes, or numbers.
+    for targets in (torch.arange(2), torch.arange(2.0)):
+        with contextlib.suppress(Exception):
+            return criterion_of(_made(factory, targets))
+    return None
 
 
 def _made(factory: Callable[[Any], Any], targets: torch.Tensor) -> Any:

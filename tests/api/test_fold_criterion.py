@@ -76,6 +76,24 @@ def test_each_fold_has_its_own_and_the_baseline_too(root: Path) -> None:
         swept(root, lambda train_targets: weighted(train_targets, 0.5))
 
 
+def test_a_factory_may_need_numbers(root: Path) -> None:
+    y = X.sum(1)
+
+    def huber(train_targets: Tensor) -> nn.Module:
+        return nn.HuberLoss(delta=float(train_targets.std()))
+
+    kfold = AsyncKFold(2, (X, y), root, huber, BATCH, engine="serial", verbose=0, report=False)
+    results = kfold([One], ["constant"], adam, {"epochs": 1})
+    job, fold = results.plan.jobs[0], results.folds[0]
+    found = results.results[job.id]
+    assert found.outputs is not None
+    loss = huber(torch.from_numpy(y[fold.train]))(
+        torch.tensor(found.outputs), torch.from_numpy(y[fold.valid])
+    )
+    assert found.epochs[-1].valid_loss == pytest.approx(float(loss), rel=1e-5)
+    assert "r2" in results.plan.scoring
+
+
 def fails(train_targets: Tensor) -> Any:
     raise ValueError("no weights")
 

@@ -51,7 +51,7 @@ def check(
     settings: dict[str, Any] = {}
     problems: dict[tuple[str, str, str], None] = {}
     notes: dict[str, None] = {}
-    sums = False
+    sums = batches_fit = False
     for name in names:
         schedules = [schedule for model, schedule in recipe.candidates if model == name]
         stepped: set[type] = set()
@@ -62,9 +62,10 @@ def check(
             # User code may raise anything here, and will again in its jobs.
             try:
                 with isolated(patches=True) as traces:
-                    if name not in facts.step_seconds:
+                    if not batches_fit:
                         collation_trial.check(bundle, data)
                         sampler_trial.check(bundle, data)
+                        batches_fit = True
                     bundle = criterion_trial.with_criterion(bundle, data)
                     recipe = bundle.recipe
                     dry = CandidateTrial(bundle, data, name, schedule)
