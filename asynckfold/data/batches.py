@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -279,6 +280,15 @@ class Batches:
     def stored(self) -> Array | None:
         """All samples as the eval view stores them; None where they are read one by one."""
         return next((array.numpy() for array in self._eval.arrays), None)
+
+    @property
+    def records(self) -> Iterator[bytes] | None:
+        """All samples as they are stored, where they differ in length; None where they do not."""
+        view = self._eval
+        if not isinstance(view, _Ragged):
+            return None
+        edges = pairwise(view.offsets.tolist())
+        return (view.values[low:high].numpy().tobytes() for low, high in edges)
 
     @property
     def one_view(self) -> bool:

@@ -78,7 +78,7 @@ def ragged_layout(samples: Sequence[Any]) -> RaggedLayout | None:
     """Return the layout of some samples; None where they cannot be packed alike.
 
     >>> layout = ragged_layout([([1, 2], 0.5), ([3], 1.0)])
-    >>> layout.unpack(torch.from_numpy(layout.pack(([7, 8, 9], 2.0))))
+    >>> layout.unpack(torch.from_numpy(layout.pack(([7, 8, 9], 2.0)).copy()))
     ([7, 8, 9], 2.0)
     """
     found: RaggedLayout | None = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,15 @@ def test_steps_and_loops_of_ones_own_get_the_batches(root: Path) -> None:
     ]
     for other in found[1:]:
         assert all(torch.equal(found[0][name], other[name]) for name in other)
+
+
+def test_copies_among_the_held_out_samples_are_noted(root: Path) -> None:
+    texts = [(ids.repeat(5), y) for ids, y in (Texts()[at] for at in range(20))]
+    swept(root, texts * 2)
+    with closing(sqlite3.connect(root / "run.db")) as connection:
+        told = " ".join(map(str, connection.execute("SELECT * FROM events")))
+    assert "validation samples that equal a training sample: " in told
+    assert "read one by one" not in told
 
 
 def test_named_classes_arrive_as_their_index(root: Path) -> None:
