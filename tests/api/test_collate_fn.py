@@ -217,6 +217,12 @@ def test_bad_input_is_refused_before_the_start(
     assert not (root / "run.db").exists()
 
 
+def test_lists_of_different_length_name_the_remedy(root: Path) -> None:
+    texts = [ids.tolist() for ids in Texts().ids]
+    with pytest.raises(InputError, match=r"list\(zip\(X, y\)\) and collate_fn="):
+        swept(root, (texts, Texts().labels), collate_fn=None)
+
+
 def test_what_cannot_be_sent_is_refused(root: Path) -> None:
     with pytest.raises(InputError, match="collate_fn must be sendable"):
         swept(root, engine="process", collate_fn=lambda samples: (LOCK, collate(samples))[1])
