@@ -176,8 +176,6 @@ class _Changed:
 def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
     if isinstance(one, _Held) and isinstance(other, _Held):
         return one.array is other.array and one.view.steps == other.view.steps
-    if isinstance(one, _Ragged) and isinstance(other, _Ragged):
-        return one.values is other.values
     if not (isinstance(one, _Read) and isinstance(other, _Read)):
         return False
     source = one.source
@@ -354,6 +352,9 @@ class Batches:
         assert self.collation is not None
         device = self.targets.device
         samples, targets = view.samples(draw)
+        if isinstance(view, _Read):
+            # The function may change what it gets, which may be a part of the dataset.
+            samples = list(map(copied, samples))
         if targets is None:
             targets = self.targets.index_select(0, rows.to(device)).cpu()
         return on_device(self.collation(samples, targets), device), targets.to(device)

@@ -102,3 +102,19 @@ def test_ragged_arrays_that_differ_later_name_the_remedy() -> None:
 
     with pytest.raises(InputError, match=r"\(4,\) where others are float32 \(3,\).*collate_fn"):
         prepare(Odd())
+
+
+@pytest.mark.parametrize("random", [False, True], ids=["held", "streamed"])
+def test_a_function_that_changes_its_samples_changes_no_data(random: bool) -> None:
+    def spoils(samples: list[Any]) -> Any:
+        for ids, _ in samples:
+            ids += 1
+        return collate(samples)
+
+    pairs = [Texts()[at] for at in range(N)]
+    with closing(prepare(pairs, collate_fn=spoils, random_samples=random)) as prepared:
+        handle = prepared.handle()
+        data, rows = handle.open(handle.fds), np.arange(3)
+        first, again = (data.eval(rows)[0] for _ in range(2))
+    assert torch.equal(first, again)
+    assert torch.equal(pairs[0][0], Texts()[0][0])
