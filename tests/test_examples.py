@@ -27,6 +27,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("segmentation", ["narrow", "wide"]),
         ("autoencoder", ["code of 2", "code of 8"]),
         ("two_inputs", ["TwoInputs"]),
+        ("text", ["GRU", "Transformer"]),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

@@ -16,7 +16,7 @@ from asynckfold.api.strata import strata_of
 from asynckfold.api.task import Asked, task_problems, with_task
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
-from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
+from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory, why_not_of_pairs
 from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
 from asynckfold.jobs.objective import Transform
 from asynckfold.jobs.trainer_params import JobTrainer
@@ -50,7 +50,9 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         arguments, data or code is refused and names what changed. The command line names a new
         folder by data, date and time where none is given, such as ``runs/digits-20261124-0046``.
     criterion : callable
-        Loss function, (outputs, targets) → scalar.
+        Loss function, (outputs, targets) → scalar. Or a function whose only required parameter has
+        the name ``train_targets``: it returns the loss function of a training fold, for instance
+        with weights of its classes.
     batch_size : int or "full"
         Samples per training step. "full" takes all samples of the training fold in one step.
     parallelize : bool
@@ -270,7 +272,11 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
     @property
     def known_criterion(self) -> Criterion | None:
         """What the criterion expects; None for a criterion of the user's own."""
-        return criterion_of(self.criterion)
+        if not is_factory(self.criterion):
+            return criterion_of(self.criterion)
+        from asynckfold.training.fold_criterion import kind_made_by
+
+        return kind_made_by(self.criterion)
 
     @property
     def transform(self) -> Transform | None:

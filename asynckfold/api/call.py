@@ -15,6 +15,7 @@ from asynckfold.engines import joblib_backend, ray_address
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.candidate_names import candidate_name
+from asynckfold.jobs.criteria import is_factory
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.grid import Grid, Parts, make_grid
 from asynckfold.jobs.recipe import (
@@ -86,6 +87,7 @@ def read_call(
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
     problems += settings.own_training_problems(params)
+    problems += settings.sampling_problems(params)
     given = Parts(named, lr_schedules, opt_fn)
     grid, more, told = make_grid(given, grid_params, n_iter, settings.random_state)
     problems += more
@@ -106,6 +108,8 @@ def read_call(
         "preprocess": settings.preprocess,
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
+        "collate_fn": settings.collate_fn,
+        "sampler": settings.sampler,
     }
     if settings.engine != "serial":
         with sent_by_value() if settings.engine == "ray" else nullcontext():
@@ -122,6 +126,8 @@ def read_call(
         validation_step=settings.validation_step,
         fit_fn=settings.fit_fn,
         callbacks=settings.called_back,
+        sampler=settings.sampler,
+        make_criterion=settings.criterion if is_factory(settings.criterion) else None,
         optimizers=grid.optimizers,
         pairs=grid.pairs,
     )

@@ -25,6 +25,7 @@ from torch import nn
 
 from asynckfold.api.prediction import (
     InputForm,
+    Made,
     Member,
     Prediction,
     columns_of,
@@ -34,9 +35,10 @@ from asynckfold.api.prediction import (
 from asynckfold.api.saved_models import export_onnx, save_models
 from asynckfold.data.arrays import Given
 from asynckfold.data.batches import Batches, one_by_one
+from asynckfold.data.collation import Collation, structure
 from asynckfold.data.dataset import Opened
 from asynckfold.data.given import as_given
-from asynckfold.data.materialize import Here, check_samples, with_facts
+from asynckfold.data.materialize import CheckedDataset, Here, check_samples, with_facts
 from asynckfold.data.range_reader import SampleCheck, SampleFacts
 from asynckfold.data.transforms import Array, Step, kind_of, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
@@ -81,6 +83,8 @@ class RunModels:
         The same, of tensors.
     scoring
         The user's scores.
+    collate_fn : callable, optional
+        The user's, which makes batches.
     """
 
     results: CVResults
@@ -93,6 +97,7 @@ class RunModels:
     transform: Transform | None = None
     output_transform: Any = None
     scoring: Any = None
+    collate_fn: Any = None
     default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
 
     def model(self, job: Job) -> nn.Module:
@@ -121,6 +126,10 @@ class RunModels:
         objective = results.plan.objective_of("")
         refuse(sklearn.estimator_problems(pairs, self.scoring, objective))
         with seeding.preserved():
+            if self.collate_fn is not None:
+                rule = "estimators need samples of one array"
+                remedy = "Fit them on (fold.train, fold.valid) of results.folds yourself."
+                raise InputError.one(rule, "a collate_fn", remedy)
             data = one_by_one(*self.samples, self.targets())
             first = data.eval(np.zeros(1, np.int64))[0]
             if not isinstance(first, torch.Tensor):
@@ -152,12 +161,27 @@ class RunModels:
         )
 
     @cached_property
+    def _checked(self) -> CheckedDataset:
+        given = self.given
+        check = SampleCheck(
+            given.dataset,
+            given.train_transform,
+            given.eval_transform,
+            collates=self.collate_fn is not None,
+        )
+        return check_samples(check, Here()) if self.facts is None else with_facts(check, self.facts)
+
+    @cached_property
+    def collation(self) -> Collation | None:
+        """What makes batches of samples, if the user passed it."""
+        if self.collate_fn is None:
+            return None
+        return Collation(self.collate_fn, self._checked.facts.form)
+
+    @cached_property
     def samples(self) -> tuple[Opened, tuple[Step, ...]]:
         """The run's samples, and the transforms of its eval view."""
-        given = self.given
-        check = SampleCheck(given.dataset, given.train_transform, given.eval_transform)
-        seen = check_samples(check, Here()) if self.facts is None else with_facts(check, self.facts)
-        source, views = seen.source, seen.views
+        source, views = self._checked.source, self._checked.views
         refuse(views.problems)
         if len(source) != self.results.n_samples:
             rule = f"the data set must have the run's {self.results.n_samples} samples"
@@ -183,7 +207,11 @@ class RebuiltModels:
         """Yield what each model says of each batch, shape (models, batch, ...)."""
         with seeding.preserved():
             form, steps = self.form, self.run.samples[1]
-        yield from outputs_by_batch(form, steps, self.run.dataset, lambda: self._members, inputs)
+            collation = self.run.collation
+        made = None if collation is None else Made(collation, self.run.targets()[:1])
+        yield from outputs_by_batch(
+            form, steps, self.run.dataset, lambda: self._members, inputs, made
+        )
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -224,7 +252,8 @@ class RebuiltModels:
         kind = kind_of(source.read(0)[0])
         preprocessed = self.run.recipe.preprocess is not None
         first = transformed(data, np.zeros(1, np.int64), preprocessed)
-        is_one = isinstance(first, torch.Tensor)
+        collates = self.run.collation is not None
+        is_one = isinstance(first, torch.Tensor) and not collates
         return InputForm(
             kind.form,
             kind.shape,
@@ -235,13 +264,13 @@ class RebuiltModels:
             self.run.given.exact,
             preprocessed,
             self.run.results.plan.params.eval_batch_size,
-            "" if is_one else kinds_text(first, samples=True),
+            structure(first) if collates else "" if is_one else kinds_text(first, samples=True),
         )
 
     @cached_property
     def _own(self) -> Batches:
         """The run's samples."""
-        return one_by_one(*self.run.samples, self.run.targets())
+        return one_by_one(*self.run.samples, self.run.targets(), self.run.collation)
 
     @cached_property
     def _members(self) -> list[Member]:

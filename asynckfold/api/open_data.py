@@ -137,6 +137,7 @@ def prepared(
         folder=settings.root if settings.root.is_dir() else None,
         random_samples=settings.random_samples,
         readers=readers,
+        collate_fn=settings.collate_fn,
     )
     try:
         if settings.preprocess is not None:
@@ -168,11 +169,15 @@ def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
 
 def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]) -> Prepared:
     """Return the data with notes about validation samples that copy or vary training samples."""
-    from asynckfold.data.duplicates import copies_note, random_note
+    from asynckfold.data.duplicates import copies_note, random_note, records_note
 
     notes = [random_note(data.notes)]
     # Scoring training samples is intended here, and the report says so.
     if not settings.about.get("scored"):
         handle = data.handle()
-        notes.append(copies_note(handle.open(handle.fds).stored, folds))
+        opened = handle.open(handle.fds)
+        records = opened.records
+        notes.append(
+            copies_note(opened.stored, folds) if records is None else records_note(records, folds)
+        )
     return replace(data, notes=(*data.notes, *filter(None, notes)))

@@ -18,6 +18,7 @@ from torch import nn
 
 from asynckfold.data.arrays import column_problems
 from asynckfold.data.batches import Batches, one_by_one
+from asynckfold.data.collation import Collation, structure
 from asynckfold.data.dataset import open_inputs
 from asynckfold.data.transforms import Misfit, Step, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
@@ -70,6 +71,19 @@ class Member:
 
 
 @dataclass(frozen=True, eq=False)
+class Made:
+    """How batches are made, if by the user's `collate_fn`."""
+
+    collation: Collation
+    target: Any  # an array with the target of one sample, of the form of all
+
+    def opened(self, given: Any, steps: Sequence[Step]) -> Batches:
+        """Return batches of samples without targets, in whose place stand zeros."""
+        targets = np.zeros((len(given), *self.target.shape[1:]), self.target.dtype)
+        return one_by_one(given, steps, targets, self.collation)
+
+
+@dataclass(frozen=True, eq=False)
 class Prediction:
     """All that predicts: form of the samples, eval transform, models."""
 
@@ -88,6 +102,7 @@ def outputs_by_batch(
     columns: Any,
     members: Callable[[], Sequence[Member]],
     inputs: Any,
+    made: Made | None = None,
 ) -> Iterator[Outputs]:
     """Yield what each model says of each batch, shape (models, batch, ...).
 
@@ -97,15 +112,23 @@ def outputs_by_batch(
     with seeding.preserved():
         refuse(_column_problems(columns, inputs))
         given = open_inputs(
-            inputs, undress=form.undressed, exact=form.exact, several=bool(form.several)
+            inputs,
+            undress=form.undressed,
+            exact=form.exact,
+            several=bool(form.several) if made is None else form.form == "tree",
+            lists=made is not None,
         )
-        data = one_by_one(given, steps, np.zeros(len(given), np.int64))
+        data = (
+            one_by_one(given, steps, np.zeros(len(given), np.int64))
+            if made is None
+            else made.opened(given, steps)
+        )
     size = form.batch_size
     for low in range(0, len(given), size):
         rows = np.arange(low, min(len(given), low + size))
         with seeding.preserved():
             batch = _as_the_run_saw_it(form, data, rows)
-            refuse(_kind_problems(form, batch))
+            refuse(_kind_problems(form, batch, collated=made is not None))
             outputs = np.stack([member.outputs(batch) for member in members()])
         refuse(_nan_problems(outputs, rows))
         yield outputs
@@ -148,9 +171,10 @@ def _column_problems(dataset: Any, inputs: Any) -> Iterator[Problem]:
     yield from column_problems(own, given, "inputs")
 
 
-def _kind_problems(form: InputForm, batch: Any) -> Iterator[Problem]:
+def _kind_problems(form: InputForm, batch: Any, *, collated: bool) -> Iterator[Problem]:
     if form.several:
-        wanted, received = form.several, kinds_text(batch, samples=True)
+        received = structure(batch) if collated else kinds_text(batch, samples=True)
+        wanted = form.several
         fits = received == wanted
     else:
         found, shape = str(batch.dtype)[6:], tuple(batch.shape[1:])

@@ -84,6 +84,9 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
     samples, train, again = repeated(settings.dataset, SEEN_AGAIN)
     rows = np.concatenate([train, evenly(len(train), SEEN_AGAIN)])
     targets = None if settings.targets is None else np.asarray(settings.targets)[rows]
+    sampler = settings.sampler
+    if sampler is not None and not (isinstance(sampler, str) or callable(sampler)):
+        sampler = np.asarray(sampler)[rows]
     words = settings.about.get("cli")
     about = {"refit": f"{candidate.name} on all {len(train):,} samples", "scored": SEEN}
     return replace(
@@ -96,6 +99,7 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
         n_repeats=1,
         groups=None,
         targets=targets,
+        sampler=sampler,
         resume="auto",
         baseline=None,
         plan_from=None,

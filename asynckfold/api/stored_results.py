@@ -155,5 +155,6 @@ def with_models(
         settings.transform,
         settings.output_transform,
         settings.scoring,
+        settings.collate_fn,
     )
     return replace(results, _models=models, _load_refit=load_refit)

@@ -155,7 +155,10 @@ def plain(values: Any, name: str) -> Any:
     try:
         array = np.asarray(values)
     except ValueError as error:
-        remedy = "Bring its items into one shape, or pass a torch Dataset."
+        remedy = (
+            "Bring its items into one shape, or pass a torch Dataset; if they differ in length, "
+            "list(zip(X, y)) and collate_fn=."
+        )
         raise InputError.one(
             f"{name} must be an array", f"{type(values).__name__}: {error}", remedy
         ) from error

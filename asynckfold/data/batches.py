@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,8 +14,10 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from asynckfold.data.arrays import exact
+from asynckfold.data.collation import Collation
 from asynckfold.data.dataset import Opened
 from asynckfold.data.device_copies import Prefetcher, sent
+from asynckfold.data.ragged import RaggedLayout
 from asynckfold.data.shared_arrays import ArraySpec
 from asynckfold.data.target_encoding import Encoding
 from asynckfold.data.transforms import (
@@ -30,6 +33,7 @@ from asynckfold.data.transforms import (
     generators_kept,
     layout_in,
     mapped,
+    on_device,
     same_steps,
     seed_generators,
     varies,
@@ -89,15 +93,18 @@ class _Read:
         return ()
 
     def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
-        return self._read(draw)[0]
+        batch: Tensor = default_collate(self.samples(draw)[0])
+        return batch.to(self.device)
 
     def pairs(self, draw: AnyDraw, encoding: Encoding) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the same reads."""
-        batch, labels = self._read(draw)
-        targets = map(encoding, labels, draw.indices.tolist())
-        return batch, torch.from_numpy(np.stack(list(targets))).to(self.device)
+        samples, targets = self.samples(draw)
+        batch: Tensor = default_collate(samples)
+        assert targets is not None
+        return batch.to(self.device), targets.to(self.device)
 
-    def _read(self, draw: AnyDraw) -> tuple[Tensor, list[Any]]:
+    def samples(self, draw: AnyDraw) -> tuple[list[Any], Tensor | None]:
+        """Return samples, and targets if these come with each read."""
         samples, labels = [], []
         with generators_kept():
             pairs = zip(draw.indices.tolist(), draw.bits().tolist(), strict=True)
@@ -106,11 +113,38 @@ class _Read:
                 sample, label = self.source.read(index)
                 samples.append(apply(self.steps, copied(sample) if self.steps else sample))
                 labels.append(label)
-        batch: Tensor = default_collate(samples)
-        return batch.to(self.device), labels
+        if self.encoding is None:
+            return samples, None
+        targets = map(self.encoding, labels, draw.indices.tolist())
+        return samples, torch.from_numpy(np.stack(list(targets)))
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Read:
         return replace(self, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class _Ragged:
+    """A view of stored samples of different length, which stay on the host."""
+
+    offsets: Tensor
+    values: Tensor
+    stored_as: RaggedLayout
+
+    @property
+    def arrays(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
+        raise TypeError("samples of different length need a collate_fn")
+
+    def samples(self, draw: AnyDraw) -> tuple[list[Any], Tensor | None]:
+        """Return samples; their targets are stored elsewhere."""
+        places = torch.from_numpy(draw.indices)
+        edges = zip(self.offsets[places].tolist(), self.offsets[places + 1].tolist(), strict=True)
+        return [self.stored_as.unpack(self.values[low:high]) for low, high in edges], None
+
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Ragged:
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,7 +190,8 @@ def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
 class Batches:
     """Whole batches of both views, by sample number.
 
-    With a `layout`, samples are records, and inputs a tree of tensors (B, ...).
+    With a `layout`, samples are records, and inputs a tree of tensors (B, ...). With a `collation`,
+    inputs are what the user's function makes of a list of samples.
     """
 
     def __init__(
@@ -165,9 +200,11 @@ class Batches:
         train_view: _ViewBatches,
         eval_view: _ViewBatches,
         layout: Layout | None = None,
+        collation: Collation | None = None,
     ) -> None:
         self.targets = targets
         self.layout = layout
+        self.collation = collation
         self._train = train_view
         self._eval = eval_view
         self.moved: dict[torch.device, Batches] = {}
@@ -243,6 +280,15 @@ class Batches:
         return next((array.numpy() for array in self._eval.arrays), None)
 
     @property
+    def records(self) -> Iterator[bytes] | None:
+        """All samples as they are stored, where they differ in length; None where they do not."""
+        view = self._eval
+        if not isinstance(view, _Ragged):
+            return None
+        edges = pairwise(view.offsets.tolist())
+        return (view.values[low:high].numpy().tobytes() for low, high in edges)
+
+    @property
     def one_view(self) -> bool:
         """Whether both views always give the same samples."""
         return self._train is self._eval or _same_view(self._train, self._eval)
@@ -279,9 +325,8 @@ class Batches:
         size = sum(array.nbytes for array in arrays.values() if array.device != place)
         fits = room is None or size <= room
         moved = {key: array.to(place) for key, array in arrays.items()} if fits else {}
-        return Batches(
-            self.targets.to(place), train.to(place, moved), evaluation.to(place, moved), self.layout
-        )
+        views = train.to(place, moved), evaluation.to(place, moved)
+        return Batches(self.targets.to(place), *views, self.layout, self.collation)
 
     def _gather(
         self, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int
@@ -291,6 +336,8 @@ class Batches:
 
     def gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Any, Tensor]:
         """Return inputs and targets of a view for the samples `rows` of a draw."""
+        if self.collation is not None:
+            return self._collated(view, rows, draw)
         inner = view.view if isinstance(view, _Changed) else view
         if isinstance(inner, _Read) and inner.encoding is not None:
             batch, targets = inner.pairs(draw, inner.encoding)
@@ -299,6 +346,23 @@ class Batches:
             return self.unpacked(batch), targets.to(batch.device)
         rows = rows.to(self.targets.device)
         return self.unpacked(view.gather(rows, draw)), self.targets.index_select(0, rows)
+
+    def _collated(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Any, Tensor]:
+        assert isinstance(view, (_Read, _Ragged))
+        assert self.collation is not None
+        device = self.targets.device
+        samples, targets = view.samples(draw)
+        if isinstance(view, _Read):
+            # The function may change what it gets, which may be a part of the dataset.
+            samples = list(map(copied, samples))
+        if targets is None:
+            targets = self.targets.index_select(0, rows.to(device)).cpu()
+        return on_device(self.collation(samples, targets), device), targets.to(device)
+
+    def samples_of(self, indices: Indices) -> list[Any]:
+        """Return samples of the eval view of collated batches, one by one."""
+        assert isinstance(self._eval, (_Read, _Ragged))
+        return self._eval.samples(Draw(0, 0, indices))[0]
 
     def unpacked(self, batch: Tensor) -> Any:
         """Return the inputs of a batch, which may be records."""
@@ -354,14 +418,19 @@ class OrderedBatches:
         return inputs, self._batches.targets.index_select(0, rows)
 
 
-def one_by_one(source: Opened, steps: Sequence[Step], targets: Array) -> Batches:
+def one_by_one(
+    source: Opened,
+    steps: Sequence[Step],
+    targets: Array,
+    collation: Collation | None = None,
+) -> Batches:
     """Return batches of one view whose samples are read when they are asked for.
 
     Bit-identical with a stored view, which was compared with it.
     """
     view = _Read(source, tuple(steps))
-    batches = Batches(torch.from_numpy(targets), view, view, layout_in(steps))
-    if steps or source.samples is None:
+    batches = Batches(torch.from_numpy(targets), view, view, layout_in(steps), collation)
+    if collation is not None or steps or source.samples is None:
         return batches
     rows = slice(None) if source.rows is None else source.rows
     samples = np.require(source.samples[rows], requirements="W")
@@ -383,6 +452,8 @@ class DataHandle:
     encoding: Encoding | None = None  # of a random dataset's targets, which come with each sample
     fds: tuple[int, ...] = ()  # in the order of `specs`
     layout: Layout | None = None  # of the records, where a sample is several tensors
+    collation: Collation | None = None  # the user's, in place of stacking
+    stored_as: RaggedLayout | None = None  # of the samples that are stored for it
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}
@@ -398,7 +469,11 @@ class DataHandle:
             train, evaluation = (
                 _Read(self.source, view.pipeline, self.encoding) for view in (self.train, self.eval)
             )
-            return Batches(arrays[0], train, evaluation, self.layout)
+            return Batches(arrays[0], train, evaluation, self.layout, self.collation)
+        if self.stored_as is not None:
+            _, offsets, values = arrays
+            ragged = _Ragged(offsets, values, self.stored_as)
+            return Batches(arrays[0], ragged, ragged, None, self.collation)
         train_slot, eval_slot = self.slots
         held = _Held(arrays[train_slot], self.train)
         return Batches(arrays[0], held, _Held(arrays[eval_slot], self.eval), self.layout)

@@ -161,7 +161,8 @@ def unreadable(index: int, error: BaseException) -> Problem:
         return Problem(
             f"dataset[{index}] must have the inputs that other samples have",
             str(error),
-            "Bring all samples into one structure and shape, for instance by padding.",
+            "Bring all samples into one structure and shape, for instance by padding, or pass "
+            "collate_fn=.",
         )
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
@@ -268,14 +269,27 @@ class _Unlabelled(Opened):
         return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
 
 
+class _UnlabelledLists(_Unlabelled):
+    """The same, where a list is a sample, such as token ids, and only a tuple is a pair."""
+
+    def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
+        return (item, 0) if type(item) is list else super()._pair(index, item)
+
+
 def open_inputs(
-    inputs: Any, *, undress: bool = False, exact: bool = False, several: bool = False
+    inputs: Any,
+    *,
+    undress: bool = False,
+    exact: bool = False,
+    several: bool = False,
+    lists: bool = False,
 ) -> Opened:
     """Take samples apart whose targets, if any, do not matter: arrays, (X, y), or a dataset.
 
     `undress`: take out its ``transform``, which another one replaces. `exact`: leave float64 arrays
-    as they are. `several`: samples are trees, so that a tuple may hold one array an input. Raises
-    `InputError` where there is no sample, or the transform cannot be taken out.
+    as they are. `several`: samples are trees, so that a tuple may hold one array an input. `lists`:
+    samples may be lists. Raises `InputError` where there is no sample, or the transform cannot be
+    taken out.
     """
     if several and isinstance(found := _several(inputs), TreeArrays):
         return _open_arrays((found, np.zeros(len(found))))
@@ -291,7 +305,7 @@ def open_inputs(
         source = replace(_open_arrays(ExactArrays(pair) if exact else pair), rows=rows)
     else:
         refuse(_style_problems(None if is_array else inputs, "inputs"))
-        source = _Unlabelled(inputs, rows=rows)
+        source = (_UnlabelledLists if lists else _Unlabelled)(inputs, rows=rows)
     if not len(source):
         refuse([Problem("inputs must hold a sample", "none", "Check the path and any Subset.")])
     if is_array or not undress or getattr(source.base, "transform", None) is None:

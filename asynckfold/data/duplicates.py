@@ -24,6 +24,9 @@ PLACES = 16
 ROOM = 100
 """Times as many different rows as there are samples, from which equal ones are no chance."""
 
+SHORT = 72
+"""Bytes of a record below which equal ones may be chance: its length and eight token ids."""
+
 NOT_LOOKED = (
     "validation samples were not searched for copies of training samples, since samples are read "
     "one by one"
@@ -94,22 +97,45 @@ def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
     """
     if samples is None:
         return NOT_LOOKED
-    found = [
-        (key, count, size)
-        for key, count, size in copies(digests(samples), folds)
-        if count >= max(LEAST, SHARE * size)
-    ]
+    found = _many(digests(samples), folds)
     if not found or _few_values(samples):
         return ""
+    return _told(found, " or mirror one" * _are_images(samples))
+
+
+def records_note(records: Iterable[bytes], folds: Sequence[Fold]) -> str:
+    """Note validation samples of any length that equal training samples; short ones do not count.
+
+    >>> fold = Fold(0, 0, np.arange(3), np.arange(3, 6))
+    >>> text = bytes(SHORT)
+    >>> records_note([text, b"a", b"b", text, text, text], [fold])[:58]
+    'validation samples that equal a training sample: 3 of 3 in'
+    """
+    numbers = [hash(item) if len(item) >= SHORT else at for at, item in enumerate(records)]
+    found = _many(np.array(numbers, np.int64), folds)
+    return _told(found, "") if found else ""
+
+
+def _many(
+    numbers: npt.NDArray[np.int64], folds: Sequence[Fold]
+) -> list[tuple[tuple[int, int], int, int]]:
+    """Return what `copies` returns of the folds that have many."""
+    return [
+        (key, count, size)
+        for key, count, size in copies(numbers, folds)
+        if count >= max(LEAST, SHARE * size)
+    ]
+
+
+def _told(found: Sequence[tuple[tuple[int, int], int, int]], also: str) -> str:
     several = any(repeat for (repeat, _), _, _ in found)
     shown = [
         f"{count} of {size} in fold {index}" + (f" of repeat {repeat}" if several else "")
         for (repeat, index), count, size in found[:5]
     ]
     more = f" and more in {len(found) - 5} other folds" if len(found) > 5 else ""
-    alike = "equal a training sample" + (" or mirror one" if _are_images(samples) else "")
     return (
-        f"validation samples that {alike}: {', '.join(shown)}{more}. "
+        f"validation samples that equal a training sample{also}: {', '.join(shown)}{more}. "
         "If they are copies, such as augmented or oversampled ones, the scores are too high: pass "
         "groups= with one group for a sample and its copies, or leave the copies out"
     )

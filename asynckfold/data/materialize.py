@@ -134,7 +134,8 @@ def with_facts(check: SampleCheck, facts: SampleFacts) -> CheckedDataset:
     """Return the dataset with what a check in another process found; reads no sample."""
     source = redressed(open_source(check.dataset), facts.how)
     traced = Traced(facts.traces)
-    views = make_views(source, check.train_transform, check.eval_transform, traced)
+    given = check.train_transform, check.eval_transform
+    views = make_views(source, *given, traced, collates=check.collates)
     return CheckedDataset(check, facts, source, views)
 
 
@@ -170,7 +171,8 @@ def read_all(
     """
     why = _why_not_held(checked)
     if not why:
-        found = _hold(checked, readers, memory_budget, folder)
+        hold = _hold_ragged if checked.check.collates else _hold
+        found = hold(checked, readers, memory_budget, folder)
         if isinstance(found, Reading):
             return found
         if found.anew:
@@ -206,11 +208,52 @@ def _why_not_held(checked: CheckedDataset) -> str:
             "seeded by job, epoch and sample in training, and by sample in evaluation; folds are "
             "made from the targets of evaluation"
         )
+    if checked.check.collates:
+        return _why_not_ragged(checked)
     if checked.views.train.stored is None or checked.views.eval.stored is None:
         return "they differ in shape or cannot be stored as an array before the random steps"
     if not checked.facts.equal:
         return "batches did not equal single samples"
     return ""
+
+
+def _why_not_ragged(checked: CheckedDataset) -> str:
+    if checked.facts.stored_as is None:
+        return "they differ in structure, or hold something else than tensors, arrays and numbers"
+    if not same_steps(checked.views.train.pipeline, checked.views.eval.pipeline):
+        return "training and evaluation see them differently"
+    return ""
+
+
+def _hold_ragged(
+    checked: CheckedDataset, readers: Readers, memory_budget: int | None, folder: Path | None
+) -> Reading | _Found:
+    """Fill two shared arrays, where each sample begins and all records; or say why not.
+
+    Reads all samples twice: what they take together must be known before it is allocated.
+    """
+    count, check, facts = len(checked.source), checked.check, checked.facts
+    places = tuple(zip(*checked.views.places, strict=True))
+    pipeline = Pipeline(checked.views.eval.pipeline, places)
+    work = Pass(check.dataset, facts.how, (pipeline,), True, stored_as=facts.stored_as)
+    sizes = SharedArray(ArraySpec((count,), "int64"))
+    try:
+        found = _passed(checked, readers, work, [sizes])
+        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes.readable())])
+    finally:
+        sizes.close()
+    if found.anew or found.why:
+        return found
+    specs = ArraySpec((count + 1,), "int64"), ArraySpec((int(edges[-1]),), "uint8")
+    arrays, where = _allocate(specs, memory_budget, folder)
+    if not arrays:
+        return _Found(where)
+    arrays[0].writable()[...] = edges
+    found = _passed(checked, readers, replace(work, edges=edges), arrays[1:])
+    if found.anew or found.why:
+        return found
+    labels = [label for part in found.parts for label in part.labels]
+    return Reading(tuple(arrays), (1, 2), labels, (where,) * bool(where))
 
 
 def _hold(
@@ -383,7 +426,10 @@ def _allocate(
 def _refuse_odd_sample(views: Views, odd: str) -> None:
     """Refuse samples of several shapes where no later step could equalise them."""
     if not views.train.steps or not views.eval.steps:
-        remedy = "Add Resize and CenterCrop, or padding, to the transform."
+        remedy = (
+            "Add Resize and CenterCrop, or padding, to the transform; or pass collate_fn=, which "
+            "makes a batch of a list of samples."
+        )
         refuse([Problem("all samples must have one shape and type", odd, remedy)])
 
 

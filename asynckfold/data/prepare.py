@@ -12,6 +12,7 @@ import numpy as np
 from torch.utils.data import default_collate
 
 from asynckfold.data.batches import DataHandle
+from asynckfold.data.collation import Collation
 from asynckfold.data.dataset import OneByOne, Opened, open_source
 from asynckfold.data.labels import Labels, label_array, resolve_labels
 from asynckfold.data.materialize import (
@@ -27,7 +28,15 @@ from asynckfold.data.materialize import (
 from asynckfold.data.range_reader import SampleCheck
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray
 from asynckfold.data.target_encoding import Encoding
-from asynckfold.data.transforms import Array, View, apply, describe, seeded, tensors_in
+from asynckfold.data.transforms import (
+    Array,
+    View,
+    apply,
+    describe,
+    same_sample,
+    seeded,
+    tensors_in,
+)
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import Criterion
 
@@ -90,6 +99,12 @@ class Prepared:
 
     def preprocess_problems(self) -> Iterator[Problem]:
         """Yield that a scikit-learn transformer cannot have samples of several tensors."""
+        if self._handle.collation is not None:
+            yield Problem(
+                "preprocess needs samples of one tensor: it gets one row of numbers each",
+                "a collate_fn",
+                "Leave one of them out, or transform each sample by train_transform.",
+            )
         layout = self._handle.layout
         if layout is not None:
             yield Problem(
@@ -100,7 +115,7 @@ class Prepared:
 
     def stored(self, rows: Sequence[int]) -> Array | None:
         """Return samples as the eval view stores them; None where they are read one by one."""
-        if not self.held:
+        if not self.held or self._handle.stored_as is not None:
             return None
         found: Array = self._shared[self._handle.slots[1]].readable()[list(rows)]
         return found
@@ -124,6 +139,7 @@ def prepare(
     memory_budget: int | None = None,
     folder: Path | None = None,
     readers: Readers | None = None,
+    collate_fn: Any = None,
 ) -> Prepared:
     """Read a dataset once, check it, and divide its transform.
 
@@ -151,24 +167,27 @@ def prepare(
         Where that file, which has no name, is kept.
     readers : Readers, optional
         Who runs the code of the dataset and of the transforms; this process by default.
+    collate_fn : callable, optional
+        Makes a batch of a list of items; samples may then differ in shape.
 
     Raises
     ------
     InputError
         All problems found in samples, transforms and labels.
     """
-    check = SampleCheck(dataset, train_transform, eval_transform, random_samples)
+    collates = collate_fn is not None
+    check = SampleCheck(dataset, train_transform, eval_transform, random_samples, collates=collates)
     source = open_source(dataset)
     given = _given_labels(source, targets)
     wanted = criterion_wants_classes, source.names, criterion, task
     known, where = _resolved(given, *wanted), (memory_budget, folder)
     if readers is None or not runs_user_code(check):
-        return _prepared(check, Here(), known, wanted, where)
-    prepared = _prepared(check, readers, known, wanted, where)
+        return _prepared(check, Here(), known, wanted, where, collate_fn)
+    prepared = _prepared(check, readers, known, wanted, where, collate_fn)
     if not prepared.held or _same_here(prepared):
         return prepared
     prepared.close()
-    again = _prepared(check, Here(), known, wanted, where)
+    again = _prepared(check, Here(), known, wanted, where, collate_fn)
     return replace(again, notes=(*again.notes, _ELSEWHERE))
 
 
@@ -182,6 +201,7 @@ def _prepared(
     known: tuple[Labels | None, tuple[Problem, ...]],
     wanted: _Wanted,
     where: tuple[int | None, Path | None],
+    collate_fn: Any,
 ) -> Prepared:
     """Read the dataset; `known` are labels that need no reading, and their problems."""
     labels, problems = known
@@ -202,7 +222,7 @@ def _prepared(
             raise
         encoding = Encoding.of(found.labels, labels) if found.random else None
     reading = replace(found, notes=(*found.notes, *readers.notes))
-    return _assemble(checked, labels, reading, encoding)
+    return _assemble(checked, labels, reading, encoding, collate_fn)
 
 
 _ELSEWHERE = (
@@ -224,6 +244,8 @@ def _same_here(prepared: Prepared) -> bool:
     with seeded(0):
         pipeline = checked.views.eval.pipeline
         single = [apply(pipeline, source.read(index)[0]) for index in probes.tolist()]
+    if handle.collation is not None:
+        return all(map(same_sample, batches.samples_of(probes), single))
     pair = batches.eval(probes)[0], batches.unpacked(default_collate(single))
     ours, theirs = ([item.numpy() for item in tensors_in(inputs)] for inputs in pair)
     return len(ours) == len(theirs) and all(map(_are_close, ours, theirs))
@@ -266,13 +288,22 @@ def _resolved(
 
 
 def _assemble(
-    checked: CheckedDataset, labels: Labels, reading: Reading, encoding: Encoding | None
+    checked: CheckedDataset,
+    labels: Labels,
+    reading: Reading,
+    encoding: Encoding | None,
+    collate_fn: Any,
 ) -> Prepared:
     source, views, targets = checked.source, checked.views, labels.targets
     target_array = SharedArray(ArraySpec(targets.shape, str(targets.dtype)))
     target_array.writable()[...] = targets
     shared = (target_array, *reading.arrays)
     handle = _handle(checked, shared, reading, encoding)
+    if collate_fn is not None:
+        collation, facts = Collation(collate_fn, checked.facts.form), checked.facts
+        handle = replace(
+            handle, collation=collation, stored_as=facts.stored_as if reading.held else None
+        )
     train, evaluation = (
         OneByOne(source, view.pipeline, targets, encoding) for view in (views.train, views.eval)
     )
@@ -324,6 +355,8 @@ def _fingerprints(
 ) -> tuple[str, str]:
     """Return `Prepared.fingerprint` and `Prepared.fingerprint_before`."""
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
+    if handle.collation is not None:
+        digest.update(repr((handle.collation.form, handle.stored_as)).encode())
     if handle.layout is not None:
         digest.update(repr((handle.layout.parts, handle.layout.spec)).encode())
     for array in shared:

@@ -21,6 +21,7 @@ import numpy as np
 from torch import Tensor, from_numpy
 from torch.utils.data import default_collate
 
+from asynckfold.data.collation import ItemForm, item_form
 from asynckfold.data.dataset import (
     DRESSED,
     Opened,
@@ -30,6 +31,7 @@ from asynckfold.data.dataset import (
     unreadable,
 )
 from asynckfold.data.known_datasets import all_known
+from asynckfold.data.ragged import RaggedLayout, ragged_layout
 from asynckfold.data.transforms import (
     Array,
     Draw,
@@ -77,6 +79,8 @@ class SampleFacts:
     equal: bool = True  # batches equal single samples
     seconds: float = 0.0  # per sample
     problems: tuple[Problem, ...] = ()  # why none could be read
+    form: ItemForm = field(default_factory=ItemForm)
+    stored_as: RaggedLayout | None = None  # of samples for a `collate_fn` that can be stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,7 @@ class SampleCheck:
     drawn: frozenset[Place] = frozenset()  # steps seen to draw
     unseeded: frozenset[Place] = frozenset()  # of these, those with a generator of their own
     dressed: bool = False  # a `Pass` found that the transform cannot be taken out
+    collates: bool = False  # samples may be anything that a `collate_fn` takes
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> SampleFacts:
         """Return what was found; the range has no meaning."""
@@ -102,17 +107,24 @@ class SampleCheck:
     def _found(self, beat: Beat) -> SampleFacts:
         source = replace(open_source(self.dataset), on_read=beat)
         with seeded(0):
+            form = item_form(source) if self.collates else ItemForm()
             how = DRESSED if self.dressed else how_to_undress(source)
         source = redressed(source, how)
         random = self.random or BASE in self.drawn or (not source.known and _varies(source))
         begun = time.perf_counter()
         with seeded(0):
             tracing = Tracing(some_samples(source), self.drawn)
-        if self.train_transform is None and not source.steps:
+        if not self.collates and self.train_transform is None and not source.steps:
             refuse(_structure_problems(source.probes, tracing.samples))
         beat(-1)
         try:
-            views = make_views(source, self.train_transform, self.eval_transform, tracing)
+            views = make_views(
+                source,
+                self.train_transform,
+                self.eval_transform,
+                tracing,
+                collates=self.collates,
+            )
         except InputError:
             if not tracing.found:
                 raise
@@ -123,6 +135,11 @@ class SampleCheck:
         )
         if self.unseeded:
             notes, steady = (_UNSEEDED,), steady and BASE not in self.unseeded
+        if self.collates:
+            with seeded(0):
+                seen = [apply(views.eval.pipeline, copied(item)) for item in tracing.samples]
+            found = how, tracing.found, notes, random, steady
+            return SampleFacts(*found, seconds=seconds, form=form, stored_as=ragged_layout(seen))
         equal = random or bool(views.problems) or _batches_equal(source, views.eval)
         return SampleFacts(how, tracing.found, notes, random, steady, equal, seconds)
 
@@ -240,6 +257,9 @@ class Pass:
     pipelines: tuple[Pipeline, ...]
     hold: bool  # store results, one array per pipeline; else digests (n, DIGEST_BYTES)
     random: bool = False  # read each sample under its evaluation seed
+    # store records, one after another, of samples of different length
+    stored_as: RaggedLayout | None = None
+    edges: Array | None = None  # where each record begins and ends; None: measure their sizes
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> RangeRead:
         """Read samples from `low` to `high` into `outputs`."""
@@ -314,9 +334,27 @@ class _Reading:
             # Steps may change what they get, which may be a part of the dataset.
             given = copied(sample) if pipeline.steps else sample
             result = self._through(pipeline.steps, self.watched[number], given, index)
-            if self.work.hold:
+            if self.work.stored_as is not None:
+                odd = odd or self._packed(result, outputs[number], index)
+            elif self.work.hold:
                 odd = odd or _stored(result, outputs[number], index)
         return label, odd
+
+    def _packed(self, result: Any, output: Array, index: int) -> str:
+        """Store the record of a sample, or its size; or return why it does not fit."""
+        assert self.work.stored_as is not None
+        try:
+            record = self.work.stored_as.pack(result)
+        except Misfit as error:
+            return f"sample {index} has another structure: {error}"
+        if self.work.edges is None:
+            output[index] = len(record)
+            return ""
+        low, high = self.work.edges[index : index + 2].tolist()
+        if len(record) != high - low:
+            return f"sample {index} has another size when it is read again"
+        output[low:high] = record
+        return ""
 
     def _through(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from asynckfold.data.dataset import Opened
@@ -36,7 +37,9 @@ _SCALED = (
 Place = tuple[str, int]
 """A step: the name of its pipeline, and where it is in it."""
 
-TraceFacts = tuple[tuple[bool, ...], tuple[Kind | None, ...]] | tuple[Problem, ...]
+TraceFacts = (
+    tuple[tuple[bool, ...], tuple[Kind | None, ...], tuple[Kind, ...]] | tuple[Problem, ...]
+)
 """What a trace found besides the steps, or why it failed."""
 
 
@@ -78,7 +81,7 @@ class Tracing:
         except InputError as error:
             self.found[name] = error.problems
             raise
-        self.found[name] = (made.random, made.kinds)
+        self.found[name] = (made.random, made.kinds, made.apart)
         return made
 
 
@@ -93,23 +96,29 @@ class Traced:
         facts = self.found[name]
         if not facts or isinstance(facts[0], Problem):
             refuse(facts)
-        random, kinds = facts
-        return PipelineTrace(tuple(steps), random, kinds)  # type: ignore[arg-type]
+        random, kinds, apart = facts
+        return PipelineTrace(tuple(steps), random, kinds, apart)  # type: ignore[arg-type]
 
 
 Tracer = Tracing | Traced
 
 
 def make_views(
-    source: Opened, train_transform: Any, eval_transform: Any, traced: Tracer | None = None
+    source: Opened,
+    train_transform: Any,
+    eval_transform: Any,
+    traced: Tracer | None = None,
+    *,
+    collates: bool = False,
 ) -> Views:
     """Divide the pipelines of both views; `prepare` says which transform goes where.
 
-    Without `traced`, some samples are read here.
+    Without `traced`, some samples are read here. `collates`: a function of the user's makes batches
+    of samples, which may be anything.
     """
     traced = traced or Tracing(some_samples(source))
     while True:
-        views, leaks = _made(source, train_transform, eval_transform, traced)
+        views, leaks = _made(source, train_transform, eval_transform, traced, collates)
         if not leaks or isinstance(traced, Traced):
             return views
         # What is random for samples that come to it without the steps before it.
@@ -117,26 +126,29 @@ def make_views(
 
 
 def _made(
-    source: Opened, train_transform: Any, eval_transform: Any, traced: Tracer
+    source: Opened, train_transform: Any, eval_transform: Any, traced: Tracer, collates: bool
 ) -> tuple[Views, tuple[Place, ...]]:
     """Return the views, and random steps left in a derived eval view."""
+    packed = traced if collates else partial(_packed, traced)
     own, given_eval = source.steps, flatten(eval_transform)
     steps = train_steps(source, train_transform, eval_transform)
-    train = _packed(TRAIN, steps, traced)
+    train = packed(TRAIN, steps)
     steps = train.steps
     notes: tuple[str, ...] = ()
-    if not steps and train.final is not None and train.final.form == "image":
+    if not (steps or collates) and train.final is not None and train.final.form == "image":
         from torchvision.transforms import ToTensor
 
         steps, notes = (ToTensor(),), (_SCALED,)
         train = traced(SCALED, steps)
     if eval_transform is not None:
-        evaluation = _given(_packed(EVAL, given_eval, traced))
+        evaluation = _given(packed(EVAL, given_eval))
     elif own and train_transform is not None:
-        evaluation = _derived(OWN, _packed(OWN, own, traced), train.final, traced)
+        evaluation = _derived(OWN, packed(OWN, own), train.final, traced)
     else:
         evaluation = _derived(TRAIN, train, train.final, traced)
-    problems = _sample_problems("training", train) + evaluation.problems
+    problems = evaluation.problems
+    if not collates:
+        problems = _sample_problems("training", train) + problems
     problems = problems or _layout_problems(train, evaluation.traced)
     flagged = zip(evaluation.places, evaluation.traced.random, strict=False)
     leaks = () if evaluation.problems else tuple(place for place, random in flagged if random)
@@ -145,12 +157,12 @@ def _made(
         divide(evaluation.traced),
         evaluation.traced.final.shape if evaluation.traced.final else (),
         (*notes, *evaluation.notes),
-        problems or _sample_problems("evaluation", evaluation.traced),
+        problems or (() if collates else _sample_problems("evaluation", evaluation.traced)),
         (tuple((TRAIN, place) for place in range(len(steps))), evaluation.places),
     ), leaks
 
 
-def _packed(name: str, steps: Sequence[Step], traced: Tracer) -> PipelineTrace:
+def _packed(traced: Tracer, name: str, steps: Sequence[Step]) -> PipelineTrace:
     """Return the trace of a pipeline; where it gives trees, with a step that packs them."""
     found = traced(name, steps)
     layout = None if found.final is None else found.final.layout
@@ -185,8 +197,9 @@ def _sample_problems(view: str, traced: PipelineTrace) -> tuple[Problem, ...]:
     if traced.final is None:
         problem = Problem(
             f"all samples of the {view} view must have one shape and type",
-            "samples that differ",
-            "Add Resize and CenterCrop, or padding, to the transform.",
+            " and ".join(map(_of_kind, traced.apart)) or "samples that differ",
+            "Add Resize and CenterCrop, or padding, to the transform; or pass collate_fn=, which "
+            "makes a batch of a list of samples.",
         )
         return (problem,)
     if traced.final.form in ("tensor", "array", "number"):
@@ -257,6 +270,10 @@ def _derived(
 
 def _names(steps: Sequence[Step]) -> str:
     return ", ".join(step_name(step) for step in steps)
+
+
+def _of_kind(kind: Kind) -> str:
+    return f"{kind.form} {kind.dtype} {kind.shape}" if kind.storable else f"a {kind.form}"
 
 
 def _kind_text(kind: Kind | None) -> str:

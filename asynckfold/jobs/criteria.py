@@ -7,6 +7,7 @@ logarithm of a rate. Labels, scores, predictions and reports all read it here.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -123,6 +124,24 @@ def criterion_of(criterion: Any) -> Criterion | None:
     if name == "KLDivLoss" and words.get("log_target", False):
         return replace(row, outputs=VALUES)
     return replace(row, ignore_index=words.get("ignore_index", -100)) if _ignores(row) else row
+
+
+def is_factory(criterion: Any) -> bool:
+    """Whether a function makes the criterion of a training fold of its targets.
+
+    So does one that needs a single argument of the name ``train_targets``, and no object with a
+    method ``forward``.
+
+    >>> is_factory(lambda train_targets, beta=0.9: None), is_factory(lambda outputs, targets: None)
+    (True, False)
+    """
+    if isinstance(criterion, type) or hasattr(criterion, "forward") or not callable(criterion):
+        return False
+    try:
+        parameters = inspect.signature(criterion).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    return [item.name for item in parameters if item.default is item.empty] == ["train_targets"]
 
 
 def why_not_of_pairs(criterion: Any) -> tuple[str, str] | None:

@@ -42,7 +42,8 @@ class Recipe:
     # name → built-in name, or optimizer → LR schedule
     lr_schedules: Mapping[str, str | Callable[[Any], Any]]
     opt_fn: Callable[[Any], Any]  # model → optimizer
-    criterion: Callable[..., Any]  # (outputs, targets) → scalar loss; copied for each job
+    # (outputs, targets) → scalar loss; copied for each job
+    criterion: Callable[..., Any]
     # unfitted scikit-learn transformer, cloned and fitted on each training fold
     preprocess: Any = None
     # (model, batch, state) → loss, in place of criterion(model(inputs), targets)
@@ -53,6 +54,10 @@ class Recipe:
     fit_fn: Callable[[Any], Any] | None = None
     # what is called in the built-in loop; copied for each job
     callbacks: tuple[Any, ...] = ()
+    # train_targets → criterion of a training fold, in place of one for all
+    make_criterion: Callable[[Any], Any] | None = None
+    # weights of all samples, "balanced", or train_targets → weights or a torch Sampler
+    sampler: Any = None
     # LR-schedule name → keywords of opt_fn, with a grid
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # (model, LR schedule) of each candidate; empty: every model with every LR schedule

@@ -8,7 +8,6 @@ differ is rounding, and what random transforms draw.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,12 +32,14 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.evaluation import right
+from asynckfold.training.fold_criterion import criterion_for
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import NoLog
 from asynckfold.training.losses import factor_and_count
 from asynckfold.training.precision import outputs_of, scaler_of, step
 from asynckfold.training.preprocessing import fit_on, fit_transform, transform
 from asynckfold.training.pretraining import has_pretraining, pretrain
+from asynckfold.training.sampling import epoch_samples
 from asynckfold.training.setup import build_lr_schedule
 from asynckfold.training.training_run import EVENT_SECONDS, Report
 
@@ -166,6 +167,7 @@ class _Loop:
         plan, recipe = bundle.plan, bundle.recipe
         self.plan, self.params = plan, plan.params
         self.job, self.fold = job, bundle.fold_of(job)
+        self.data, self.sampler = data, recipe.sampler
         self.objective = plan.objective_of(job.model)
         self.device = device if plan.device_of(job.candidate) == "cuda" else _CPU
         seeding.seed_all(job.seed)
@@ -177,7 +179,7 @@ class _Loop:
                 pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
         self.optimizer = recipe.opt_fn_of(job.lr_schedule)(self.model)
         self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
-        self.criterion = copy.deepcopy(recipe.criterion)
+        self.criterion = criterion_for(recipe, data, self.fold.train)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
         self.lr_schedule, train, inner_valid = build_lr_schedule(
@@ -196,10 +198,11 @@ class _Loop:
     def train_loader(self, epoch: int) -> DataLoader[Any]:
         """Seed an epoch (from 0) as the sweep does; return its batches in the sweep's order."""
         seeding.seed_all(seeding.epoch_seed(self.job.seed, epoch))
-        order = batches.epoch_order(self.train, self.job.seed, epoch).tolist()
-        drawn = [order[low:high] for low, high in self.bounds]
+        drawn = epoch_samples(self.sampler, self.data, self.train, self.job.seed, epoch)
+        order = drawn.tolist()
+        parts = [order[low:high] for low, high in self.bounds]
         # Without a generator of its own, it would draw from the one that dropout uses.
-        return DataLoader(self.train_view, batch_sampler=drawn, generator=torch.Generator())
+        return DataLoader(self.train_view, batch_sampler=parts, generator=torch.Generator())
 
     def step(self, inputs: Any, targets: torch.Tensor) -> float:
         inputs, targets = on_device(inputs, self.device), targets.to(self.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +25,7 @@ from asynckfold.training import (
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import callbacks_of
 from asynckfold.training.compiling import compile_whole
+from asynckfold.training.fold_criterion import criterion_for
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.own_step import own_step
@@ -75,7 +75,7 @@ def build(
     schedule, train_part, inner_valid = build_lr_schedule(bundle, job, model, optimizer, fold)
     if plan.params.compile:
         compile_whole(model)
-    criterion = copy.deepcopy(recipe.criterion)
+    criterion = criterion_for(recipe, data, fold.train)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
     live = model, optimizer, schedule, device

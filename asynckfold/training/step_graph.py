@@ -186,7 +186,7 @@ def prepare(training: Training, recorder: Recorder | None = None) -> None:
 
 
 def _first_gradient(recorder: Recorder, training: Training, inputs: Any, targets: Tensor) -> Tensor:
-    if not isinstance(inputs, Tensor):
+    if training.data.collation is not None or not isinstance(inputs, Tensor):
         training.gradient = fresh_gradient
         training.log.write("no CUDA graph: a batch has several inputs\n")
         return fresh_gradient(training, inputs, targets)

@@ -29,7 +29,6 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, evaluation, gradients, lr_schedules, seeding
-from asynckfold.training.batches import epoch_order
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks
 from asynckfold.training.epoch_scores import (
@@ -51,6 +50,7 @@ from asynckfold.training.losses import (
 )
 from asynckfold.training.own_step import OwnStep
 from asynckfold.training.own_validation import OwnValidation, joined, measured
+from asynckfold.training.sampling import epoch_samples
 from asynckfold.training.several_optimizers import optimizers_of
 from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
 
@@ -185,7 +185,9 @@ class Training:
         if self.batch == 0:
             self.lr = float(self.optimizer.param_groups[0]["lr"])
         seed = self.task.job.seed
-        self.order = torch.from_numpy(epoch_order(self.train, seed, self.epoch))
+        sampler = self.bundle.recipe.sampler
+        drawn = epoch_samples(sampler, self.data, self.train, seed, self.epoch)
+        self.order = torch.from_numpy(drawn)
         self.ordered = self.data.ordered(self.order, seed, self.epoch, training=True)
         self.reported_at = time.monotonic()
         self.logged = self.batch // self.params.print_frequency

@@ -53,6 +53,7 @@ class PipelineTrace:
     random: tuple[bool, ...]  # by step
     # before each step and after the last; None where samples differ in kind
     kinds: tuple[Kind | None, ...]
+    apart: tuple[Kind, ...] = ()  # two of the results that differ
 
     @property
     def final(self) -> Kind | None:
@@ -86,7 +87,7 @@ def trace(
         except Exception as error:
             raise InputError([_failing(step, error)]) from error
         kinds.append(_common_kind(values))
-    return PipelineTrace(tuple(steps), tuple(flags), tuple(kinds))
+    return PipelineTrace(tuple(steps), tuple(flags), tuple(kinds), _apart(values))
 
 
 def _failing(step: Step, error: Exception) -> Problem:
@@ -100,6 +101,11 @@ def _failing(step: Step, error: Exception) -> Problem:
 def _common_kind(values: Sequence[Any]) -> Kind | None:
     kinds = {kind_of(value) for value in values}
     return kinds.pop() if len(kinds) == 1 else None
+
+
+def _apart(values: Sequence[Any]) -> tuple[Kind, ...]:
+    kinds = tuple(dict.fromkeys(map(kind_of, values)))
+    return kinds[:2] if len(kinds) > 1 else ()
 
 
 def divide(traced: PipelineTrace) -> View:

@@ -54,6 +54,7 @@ def of_run(recipe: Any, settings: Any) -> Digest:
         **{f"scorer {name}": item for name, item in _scorers(settings.scoring)},
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
+        "collate_fn": settings.collate_fn,
         "dataset": None if isinstance(settings.dataset, tuple) else settings.dataset,
     }
     return digested({**_of_jobs(recipe), **here}, here, "dataset")
@@ -96,13 +97,14 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
         if keywords := recipe.optimizers.get(name):
             own[f"scheduler {name}"] = {"scheduler": schedule, "opt_fn": dict(keywords)}
     own["opt_fn"] = recipe.opt_fn
-    own["criterion"] = recipe.criterion
+    own["criterion"] = recipe.make_criterion or recipe.criterion
     own["preprocess"] = recipe.preprocess
     own["training_step"] = recipe.training_step
     own["validation_step"] = recipe.validation_step
     own["fit_fn"] = recipe.fit_fn
     if recipe.callbacks:
         own["callbacks"] = list(recipe.callbacks)
+    own["sampler"] = recipe.sampler
     return own
 
 

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms import kinds_text, tensors_in
+from asynckfold.data.collation import structure
+from asynckfold.data.transforms import kinds_text, mapped, tensors_in
 from asynckfold.errors import InputError
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import REGRESSION, OutputSample
@@ -116,7 +117,8 @@ class CandidateTrial:
 
     def _way_of_call(self) -> str:
         """Return how the model gets several inputs; empty for one tensor."""
-        if isinstance(self.inputs, torch.Tensor):
+        collates = self.seen.collation is not None
+        if isinstance(self.inputs, torch.Tensor) and not collates:
             return ""
         if has_pretraining(self.model):
             raise Refused(
@@ -262,7 +264,7 @@ class CandidateTrial:
         self.optimizer = with_fused_kernel(recipe.opt_fn_of(self.schedule), self.model)
         spec = recipe.lr_schedules[self.schedule]
         schedule = lr_schedules.make(spec, self.optimizer, plan.params.epochs)
-        batch = self.inputs.clone(), self.targets.clone()
+        batch = mapped(torch.clone, self.inputs), self.targets.clone()
         found = own_loop_trial.run(self.bundle, self.model, self.optimizer, schedule, batch)
         own_loop_trial.check_same(self.bits or found, found)
         self.bits = found
@@ -326,10 +328,9 @@ class CandidateTrial:
         yield from filter(None, self.data_notes)
         precision = self.bundle.plan.params.precision_on_cores
         if self.way:
-            yield (
-                f"model {self.name} gets its inputs {self.way}: "
-                f"{kinds_text(self.inputs, samples=True)}"
-            )
+            collates = self.seen.collation is not None
+            text = structure(self.inputs) if collates else kinds_text(self.inputs, samples=True)
+            yield f"model {self.name} gets its inputs {self.way}: {text}"
             found = evaluation_depends_on(
                 self.model, self.first_rows[:REPLICA_BATCH], precision, self._batch
             )

@@ -17,6 +17,7 @@ from asynckfold.planning import fusion_groups
 from asynckfold.training import pretraining, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
+from asynckfold.training.dry_run.criterion_trial import with_criterion
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion import (
     backward,
@@ -52,7 +53,7 @@ def on_gpu(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Fus
     # User code may raise anything here, and did not in the dry run: that is the reason.
     try:
         with isolated(patches=True) as traces:
-            trial = CandidateTrial(bundle, data, job.model, job.lr_schedule)
+            trial = CandidateTrial(with_criterion(bundle, data), data, job.model, job.lr_schedule)
             if refusal := _unfit(trial):
                 return Fusibility(refusal)
             found = _compared(trial, device, bundle.plan.params.precision)
@@ -76,6 +77,10 @@ def _unfit(trial: CandidateTrial) -> str:
         return "it has callbacks"
     if trial.bundle.folds[0].inner_valid.size:
         return "a part of each training fold is set aside"
+    if trial.bundle.recipe.make_criterion is not None:
+        return "each fold has a criterion of its own"
+    if trial.seen.collation is not None:
+        return "its batches come of a collate_fn"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
     if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):

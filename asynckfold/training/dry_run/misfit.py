@@ -38,7 +38,7 @@ def making(rule: str) -> Iterator[None]:
             raise
         raise Refused(
             rule,
-            f"{type(error).__name__}: {first_line(error)}{_own_place(error)}",
+            f"{type(error).__name__}: {first_line(error)}{own_place(error)}",
             "Correct it; pass keep_going=True to train the others.",
         ) from error
 
@@ -90,7 +90,7 @@ def _is_raised(error: Exception) -> bool:
     return dis.opname[code[tail.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
 
 
-def _own_place(error: Exception) -> str:
+def own_place(error: Exception) -> str:
     """Return ``" (net.py, line 7)"``, the last place in the user's own code; empty if none."""
     for tail in reversed(_tails(error)):
         if _is_own(tail.tb_frame):

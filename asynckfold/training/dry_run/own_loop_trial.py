@@ -63,7 +63,7 @@ def run(
         alone(optimizers_of(optimizer)),
         alone(schedules_of(lr_schedule)),
         copy.deepcopy(bundle.recipe.criterion),
-        batch[0].device,
+        batch[1].device,
         bundle.folds[0].index,
         bundle.plan.params.epochs,
         0,

@@ -23,7 +23,14 @@ from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import checks, fingerprints, fusibility
+from asynckfold.training.dry_run import (
+    checks,
+    collation_trial,
+    criterion_trial,
+    fingerprints,
+    fusibility,
+    sampler_trial,
+)
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.checks import Refused, TooFewOutputs
 from asynckfold.training.isolation.guard import isolated
@@ -44,7 +51,7 @@ def check(
     settings: dict[str, Any] = {}
     problems: dict[tuple[str, str, str], None] = {}
     notes: dict[str, None] = {}
-    sums = False
+    sums = batches_fit = False
     for name in names:
         schedules = [schedule for model, schedule in recipe.candidates if model == name]
         stepped: set[type] = set()
@@ -55,6 +62,12 @@ def check(
             # User code may raise anything here, and will again in its jobs.
             try:
                 with isolated(patches=True) as traces:
+                    if not batches_fit:
+                        collation_trial.check(bundle, data)
+                        sampler_trial.check(bundle, data)
+                        batches_fit = True
+                    bundle = criterion_trial.with_criterion(bundle, data)
+                    recipe = bundle.recipe
                     dry = CandidateTrial(bundle, data, name, schedule)
                     architectures[name] = fingerprints.architecture_of(dry.model)
                     has_own = schedule in recipe.optimizers

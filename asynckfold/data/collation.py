@@ -1,0 +1,145 @@
+"""The user's `collate_fn`: a list of samples → a batch of inputs and targets.
+
+::
+
+    (ids, 1), (ids, 0) …  ── collate_fn ──► (inputs, targets)      targets are checked, and dropped:
+    {"ids": …, "label": 1} … ──────────────► {"ids": …, "label": …}   the trainer has them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, Opened
+from asynckfold.data.transforms import leaves_by_path
+from asynckfold.errors import InputError
+
+
+@dataclass(frozen=True)
+class ItemForm:
+    """How a data set gives its targets."""
+
+    key: str | None = None  # of an item that is a dict
+    as_tensors: bool = False
+
+    def item(self, sample: Any, target: Tensor) -> Any:
+        """Return a sample and its target as an item of the data set."""
+        given: Any = target
+        if not self.as_tensors:
+            given = target.numpy() if target.ndim else target.item()
+        return (sample, given) if self.key is None else {**sample, self.key: given}
+
+
+def item_form(source: Opened) -> ItemForm:
+    """Return how the items of a source are built; reads one."""
+    base, key = source.base, None
+    if isinstance(base, KeyedTargets):
+        key = base.key
+    elif isinstance(item := base[source.row(0)], dict):
+        key = next((name for name in TARGET_KEYS if name in item), None)
+    return ItemForm(key, isinstance(source.read(0)[1], Tensor))
+
+
+@dataclass(frozen=True)
+class Collation:
+    """Makes the inputs of a batch by the user's function.
+
+    Parameters
+    ----------
+    function : callable
+        List of items → (inputs, targets), or a dict of both.
+    form : ItemForm
+        What an item is.
+    """
+
+    function: Callable[[list[Any]], Any]
+    form: ItemForm
+
+    def __call__(self, samples: Sequence[Any], targets: Tensor) -> Any:
+        """Return the inputs of samples with targets (B, ...).
+
+        Raises
+        ------
+        InputError
+            The function returns something else than inputs and the targets of these samples.
+        """
+        items = [self.form.item(*pair) for pair in zip(samples, targets, strict=True)]
+        inputs, found = self._divided(self.function(items))
+        _check_targets(found, targets)
+        return inputs
+
+    def _divided(self, batch: Any) -> tuple[Any, Any]:
+        if self.form.key is None:
+            if isinstance(batch, (tuple, list)) and len(batch) == 2:
+                return batch[0], batch[1]
+            size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+            raise InputError.one(
+                "collate_fn must return (inputs, targets) for items that are pairs",
+                f"{type(batch).__name__}{size}",
+                "Return several inputs as one tuple: ((ids, lengths), targets).",
+            )
+        keys = (self.form.key, *TARGET_KEYS)
+        names = list(batch) if isinstance(batch, Mapping) else []
+        found = next((name for name in keys if name in names), None)
+        if found is None or len(names) == 1:
+            received = f"keys {', '.join(map(repr, names))}" if names else type(batch).__name__
+            raise InputError.one(
+                f"collate_fn must return a dict of the inputs and of {self.form.key!r} for items "
+                "that are dicts",
+                received,
+                "Return for instance {'ids': ids, " + repr(self.form.key) + ": targets}.",
+            )
+        return {name: batch[name] for name in names if name != found}, batch[found]
+
+
+def _check_targets(found: Any, targets: Tensor) -> None:
+    """Refuse targets of other samples, of fewer or more, or in another order."""
+    given = found.detach().cpu() if isinstance(found, Tensor) else _tensor(found)
+    count = len(given) if given is not None and given.ndim else 0
+    if given is None or count != len(targets):
+        raise InputError.one(
+            "collate_fn must return one target for each sample",
+            f"{type(found).__name__} with {count} for {len(targets)} samples",
+            "Return for instance torch.tensor([target for _, target in samples]).",
+        )
+    same = given.numel() == targets.numel()
+    if not (same and torch.equal(given.reshape(targets.shape).to(targets.dtype), targets)):
+        raise InputError.one(
+            "collate_fn must return the targets of its samples, in their order",
+            "other targets, or others in between",
+            "Leave order and targets as they are; sort by length in the model, and mix samples in "
+            "a training_step.",
+        )
+
+
+def _tensor(found: Any) -> Tensor | None:
+    try:
+        return torch.as_tensor(np.asarray(found))
+    except (TypeError, ValueError):
+        return None
+
+
+def structure(inputs: Any) -> str:
+    """Return types and dimensions of what a batch holds, without its sizes.
+
+    >>> structure({"ids": torch.zeros(2, 7), "lengths": [7, 3]})
+    "['ids'] float32 of 2 dimensions, ['lengths'] a list"
+    """
+    leaves, _ = leaves_by_path(inputs, stops=_is_numbers)
+    return ", ".join(f"{path} {_kind(leaf)}".strip() for path, leaf in leaves.items())
+
+
+def _is_numbers(item: Any) -> bool:
+    return isinstance(item, list) and all(isinstance(part, (int, float)) for part in item)
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return f"{str(leaf.dtype)[6:]} of {leaf.ndim} dimension{'s' * (leaf.ndim != 1)}"
+    return f"a {type(leaf).__name__}"

@@ -1,0 +1,109 @@
+"""Which samples an epoch draws: each once, or as the user's `sampler` says.
+
+::
+
+    weights (n_samples,) ─────────────► weights of the training fold ─┐
+    "balanced" ── 1 / size of class ──►                               ├─ WeightedRandomSampler ─┐
+    factory(train_targets) ─┬─────────►                               ┘                         ├─►
+                            └─ a torch Sampler, with the generator of the epoch ────────────────┘
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Sampler, WeightedRandomSampler
+
+from asynckfold.data.batches import Batches
+from asynckfold.data.transforms import seeded
+from asynckfold.jobs.folds import Indices
+from asynckfold.training import seeding
+from asynckfold.training.batches import epoch_order
+
+BALANCED = "balanced"
+
+
+class SamplerError(Exception):
+    """A sampler breaks a rule; the arguments are (rule, received, remedy)."""
+
+    def __str__(self) -> str:
+        rule, received, remedy = self.args
+        return f"{rule}: received {received}. {remedy}"
+
+
+def epoch_samples(sampler: Any, data: Batches, train: Indices, seed: int, epoch: int) -> Indices:
+    """Return the samples of an epoch in their order: a function of seed and epoch alone.
+
+    Raises
+    ------
+    SamplerError
+        The sampler gives no weights, or no places in the training fold.
+    """
+    if sampler is None:
+        return epoch_order(train, seed, epoch)
+    targets = data.targets_of(train).cpu()
+    own = sampling_seed(seed, epoch)
+    with seeded(own):
+        found = _given(sampler, targets, train)
+        if not isinstance(found, Sampler):
+            found = WeightedRandomSampler(_weights(found, len(train)), len(train))  # type: ignore[arg-type]
+        if hasattr(found, "generator"):
+            found.generator = torch.Generator().manual_seed(own)
+        places = list(found)
+    return train[_checked(places, len(train))]
+
+
+def sampling_seed(seed: int, epoch: int) -> int:
+    """Return the seed of the draws of an epoch."""
+    return seeding.stream(seed, 3, epoch)
+
+
+def _given(sampler: Any, targets: torch.Tensor, train: Indices) -> Any:
+    """Return weights of the training fold, or a torch Sampler."""
+    if isinstance(sampler, str):
+        _, codes, counts = torch.unique(targets, return_inverse=True, return_counts=True)
+        return 1 / counts.double()[codes]
+    if callable(sampler):
+        # A factory of the user's may keep a state, which no other epoch must see.
+        return copy.deepcopy(sampler)(targets.clone())
+    return np.asarray(sampler)[train]
+
+
+def _weights(found: Any, count: int) -> torch.Tensor:
+    try:
+        weights = torch.as_tensor(found, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        weights = torch.empty(0)
+    usable = weights.shape == (count,) and bool(weights.isfinite().all() and (weights >= 0).all())
+    if not usable or not weights.sum() > 0:
+        is_array = hasattr(found, "shape")
+        shape = f"{type(found).__name__}{f' of shape {tuple(found.shape)}' if is_array else ''}"
+        raise SamplerError(
+            "a sampler must give a finite weight of at least 0 for each training sample, some "
+            "above 0, or a torch Sampler",
+            f"{shape} for {count} samples" if weights.shape != (count,) else _odd(weights),
+            "Write for instance: lambda train_targets: 1.0 + 4.0 * (train_targets == 1).",
+        )
+    return weights
+
+
+def _odd(weights: torch.Tensor) -> str:
+    bad = weights[~(weights.isfinite() & (weights >= 0))]
+    return f"a weight of {float(bad[0]):g}" if len(bad) else "weights of 0 only"
+
+
+def _checked(places: list[Any], count: int) -> Indices:
+    array = np.asarray(places)
+    whole = array.ndim == 1 and array.dtype.kind in "iu"
+    if not whole or len(array) != count or array.min() < 0 or array.max() >= count:
+        size = len(places)
+        inside = f"{array.min()} to {array.max()}" if whole and size else "other items"
+        raise SamplerError(
+            "a sampler must draw as many samples as the training fold has, by their place in it",
+            f"{size} draws of {inside} for {count} samples",
+            "Pass num_samples=len(train_targets), and no batch sampler.",
+        )
+    return array.astype(np.int64)
