@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from asynckfold.api import lightning_modules
 from asynckfold.api.arguments import Settings
 from asynckfold.api.refit import refit_problems
 from asynckfold.engines import joblib_backend, ray_address
@@ -58,8 +59,6 @@ def read_call(
     """
     started = time.monotonic()
     named, problems, notes = named_models(models)
-    lr_schedules, more = named_lr_schedules(schedulers)
-    problems += more
     params = TrainerParams()
     if trainer_params is not None and not isinstance(trainer_params, Mapping):
         problems.append(
@@ -77,6 +76,11 @@ def read_call(
             )
         except InputError as error:
             problems += error.problems
+    is_configured = lightning_modules.are_meant(schedulers, opt_fn)
+    if is_configured:
+        schedulers, opt_fn = lightning_modules.schedulers_and_opt_fn(params.epochs)
+    lr_schedules, more = named_lr_schedules(schedulers)
+    problems += more
     if settings.engine == "joblib":
         found, told = joblib_backend.checked(resolve_n_jobs(settings.n_jobs, settings.cores()[0]))
         problems += found
@@ -85,11 +89,15 @@ def read_call(
         problems += ray_address.checked(settings.ray_address)
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
-    problems += settings.own_training_problems(params)
     given = Parts(named, lr_schedules, opt_fn)
     grid, more, told = make_grid(given, grid_params, n_iter, settings.random_state)
     problems += more
     notes = [*notes, *told]
+    if is_configured and not problems:
+        taken = lightning_modules.with_steps(settings, grid.models, params, trainer_params)
+        settings, params = taken.settings, taken.params
+        problems += taken.problems
+    problems += settings.own_training_problems(params)
     if not more:
         pairs = grid.pairs or itertools.product(named, lr_schedules)
         problems += refit_problems(settings, [candidate_name(*pair) for pair in pairs])

@@ -100,8 +100,8 @@ class AsyncKFold:
     def __call__(
         self,
         models: Any,
-        schedulers: Any,
-        opt_fn: Callable[[Any], Any],
+        schedulers: Any = None,
+        opt_fn: Callable[[Any], Any] | None = None,
         trainer_params: Mapping[str, Any] | None = None,
         *,
         params: Mapping[str, Any] | None = None,
@@ -115,7 +115,8 @@ class AsyncKFold:
             Each call returns a new module. An instance is copied for each job.
         schedulers : list of names or callables, or dict of name to these
             LR schedules: ``constant``, ``cosine``, ``exponential``, ``multistep``, ``onecycle``,
-            ``reduce``, ``step``, ``warm``, or optimizer → LR schedule.
+            ``reduce``, ``step``, ``warm``, or optimizer → LR schedule. LightningModules bring their
+            own, where this and `opt_fn` are left out.
         opt_fn : callable
             Model → optimizer.
         trainer_params : dict, optional
@@ -220,8 +221,8 @@ class AsyncKFold:
     def plan(
         self,
         models: Any,
-        schedulers: Any,
-        opt_fn: Callable[[Any], Any],
+        schedulers: Any = None,
+        opt_fn: Callable[[Any], Any] | None = None,
         trainer_params: Mapping[str, Any] | None = None,
         *,
         params: Mapping[str, Any] | None = None,
@@ -246,8 +247,8 @@ class AsyncKFold:
     def forecast(
         self,
         models: Any,
-        schedulers: Any,
-        opt_fn: Callable[[Any], Any],
+        schedulers: Any = None,
+        opt_fn: Callable[[Any], Any] | None = None,
         trainer_params: Mapping[str, Any] | None = None,
         *,
         params: Mapping[str, Any] | None = None,
