@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.engines.ray_start import needs_ray
+from tests.integrations.test_lightning import needs_lightning
 from tests.nursery import Nursery
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -26,6 +27,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("segmentation", ["narrow", "wide"]),
         ("autoencoder", ["code of 2", "code of 8"]),
         ("two_inputs", ["TwoInputs"]),
+        pytest.param(
+            "lightning_module",
+            ["LitDigits/configure_optimizers/width=32"],
+            marks=needs_lightning,
+        ),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from asynckfold.api.arguments import Settings
 from asynckfold.errors import Problem
@@ -64,16 +64,15 @@ def with_steps(
                     f"Drop {name}, or pass schedulers and opt_fn too.",
                 )
             )
-    lr_step = "batch" if found.each == "step" else "epoch"
+    lr_step: Literal["epoch", "batch"] = "batch" if found.each == "step" else "epoch"
     said = {**settings.trainer_params, **(trainer_params or {})}.get("lr_step", lr_step)
     if said != lr_step:
         rule = "lr_step must be the interval of the LR schedule in configure_optimizers"
         received = f"lr_step={said!r}, interval={found.each!r}"
         problems.append(Problem(rule, received, "Leave lr_step out."))
     epochs, key = params.epochs, settings.target_key
-    steps = {"training_step": lightning.ModuleStep("training_step", epochs, key)}
-    if found.validates:
-        steps["validation_step"] = lightning.ModuleStep("validation_step", epochs, key)
+    names = ["training_step", *["validation_step"] * found.validates]
+    steps: dict[str, Any] = {name: lightning.ModuleStep(name, epochs, key) for name in names}
     if problems:
         return WithSteps(settings, params, problems)
     return WithSteps(replace(settings, **steps), replace(params, lr_step=lr_step), [])

@@ -70,7 +70,7 @@ class TrainerView:
         if name.startswith("__"):
             raise AttributeError(name)
         raise StepError(
-            "of its trainer, a LightningModule sees max_epochs, current_epoch, and that it is alone",
+            "a LightningModule sees of its trainer max_epochs, current_epoch and the ranks",
             f"self.trainer.{name}",
             "Pass what it needs to the module's constructor.",
         )
@@ -118,7 +118,7 @@ class ConfiguredOptimizer:
             raise StepError(
                 "configure_optimizers must return one torch.optim.Optimizer",
                 f"{len(optimizers)} optimizers" if optimizers else one_line(found),
-                "For several optimizers, write a training_step for AsyncKFold; see examples/gan.py.",
+                "For several, write a training_step for AsyncKFold; see examples/gan.py.",
             )
         if len(schedules) > 1:
             rule, received = "an optimizer has one LR schedule", f"{len(schedules)} LR schedules"
@@ -140,8 +140,12 @@ def _parsed(found: Any) -> tuple[list[Any], list[Any]]:
     if len(found) == 2 and isinstance(found[0], list):
         schedules = found[1] if isinstance(found[1], (list, tuple)) else [found[1]]
         return list(found[0]), list(schedules)
-    pairs = [_parsed(item) for item in found]
-    return [item for pair in pairs for item in pair[0]], [item for pair in pairs for item in pair[1]]
+    optimizers, schedules = [], []
+    for item in found:
+        more, beside = _parsed(item)
+        optimizers += more
+        schedules += beside
+    return optimizers, schedules
 
 
 def _schedule_of(given: Any) -> tuple[Any, str]:
@@ -211,7 +215,8 @@ def _check_log(name: str, kwargs: Mapping[str, Any], count: int) -> None:
         raise StepError("what is logged is averaged", received, "Leave reduce_fx out.")
     if kwargs.get("batch_size") not in (None, count):
         received = f"self.log({name!r}, batch_size={kwargs['batch_size']}) of {count} samples"
-        raise StepError("what is logged is averaged over samples", received, "Leave batch_size out.")
+        rule = "what is logged is averaged over samples"
+        raise StepError(rule, received, "Leave batch_size out.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,12 +294,8 @@ def _problems_of(name: str, module: Any) -> Iterator[Problem]:
 
 def _hooks() -> Sequence[str]:
     bases = {base for kind in module_types() for base in kind.__mro__ if base.__name__ in _MIXINS}
-    found = {name for base in bases for name, item in vars(base).items() if inspect.isfunction(item)}
-    return sorted(
-        name
-        for name in found.union(_HOOKS)
-        if not name.startswith("_") and not name.startswith(_UNUSED)
-    )
+    own = {name for base in bases for name in vars(base) if inspect.isfunction(vars(base)[name])}
+    return sorted(name for name in own.union(_HOOKS) if not name.startswith(("_", *_UNUSED)))
 
 
 def _overrides(module: Any, name: str) -> bool:

@@ -76,6 +76,7 @@ def plain_loop(results: Any, job: Any, interval: str) -> Any:
     """The same training, by torch alone."""
     inputs, targets = map(torch.from_numpy, samples())
     train, lr = results.folds[job.fold].train, float(job.model.rpartition("=")[2])
+    torch.set_num_threads(results.plan.threads_per_job)
     seeding.seed_all(job.seed)
     model = Network()
     optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
@@ -101,16 +102,18 @@ def plain_loop(results: Any, job: Any, interval: str) -> Any:
 @needs_lightning
 @pytest.mark.parametrize(("interval", "engine"), [("epoch", "process"), ("step", "serial")])
 def test_a_module_has_the_bits_of_a_plain_loop(tmp_path: Path, interval: str, engine: str) -> None:
-    results = kfold(tmp_path, engine=engine, n_jobs=1, refit=True)(
+    # A worker imports Lightning anew: one pool is enough.
+    results = kfold(tmp_path, engine=engine, n_jobs=1, refit=engine == "serial")(
         {"net": module(interval)}, trainer_params={"epochs": EPOCHS}, params={"lr": [0.05, 0.02]}
     )
     assert [row.name for row in results.candidates] == [
         f"net/configure_optimizers/lr={lr}" for lr in (0.05, 0.02)
     ]
     for job in results.plan.jobs:
-        expected = plain_loop(results, job, interval)
+        with seeding.preserved():
+            expected = plain_loop(results, job, interval)
         assert results.results[job.id].weights == weights_digest(expected)
-    assert results.refitted.results
+    assert engine == "process" or results.refitted.results
     rows = results.to_frame("epoch")
     assert rows["epoch_seen"].tolist()[:3] == [0, 1, 2]
     assert rows["val_acc"].tolist() == pytest.approx(rows["accuracy"].tolist())
@@ -187,7 +190,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "net with train_dataloader, val_dataloader",
     ),
     "manual": ({"automatic_optimization": False}, {}, "automatic_optimization=False in model net"),
-    "several optimizers": ({"configure_optimizers": two}, {}, "received 2 optimizers, of model net"),
+    "several optimizers": ({"configure_optimizers": two}, {}, "2 optimizers, of model net"),
     "no optimizer": (
         {"configure_optimizers": hook},
         {},
@@ -225,7 +228,7 @@ def test_the_steps_of_a_module_are_its_own_and_a_part_of_the_plan(tmp_path: Path
         kfold(tmp_path)([*net.values(), Network])
     kfold(tmp_path / "run")(net)
     assert kfold(tmp_path / "run")(net).counts["pending"] == 0
-    with pytest.raises(InputError, match="model net"):
+    with pytest.raises(InputError, match=r"model 'net': training_step\(\) changed"):
         kfold(tmp_path / "run")({"net": module(training_step=another)})
     # With an optimizer and an LR schedule, it is a module like any other.
     as_module = kfold(tmp_path / "other")(net, ["cosine"], adam)
