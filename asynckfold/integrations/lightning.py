@@ -47,7 +47,7 @@ _UNUSED = ("on_test_", "on_predict_", "test_", "predict_", "teardown")
 """Hooks that a `Trainer` does not call while it fits, or when nothing follows."""
 
 
-def module_types() -> tuple[type, ...]:
+def module_types() -> tuple[Any, ...]:
     """Return the classes called `LightningModule` that this process has imported."""
     found = (getattr(sys.modules.get(name), "LightningModule", None) for name in _PACKAGES)
     return tuple(item for item in found if isinstance(item, type))
