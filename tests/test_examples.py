@@ -6,6 +6,7 @@ import pytest
 
 from tests.engines.ray_start import needs_ray
 from tests.integrations.test_lightning import needs_lightning
+from tests.integrations.test_optuna import needs_optuna
 from tests.nursery import Nursery
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -31,6 +32,11 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
             "lightning_module",
             ["LitDigits/configure_optimizers/width=32"],
             marks=needs_lightning,
+        ),
+        pytest.param(
+            "optuna_study",
+            ["net/cosine/lr=0.01,width=64", "net/cosine/lr=0.03,width=8"],
+            marks=needs_optuna,
         ),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],

@@ -64,13 +64,17 @@ def optimized(root: Path, study: Any, n_trials: int = 4, **settings: Any) -> Any
     return optimize(kfold(root, **settings), study, *given, params=GRID, n_trials=n_trials)
 
 
-def weights(root: Path) -> dict[str, str]:
-    """The digests of all jobs below a folder."""
+def stored(root: Path) -> dict[str, Any]:
+    """The results of all jobs in the runs below a folder."""
     found = {}
     for path in sorted(root.glob("*/run.db")):
         with RunStore.read(path.parent) as store:
-            found |= {name: item.weights for name, item in store.results().items()}
+            found |= store.results()
     return found
+
+
+def weights(root: Path) -> dict[str, str]:
+    return {name: item.weights for name, item in stored(root).items()}
 
 
 def test_trials_have_the_scores_of_a_grid_and_are_trained_once(tmp_path: Path) -> None:
@@ -97,14 +101,12 @@ def test_trials_have_the_scores_of_a_grid_and_are_trained_once(tmp_path: Path) -
         name: item.weights for name, item in grid.results.items()
     }
     # A new study asks for the same parameters: their runs are there.
-    before = {
-        path: path.stat().st_mtime_ns for path in tmp_path.glob("study/*/net/**/*.safetensors")
-    }
+    before = {name: item.started for name, item in stored(tmp_path / "study").items()}
     again = study(tmp_path / "other")
     optimized(tmp_path / "study", again)
     assert [item.value for item in again.trials] == [item.value for item in made.trials]
-    assert before
-    assert before == {path: path.stat().st_mtime_ns for path in before}
+    after = stored(tmp_path / "study")
+    assert before == {name: item.started for name, item in after.items()}
 
 
 def test_a_trial_is_pruned_between_folds(tmp_path: Path) -> None:
