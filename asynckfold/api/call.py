@@ -97,6 +97,8 @@ def read_call(
         taken = lightning_modules.with_steps(settings, grid.models, params, trainer_params)
         settings, params = taken.settings, taken.params
         problems += taken.problems
+    elif settings.training_step is None and settings.fit_fn is None:
+        notes += lightning_modules.notes(named)
     problems += settings.own_training_problems(params)
     if not more:
         pairs = grid.pairs or itertools.product(named, lr_schedules)

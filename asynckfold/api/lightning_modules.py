@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -20,6 +20,18 @@ def are_meant(schedulers: Any, opt_fn: Any) -> bool:
         return any(name in sys.modules for name in _PACKAGES)
     # As the first call passes them on for a refit.
     return type(opt_fn).__module__ == "asynckfold.integrations.lightning"
+
+
+def notes(models: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a note for each LightningModule that is trained as a module like any other."""
+    kinds = tuple(sys.modules[name].LightningModule for name in _PACKAGES if name in sys.modules)
+    for name, model in models.items():
+        kind = model if isinstance(model, type) else type(getattr(model, "module", None))
+        if kinds and issubclass(kind, kinds):
+            yield (
+                f"model {name} is a LightningModule: with an opt_fn it trains by the criterion, "
+                "not by its training_step; leave schedulers and opt_fn out to change that"
+            )
 
 
 def schedulers_and_opt_fn(epochs: int) -> tuple[dict[str, Any], Any]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError
+from asynckfold import AsyncKFold, InputError, RunStore
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import seeding
 from asynckfold.training.batches import epoch_order
@@ -230,9 +230,43 @@ def test_the_steps_of_a_module_are_its_own_and_a_part_of_the_plan(tmp_path: Path
     assert kfold(tmp_path / "run")(net).counts["pending"] == 0
     with pytest.raises(InputError, match=r"model 'net': training_step\(\) changed"):
         kfold(tmp_path / "run")({"net": module(training_step=another)})
-    # With an optimizer and an LR schedule, it is a module like any other.
+    # With an optimizer and an LR schedule, it is a module like any other, and the log says so.
     as_module = kfold(tmp_path / "other")(net, ["cosine"], adam)
     assert "val_acc" not in as_module.to_frame("epoch")
+    with RunStore.read(tmp_path / "other") as store:
+        assert [item for item in store.events() if "leave schedulers and opt_fn out" in item.text]
+
+
+@pytest.mark.nightly
+@needs_lightning
+def test_a_batch_is_what_the_samples_are(tmp_path: Path) -> None:
+    inputs, targets = samples()
+
+    def forward(self: Any, left: torch.Tensor, right: torch.Tensor) -> Any:
+        return self.net(torch.cat([left, right], 1))
+
+    def step(self: Any, batch: Any, batch_idx: int) -> Any:
+        assert sorted(batch) == ["labels", "left", "right"]
+        return nn.functional.cross_entropy(self(batch["left"], batch["right"]), batch["labels"])
+
+    made = module(forward=forward, training_step=step, validation_step=step)()
+    items = [
+        {"left": row[:3], "right": row[3:], "labels": int(label)}
+        for row, label in zip(inputs, targets, strict=True)
+    ]
+    given = {"engine": "serial", "verbose": 0, "threads_per_job": 1, "report": False}
+
+    def called(root: Path, **settings: Any) -> Any:
+        run = AsyncKFold(3, items, root, nn.CrossEntropyLoss(), 10, **given, **settings)
+        return run([made], trainer_params={"epochs": 1})
+
+    with pytest.raises(InputError, match="samples that are dicts, without target_key"):
+        called(tmp_path / "without")
+    with pytest.raises(InputError, match="validation_step must measure something"):
+        called(tmp_path / "nothing", target_key="labels")
+    type(made).validation_step = lambda self, batch, batch_idx: self.log("one", 1.0)
+    results = called(tmp_path / "with", target_key="labels")
+    assert results.to_frame("epoch")["one"].tolist() == [1.0] * 3
 
 
 def test_schedules_and_optimizer_may_be_left_out_for_lightning_modules_only(tmp_path: Path) -> None:

@@ -109,18 +109,22 @@ def test_trials_have_the_scores_of_a_grid_and_are_trained_once(tmp_path: Path) -
     assert before == {name: item.started for name, item in after.items()}
 
 
-def test_a_trial_is_pruned_between_folds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["serial", "process"])
+def test_a_trial_is_pruned_between_folds(tmp_path: Path, engine: str) -> None:
     def slow_ones(trial: Any) -> bool:
         return bool(trial.params["lr"] == 0.001 and trial.last_step == 1)
 
     made = study(tmp_path / "journal", slow_ones)
-    best = optimized(tmp_path / "study", made)
+    best = optimized(tmp_path / "study", made, engine=engine, n_jobs=2)
     for trial in made.trials:
         pruned = trial.params["lr"] == 0.001
         assert trial.state.name == ("PRUNED" if pruned else "COMPLETE")
         assert len(trial.intermediate_values) == (2 if pruned else 3)
         with RunStore.read(tmp_path / "study" / trial.user_attrs["asynckfold_run"]) as store:
-            assert len(store.results()) == (2 if pruned else 3)
+            # Elsewhere, the last fold may have ended before the others.
+            if engine != "serial":
+                continue
+            assert len(store.results()) == 3 - pruned
             told = [event.text for event in store.events() if event.kind == "interrupted"]
             assert told == ["pruned after 2 of 3 folds"] * pruned
     assert best.best_params_["lr"] == 0.1
