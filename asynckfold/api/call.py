@@ -59,6 +59,11 @@ def read_call(
     """
     started = time.monotonic()
     named, problems, notes = named_models(models)
+    is_configured = lightning_modules.are_meant(schedulers, opt_fn)
+    lr_schedules, more = named_lr_schedules(
+        lightning_modules.schedulers() if is_configured else schedulers
+    )
+    problems += more
     params = TrainerParams()
     if trainer_params is not None and not isinstance(trainer_params, Mapping):
         problems.append(
@@ -76,11 +81,8 @@ def read_call(
             )
         except InputError as error:
             problems += error.problems
-    is_configured = lightning_modules.are_meant(schedulers, opt_fn)
     if is_configured:
-        schedulers, opt_fn = lightning_modules.schedulers_and_opt_fn(params.epochs)
-    lr_schedules, more = named_lr_schedules(schedulers)
-    problems += more
+        opt_fn = lightning_modules.opt_fn(params.epochs)
     if settings.engine == "joblib":
         found, told = joblib_backend.checked(resolve_n_jobs(settings.n_jobs, settings.cores()[0]))
         problems += found

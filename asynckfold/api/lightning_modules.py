@@ -34,12 +34,19 @@ def notes(models: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def schedulers_and_opt_fn(epochs: int) -> tuple[dict[str, Any], Any]:
-    """Return the arguments that stand for ``configure_optimizers``."""
+def schedulers() -> dict[str, Any]:
+    """Return the LR schedules that stand for ``configure_optimizers``."""
     from asynckfold.integrations import lightning
     from asynckfold.training.lr_schedules import attached
 
-    return {lightning.NAME: attached}, lightning.ConfiguredOptimizer(epochs)
+    return {lightning.NAME: attached}
+
+
+def opt_fn(epochs: int) -> Any:
+    """Return the optimizer function that stands for ``configure_optimizers``."""
+    from asynckfold.integrations import lightning
+
+    return lightning.ConfiguredOptimizer(epochs)
 
 
 @dataclass(frozen=True, eq=False)
