@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.engines.ray_start import needs_ray
+from tests.integrations.test_lightning import needs_lightning
+from tests.integrations.test_optuna import needs_optuna
 from tests.nursery import Nursery
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -28,6 +30,16 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("autoencoder", ["code of 2", "code of 8"]),
         ("two_inputs", ["TwoInputs"]),
         ("text", ["GRU", "Transformer"]),
+        pytest.param(
+            "lightning_module",
+            ["LitDigits/configure_optimizers/width=32"],
+            marks=needs_lightning,
+        ),
+        pytest.param(
+            "optuna_study",
+            ["net/cosine/lr=0.01,width=64", "net/cosine/lr=0.03,width=8"],
+            marks=needs_optuna,
+        ),
         pytest.param("ray_cluster", ["narrow", "wide"], marks=needs_ray),
     ],
 )

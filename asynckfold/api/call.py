@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from asynckfold.api import lightning_modules
 from asynckfold.api.arguments import Settings
 from asynckfold.api.refit import refit_problems
 from asynckfold.engines import joblib_backend, ray_address
@@ -59,7 +60,10 @@ def read_call(
     """
     started = time.monotonic()
     named, problems, notes = named_models(models)
-    lr_schedules, more = named_lr_schedules(schedulers)
+    is_configured = lightning_modules.are_meant(schedulers, opt_fn)
+    lr_schedules, more = named_lr_schedules(
+        lightning_modules.schedulers() if is_configured else schedulers
+    )
     problems += more
     params = TrainerParams()
     if trainer_params is not None and not isinstance(trainer_params, Mapping):
@@ -78,6 +82,8 @@ def read_call(
             )
         except InputError as error:
             problems += error.problems
+    if is_configured:
+        opt_fn = lightning_modules.opt_fn(params.epochs)
     if settings.engine == "joblib":
         found, told = joblib_backend.checked(resolve_n_jobs(settings.n_jobs, settings.cores()[0]))
         problems += found
@@ -86,12 +92,18 @@ def read_call(
         problems += ray_address.checked(settings.ray_address)
     problems += _process_problems(settings, params)
     problems += _opt_fn_problems(opt_fn)
-    problems += settings.own_training_problems(params)
-    problems += settings.sampling_problems(params)
     given = Parts(named, lr_schedules, opt_fn)
     grid, more, told = make_grid(given, grid_params, n_iter, settings.random_state)
     problems += more
     notes = [*notes, *told]
+    if is_configured and not problems:
+        taken = lightning_modules.with_steps(settings, grid.models, params, trainer_params)
+        settings, params = taken.settings, taken.params
+        problems += taken.problems
+    elif settings.training_step is None and settings.fit_fn is None:
+        notes += lightning_modules.notes(named)
+    problems += settings.own_training_problems(params)
+    problems += settings.sampling_problems(params)
     if not more:
         pairs = grid.pairs or itertools.product(named, lr_schedules)
         problems += refit_problems(settings, [candidate_name(*pair) for pair in pairs])

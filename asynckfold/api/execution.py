@@ -32,8 +32,10 @@ from asynckfold.results.utilization import packing_of
 from asynckfold.results.verdict import make_verdict
 from asynckfold.store import Interim, RunStore
 from asynckfold.store.layout import network_notes
+from asynckfold.sweep.attempts import Finish
 from asynckfold.sweep.loop import Sweep
 from asynckfold.system.machine import Machine
+from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
@@ -42,13 +44,17 @@ PUBLISH_SECONDS = 2.0
 """Between two interim results for other programs."""
 
 
-def train(session: Session, planned: Planned) -> None:
+StopReason = Callable[[Plan, Mapping[str, Result]], str]
+"""(plan, results so far by job) → why the run is to end before its other jobs; "" to go on."""
+
+
+def train(session: Session, planned: Planned, stop_reason: StopReason | None = None) -> None:
     """Write the plan, train and score its jobs, and time the serial loop."""
     session.checked.append(planned.data.checked)
     _begin(session, planned)
     _log(session, planned)
     bundle = replace(planned.checked.bundle, plan=session.run.reader.plan)
-    _sweep(session, planned, bundle)
+    _sweep(session, planned, bundle, stop_reason)
     time_serial_loop(session, planned, bundle)
     session.signals.check()
 
@@ -112,14 +118,17 @@ def _log(session: Session, planned: Planned) -> None:
         store.event("plan", f"{added} jobs were added to the plan")
 
 
-def _sweep(session: Session, planned: Planned, bundle: Any) -> None:
+def _sweep(session: Session, planned: Planned, bundle: Any, stop_reason: StopReason | None) -> None:
     """Train the jobs that have no result yet."""
     settings, store, display = session.settings, session.run, session.display
     make, plan = planned.make, bundle.plan
     requests = workload.requests(planned.choice, planned.work, planned.groups.groups)
-    finish = _Finish(job_by_id(plan), bundle, planned.data, settings, store.event)
+    finish: Finish = _Finish(job_by_id(plan), bundle, planned.data, settings, store.event)
     _fail_refused(store, planned)
     finished = store.reader.results()
+    if stop_reason is not None:
+        finish = _Watched(finish, plan, dict(finished), stop_reason, session.signals)
+        finish.look()
     display.doing("")
     publish = _Publisher(store, planned.work.folds)
     display.begin(plan, requests, list(finished.values()), batches_of(bundle), publish=publish)
@@ -235,6 +244,27 @@ class _Finish:
             model: resolve(settings.scoring, plan.objective_of(model), settings.transform)
             for model in dict.fromkeys(job.model for job in plan.jobs)
         }
+
+
+@dataclass(frozen=True, eq=False)
+class _Watched:
+    """Lets a caller end the run, given the scores so far."""
+
+    finish: Finish
+    plan: Plan
+    results: dict[str, Result]
+    stop_reason: StopReason
+    signals: Interruption
+
+    def __call__(self, result: Result) -> Result:
+        self.results[result.job_id] = found = self.finish(result)
+        self.look()
+        return found
+
+    def look(self) -> None:
+        """Ask whether to go on."""
+        if reason := self.stop_reason(self.plan, self.results):
+            self.signals.end(reason)
 
 
 def _score_notes(

@@ -15,7 +15,7 @@ import numpy as np
 from asynckfold.api.arguments import Settings
 from asynckfold.api.call import read_call
 from asynckfold.api.display import Display
-from asynckfold.api.execution import train
+from asynckfold.api.execution import StopReason, train
 from asynckfold.api.open_data import folds_of, open_data, read_alone
 from asynckfold.api.pictures import keep_pictures
 from asynckfold.api.planner import dry_run, look_ahead, make_draft, make_plan
@@ -91,6 +91,9 @@ class AsyncKFold:
     {'model': 'linear', 'scheduler': 'cosine'}
     """
 
+    _stop_reason: StopReason | None = None
+    """Of an Optuna study, which may end the run of a trial."""
+
     @_takes(Settings)
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -100,8 +103,8 @@ class AsyncKFold:
     def __call__(
         self,
         models: Any,
-        schedulers: Any,
-        opt_fn: Callable[[Any], Any],
+        schedulers: Any = None,
+        opt_fn: Callable[[Any], Any] | None = None,
         trainer_params: Mapping[str, Any] | None = None,
         *,
         params: Mapping[str, Any] | None = None,
@@ -115,7 +118,8 @@ class AsyncKFold:
             Each call returns a new module. An instance is copied for each job.
         schedulers : list of names or callables, or dict of name to these
             LR schedules: ``constant``, ``cosine``, ``exponential``, ``multistep``, ``onecycle``,
-            ``reduce``, ``step``, ``warm``, or optimizer → LR schedule.
+            ``reduce``, ``step``, ``warm``, or optimizer → LR schedule. LightningModules bring their
+            own, where this and `opt_fn` are left out.
         opt_fn : callable
             Model → optimizer.
         trainer_params : dict, optional
@@ -157,7 +161,7 @@ class AsyncKFold:
                 data = open_data(session)
                 checked = dry_run(session, data)
                 planned = make_plan(session, checked)
-                train(session, planned)
+                train(session, planned, self._stop_reason)
                 keep_pictures(session.run, data.data)
             return self._results(session)
 
@@ -220,8 +224,8 @@ class AsyncKFold:
     def plan(
         self,
         models: Any,
-        schedulers: Any,
-        opt_fn: Callable[[Any], Any],
+        schedulers: Any = None,
+        opt_fn: Callable[[Any], Any] | None = None,
         trainer_params: Mapping[str, Any] | None = None,
         *,
         params: Mapping[str, Any] | None = None,
@@ -246,8 +250,8 @@ class AsyncKFold:
     def forecast(
         self,
         models: Any,
-        schedulers: Any,
-        opt_fn: Callable[[Any], Any],
+        schedulers: Any = None,
+        opt_fn: Callable[[Any], Any] | None = None,
         trainer_params: Mapping[str, Any] | None = None,
         *,
         params: Mapping[str, Any] | None = None,

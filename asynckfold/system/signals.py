@@ -66,6 +66,7 @@ class Interruption:
         self._first = 0
         self._raises_from: int | None = 1
         self._budget_s: float | None = None
+        self._reason = ""
         self._deadline = math.inf
         self._waits = self._repeated = False
         self._lock = threading.Lock()
@@ -111,8 +112,12 @@ class Interruption:
 
     def limit(self, budget_s: float | None) -> None:
         """Set a time budget in seconds from now; None: no limit."""
-        self._budget_s = budget_s
+        self._budget_s, self._reason = budget_s, ""
         self._deadline = math.inf if budget_s is None else time.monotonic() + budget_s
+
+    def end(self, reason: str) -> None:
+        """End the run as if its time were over."""
+        self._reason, self._deadline = reason, -math.inf
 
     def stop_requested(self) -> bool:
         """Whether the run should end."""
@@ -171,7 +176,7 @@ class Interruption:
 
     def _error(self) -> InterruptedRunError:
         if not self.count:
-            text = f"the time budget of {self._budget_s:g} s is over"
+            text = self._reason or f"the time budget of {self._budget_s:g} s is over"
             return InterruptedRunError(text, OUT_OF_TIME)
         name = signal.Signals(self._first).name
         code = 130 if self._first == signal.SIGINT else 143

@@ -5,6 +5,7 @@ They come from `torch.optim.lr_scheduler`; a step is an epoch, or a batch on req
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -88,6 +89,25 @@ def make(schedule: str | Callable[[Any], Any], optimizer: Any, steps: int) -> An
     if isinstance(schedule, str):
         return BUILT_IN[schedule](optimizer, steps)
     return schedule(optimizer)
+
+
+ATTACHED = "_asynckfold_lr_schedule"
+"""Attribute of an optimizer that is made together with its LR schedule."""
+
+
+def attach(schedule: Any, optimizer: Any) -> None:
+    """Keep an LR schedule with the optimizer that it was made for; None stands for a constant."""
+    setattr(optimizer, ATTACHED, schedule)
+
+
+def attached(optimizer: Any) -> Any:
+    """Return the LR schedule that came with an optimizer, as a copy for a copy of the optimizer."""
+    schedule = getattr(optimizer, ATTACHED)
+    if schedule is None:
+        return constant(optimizer, 0)
+    if schedule.optimizer is optimizer:
+        return schedule
+    return copy.deepcopy(schedule, {id(schedule.optimizer): optimizer})
 
 
 def get_scheduler(name: str, optimizer: Optimizer, steps: int = 10) -> Any:

@@ -81,6 +81,8 @@ def unscheduled(optimizer: Any) -> Any:
         }
         for group in optimizer.param_groups
     ]
+    if hasattr(optimizer, lr_schedules.ATTACHED):
+        lr_schedules.attach(getattr(optimizer, lr_schedules.ATTACHED), spare)
     return spare
 
 

@@ -1,0 +1,69 @@
+"""A model of torchvision that starts from weights in a file: the bits of a plain loop."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torchvision.models import shufflenet_v2_x0_5
+
+from asynckfold import AsyncKFold, InputError
+from asynckfold.training import seeding
+from asynckfold.training.batches import epoch_order
+
+pytestmark = pytest.mark.nightly
+
+
+def pretrained(weights: dict[str, torch.Tensor], classes: int = 2) -> nn.Module:
+    """As the how-to writes it."""
+    model: nn.Module = shufflenet_v2_x0_5(num_classes=classes)
+    kept = {name: value for name, value in weights.items() if not name.startswith("fc.")}
+    missing, unexpected = model.load_state_dict(kept, strict=False)
+    assert (missing, unexpected) == (["fc.weight", "fc.bias"], [])
+    return model
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 1e-3, fused=True)
+
+
+def swept(root: Path, file: Path, data: Any) -> Any:
+    weights = torch.load(file, weights_only=True)
+    given = {"engine": "serial", "verbose": 0, "threads_per_job": 1, "report": False}
+    kfold = AsyncKFold(2, data, root, nn.CrossEntropyLoss(), 8, **given)
+    models = {"shufflenet": functools.partial(pretrained, weights)}
+    return kfold(models, ["constant"], adam, {"epochs": 1, "memory_format": "contiguous"})
+
+
+def test_each_fold_starts_from_the_weights_of_the_file(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(32, 3, 32, 32)).astype(np.float32), np.arange(32) % 2
+    file = tmp_path / "weights.pt"
+    torch.manual_seed(0)
+    torch.save(shufflenet_v2_x0_5(num_classes=5).state_dict(), file)
+    results = swept(tmp_path / "run", file, data)
+    inputs, targets = map(torch.from_numpy, data)
+    for job in results.plan.jobs:
+        with seeding.preserved():
+            torch.set_num_threads(1)
+            seeding.seed_all(job.seed)
+            model = pretrained(torch.load(file, weights_only=True))
+            optimizer = adam(model)
+            seeding.seed_all(seeding.epoch_seed(job.seed, 0))
+            order = epoch_order(results.folds[job.fold].train, job.seed, 0)
+            for rows in torch.from_numpy(order).split(8):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model.train()(inputs[rows]), targets[rows]).backward()
+                optimizer.step()
+        found = results.state_dict(job.candidate, fold=job.fold)
+        assert all(torch.equal(found[name], item) for name, item in model.state_dict().items())
+    assert swept(tmp_path / "run", file, data).counts["pending"] == 0
+    # Other weights are another run.
+    torch.save(shufflenet_v2_x0_5(num_classes=5).state_dict(), file)
+    with pytest.raises(InputError, match="model 'shufflenet'"):
+        swept(tmp_path / "run", file, data)
