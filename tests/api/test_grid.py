@@ -212,9 +212,11 @@ def test_problems_of_a_grid_come_with_all_others(root: Path) -> None:
     assert not root.exists()
 
 
-def test_a_bad_value_fails_its_own_candidate(root: Path) -> None:
+def test_a_bad_value_is_refused_or_fails_its_own_candidate_only(root: Path) -> None:
+    with pytest.raises(InputError, match="Invalid learning rate.*keep_going=True"):
+        called(root, {"lr": [-1.0, 1e-2]})
     with pytest.warns(UserWarning, match="Invalid learning rate"):
-        results = called(root, {"lr": [-1.0, 1e-2]})
+        results = called(root, {"lr": [-1.0, 1e-2]}, keep_going=True)
     failed = {item.job_id for item in results.results.values() if item.status != "done"}
     assert failed == {
         f"{model}/cosine/lr=-1.0/fold-{fold}" for model in ("net", "linear") for fold in (0, 1)
