@@ -104,6 +104,7 @@ def read_call(
         "training_step": settings.training_step,
         "validation_step": settings.validation_step,
         "fit_fn": settings.fit_fn,
+        **{f"callbacks[{at}]": item for at, item in enumerate(settings.called_back)},
         "preprocess": settings.preprocess,
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
@@ -126,6 +127,7 @@ def read_call(
         fit_fn=settings.fit_fn,
         sampler=settings.sampler,
         make_criterion=settings.criterion if is_factory(settings.criterion) else None,
+        callbacks=settings.called_back,
         optimizers=grid.optimizers,
         pairs=grid.pairs,
     )

@@ -56,6 +56,8 @@ class Recipe:
     make_criterion: Callable[[Any], Any] | None = None
     # weights of all samples, "balanced", or train_targets → weights or a torch Sampler
     sampler: Any = None
+    # what is called in the built-in loop; copied for each job
+    callbacks: tuple[Any, ...] = ()
     # LR-schedule name → keywords of opt_fn, with a grid
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # (model, LR schedule) of each candidate; empty: every model with every LR schedule

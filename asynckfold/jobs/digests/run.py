@@ -103,6 +103,8 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
     own["validation_step"] = recipe.validation_step
     own["fit_fn"] = recipe.fit_fn
     own["sampler"] = recipe.sampler
+    if recipe.callbacks:
+        own["callbacks"] = list(recipe.callbacks)
     return own
 
 

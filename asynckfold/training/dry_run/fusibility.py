@@ -77,6 +77,10 @@ def _unfit(trial: CandidateTrial) -> str:
         return "each fold has a criterion of its own"
     if trial.seen.collation is not None:
         return "its batches come of a collate_fn"
+    if trial.bundle.recipe.callbacks:
+        return "it has callbacks"
+    if trial.bundle.folds[0].inner_valid.size:
+        return "a part of each training fold is set aside"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
     if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):
