@@ -179,7 +179,7 @@ class _Loop:
                 pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
         self.optimizer = recipe.opt_fn_of(job.lr_schedule)(self.model)
         self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
-        self.criterion = criterion_for(recipe, data, self.fold.train)
+        self.criterion = criterion_for(recipe, data, self.fold.fitted)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
         self.lr_schedule, train, inner_valid = build_lr_schedule(

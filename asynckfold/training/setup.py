@@ -75,7 +75,7 @@ def build(
     schedule, train_part, inner_valid = build_lr_schedule(bundle, job, model, optimizer, fold)
     if plan.params.compile:
         compile_whole(model)
-    criterion = criterion_for(recipe, data, fold.train)
+    criterion = criterion_for(recipe, data, fold.fitted)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
     live = model, optimizer, schedule, device

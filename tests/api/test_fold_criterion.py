@@ -76,6 +76,16 @@ def test_each_fold_has_its_own_and_the_baseline_too(root: Path) -> None:
         swept(root, lambda train_targets: weighted(train_targets, 0.5))
 
 
+def test_an_inner_part_that_is_set_aside_does_not_count(root: Path) -> None:
+    results = swept(root, weighted, inner_valid=0.2, sampler="balanced")
+    fold, found = results.folds[0], results.results[results.plan.jobs[0].id]
+    assert found.outputs is not None
+    assert fold.inner_valid.size
+    criterion = weighted(torch.from_numpy(Y[fold.fitted]))
+    loss = criterion(torch.tensor(found.outputs), torch.from_numpy(Y[fold.valid]))
+    assert found.epochs[-1].valid_loss == pytest.approx(float(loss), rel=1e-5)
+
+
 def test_a_factory_may_need_numbers(root: Path) -> None:
     y = X.sum(1)
 

@@ -35,9 +35,9 @@ def check(bundle: Bundle, data: Batches) -> None:
     if data.collation is None:
         return
     fold, size = bundle.folds[0], bundle.plan.batch_size
-    rest = len(fold.train) % size or size
-    rows = [fold.train[low : low + size] for low in range(0, FIRST * size, size)]
-    rows.append(fold.train[-rest:])
+    rest = len(fold.fitted) % size or size
+    rows = [fold.fitted[low : low + size] for low in range(0, FIRST * size, size)]
+    rows.append(fold.fitted[-rest:])
     most, first = min(MOST, bundle.plan.params.eval_batch_size), ""
     batches = [partial(_inputs, data.train, part[:MOST], 0, 0) for part in rows if len(part)]
     batches.append(partial(_inputs, data.eval, fold.valid[:most]))

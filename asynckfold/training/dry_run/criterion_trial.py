@@ -28,7 +28,7 @@ def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
     known, made = kind_made_by(recipe.make_criterion), []
     for fold in bundle.folds:
         try:
-            made.append(criterion_for(recipe, data, fold.train))
+            made.append(criterion_for(recipe, data, fold.fitted))
         except Exception as error:
             raise Refused(
                 _RULE,

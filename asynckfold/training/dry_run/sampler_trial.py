@@ -39,7 +39,7 @@ def check(bundle: Bundle, data: Batches) -> None:
         )
     for fold in bundle.folds:
         try:
-            first, again = (epoch_samples(sampler, data, fold.train, 0, 0) for _ in range(2))
+            first, again = (epoch_samples(sampler, data, fold.fitted, 0, 0) for _ in range(2))
         except SamplerError as error:
             raise Refused(*error.args) from error
         except Exception as error:
