@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     from asynckfold.results.statistics import Difference
     from asynckfold.results.verdict import Verdict
     from asynckfold.store import RunReader, RunStore
+    from asynckfold.training.callbacks import (
+        BestWeights,
+        EarlyStopping,
+        FitState,
+        GradientNorm,
+        WeightAverage,
+    )
     from asynckfold.training.lr_schedules import get_scheduler
     from asynckfold.training.parameter_server import Hogwild, Server
 
@@ -56,15 +63,19 @@ __all__ = [
     "AsyncKFold",
     "AsyncKFoldError",
     "Baseline",
+    "BestWeights",
     "CVResults",
     "Difference",
     "DistributedTester",
     "DistributedTrainer",
+    "EarlyStopping",
     "Epoch",
     "EstimatorComparison",
+    "FitState",
     "Fitted",
     "Fold",
     "FoldEnsemble",
+    "GradientNorm",
     "Hogwild",
     "InputError",
     "InterruptedRunError",
@@ -87,6 +98,7 @@ __all__ = [
     "StoreCorruptError",
     "TrainerParams",
     "Verdict",
+    "WeightAverage",
     "export",
     "fit",
     "get_scheduler",
@@ -128,6 +140,13 @@ _MODULES = {
     "results.verdict": ("Verdict",),
     "store": ("RunReader", "RunStore"),
     "jobs.trainer_params": ("TrainerParams",),
+    "training.callbacks": (
+        "BestWeights",
+        "EarlyStopping",
+        "FitState",
+        "GradientNorm",
+        "WeightAverage",
+    ),
     "training.lr_schedules": ("get_scheduler",),
     "training.parameter_server": ("Hogwild", "Server"),
 }

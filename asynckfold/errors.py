@@ -256,11 +256,16 @@ def nearest(word: str, valid: Iterable[str]) -> str:
 
     >>> nearest("cosin", ["cosine", "warm"]), nearest("CUDA", ["cuda"])
     (" Did you mean 'cosine'?", " Did you mean 'cuda'?")
-    >>> nearest("zzz", ["cosine"])
-    ''
+    >>> nearest("acc", ["jaccard", "accuracy"]), nearest("zzz", ["cosine"])
+    (" Did you mean 'accuracy'?", '')
     """
     import difflib
 
-    by_lower = {item.lower(): item for item in valid}
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1)
+    word, by_lower = word.lower(), {item.lower(): item for item in valid}
+    holding = [item for item in by_lower if len(word) > 2 and _is_end(word, item)]
+    close = sorted(holding, key=len) or difflib.get_close_matches(word, by_lower, n=1)
     return f" Did you mean {by_lower[close[0]]!r}?" if close else ""
+
+
+def _is_end(word: str, item: str) -> bool:
+    return item.startswith(word) or item.endswith(word)

@@ -22,6 +22,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("fit", ["MLP"]),
         ("fold_models", ["MLP"]),
         ("gan", ["GAN"]),
+        ("early_stopping", ["narrow", "wide"]),
         ("own_loop", ["MLP"]),
         ("grid", ["Net/cosine/lr=0.01,width=64", "linear/cosine/lr=0.01"]),
         ("tabular", ["MLP"]),

@@ -17,7 +17,7 @@ from asynckfold.api.task import Asked, task_problems, with_task
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, why_not_of_pairs
-from asynckfold.jobs.folds import Fold, make_folds
+from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
 from asynckfold.jobs.objective import Transform
 from asynckfold.jobs.trainer_params import JobTrainer
 from asynckfold.store.layout import path_problems
@@ -398,7 +398,7 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         found = strata_of(self.stratify, labels, cv if isinstance(cv, int) else 2)
         own = labels.targets if labels.strata is None else labels.strata
         strata, names = (own, labels.classes) if found is None else found
-        return make_folds(
+        folds = make_folds(
             n_samples,
             strata,
             cv,
@@ -409,6 +409,10 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
             random_state=self.random_state,
             classes=names,
         )
+        if self.inner_valid is None:
+            return folds
+        watched = None if found is None else strata
+        return with_inner_valid(folds, self.inner_valid, watched, self.groups, self.random_state)
 
 
 _OF_WORKERS = {

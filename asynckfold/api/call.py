@@ -114,6 +114,7 @@ def read_call(
         "training_step": settings.training_step,
         "validation_step": settings.validation_step,
         "fit_fn": settings.fit_fn,
+        **{f"callbacks[{at}]": item for at, item in enumerate(settings.called_back)},
         "preprocess": settings.preprocess,
         "train_transform": settings.train_transform,
         "eval_transform": settings.eval_transform,
@@ -132,6 +133,7 @@ def read_call(
         training_step=settings.training_step,
         validation_step=settings.validation_step,
         fit_fn=settings.fit_fn,
+        callbacks=settings.called_back,
         optimizers=grid.optimizers,
         pairs=grid.pairs,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,11 +52,27 @@ class OwnTraining:
         Trains a whole job by a loop of its own. It gets a context with model, loaders of this fold,
         optimizer, LR schedule, and the functions ``report``, ``save`` and ``load``. A reported
         metric with the name of a score is that score; all others are computed on the held-out fold.
+    callbacks : sequence of object, optional
+        Objects whose methods are called after batches and epochs, such as `EarlyStopping` and
+        `BestWeights`. The methods are ``on_fit_start``, ``on_batch_end``, ``on_epoch_end`` and
+        ``on_fit_end``. Each job gets copies; what changes in one is kept by its ``state_dict`` and
+        ``load_state_dict``. None sees the held-out fold.
+    inner_valid : float, optional
+        Share of each training fold to set aside for callbacks and LR schedules that react to a
+        loss. It is stratified and grouped as the folds, and the same for all candidates.
     """
 
     training_step: Callable[..., Any] | None = argument(None, group="training")
     validation_step: Callable[..., Any] | None = argument(None, group="training")
     fit_fn: Callable[[Any], Any] | None = argument(None, group="training")
+    callbacks: Any = argument(None, group="training")
+    inner_valid: float | None = argument(None, group="training", above=0, below=1)
+
+    @property
+    def called_back(self) -> tuple[Any, ...]:
+        """The callbacks; none if what was given is no list."""
+        given = self.callbacks
+        return tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
 
     def scoring_of_own(self, scoring: Any) -> Any:
         """Return `scoring`, of which the user's own code may report what has another name."""
@@ -76,6 +92,29 @@ class OwnTraining:
             )
         if "fit_fn" in given:
             yield from _unseen_problems(params)
+        yield from self._callback_problems(params)
+
+    def _callback_problems(self, params: TrainerParams) -> Iterator[Problem]:
+        for name in ("callbacks", "inner_valid"):
+            if getattr(self, name) is None:
+                continue
+            if params.trainer != "plain" or self.fit_fn is not None:
+                own = "a fit_fn" if self.fit_fn is not None else f"trainer={params.trainer!r}"
+                rule = f"{name} needs the plain trainer and the built-in loop"
+                yield Problem(rule, own, f"Leave {name} out, or the other.")
+        if self.callbacks is None:
+            return
+        if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Sequence):
+            rule, remedy = "callbacks must be a list", "Pass for instance [EarlyStopping()]."
+            yield Problem(rule, one_line(self.callbacks), remedy)
+            return
+        from asynckfold.training.callback_rules import callback_problems
+
+        yield from callback_problems(self.callbacks, has_inner=self.inner_valid is not None)
+        baseline = getattr(self, "baseline", None)
+        if baseline not in (None, "none"):
+            rule = "the serial baseline trains without callbacks"
+            yield Problem(rule, f"baseline={baseline!r}", "Leave baseline out.")
 
     def _problems_of(self, name: str, params: TrainerParams) -> Iterator[Problem]:
         shape, example = _SHAPES[name]

@@ -11,7 +11,7 @@ on others is what the folds say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +54,19 @@ def chosen(results: CVResults, refit: bool | str) -> Candidate | None:
     return next(rows, None)
 
 
+def params_on_all_samples(
+    settings: Settings, results: CVResults, candidate: Candidate, given: Mapping[str, Any] | None
+) -> Mapping[str, Any] | None:
+    """Return the trainer's parameters: where callbacks chose the epochs, with the mean of them."""
+    if not any(hasattr(item, "monitor") for item in settings.called_back):
+        return given
+    jobs = [job for job in results.plan.jobs if job.candidate == candidate.name]
+    lasts = [results.results[job.id].epochs[-1] for job in jobs]
+    epochs = [last.logged.get("best_epoch", last.number) for last in lasts]
+    others = {name: value for name, value in (given or {}).items() if name != "max_epochs"}
+    return {**others, "epochs": max(1, round(float(np.mean(epochs))))}
+
+
 def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | None) -> Settings:
     """Return the settings of the run that trains a candidate on all samples.
 
@@ -88,6 +101,9 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
         plan_from=None,
         # Not the words themselves: what is continued by the folder is the cross-validation.
         about=about | ({"command": ["asynckfold", *words]} if words else {}),
+        # Nothing is left to watch.
+        callbacks=[item for item in settings.called_back if not hasattr(item, "monitor")],
+        inner_valid=None,
         fuse=False,
         time_budget_s=seconds,
         refit=False,

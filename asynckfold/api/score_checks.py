@@ -304,9 +304,25 @@ def _trial_problems(
                 "scoring must fit the labels",
                 f"{item if not isinstance(item, str) else repr(item)}, which says: "
                 f"{one_line(error).rstrip('.')}",
-                "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
-                "'r2' for numbers.",
+                _others(item),
             )
+
+
+def _others(item: Any) -> str:
+    """Return a remedy: variants of the score, such as ``roc_auc_ovr``, or scores that fit most.
+
+    >>> _others("f1")
+    "Choose another, such as 'f1_macro', 'f1_micro', 'f1_samples'."
+    """
+    from sklearn.metrics import get_scorer_names
+
+    variants = [name for name in get_scorer_names() if name.startswith(f"{item}_")][:3]
+    if variants:
+        return f"Choose another, such as {', '.join(map(repr, variants))}."
+    return (
+        "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
+        "'r2' for numbers."
+    )
 
 
 def _metric_problems(

@@ -33,7 +33,7 @@ def work_of(fold: Fold, params: TrainerParams, batch_size: int) -> Work:
     Work(steps=8, evaluations=6)
     """
     return Work(
-        params.epochs * math.ceil(params.seen(len(fold.train)) / batch_size),
+        params.epochs * math.ceil(params.seen(len(fold.fitted)) / batch_size),
         params.epochs * math.ceil(len(fold.valid) / params.eval_batch_size),
     )
 

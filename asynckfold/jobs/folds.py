@@ -8,7 +8,7 @@ dividing a group when ``groups`` are given.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,17 +29,27 @@ class Fold:
         Which repetition of the cross-validation, and which fold of it; both from 0.
     train, valid : ndarray of int64, shapes (n_train,) and (n_valid,)
         Sample numbers; disjoint.
+    inner_valid : ndarray of int64, shape (n_inner,)
+        The part of `train` that is set aside to watch the training; empty by default.
     """
 
     repeat: int
     index: int
     train: Indices
     valid: Indices
+    inner_valid: Indices = field(default_factory=lambda: np.empty(0, np.int64))
 
     @property
     def key(self) -> tuple[int, int]:
         """``(repeat, index)``."""
         return (self.repeat, self.index)
+
+    @property
+    def fitted(self) -> Indices:
+        """The samples of `train` that are not set aside, in their order."""
+        if not self.inner_valid.size:
+            return self.train
+        return self.train[~np.isin(self.train, self.inner_valid)]
 
 
 def make_folds(
@@ -117,6 +127,93 @@ def make_folds(
     )
     refuse(_fold_problems(folds, n_samples, group_array))
     return folds
+
+
+def with_inner_valid(
+    folds: Sequence[Fold],
+    share: float,
+    strata: npt.NDArray[Any] | None,
+    groups: Any = None,
+    random_state: int = 0,
+) -> tuple[Fold, ...]:
+    """Set a part of each training fold aside, the same one for all candidates.
+
+    Parameters
+    ----------
+    folds : sequence of Fold
+        What `make_folds` returned.
+    share : float
+        Of the training fold, or of its groups; above 0 and below 1.
+    strata : ndarray of shape (n_samples,), or None
+        What to stratify by; None: nothing.
+    groups : array-like of shape (n_samples,), optional
+        No group is divided; the part is then stratified as well as whole groups allow.
+    random_state : int
+        Seed.
+
+    Raises
+    ------
+    InputError
+        A training fold is too small to be divided so.
+
+    Examples
+    --------
+    >>> folds = make_folds(12, np.arange(12) % 2, 2)
+    >>> [len(fold.inner_valid) for fold in with_inner_valid(folds, 0.34, np.arange(12) % 2)]
+    [3, 3]
+    """
+    group_array = None if groups is None else np.asarray(groups)
+    found, problems = [], []
+    for fold in folds:
+        seed = int(np.random.SeedSequence([random_state, *fold.key, 1]).generate_state(1)[0])
+        rows = fold.train
+        try:
+            inner = _inner_part(
+                len(rows),
+                share,
+                None if strata is None else strata[rows],
+                None if group_array is None else group_array[rows],
+                seed,
+            )
+            found.append(replace(fold, inner_valid=np.sort(rows[inner])))
+        except ValueError as error:
+            where = f"{_name(fold.repeat, fold.index)}, {len(rows)} samples"
+            problems.append(
+                Problem(
+                    f"inner_valid={share:g} must leave samples of each class on both sides",
+                    f"{where}: {error}".rstrip("."),
+                    "Pass a larger or smaller part, fewer folds, or stratify=False.",
+                )
+            )
+    refuse(problems[:1])
+    return tuple(found)
+
+
+def _inner_part(
+    count: int,
+    share: float,
+    strata: npt.NDArray[Any] | None,
+    groups: npt.NDArray[Any] | None,
+    seed: int,
+) -> Indices:
+    """Return positions of what is set aside; a `ValueError` if that is impossible."""
+    from sklearn import model_selection
+
+    rows = np.zeros((count, 1))
+    if groups is not None and strata is not None:
+        parts = max(2, round(1 / share)) if share <= 0.5 else max(2, round(1 / (1 - share)))
+        splitter = model_selection.StratifiedGroupKFold(parts, shuffle=True, random_state=seed)
+        rest, inner = next(iter(splitter.split(rows, strata, groups)))
+        return _indices(inner if share <= 0.5 else rest)
+    kind = (
+        model_selection.GroupShuffleSplit
+        if groups is not None
+        else model_selection.ShuffleSplit
+        if strata is None
+        else model_selection.StratifiedShuffleSplit
+    )
+    _, inner = next(iter(kind(1, test_size=share, random_state=seed).split(rows, strata, groups)))
+    return _indices(inner)
 
 
 def _kind_problems(

@@ -484,4 +484,5 @@ def folds_fingerprint(folds: Sequence[Fold]) -> str:
         digest.update(np.array([*fold.key, len(fold.train), len(fold.valid)], np.int64).tobytes())
         digest.update(fold.train.tobytes())
         digest.update(fold.valid.tobytes())
+        digest.update(fold.inner_valid.tobytes())
     return digest.hexdigest()

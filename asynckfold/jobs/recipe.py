@@ -51,6 +51,8 @@ class Recipe:
     validation_step: Callable[..., Any] | None = None
     # trains a whole job, given its `own_loop.Context`
     fit_fn: Callable[[Any], Any] | None = None
+    # what is called in the built-in loop; copied for each job
+    callbacks: tuple[Any, ...] = ()
     # LR-schedule name → keywords of opt_fn, with a grid
     optimizers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # (model, LR schedule) of each candidate; empty: every model with every LR schedule

@@ -116,7 +116,7 @@ def check_folds(folds: Sequence[Fold], targets: Any, plan: Plan) -> None:
     if targets.ndim < 1 or targets.dtype.kind not in "biufSU":
         raise ValueError("its targets are neither numbers nor names")
     for fold in folds:
-        for rows in (fold.train, fold.valid):
+        for rows in (fold.train, fold.valid, fold.inner_valid):
             is_sound = rows.ndim == 1 and rows.dtype.kind in "iu"
             if not is_sound or (rows.size and not 0 <= rows.min() <= rows.max() < len(targets)):
                 raise ValueError(f"fold {fold.index} has rows that are not samples")

@@ -6,7 +6,8 @@ import hashlib
 import io
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
         name = f"repeat{fold.repeat}-fold{fold.index}"
         arrays[f"{name}-train"] = fold.train
         arrays[f"{name}-valid"] = fold.valid
+        if fold.inner_valid.size:
+            arrays[f"{name}-inner-valid"] = fold.inner_valid
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     write_whole(root / SPLITS, buffer.getvalue(), root)
@@ -69,12 +72,14 @@ def _unpacked(data: bytes, plan: Plan) -> tuple[tuple[Fold, ...], npt.NDArray[An
         raise ValueError(f"unpacked it has {size:,} bytes, more than half of the free memory")
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         folds = tuple(
-            Fold(
-                repeat,
-                fold,
-                arrays[f"repeat{repeat}-fold{fold}-train"],
-                arrays[f"repeat{repeat}-fold{fold}-valid"],
-            )
+            _fold(arrays, repeat, fold)
             for repeat, fold in sorted({(job.repeat, job.fold) for job in plan.jobs})
         )
         return folds, arrays["targets"]
+
+
+def _fold(arrays: Mapping[str, npt.NDArray[Any]], repeat: int, index: int) -> Fold:
+    name = f"repeat{repeat}-fold{index}"
+    found = Fold(repeat, index, arrays[f"{name}-train"], arrays[f"{name}-valid"])
+    inner = f"{name}-inner-valid"
+    return replace(found, inner_valid=arrays[inner]) if inner in arrays else found

@@ -29,9 +29,10 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, checkpointing, setup, step_graph
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.epoch_scores import Diverged
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.stopwatch import Stopwatch
-from asynckfold.training.training_run import Diverged, Report, Training
+from asynckfold.training.training_run import Report, Training
 
 _POSITION, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
 """Attributes set on an exception: position and training time of the job when it was raised."""
@@ -99,6 +100,8 @@ def train(
 
 def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -> Result | None:
     """Train from the newest intact checkpoint to the result; None if `stop` asked to leave."""
+    if training.callbacks is not None:
+        training.callbacks.start()
     checkpointing.restore(training, report)
     if training.pretrained:
         report(Noted(training.task.job.id, "pretrained", training.pretrained))

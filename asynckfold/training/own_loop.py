@@ -26,12 +26,13 @@ from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import EpochEnded, Noted, Progress, Task
 from asynckfold.jobs.result import Epoch, Result, StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpointing, loop, seeding, setup, training_run
+from asynckfold.training import checkpointing, loop, seeding, setup
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.epoch_scores import Diverged, evaluate
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.own_step import StepError, number_of
 from asynckfold.training.several_optimizers import optimizers_of, schedules_of
-from asynckfold.training.training_run import EVENT_SECONDS, Diverged, Report, Training
+from asynckfold.training.training_run import EVENT_SECONDS, Report, Training
 
 MEASURED = frozenset({"train_loss", "valid_loss", "accuracy"})
 """Reported numbers that have a column of their own in the table of epochs."""
@@ -271,7 +272,7 @@ class OwnLoop(Training):
         """
         self.heartbeat.begin_long_phase()
         began = time.perf_counter()
-        self.outputs, loss, accuracy = training_run.evaluate(self, self.valid)
+        self.outputs, loss, accuracy = evaluate(self, self.valid)
         self.score_seconds = time.perf_counter() - began
         if np.isnan(self.outputs).any():
             raise Diverged("an output on the held-out fold became nan")

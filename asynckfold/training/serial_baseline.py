@@ -181,7 +181,7 @@ class _Loop:
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
         self.lr_schedule, train, inner_valid = build_lr_schedule(
-            bundle, job, self.model, self.optimizer, self.fold.train
+            bundle, job, self.model, self.optimizer, self.fold
         )
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
         self.per_batch = lr_schedules.steps_each_batch(self.lr_schedule, plan.params)

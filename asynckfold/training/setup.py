@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.folds import Fold, Indices
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
@@ -24,6 +24,7 @@ from asynckfold.training import (
     seeding,
 )
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.callbacks import callbacks_of
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.job_log import JobLog
@@ -71,12 +72,13 @@ def build(
             model, data, fold.train, job.seed, log, heartbeat, size, count, cores
         )
     optimizer = with_fused_kernel(recipe.opt_fn_of(job.lr_schedule), model)
-    schedule, train_part, inner_valid = build_lr_schedule(bundle, job, model, optimizer, fold.train)
+    schedule, train_part, inner_valid = build_lr_schedule(bundle, job, model, optimizer, fold)
     if plan.params.compile:
         compile_whole(model)
     criterion = copy.deepcopy(recipe.criterion)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
+    live = model, optimizer, schedule, device
     return Training(
         task,
         bundle,
@@ -100,6 +102,7 @@ def build(
         own_validation=own_validation(
             recipe, optimizers_of(optimizer), criterion, device, plan.params.precision
         ),
+        callbacks=callbacks_of(recipe, job.id, plan.params.epochs, live),
     )
 
 
@@ -121,17 +124,18 @@ def initial_model(recipe: Recipe, plan: Plan, job: Job, device: torch.device) ->
 
 
 def build_lr_schedule(
-    bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, train: Indices
+    bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, fold: Fold
 ) -> tuple[Any, Indices, Indices]:
     """Return the LR schedule, the samples to train on, and the inner-validation samples.
 
     A schedule that reacts to a loss gets inner-validation samples from the training fold, never
-    from the held-out fold; any other gets none. A fold too small to be divided is a `ValueError`.
+    from the held-out fold; any other gets none, unless the fold sets some aside. A fold too small
+    to be divided is a `ValueError`.
     """
     plan, spec = bundle.plan, bundle.recipe.lr_schedules[job.lr_schedule]
     made = None if isinstance(spec, str) else lr_schedules.make(spec, optimizer, 0)
-    inner_valid = train[:0]
-    if spec == "reduce" or lr_schedules.needs_metric(made):
+    train, inner_valid = fold.fitted, fold.inner_valid
+    if not inner_valid.size and (spec == "reduce" or lr_schedules.needs_metric(made)):
         if len(train) < 2:
             raise ValueError(
                 f"LR schedule {job.lr_schedule} sets samples of the training fold aside: the fold "

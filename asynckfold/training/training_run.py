@@ -31,14 +31,23 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, evaluation, gradients, lr_schedules, seeding
 from asynckfold.training.batches import epoch_order
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.callbacks import Callbacks
+from asynckfold.training.epoch_scores import (
+    Diverged,
+    check_finite,
+    counts_of,
+    evaluate,
+    evaluated,
+    inner_metrics,
+    numbers,
+    score_again,
+)
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import (
     adds_up,
-    classifies,
     mean_loss,
     mean_over_samples,
-    weights,
 )
 from asynckfold.training.own_step import OwnStep
 from asynckfold.training.own_validation import OwnValidation, joined, measured
@@ -52,10 +61,6 @@ Report = Callable[[RunEvent], None]
 
 Gradient = Callable[["Training", Any, torch.Tensor], torch.Tensor]
 """(training, inputs, targets) → loss, detached."""
-
-
-class Diverged(Exception):  # noqa: N818
-    """The loss became infinite or NaN, or an output NaN."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +106,8 @@ class Training:
         What sets the gradients of a batch: `gradients.fresh_gradient`, or a CUDA graph of it.
     own_step, own_validation : OwnStep, OwnValidation, or None
         The user's own `training_step` and `validation_step`.
+    callbacks : Callbacks or None
+        What is called after batches and epochs.
     """
 
     task: Task
@@ -137,6 +144,7 @@ class Training:
     gradient: Gradient = field(default=gradients.fresh_gradient)
     own_step: OwnStep | None = None
     own_validation: OwnValidation | None = None
+    callbacks: Callbacks | None = None
 
     @property
     def params(self) -> TrainerParams:
@@ -150,8 +158,11 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        """Whether all epochs are finished, or the training loss is small enough."""
-        return self.epoch == self.params.epochs or self.reached_target
+        """Whether all epochs are finished, or the training was told to stop."""
+        stopped = self.callbacks is not None and self.callbacks.state.stopped
+        # Asked for in the middle of an epoch, it is to be the last.
+        is_stopped = stopped and self.batch == 0 and bool(self.epochs)
+        return self.epoch == self.params.epochs or self.reached_target or is_stopped
 
     @property
     def reached_target(self) -> bool:
@@ -189,6 +200,8 @@ class Training:
         self.record_step(gradients.training_step(self, *self.samples_of(self.batch)))
         if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             self.lr_schedule.step()
+        if self.callbacks is not None:
+            self.callbacks.end_batch(self.epoch, self.batch)
 
     def record_step(self, loss: torch.Tensor) -> None:
         """Count a finished batch."""
@@ -238,8 +251,18 @@ class Training:
         finally:
             # All of them have arrived, since this waited for the losses of the epoch.
             self._tell_arrived(report)
-        step_lr_schedule(self)
+        inner = inner_metrics(self)
+        item = replace(item, logged={**item.logged, **inner})
+        step_lr_schedule(self, inner.get("inner_loss"))
+        if self.callbacks is not None:
+            held_out = {} if self.own_validation is None else self.own_validation.found
+            seen = {name: of for name, of in item.logged.items() if name not in held_out}
+            seen |= {"train_loss": item.train_loss, "lr": item.lr}
+            logged = self.callbacks.end_epoch(item.number, seen)
+            item = replace(item, logged={**item.logged, **logged})
         self.record_epoch(item, started, report)
+        if self.ended and self.callbacks is not None and self.callbacks.end():
+            score_again(self)
 
     def score(self) -> Epoch:
         """Evaluate the held-out fold; return the losses of the epoch.
@@ -253,22 +276,22 @@ class Training:
         """
         losses = torch.stack(self.losses).flatten().double()
         if losses.is_cpu:
-            _check_finite(self, losses)
-        counts = _counts(self)
+            check_finite(self, losses)
+        counts = counts_of(self)
         # torch.compile may compile once more for evaluation.
         self.heartbeat.begin_long_phase()
         began = mark(self.device)
         try:
-            found = _evaluated(self, self.valid)
+            found = evaluated(self, self.valid)
         except Exception:
             # A model that diverged may raise.
-            _check_finite(self, losses.cpu())
+            check_finite(self, losses.cpu())
             raise
         ended = mark(self.device)
         losses, *rest = fetched_together([losses, *counts, *found])
-        _check_finite(self, losses)
+        check_finite(self, losses)
         train_loss = self._train_loss(losses.numpy(), rest.pop(0).numpy() if counts else None)
-        self.outputs, valid_loss, accuracy = _numbers(self, rest)
+        self.outputs, valid_loss, accuracy = numbers(self, rest)
         valid_loss, found_by_user = measured(self, valid_loss)
         self.score_seconds = seconds_between(began, ended)
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
@@ -354,6 +377,8 @@ class Training:
             found["logged"] = self.own_step.state_dict()
         if self.own_validation is not None:
             found["measured"] = self.own_validation.found
+        if self.callbacks is not None:
+            found["callbacks"] = self.callbacks.state_dict(ended=self.ended)
         return found
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
@@ -379,6 +404,8 @@ class Training:
             self.own_step.load_state_dict(tree["logged"])
         if self.own_validation is not None:
             self.own_validation.found = tree["measured"]
+        if self.callbacks is not None:
+            self.callbacks.load_state_dict(tree["callbacks"])
 
     def averaged(self) -> Averaged | None:
         """Return what parameter averaging has done so far; None for other trainers."""
@@ -399,66 +426,14 @@ class Training:
         return seeding.state()
 
 
-def evaluate(
-    training: Training, indices: Indices
-) -> tuple[npt.NDArray[np.float32], float, float | None]:
-    """Return outputs (n, ...) on samples (n,), loss and accuracy; leaves evaluation mode on."""
-    return _numbers(training, fetched_together(_evaluated(training, indices)))
-
-
-def _evaluated(training: Training, indices: Indices) -> list[torch.Tensor]:
-    """Return what `evaluate` returns as tensors, on the device; the accuracy only if there is one.
-
-    It waits for nothing.
-    """
-    evaluation.set_mode(training.model, training.criterion, train=False)
-    # Not inference_mode: a tensor that the model keeps from it could not be trained with later.
-    with torch.no_grad():
-        outputs = training.outputs_on(indices)
-        targets = training.data.targets_of(indices)
-        objective = training.bundle.plan.objective_of(training.task.job.model)
-        found = evaluation.loss_and_accuracy(outputs, targets, training.criterion, objective)
-        return [outputs.float(), *found]
-
-
-def _numbers(
-    training: Training, found: Sequence[torch.Tensor]
-) -> tuple[npt.NDArray[np.float32], float, float | None]:
-    """Return what `_evaluated` returned as numbers; a loss that sums is divided by the samples."""
-    outputs, loss, *accuracy = found
-    divisor = len(outputs) if adds_up(training.criterion, training.bundle.plan) else 1
-    return outputs.numpy(), float(loss) / divisor, float(accuracy[0]) if accuracy else None
-
-
-def step_lr_schedule(training: Training) -> None:
+def step_lr_schedule(training: Training, inner_loss: float | None = None) -> None:
     """Step the LR schedule at the end of an epoch, with the inner-validation loss if it needs one.
 
     A schedule that is stepped after each batch stays as it is.
     """
     if lr_schedules.needs_metric(training.lr_schedule):
-        training.lr_schedule.step(evaluate(training, training.inner_valid)[1])
+        if inner_loss is None:
+            inner_loss = evaluate(training, training.inner_valid)[1]
+        training.lr_schedule.step(inner_loss)
     elif training.params.lr_step == "epoch":
         training.lr_schedule.step()
-
-
-def _check_finite(training: Training, losses: torch.Tensor) -> None:
-    """Raise `Diverged` unless all losses (n_batches,) of the epoch are finite."""
-    found = losses.numpy()
-    if not np.isfinite(found).all():
-        first = int(np.flatnonzero(~np.isfinite(found))[0])
-        raise Diverged(
-            f"the loss became {found[first]} at epoch {training.epoch + 1}, batch {first + 1} "
-            f"(learning rate {training.lr:g})"
-        )
-
-
-def _counts(training: Training) -> list[torch.Tensor]:
-    """Return how much each sample of the epoch (n,) counts, on the device; nothing if equally."""
-    criterion = training.criterion
-    if training.own_step is not None or adds_up(criterion, training.bundle.plan):
-        return []
-    if not classifies(criterion):
-        return []
-    targets = training.data.targets_of(training.order)
-    found = weights(criterion, targets, waits=targets.is_cpu)
-    return [] if found is None else [found]

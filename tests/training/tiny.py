@@ -16,7 +16,7 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.prepare import Prepared, prepare
-from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.folds import make_folds, with_inner_valid
 from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, RunEvent, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
@@ -130,6 +130,8 @@ class Tiny:
     training_step: Callable[..., Any] | None = None
     validation_step: Callable[..., Any] | None = None
     fit_fn: Callable[[Any], Any] | None = None
+    callbacks: tuple[Any, ...] = ()
+    inner_valid: float | None = None
     data: tuple[Any, Any] = field(default_factory=samples)
     cv: Any = 3
     wants_classes: bool = True
@@ -150,6 +152,8 @@ class Tiny:
         folds = make_folds(
             data.n_samples, data.targets, self.cv, classification=data.classification
         )
+        if self.inner_valid is not None:
+            folds = with_inner_valid(folds, self.inner_valid, data.targets)
         plan = Plan(
             make_jobs(list(self.models), list(self.lr_schedules), folds, 0),
             self.params,
@@ -172,6 +176,7 @@ class Tiny:
             training_step=self.training_step,
             validation_step=self.validation_step,
             fit_fn=self.fit_fn,
+            callbacks=self.callbacks,
         )
         return Bundle(
             plan,

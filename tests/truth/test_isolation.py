@@ -55,11 +55,10 @@ class Leaking(Plain):
 def _left_as_found() -> Any:
     """A failing test must not take the next ones along."""
     with isolated(patches=True):
-        yield
-    kept.clear()
-    # The end of a context of the inference mode also restores the gradients that it began without.
-    gc.collect()
-    torch.set_grad_enabled(True)
+        with isolated(patches=True):
+            yield
+        kept.clear()
+        gc.collect()
     sys.modules.pop("odd_library", None)
 
 
@@ -92,11 +91,24 @@ def test_leaks_together_do_not_reach_the_next_job(
     tiny = Tiny(
         tmp_path_factory.mktemp("pair"), {"leaking": lambda: Leaking(*leaks), "judge": Judge}
     )
-    try:
-        assert bits(tiny, "leaking", "judge") == alone
-    finally:
+    # No example may take the next ones along.
+    with isolated(patches=True):
+        try:
+            assert bits(tiny, "leaking", "judge") == alone
+        finally:
+            kept.clear()
+            gc.collect()
+            sys.modules.pop("odd_library", None)
+
+
+def test_an_inference_mode_that_began_in_a_mode_leaves_torch_usable() -> None:
+    with isolated(patches=True):
+        LEAKS["dispatch mode"]()
+        LEAKS["inference mode"]()
+    with isolated(patches=True):
         kept.clear()
-        sys.modules.pop("odd_library", None)
+        gc.collect()
+    assert float(torch.zeros(3).sum()) == 0
 
 
 @pytest.mark.nightly(but=["forward hook"])

@@ -101,6 +101,8 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
     own["training_step"] = recipe.training_step
     own["validation_step"] = recipe.validation_step
     own["fit_fn"] = recipe.fit_fn
+    if recipe.callbacks:
+        own["callbacks"] = list(recipe.callbacks)
     return own
 
 

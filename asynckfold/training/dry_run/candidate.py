@@ -14,10 +14,13 @@ from torch import nn
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms import kinds_text, tensors_in
 from asynckfold.errors import InputError
-from asynckfold.jobs.objective import OutputSample
+from asynckfold.jobs.candidate_names import candidate_name
+from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format
 from asynckfold.training import lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.callback_rules import try_callbacks
+from asynckfold.training.callbacks import callbacks_of
 from asynckfold.training.calls import UnfitInputsError, way_of
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.dry_run import (
@@ -35,7 +38,7 @@ from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion.tracing import copied
-from asynckfold.training.own_step import own_step
+from asynckfold.training.own_step import StepError, own_step
 from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
@@ -87,9 +90,9 @@ class CandidateTrial:
             )
         checks.check_lr_schedule(schedule, self.lr_schedule, recipe)
         fold = bundle.folds[0]
-        self.rows = fold.train
+        self.rows = fold.fitted
         self.data_notes: list[str] = []
-        self.first_rows = torch.from_numpy(fold.train[: max(2, plan.batch_size)])
+        self.first_rows = torch.from_numpy(fold.fitted[: max(2, plan.batch_size)])
         try:
             self.seen = fit_transform(data, recipe.preprocess, fold.train, self.data_notes.append)
         except InputError as error:
@@ -133,7 +136,7 @@ class CandidateTrial:
 
     def _fit_of(self, unscheduled: torch.optim.Optimizer) -> schedule_fit.Fit:
         plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[self.schedule]
-        sizes = [len(fold.train) for fold in self.bundle.folds]
+        sizes = [len(fold.fitted) for fold in self.bundle.folds]
         least, most = (
             setup.steps_of(plan, count, self.model) for count in (min(sizes), max(sizes))
         )
@@ -216,10 +219,28 @@ class CandidateTrial:
             self.name, outputs, self.targets, [str(item.message) for item in warned]
         )
         checks.check_loss(self.name, loss)
+        checks.check_finite(self.name, self.inputs, loss)
         loss.backward()
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             self.optimizer.step()
         return time.perf_counter() - started
+
+    def check_callbacks(self) -> None:
+        """Refuse callbacks that break a rule."""
+        recipe, epochs = self.bundle.recipe, self.bundle.plan.params.epochs
+        live = self.model, self.optimizer, self.lr_schedule, self.targets.device
+        found = callbacks_of(recipe, candidate_name(self.name, self.schedule), epochs, live)
+        if found is None:
+            return
+        names = ["train_loss", "lr", *(self.own.state.measures if self.own else ())]
+        if self.bundle.folds[0].inner_valid.size:
+            is_number = self.bundle.plan.objective_of(self.name).kind == REGRESSION
+            names += ["inner_loss", *([] if is_number else ["inner_accuracy"])]
+        try:
+            try_callbacks(found, dict.fromkeys(names, 0.0))
+        except StepError as error:
+            raise Refused(*error.args) from error
+        checks.check_storable("callbacks", found)
 
     def check_validation(self) -> None:
         """Refuse a `validation_step` that breaks a rule."""

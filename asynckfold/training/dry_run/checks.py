@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asynckfold.data.transforms import tensors_in
 from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY, SEGMENTATION
@@ -232,6 +233,25 @@ def check_loss(name: str, loss: Any) -> None:
             "Let it return the mean over the samples (reduction='mean'); the model needs "
             "parameters that are not frozen.",
         )
+
+
+def check_finite(name: str, inputs: Any, loss: torch.Tensor) -> None:
+    """Refuse samples with NaN or infinite numbers that make the loss such a number, too."""
+    if bool(torch.isfinite(loss)):
+        return
+    parts = [part for part in tensors_in(inputs) if part.is_floating_point()]
+    missing, infinite = (sum(int(of(part).sum()) for part in parts) for of in _NO_NUMBERS)
+    counts = {"NaN": missing, "infinite": infinite}
+    if found := " and ".join(f"{count} {kind}" for kind, count in counts.items() if count):
+        raise Refused(
+            f"samples must be finite where model {name} does not take others",
+            f"{found} numbers in the first batch, and a loss of {float(loss.detach())}",
+            "Fill them, for instance by preprocess=sklearn.impute.SimpleImputer(), or leave these "
+            "samples out.",
+        )
+
+
+_NO_NUMBERS = (torch.isnan, torch.isinf)
 
 
 def check_held_out_loss(name: str, loss: Any) -> None:

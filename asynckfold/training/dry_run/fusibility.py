@@ -72,6 +72,10 @@ def _unfit(trial: CandidateTrial) -> str:
         return "it has a validation step of the user's own"
     if trial.bundle.recipe.fit_fn is not None:
         return "it has a loop of the user's own"
+    if trial.bundle.recipe.callbacks:
+        return "it has callbacks"
+    if trial.bundle.folds[0].inner_valid.size:
+        return "a part of each training fold is set aside"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
     if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):

@@ -75,6 +75,7 @@ def check(
                         dry.check_learning()
                         dry.check_criterion()
                         dry.check_validation()
+                        dry.check_callbacks()
                         sums = sums or dry.criterion_sums()
                         facts.memory[name] = dry.memory()
                         checks.check_storable(f"model {name}", dry.model)

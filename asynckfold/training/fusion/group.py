@@ -35,7 +35,14 @@ from asynckfold.jobs.messages import (
 from asynckfold.jobs.result import Result
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpointing, loop, lr_schedules, seeding, training_run
+from asynckfold.training import (
+    checkpointing,
+    epoch_scores,
+    loop,
+    lr_schedules,
+    seeding,
+    training_run,
+)
 from asynckfold.training.fusion.backward import GroupCriterion, backward, clip_gradients
 from asynckfold.training.fusion.group_batches import GroupBatches
 from asynckfold.training.fusion.module import FusedModule
@@ -195,7 +202,7 @@ class FusionGroup:
         """
         try:
             yield
-        except (StorageError, WorkerDiedError, training_run.Diverged):
+        except (StorageError, WorkerDiedError, epoch_scores.Diverged):
             raise
         except (Exception, SystemExit) as error:
             loop.note_position(error, self)
@@ -249,7 +256,7 @@ class FusionGroup:
         try:
             with self._ends_only([replica]), replica.drawing():
                 return replica.score()
-        except training_run.Diverged as error:
+        except epoch_scores.Diverged as error:
             self._end(replica, loop.diverged(replica, error))
         return None
 

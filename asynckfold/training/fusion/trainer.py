@@ -119,7 +119,7 @@ def build(
     for optimizer in optimizers:
         lead = optimizer.replicas.start
         schedule, *_ = setup.build_lr_schedule(
-            bundle, jobs[lead], models[lead], optimizer.optimizer, folds[lead].train
+            bundle, jobs[lead], models[lead], optimizer.optimizer, folds[lead]
         )
         for index in optimizer.replicas:
             job, part = jobs[index], samples[index]
@@ -184,8 +184,8 @@ class _Samples:
         # An LR schedule changes the optimizer that it is made for.
         spare = copy.copy(optimizer)
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
-        every = bundle.fold_of(job).train
-        schedule, train, inner_valid = setup.build_lr_schedule(bundle, job, model, spare, every)
+        fold = bundle.fold_of(job)
+        schedule, train, inner_valid = setup.build_lr_schedule(bundle, job, model, spare, fold)
         bounds = list(batching.bounds(len(train), bundle.plan.batch_size, model))
         return cls(data, train, bounds, inner_valid, lr_schedules.needs_metric(schedule))
 

@@ -170,6 +170,19 @@ def _dispatch_keys() -> tuple[int, int]:
     return inside.raw_repr(), outside.raw_repr()
 
 
+_PYTHON_KEYS = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot)
+"""Keys of the dispatcher's modes; torch asserts that a mode is open where they are set."""
+
+
+def _leave_python_keys(_: Any) -> None:
+    """Take back the keys of modes that are closed; torch cannot set the others.
+
+    The end of an inference mode restores the keys of its beginning, when a mode may have been open.
+    """
+    for key in _PYTHON_KEYS if not _dispatch_modes() else ():
+        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+
+
 # Python and the process
 
 
@@ -231,8 +244,7 @@ _SETTINGS: tuple[Setting, ...] = (
     ),
     *torch_settings.SETTINGS,
     Setting("denormal numbers", flushed, torch.set_flush_denormal),
-    # torch cannot set them.
-    Setting("dispatch keys of torch", _dispatch_keys, lambda found: None),
+    Setting("dispatch keys of torch", _dispatch_keys, _leave_python_keys),
     Setting("numpy.seterr", np.geterr, lambda found: np.seterr(**found)),
     Setting("environment", lambda: _Variables(os.environ), _set_environment),
     Setting(

@@ -22,7 +22,5 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-# pytest imports every file, to look for examples in it.
-if "pytest" not in sys.modules:
-    importlib.metadata.version = version
-    sys.meta_path.insert(0, Hidden)
+importlib.metadata.version = version
+sys.meta_path.insert(0, Hidden)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import re
 import subprocess
@@ -315,6 +316,24 @@ def test_what_cannot_be_made_is_refused_and_names_the_line(
     assert problem[1].startswith(received)
     assert re.search(r" \(test_preflight\.py, line \d+\)$", problem[1])
     assert "keep_going=True" in problem[2]
+
+
+class Filling(Plain):
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return super().forward(inputs.nan_to_num(0.0, 0.0, 0.0))
+
+
+def test_samples_without_a_number_are_refused_where_the_model_does_not_fill_them(
+    tmp_path: Path,
+) -> None:
+    inputs, targets = samples()
+    inputs[:, 1], inputs[:, 2] = math.nan, math.inf
+    facts = check(tmp_path, data=(inputs, targets), models={"m": Plain, "filling": Filling})
+    (problem,) = facts.problems
+    assert problem[0] == "samples must be finite where model m does not take others"
+    assert problem[1] == "10 NaN and 10 infinite numbers in the first batch, and a loss of nan"
+    assert "SimpleImputer" in problem[2]
+    assert (list(facts.refused), list(facts.step_seconds)) == (["m/constant"], ["filling"])
 
 
 @pytest.mark.parametrize("kind", [ValueError, MemoryError])

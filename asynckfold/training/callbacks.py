@@ -1,0 +1,352 @@
+"""Callbacks: objects with methods that the built-in loop calls, and the ones that are shipped.
+
+::
+
+    on_fit_start ─ [ batches: on_batch_end ─ scores ─ on_epoch_end ] × epochs ─ on_fit_end ─ score
+                                                          │
+                                 stop()? the epoch is the last
+
+A callback sees the training fold, and the part of it that `inner_valid` sets aside; never the
+numbers of the held-out fold, which would then no longer say what may be expected of new samples.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import swa_utils
+
+from asynckfold.training.own_step import TAKEN, StepError, number_of
+
+METHODS = ("on_fit_start", "on_batch_end", "on_epoch_end", "on_fit_end")
+
+BEST_EPOCH = "best_epoch"
+"""Column of the table of epochs: the epoch whose weights are the best so far."""
+
+
+@dataclass(eq=False)
+class FitState:
+    """What each method of a callback gets.
+
+    Parameters
+    ----------
+    job : str
+        Its id, ``"LeNet/cosine/fold-0"``.
+    model, optimizer, lr_schedule, device : object
+        As the job trains them.
+    epochs : int
+        How many epochs are planned.
+    epoch, batch : int
+        Finished epochs, and finished batches of the present one. In `on_epoch_end`, `epoch` counts
+        the one that ends.
+    metrics : Mapping of str to float
+        Of the epoch that ended: ``train_loss``, ``lr``, what a `training_step` logged, and with
+        `inner_valid` ``inner_loss`` and, for classes, ``inner_accuracy``.
+    """
+
+    job: str
+    model: nn.Module
+    optimizer: Any
+    lr_schedule: Any
+    device: torch.device
+    epochs: int
+    epoch: int = 0
+    batch: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    stopped: bool = False
+    logged: dict[str, list[float]] = field(default_factory=dict)
+
+    def log(self, name: str, value: Any) -> None:
+        """Record a number in the table of epochs; of several in an epoch, the mean."""
+        if name in TAKEN or name in self.metrics:
+            raise StepError(
+                "what a callback logs must not have the name of another column of the epochs",
+                repr(name),
+                "Choose another name.",
+            )
+        self.logged.setdefault(name, []).append(float(number_of(name, value)))
+
+    def stop(self) -> None:
+        """End the job with this epoch."""
+        self.stopped = True
+
+
+class Callbacks:
+    """The callbacks of one job.
+
+    Parameters
+    ----------
+    given : sequence of object
+        Copied: jobs share nothing.
+    state : FitState
+        What they get.
+    """
+
+    def __init__(self, given: Sequence[Any], state: FitState) -> None:
+        self.items = [copy.deepcopy(item) for item in given]
+        self.state = state
+
+    def start(self) -> None:
+        """Begin the job, before a checkpoint is loaded."""
+        self._call("on_fit_start")
+
+    def end_batch(self, epoch: int, batch: int) -> None:
+        """Tell that a batch was trained on; `epoch` counts the finished ones."""
+        self.state.epoch, self.state.batch = epoch, batch
+        self._call("on_batch_end")
+
+    def end_epoch(self, number: int, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Tell that an epoch ended; return what was logged in it."""
+        state = self.state
+        state.epoch, state.batch, state.metrics = number, 0, metrics
+        self._call("on_epoch_end")
+        logged, state.logged = state.logged, {}
+        return {name: math.fsum(values) / len(values) for name, values in logged.items()}
+
+    def end(self) -> bool:
+        """Tell that the job ended; return whether anybody was told."""
+        self._call("on_fit_end")
+        return any(hasattr(item, "on_fit_end") for item in self.items)
+
+    def _call(self, method: str) -> None:
+        for item in self.items:
+            if hasattr(item, method):
+                getattr(item, method)(self.state)
+
+    def state_dict(self, *, ended: bool = False) -> dict[str, Any]:
+        """Return what a checkpoint holds; of a job that ended, only that it did."""
+        found: dict[str, Any] = {"stopped": self.state.stopped}
+        if not ended:
+            found["logged"] = self.state.logged
+            found["items"] = [
+                item.state_dict() if hasattr(item, "state_dict") else None for item in self.items
+            ]
+        return found
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.state.stopped = tree["stopped"]
+        self.state.logged = {name: list(values) for name, values in tree.get("logged", {}).items()}
+        for item, state in zip(self.items, tree.get("items", ()), strict=False):
+            if state is not None:
+                item.load_state_dict(state)
+
+
+class _Watching:
+    """What watches a number of the epochs, and knows its best.
+
+    Parameters
+    ----------
+    monitor : str
+        A key of `FitState.metrics`.
+    min_delta : float
+        Least change that counts as better.
+    mode : {"min", "max"} or None
+        Which way is better; by default the smaller, but the greater of what ends in ``accuracy``.
+    """
+
+    def __init__(
+        self, monitor: str = "inner_loss", min_delta: float = 0.0, mode: str | None = None
+    ) -> None:
+        self.monitor, self.min_delta = monitor, min_delta
+        self.mode = mode or ("max" if monitor.endswith("accuracy") else "min")
+        self.best: float | None = None
+        self.best_epoch = 0
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return (rule, received) of arguments out of bounds."""
+        found = []
+        if self.mode not in ("min", "max"):
+            found.append(("mode must be 'min' or 'max'", repr(self.mode)))
+        if not self.min_delta >= 0:
+            found.append(("min_delta must be at least 0", repr(self.min_delta)))
+        return found
+
+    def _is_better(self, state: FitState) -> bool:
+        """Whether the epoch is the best so far; it is remembered then."""
+        value = state.metrics[self.monitor]
+        if self.best is not None:
+            gain = value - self.best if self.mode == "max" else self.best - value
+            if not gain > self.min_delta:
+                return False
+        self.best, self.best_epoch = value, state.epoch
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value and its epoch."""
+        return {"best": self.best, BEST_EPOCH: self.best_epoch}
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        self.best, self.best_epoch = tree["best"], tree[BEST_EPOCH]
+
+
+class EarlyStopping(_Watching):
+    """End a job when a number has not improved for `patience` epochs.
+
+    The model is scored as it is then; add `BestWeights` to score that of the best epoch.
+
+    Parameters
+    ----------
+    monitor : str
+        ``"inner_loss"``, ``"inner_accuracy"``, ``"train_loss"``, or what a `training_step` logs.
+    patience : int
+        Epochs without a better value, at least 1.
+    min_delta : float
+        Least change that counts as better.
+    mode : {"min", "max"} or None
+        Which way is better; by default the smaller, but the greater of what ends in ``accuracy``.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "inner_loss",
+        patience: int = 10,
+        min_delta: float = 0.0,
+        mode: str | None = None,
+    ) -> None:
+        super().__init__(monitor, min_delta, mode)
+        self.patience = patience
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return (rule, received) of arguments out of bounds."""
+        whole = isinstance(self.patience, int) and self.patience >= 1
+        wrong = [] if whole else [("patience must be at least 1", repr(self.patience))]
+        return [*super().problems(), *wrong]
+
+    def on_epoch_end(self, state: FitState) -> None:
+        """Stop after too many epochs without a better one."""
+        if not self._is_better(state) and state.epoch - self.best_epoch >= self.patience:
+            state.stop()
+
+
+class BestWeights(_Watching):
+    """Score the model as it was after its best epoch.
+
+    Parameters
+    ----------
+    monitor : str
+        As in `EarlyStopping`.
+    min_delta : float
+        Least change that counts as better.
+    mode : {"min", "max"} or None
+        Which way is better; by default the smaller, but the greater of what ends in ``accuracy``.
+    """
+
+    weights: dict[str, torch.Tensor] | None = None
+
+    def on_epoch_end(self, state: FitState) -> None:
+        """Keep the weights of a better epoch."""
+        if self._is_better(state):
+            own = state.model.state_dict()
+            self.weights = {name: value.detach().clone() for name, value in own.items()}
+        state.log(BEST_EPOCH, self.best_epoch)
+
+    def on_fit_end(self, state: FitState) -> None:
+        """Put the best weights back."""
+        assert self.weights is not None
+        state.model.load_state_dict(self.weights)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value, its epoch and its weights."""
+        return {**super().state_dict(), "weights": self.weights}
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        super().load_state_dict(tree)
+        self.weights = tree["weights"]
+
+
+class WeightAverage:
+    """Score the mean of the weights over the training, by `torch.optim.swa_utils`.
+
+    Parameters
+    ----------
+    decay : float or None
+        Of an exponential moving average (EMA), updated after each batch. None: the plain mean of
+        the weights after each epoch (SWA, Izmailov et al. 2018, arXiv:1803.05407).
+    start : float
+        Share of the planned epochs before the first one that counts.
+    """
+
+    def __init__(self, decay: float | None = 0.999, start: float = 0.0) -> None:
+        self.decay, self.start = decay, start
+        self.averaged: swa_utils.AveragedModel | None = None
+
+    def problems(self) -> list[tuple[str, str]]:
+        """Return (rule, received) of arguments out of bounds."""
+        found = []
+        if self.decay is not None and not 0 < self.decay < 1:
+            found.append(("decay must be above 0 and below 1, or None", repr(self.decay)))
+        if not 0 <= self.start < 1:
+            found.append(("start must be at least 0 and below 1", repr(self.start)))
+        return found
+
+    def on_fit_start(self, state: FitState) -> None:
+        """Make the model that holds the average."""
+        function = None
+        if self.decay is not None:
+            function = swa_utils.get_ema_multi_avg_fn(self.decay)  # type: ignore[no-untyped-call]
+        # With the statistics of BatchNorm, which would not fit the mean of the weights otherwise.
+        self.averaged = swa_utils.AveragedModel(
+            state.model, multi_avg_fn=function, use_buffers=True
+        )
+
+    def on_batch_end(self, state: FitState) -> None:
+        """Count the weights after each batch, of an EMA."""
+        if self.decay is not None:
+            self._count(state, state.epoch)
+
+    def on_epoch_end(self, state: FitState) -> None:
+        """Count the weights after each epoch, of a plain mean."""
+        if self.decay is None:
+            self._count(state, state.epoch - 1)
+
+    def _count(self, state: FitState, finished: int) -> None:
+        if finished >= self.start * state.epochs:
+            assert self.averaged is not None
+            self.averaged.update_parameters(state.model)
+
+    def on_fit_end(self, state: FitState) -> None:
+        """Give the model the average, if any epoch counted."""
+        assert self.averaged is not None
+        if int(self.averaged.n_averaged):
+            state.model.load_state_dict(self.averaged.module.state_dict())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average."""
+        assert self.averaged is not None
+        return dict(self.averaged.state_dict())
+
+    def load_state_dict(self, tree: Mapping[str, Any]) -> None:
+        """Continue from what `state_dict` returned."""
+        assert self.averaged is not None
+        self.averaged.load_state_dict(tree)
+
+
+class GradientNorm:
+    """Record the norm of the gradient, a mean over the batches of each epoch.
+
+    With ``clip_grad_norm`` it is that of the clipped one.
+    """
+
+    def on_batch_end(self, state: FitState) -> None:
+        """Record it."""
+        grads = [item.grad for item in state.model.parameters() if item.grad is not None]
+        state.log("gradient_norm", nn.utils.get_total_norm(grads))
+
+
+def callbacks_of(
+    recipe: Any, job: str, epochs: int, live: tuple[nn.Module, Any, Any, torch.device]
+) -> Callbacks | None:
+    """Return the callbacks of a recipe for one job; `live` are the first parts of a `FitState`."""
+    if not recipe.callbacks:
+        return None
+    model, optimizer, schedule, device = live
+    return Callbacks(recipe.callbacks, FitState(job, model, optimizer, schedule, device, epochs))
