@@ -72,7 +72,7 @@ def optimize(
     Returns
     -------
     CVResults or None
-        Of the best trial; None if no trial is complete.
+        Of the best trial so far; None if none is complete.
 
     Raises
     ------
@@ -106,12 +106,12 @@ class _Runs:
         """Run trials until so many are finished, or the time is over."""
         for trial in self._unfinished():
             if not self._run(trial):
-                return None
-        while self._finished() < n_trials:
+                return self._best()
+        while self._finished() < n_trials and time.monotonic() < self._ends:
             trial = self._study.ask(self._distributions)
             trial.set_user_attr(RUN, self._folder(trial.params))
             if not self._run(trial):
-                return None
+                break
         return self._best()
 
     def _finished(self) -> int:
