@@ -213,7 +213,7 @@ def test_problems_of_a_grid_come_with_all_others(root: Path) -> None:
 
 
 def test_a_bad_value_is_refused_or_fails_its_own_candidate_only(root: Path) -> None:
-    with pytest.raises(InputError, match="Invalid learning rate.*keep_going=True"):
+    with pytest.raises(InputError, match=r"Invalid learning rate.*keep_going=True"):
         called(root, {"lr": [-1.0, 1e-2]})
     with pytest.warns(UserWarning, match="Invalid learning rate"):
         results = called(root, {"lr": [-1.0, 1e-2]}, keep_going=True)
