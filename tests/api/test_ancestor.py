@@ -218,6 +218,7 @@ def test_the_k_fold_script_runs(place: Path, warm: Nursery, models: str) -> None
     assert len(written) == len(models.split(", ")) * 2 * (1 + 2 * 4)
 
 
+@pytest.mark.nightly
 def test_the_distributed_script_runs(place: Path, warm: Nursery) -> None:
     ended = start(warm, place, DISTRIBUTED)
     assert ended.wait(500) == 0, ended.printed()

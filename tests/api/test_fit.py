@@ -291,6 +291,7 @@ def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path, warm
 # From the shell
 
 
+@pytest.mark.nightly
 def test_the_shell_trains_one_model_and_continues_it(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -257,6 +257,7 @@ def test_a_page_has_further_tables_and_pictures_beside_it(
     assert b"<svg" in (tmp_path / "page-mlp.svg").read_bytes()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # two cold starts
 def test_the_same_work_is_done_in_several_ways_and_all_learn_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -132,6 +132,7 @@ def test_nothing_is_written_outside_the_folder_of_the_run(traced: Nursery, tmp_p
     assert [path for path in written if root not in path.parents and path not in told] == []
 
 
+@pytest.mark.nightly
 def test_a_second_kill_at_any_call_of_the_recovery(
     traced: Nursery,
     tmp_path: Path,

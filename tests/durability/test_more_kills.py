@@ -96,6 +96,7 @@ def left_over(root: Path) -> list[str]:
     return [name for name in names if not FINISHED.fullmatch(name)]
 
 
+@pytest.mark.nightly
 def test_a_kill_while_writing_outputs_and_report(
     finishing: Nursery, tmp_path: Path, golden: str, record_property: Record
 ) -> None:

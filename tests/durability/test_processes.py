@@ -280,6 +280,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.nightly
 def test_reader_memory_does_not_grow_with_the_run(root: Path, tmp_path: Path) -> None:
     def peak(folder: Path) -> int:
         words = [sys.executable, "-c", PEAK, folder]

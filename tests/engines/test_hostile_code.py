@@ -322,6 +322,7 @@ except AsyncKFoldError as error:
 """
 
 
+@pytest.mark.nightly(but=["12-False"])
 @pytest.mark.parametrize(("limit", "enough"), [(64, True), (12, False)])
 def test_few_open_files_are_enough_or_the_limit_is_named(
     root: Path, limit: int, enough: bool

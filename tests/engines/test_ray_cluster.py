@@ -83,6 +83,7 @@ def test_an_address_of_rays_client_is_refused(
     assert not root.exists()
 
 
+@pytest.mark.nightly(but=["127.0.0.1:1", "nowhere"])
 @needs_ray
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "something else", "nowhere"])
 def test_an_address_that_does_not_answer_is_refused_in_time(root: Path, address: str) -> None:

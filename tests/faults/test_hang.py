@@ -213,7 +213,7 @@ print(kfold({"slow": Slow}, ["cosine", "step"], adam, {"epochs": 12}).counts["do
 """
 
 
-@pytest.mark.nightly(but=["everyone"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("everyone", [False, True], ids=["the sweep", "everyone"])
 def test_our_own_sleep_kills_nobody(root: Path, warm: Nursery, everyone: bool) -> None:
     """Ctrl-Z stops the sweep; a laptop that is shut, or a frozen container, its workers too."""

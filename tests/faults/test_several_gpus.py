@@ -138,6 +138,7 @@ def test_killed_it_continues_and_ends_with_the_same_bits(
     assert found == weights(on_gpus(root.with_name("whole"), 12))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("_slices")
 def test_a_rank_killed_while_its_worker_waits_for_the_gpu_costs_seconds(root: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_sweep_claims_its_bits_and_books_a_core_for_each(root: Path, trainer: 
         assert text.endswith(f": {', '.join(map(str, averaged.samples))}")
 
 
-@pytest.mark.nightly(but=["averaging-all"])
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("trainer", "whom"), [("allreduce", "member"), ("averaging", "all")])
 def test_killed_it_continues_and_ends_with_the_same_bits(

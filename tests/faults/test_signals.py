@@ -379,6 +379,7 @@ for strike in range(1, 101):
 """
 
 
+@pytest.mark.nightly
 def test_ctrl_c_while_the_handlers_are_installed(tmp_path: Path, warm: Nursery) -> None:
     path = tmp_path / "printed"
     run = warm.start(["-c", AT_EACH_OF_THE_FIRST_CALLS], path)

@@ -184,6 +184,7 @@ def digests(root: Path) -> dict[str, str]:
         return {name: result.digest for name, result in store.results().items()}
 
 
+@pytest.mark.nightly
 def test_a_run_is_not_continued_with_other_software(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -328,6 +329,7 @@ def test_a_candidate_that_changed_does_not_grow(root: Path) -> None:
         )
 
 
+@pytest.mark.nightly
 def test_the_command_adds_candidates_and_resumes_all_of_them(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

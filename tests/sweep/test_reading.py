@@ -310,7 +310,7 @@ main()
 """
 
 
-@pytest.mark.nightly(but=["9"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_end_of_the_caller_ends_its_readers(number: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"

@@ -69,7 +69,7 @@ class Compiling(Plain):
         return found
 
 
-@pytest.mark.nightly(but=["hogwild"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("trainer", ["hogwild", "allreduce", "averaging", "parameter_server"])
 def test_a_model_that_compiles_a_part_trains_on_several_processes(
     trainer: str, tmp_path: Path

@@ -109,6 +109,7 @@ def test_figures_without_numbers_are_left_out(
     assert ("predictions" in drawn) == (not run.classes)
 
 
+@pytest.mark.nightly
 def test_the_loss_over_time_of_the_packed_run_and_of_the_serial_loop(
     summarized: Summarize,
 ) -> None:

@@ -113,6 +113,7 @@ print(results.counts["done"], grown >> 10)
 """
 
 
+@pytest.mark.nightly
 def test_a_flood_of_prints_neither_fills_the_disk_nor_stops_the_job(root: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FLOOD, root, "Loud"], cwd=HOME, capture_output=True, text=True
