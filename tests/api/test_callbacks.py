@@ -47,6 +47,7 @@ def test_workers_give_the_same_bits_and_a_refit_takes_the_mean_of_the_epochs(
     with torch.no_grad():
         found = results.model("Tiny/cosine", 0)(torch.from_numpy(samples()[0][valid]))
     assert np.array_equal(found, results.oof["Tiny/cosine"][valid])
+    assert "up to 8 epochs" in Path(results.report()).read_text()
 
 
 def test_a_finished_run_is_read_again_and_another_callback_is_another_plan(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from asynckfold.jobs.objective import (
     SEGMENTATION,
 )
 from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.result import DONE
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat
 
@@ -34,6 +35,7 @@ class RunFacts:
     outputs: str
     batch_size: int
     epochs: int
+    stopped_early: bool  # a job ended before its last epoch
     random_state: int
     threads_per_job: str
     device: str
@@ -58,6 +60,10 @@ def facts(plan: Plan, found: Outcome) -> RunFacts:
         outputs=_outputs(plan),
         batch_size=plan.batch_size,
         epochs=plan.params.epochs,
+        stopped_early=any(
+            item.status == DONE and item.epochs and item.epochs[-1].number < plan.params.epochs
+            for item in found.results.values()
+        ),
         random_state=plan.random_state,
         threads_per_job=plan.threads_text,
         device=clean(plan.device_text),
