@@ -66,7 +66,7 @@ HEADER = f"work | unit | {' | '.join(ENGINES)} | {PLAIN} | ray / plain | process
 
 
 def table(
-    size: Size | None = None, turns: int = 5, *, tell: Callable[[str], None] = silent
+    size: Size | None = None, turns: int = 3, *, tell: Callable[[str], None] = silent
 ) -> BenchTable:
     """Time each work in each way, turn by turn; `tell` receives each row when it is done."""
     if not peers.installed("ray"):
