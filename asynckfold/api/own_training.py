@@ -100,7 +100,7 @@ class OwnTraining:
                 continue
             if params.trainer != "plain" or self.fit_fn is not None:
                 own = "a fit_fn" if self.fit_fn is not None else f"trainer={params.trainer!r}"
-                rule = f"{name} needs the plain trainer and the built-in loop"
+                rule = f"{name} must go with the plain trainer and the built-in loop"
                 yield Problem(rule, own, f"Leave {name} out, or the other.")
         if self.callbacks is None:
             return

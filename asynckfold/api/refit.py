@@ -20,6 +20,7 @@ import numpy as np
 from asynckfold.api.arguments import Settings
 from asynckfold.errors import Problem, nearest
 from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.result import BEST_EPOCH
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.cv_results import CVResults
 from asynckfold.store.layout import refit_folder
@@ -62,7 +63,7 @@ def params_on_all_samples(
         return given
     jobs = [job for job in results.plan.jobs if job.candidate == candidate.name]
     lasts = [results.results[job.id].epochs[-1] for job in jobs]
-    epochs = [last.logged.get("best_epoch", last.number) for last in lasts]
+    epochs = [last.logged.get(BEST_EPOCH, last.number) for last in lasts]
     others = {name: value for name, value in (given or {}).items() if name != "max_epochs"}
     return {**others, "epochs": max(1, round(float(np.mean(epochs))))}
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 DONE, FAILED, DIVERGED, CANCELLED = "done", "failed", "diverged", "cancelled"
 ENDED = (DONE, FAILED, DIVERGED, CANCELLED)
 
+BEST_EPOCH = "best_epoch"
+"""Column of the table of epochs: the epoch whose weights are the best so far."""
+
 Peers = tuple[tuple[str, tuple[int, ...]], ...]
 """Names of nodes, and the cores of a job on each."""
 

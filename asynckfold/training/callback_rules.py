@@ -8,8 +8,15 @@ from typing import Any
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.recipe import pack
-from asynckfold.training.callbacks import METHODS, Callbacks
+from asynckfold.training.callbacks import METHODS, SHIPPED, Callbacks
 from asynckfold.training.own_step import StepError
+
+
+def monitor_of(callback: Any) -> str:
+    """Return the number of the epochs that a callback watches; empty if none."""
+    monitor = getattr(callback, "monitor", "")
+    return monitor if isinstance(monitor, str) else ""
+
 
 INNER, HELD_OUT = "inner_", "valid_"
 """What the names of numbers of the inner part, and of the held-out fold, begin with."""
@@ -30,16 +37,17 @@ def callback_problems(given: Sequence[Any], *, has_inner: bool) -> Iterator[Prob
         if any(kept) and not all(kept):
             rule = "a callback must have both state_dict and load_state_dict, or neither"
             yield Problem(rule, name, "Define the other, too.")
-        for rule, received in getattr(item, "problems", list)():
+        # Others may call anything of theirs so.
+        for rule, received in item.problems() if isinstance(item, SHIPPED) else ():
             yield Problem(f"{name}: {rule}", received, "Pass another.")
-        monitor = getattr(item, "monitor", "")
-        if isinstance(monitor, str) and monitor.startswith(HELD_OUT):
+        monitor = monitor_of(item)
+        if monitor.startswith(HELD_OUT):
             yield Problem(
                 "a callback must not look at the fold that scores",
                 f"{name}(monitor={monitor!r})",
                 "Pass inner_valid=0.1 and monitor='inner_loss', a part of the training fold.",
             )
-        elif isinstance(monitor, str) and monitor.startswith(INNER) and not has_inner:
+        elif monitor.startswith(INNER) and not has_inner:
             yield Problem(
                 f"{name} watches a part of each training fold, which must be set aside",
                 f"monitor={monitor!r}, inner_valid=None",
@@ -56,8 +64,8 @@ def try_callbacks(callbacks: Callbacks, metrics: Mapping[str, float]) -> None:
         A rule is broken: a monitored number that does not exist, a change that no state keeps.
     """
     for item in callbacks.items:
-        monitor = getattr(item, "monitor", None)
-        if monitor is not None and monitor not in metrics:
+        monitor = monitor_of(item)
+        if monitor and monitor not in metrics:
             raise StepError(
                 f"{type(item).__name__} must watch a number of the epochs",
                 f"monitor={monitor!r}",

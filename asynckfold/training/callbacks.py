@@ -22,12 +22,10 @@ import torch
 from torch import nn
 from torch.optim import swa_utils
 
+from asynckfold.jobs.result import BEST_EPOCH
 from asynckfold.training.own_step import TAKEN, StepError, number_of
 
 METHODS = ("on_fit_start", "on_batch_end", "on_epoch_end", "on_fit_end")
-
-BEST_EPOCH = "best_epoch"
-"""Column of the table of epochs: the epoch whose weights are the best so far."""
 
 
 @dataclass(eq=False)
@@ -112,6 +110,12 @@ class Callbacks:
     def end(self) -> bool:
         """Tell that the job ended; return whether anybody was told."""
         self._call("on_fit_end")
+        if self.state.logged:
+            raise StepError(
+                "on_fit_end comes after the last epoch, whose row is written",
+                f"log of {', '.join(map(repr, self.state.logged))}",
+                "Log in on_epoch_end.",
+            )
         return any(hasattr(item, "on_fit_end") for item in self.items)
 
     def _call(self, method: str) -> None:
@@ -171,7 +175,7 @@ class _Watching:
     def _is_better(self, state: FitState) -> bool:
         """Whether the epoch is the best so far; it is remembered then."""
         value = state.metrics[self.monitor]
-        if self.best is not None:
+        if self.best is not None and not math.isnan(self.best):
             gain = value - self.best if self.mode == "max" else self.best - value
             if not gain > self.min_delta:
                 return False
@@ -340,6 +344,10 @@ class GradientNorm:
         """Record it."""
         grads = [item.grad for item in state.model.parameters() if item.grad is not None]
         state.log("gradient_norm", nn.utils.get_total_norm(grads))
+
+
+SHIPPED = (_Watching, WeightAverage)
+"""Those whose arguments have bounds."""
 
 
 def callbacks_of(

@@ -19,6 +19,7 @@ from torch.utils.data import Sampler, WeightedRandomSampler
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms import seeded
+from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Indices
 from asynckfold.training import seeding
 from asynckfold.training.batches import epoch_order
@@ -26,20 +27,12 @@ from asynckfold.training.batches import epoch_order
 BALANCED = "balanced"
 
 
-class SamplerError(Exception):
-    """A sampler breaks a rule; the arguments are (rule, received, remedy)."""
-
-    def __str__(self) -> str:
-        rule, received, remedy = self.args
-        return f"{rule}: received {received}. {remedy}"
-
-
 def epoch_samples(sampler: Any, data: Batches, train: Indices, seed: int, epoch: int) -> Indices:
     """Return the samples of an epoch in their order: a function of seed and epoch alone.
 
     Raises
     ------
-    SamplerError
+    InputError
         The sampler gives no weights, or no places in the training fold.
     """
     if sampler is None:
@@ -81,7 +74,7 @@ def _weights(found: Any, count: int) -> torch.Tensor:
     if not usable or not weights.sum() > 0:
         is_array = hasattr(found, "shape")
         shape = f"{type(found).__name__}{f' of shape {tuple(found.shape)}' if is_array else ''}"
-        raise SamplerError(
+        raise InputError.one(
             "a sampler must give a finite weight of at least 0 for each training sample, some "
             "above 0, or a torch Sampler",
             f"{shape} for {count} samples" if weights.shape != (count,) else _odd(weights),
@@ -101,7 +94,7 @@ def _checked(places: list[Any], count: int) -> Indices:
     if not whole or len(array) != count or array.min() < 0 or array.max() >= count:
         size = len(places)
         inside = f"{array.min()} to {array.max()}" if whole and size else "other items"
-        raise SamplerError(
+        raise InputError.one(
             "a sampler must draw as many samples as the training fold has, by their place in it",
             f"{size} draws of {inside} for {count} samples",
             "Pass num_samples=len(train_targets), and no batch sampler.",

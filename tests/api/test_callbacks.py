@@ -98,7 +98,7 @@ def test_no_group_is_on_both_sides(tmp_path: Path) -> None:
         ({"callbacks": [BestWeights(mode="up")]}, "mode must be 'min' or 'max'"),
         ({"callbacks": [WeightAverage(1.5)]}, "decay must be above 0 and below 1"),
         ({"callbacks": [EarlyStopping("hits")]}, "There are 'train_loss', 'lr', 'inner_loss'"),
-        ({"trainer": "hogwild", "processes": 2}, "callbacks needs the plain trainer"),
+        ({"trainer": "hogwild", "processes": 2}, "callbacks must go with the plain trainer"),
         ({"baseline": "measure"}, "the serial baseline trains without callbacks"),
         ({"fit_fn": lambda context: None}, "the built-in loop: received a fit_fn"),
     ],

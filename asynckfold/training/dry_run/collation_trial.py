@@ -12,10 +12,9 @@ from torch import Tensor
 from asynckfold.data.batches import Batches
 from asynckfold.data.collation import structure
 from asynckfold.data.transforms import leaves_by_path, seeded
-from asynckfold.errors import InputError
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run.checks import Refused, first_line
-from asynckfold.training.dry_run.misfit import own_place
+from asynckfold.training.dry_run.checks import Refused
+from asynckfold.training.dry_run.misfit import trying
 
 MOST = 256
 """Samples of a batch that are tried: an evaluation may take all samples at once."""
@@ -64,17 +63,10 @@ def _inputs(view: Callable[..., Any], *given: Any) -> Any:
 
 
 def _made(make: Callable[[], Any], seed: int) -> Any:
-    try:
-        with seeded(seed):
-            return make()
-    except InputError as error:
-        raise Refused.first_of(error) from error
-    except Exception as error:
-        raise Refused(
-            "collate_fn must make a batch of any samples of the data set",
-            f"{type(error).__name__}: {first_line(error)}{own_place(error)}",
-            "Try it on [dataset[0], dataset[1]]; classes arrive as their index.",
-        ) from error
+    rule = "collate_fn must make a batch of any samples of the data set"
+    remedy = "Try it on [dataset[0], dataset[1]]; classes arrive as their index."
+    with trying(rule, remedy), seeded(seed):
+        return make()
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import criterion_of, why_not_of_pairs
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run.checks import Refused, first_line
-from asynckfold.training.dry_run.misfit import own_place
+from asynckfold.training.dry_run.checks import Refused
+from asynckfold.training.dry_run.misfit import trying
 from asynckfold.training.fold_criterion import criterion_for, kind_made_by
 
 _RULE = "a function of train_targets must return the criterion of a training fold"
@@ -27,14 +27,8 @@ def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
         return bundle
     known, made = kind_made_by(recipe.make_criterion), []
     for fold in bundle.folds:
-        try:
+        with trying(_RULE, "It gets a tensor, with a class as its index."):
             made.append(criterion_for(recipe, data, fold.fitted))
-        except Exception as error:
-            raise Refused(
-                _RULE,
-                f"{type(error).__name__}: {first_line(error)}{own_place(error)}",
-                "It gets a tensor, with a class as its index.",
-            ) from error
         if not callable(made[-1]) or isinstance(made[-1], type):
             raise Refused(
                 _RULE,

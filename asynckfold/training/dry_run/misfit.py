@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from asynckfold.data.transforms import is_tree, kinds_text
+from asynckfold.errors import InputError
 from asynckfold.jobs.digests.ownership import is_asynckfold, is_own_file
 from asynckfold.training.dry_run.checks import Refused, first_line
 
@@ -41,6 +42,18 @@ def making(rule: str) -> Iterator[None]:
             f"{type(error).__name__}: {first_line(error)}{own_place(error)}",
             "Correct it; pass keep_going=True to train the others.",
         ) from error
+
+
+@contextmanager
+def trying(rule: str, remedy: str) -> Iterator[None]:
+    """Refuse what the user's function raises, or what it breaks of a rule of its own."""
+    try:
+        yield
+    except InputError as error:
+        raise Refused.first_of(error) from error
+    except Exception as error:
+        received = f"{type(error).__name__}: {first_line(error)}{own_place(error)}"
+        raise Refused(rule, received, remedy) from error
 
 
 def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refused | None:

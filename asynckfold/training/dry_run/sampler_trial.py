@@ -6,9 +6,9 @@ import numpy as np
 
 from asynckfold.data.batches import Batches
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run.checks import Refused, first_line
-from asynckfold.training.dry_run.misfit import own_place
-from asynckfold.training.sampling import BALANCED, SamplerError, epoch_samples
+from asynckfold.training.dry_run.checks import Refused
+from asynckfold.training.dry_run.misfit import trying
+from asynckfold.training.sampling import BALANCED, epoch_samples
 
 
 def check(bundle: Bundle, data: Batches) -> None:
@@ -38,16 +38,9 @@ def check(bundle: Bundle, data: Batches) -> None:
             "of the training fold.",
         )
     for fold in bundle.folds:
-        try:
+        rule = "sampler must work on the targets of each training fold"
+        with trying(rule, "It gets a tensor, with a class as its index."):
             first, again = (epoch_samples(sampler, data, fold.fitted, 0, 0) for _ in range(2))
-        except SamplerError as error:
-            raise Refused(*error.args) from error
-        except Exception as error:
-            raise Refused(
-                "sampler must work on the targets of each training fold",
-                f"{type(error).__name__}: {first_line(error)}{own_place(error)}",
-                "It gets a tensor, with a class as its index.",
-            ) from error
         if not np.array_equal(first, again):
             raise Refused(
                 "sampler must give the same draws from the same seed",
