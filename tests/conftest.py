@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import os
 import signal
 import sys
@@ -102,6 +103,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[_LEFT].update(Path(item.location[0]).parent.name for item in left)
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if not is_nightly(item)]
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of collected tests live to the end: each full collection would visit them all.
+    gc.collect()
+    gc.freeze()
 
 
 def is_nightly(item: pytest.Item) -> bool:

