@@ -87,6 +87,7 @@ def told(root: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, int]]
     return [{name: item[name] for name in ("planned", *names)} for item in found]
 
 
+@pytest.mark.nightly
 def test_every_job_is_somewhere_before_and_after_an_interruption(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,7 @@ def test_the_distributed_script_runs(place: Path, warm: Nursery) -> None:
     assert tables[1].time.is_monotonic_increasing
 
 
+@pytest.mark.nightly
 def test_the_hogwild_script_runs(place: Path, warm: Nursery, free_port: int) -> None:
     ranks = [start(warm, place, HOGWILD, rank, 3, free_port) for rank in range(3)]
     assert [rank.wait(500) for rank in ranks] == [0, 0, 0], [rank.printed() for rank in ranks]

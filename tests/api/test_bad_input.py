@@ -441,6 +441,7 @@ sys.exit(main(["run", "--data", "digits", "--root", str(root)]))
 """
 
 
+@pytest.mark.nightly
 def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     # Permissions do not stop root, a read-only file system does.
     space = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o ro none "$0" && exec "$@"', tmp_path]

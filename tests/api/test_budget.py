@@ -131,6 +131,7 @@ def test_a_signal_is_told_before_a_budget() -> None:
         assert not signals.stop_requested()
 
 
+@pytest.mark.nightly
 def test_the_command_ends_with_the_code_of_timeout(root: Path, warm: Nursery) -> None:
     words = ["-m", "asynckfold", "run", "--data", "digits", "--models", "mlp", "--schedulers"]
     words += ["cosine,step", "--folds", "3", "--epochs", "2000", "--fuse", "no", "--n-jobs", "1"]

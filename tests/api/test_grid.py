@@ -249,6 +249,7 @@ def test_optimizers_of_two_kinds_are_not_fused(root: Path) -> None:
     assert run(fuse="auto").counts["done"] == 4
 
 
+@pytest.mark.nightly
 def test_killed_in_the_middle_it_continues_to_the_same_bits(root: Path) -> None:
     whole = called(root.with_name("whole"))
     script = (

@@ -77,7 +77,7 @@ WAYS: dict[str, tuple[dict[str, Any], bool]] = {
 """Settings, and whether the same bits are promised."""
 
 
-@pytest.mark.nightly(but=["in worker processes"])
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", WAYS)
 def test_it_fails_alone_and_the_same_call_with_more_continues_it(tmp_path: Path, way: str) -> None:

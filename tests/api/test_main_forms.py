@@ -165,7 +165,7 @@ def seen() -> dict[str, str]:
     return {}
 
 
-@pytest.mark.nightly(but=["script without a guard", "in an event loop"])
+@pytest.mark.nightly(but=["script without a guard"])
 @pytest.mark.parametrize("form", FORMS)
 def test_it_ends_gives_the_same_numbers_and_leaves_nothing(
     form: str, tmp_path: Path, seen: dict[str, str], warm: Nursery

@@ -121,6 +121,7 @@ def test_the_same_bits_on_repeat_and_with_any_number_of_workers(tmp_path: Path, 
     assert other.fingerprint == found["one"].fingerprint
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_what_is_fused_by_default_has_the_same_bits_after_an_interruption(tmp_path: Path) -> None:
     inputs, targets = load_digits(return_X_y=True)

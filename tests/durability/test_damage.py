@@ -76,6 +76,7 @@ def read_or_refused(root: Path, wanted: dict[str, Any]) -> bool:
     return False
 
 
+@pytest.mark.nightly
 def test_a_flipped_bit_is_detected_or_harmless(finished: Path, root: Path) -> None:
     wanted = everything(finished)
     shutil.copytree(finished, root)

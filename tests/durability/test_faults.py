@@ -162,7 +162,7 @@ def test_a_second_kill_at_any_call_of_the_recovery(
 ERRORS = {"ENOSPC": "No space left", "EIO": "Input/output error", "EROFS": "Read-only file system"}
 
 
-@pytest.mark.nightly(but=["ENOSPC"])
+@pytest.mark.nightly
 @pytest.mark.parametrize("error", ERRORS)
 def test_an_io_error_at_any_call_ends_resumable(
     traced: Nursery,

@@ -51,6 +51,7 @@ def training() -> Iterator[Nursery]:
     yield from named("training")
 
 
+@pytest.mark.nightly
 @pytest.mark.crashes("a worker alone clears nothing up: its sweep does")
 def test_a_worker_killed_at_any_call_leaves_checkpoints_whole(
     training: Nursery, tmp_path: Path, record_property: Record

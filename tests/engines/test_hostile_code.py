@@ -183,6 +183,7 @@ def test_a_server_that_does_not_obey_is_replaced(root: Path) -> None:
         assert pool.server.pid != first
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("fresh_servers")
 def test_a_pool_of_a_thread_that_ended_lives(root: Path) -> None:
     """The kernel kills children whose parent thread ends, where they asked for it."""
@@ -322,7 +323,7 @@ except AsyncKFoldError as error:
 """
 
 
-@pytest.mark.nightly(but=["12-False"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(("limit", "enough"), [(64, True), (12, False)])
 def test_few_open_files_are_enough_or_the_limit_is_named(
     root: Path, limit: int, enough: bool
@@ -354,6 +355,7 @@ server_process.start_server = fresh_server
 
 
 @pytest.mark.crashes("the sweep is killed at any moment, also while a job writes")
+@pytest.mark.nightly(but=["0.5"])
 @pytest.mark.parametrize("delay", [0.0, 0.5, 1.0, 1.5, 2.0])
 def test_killed_while_workers_start_it_leaves_no_orphan(
     root: Path, delay: float, warm: Nursery

@@ -196,7 +196,7 @@ def check(root: Path, results: CVResults | None, case: Case) -> None:
     assert [[item.outcome for item in tries] for tries in attempts.values()] == [["ok"]] * 5
 
 
-@pytest.mark.nightly(but=["segfault", "kill", "exit_now", "odd", "interrupt", "system_exit"])
+@pytest.mark.nightly(but=["segfault", "odd"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.act.__name__)
 def test_in_forward(root: Path, case: Case) -> None:
     results = run(root, {"Acts": lambda: InForward(case.act), "Tiny": Tiny})

@@ -147,7 +147,7 @@ def run_and_resume(folder: Path, golden: str, *around: str, limit: tuple[str, ..
     return next(line for line in done.stderr.splitlines() if line.startswith("asynckfold: "))
 
 
-@pytest.mark.nightly(but=["checkpoint"])
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FILLINGS)
 def test_it_ends_with_5_and_with_room_the_same_command_ends_alike(

@@ -136,7 +136,7 @@ def ended_well(script: Started, root: Path) -> list[str]:
         return [item.outcome for item in store.attempts()]
 
 
-@pytest.mark.nightly(but=["hogwild"])
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("trainer", ["hogwild", "parameter_server"])
 def test_a_killed_member_costs_its_job_no_more_than_since_the_last_checkpoint(

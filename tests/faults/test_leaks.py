@@ -110,6 +110,7 @@ with RunStore.read(Path(sys.argv[1])) as store:
 """
 
 
+@pytest.mark.nightly
 def test_a_run_and_its_report_need_no_network(root: Path) -> None:
     tried = subprocess.run([*WITHOUT_NETWORK, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:

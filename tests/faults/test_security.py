@@ -252,6 +252,7 @@ DOCUMENTED = re.compile(
 )
 
 
+@pytest.mark.nightly
 def test_a_run_listens_nowhere_leaves_only_what_is_documented_and_tells_no_secret(
     root: Path,
 ) -> None:

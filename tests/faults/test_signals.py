@@ -314,7 +314,7 @@ sys.exit(cli.program())
 """
 
 
-@pytest.mark.nightly(but=["flush", "Output"])
+@pytest.mark.nightly(but=["flush"])
 @pytest.mark.parametrize("moment", ["parse", "Output", "flush"])
 def test_ctrl_c_before_there_is_a_command_and_after_its_last_word(
     tmp_path: Path, moment: str, warm: Nursery
@@ -640,6 +640,7 @@ class Struck(Tiny):
         return super().forward(inputs)
 
 
+@pytest.mark.nightly
 def test_ctrl_c_lets_a_job_of_this_process_save_itself(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -810,6 +811,7 @@ except KeyboardInterrupt as interrupt:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "way"),
     [

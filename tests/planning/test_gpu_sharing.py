@@ -426,6 +426,7 @@ def test_a_probe_waits_after_its_first_step_where_it_is_asked_to(root: Path) -> 
     assert found[0].step_seconds > 0
 
 
+@pytest.mark.nightly
 def test_real_workers_meet_for_a_probe(root: Path) -> None:
     """As on a GPU, but for the GPU."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -251,7 +251,7 @@ ACTIONS = st.one_of(
 
 
 @given(st.lists(ACTIONS, max_size=60), st.lists(st.integers(1, 2), min_size=6, max_size=6))
-@settings(max_examples=60)
+@settings(max_examples=examples(200))
 def test_no_core_is_held_twice_whatever_happens(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], threads: list[int]
 ) -> None:

@@ -232,6 +232,7 @@ class Loud(nn.Module):
         return self.tiny(inputs)
 
 
+@pytest.mark.nightly
 def test_batches_of_real_jobs_survive_a_kill_and_change_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

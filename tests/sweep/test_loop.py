@@ -32,6 +32,7 @@ from asynckfold.jobs.result import DONE, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore
 from asynckfold.sweep.loop import Sweep
+from tests.size import examples
 
 GIB = 1 << 30
 
@@ -468,7 +469,7 @@ def test_our_own_kill_at_the_end_is_no_verdict_on_a_job(store: RunStore) -> None
     assert outcomes == ["died", "died", "interrupted"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     cores=st.integers(1, 5),
     choices=st.lists(st.integers(0, 100), max_size=60),

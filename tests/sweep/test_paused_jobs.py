@@ -87,6 +87,7 @@ def paused(root: Path, pool: WorkerPool) -> Iterator[tuple[ProcessEngine, Future
         yield engine, future
 
 
+@pytest.mark.nightly
 def test_a_paused_job_hangs_not_and_comes_to_the_same_bits(root: Path, pool: WorkerPool) -> None:
     cores = sorted(os.sched_getaffinity(0))
     with toy_bundle(root, models={"Slow": Slow}, epochs=6) as (bundle, data):

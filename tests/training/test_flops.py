@@ -75,6 +75,7 @@ def test_counting_changes_no_bit_and_draws_no_random_number() -> None:
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
 
+@pytest.mark.nightly
 def test_counting_imports_no_compiler() -> None:
     code = (
         "import sys, torch; from asynckfold.training.flops import FlopCounter\n"

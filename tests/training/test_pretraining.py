@@ -261,7 +261,7 @@ def dbn(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
     return partial(kind, 8, (6, 4), 3, pretraining=Pretraining(epochs=2, batch_size=10))
 
 
-@pytest.mark.nightly(but=["plain-1"])
+@pytest.mark.nightly
 @pytest.mark.parametrize(("trainer", "processes"), [("plain", 1), ("allreduce", 2)])
 def test_a_job_killed_during_pretraining_ends_with_the_same_bits(
     tmp_path: Path, trainer: str, processes: int

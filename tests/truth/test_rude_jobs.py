@@ -177,7 +177,7 @@ class Rude(Plain):
         return super().forward(inputs)
 
 
-@pytest.mark.nightly(but=["few open files"])
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_few_files")
 @pytest.mark.parametrize("what", RUDE)
 @pytest.mark.filterwarnings("ignore::asynckfold.api.kfold.JobsFailedWarning")

@@ -159,6 +159,7 @@ def test_a_baseline_of_an_earlier_version_counts_if_all_jobs_are_done() -> None:
     assert replace(results, results=lost).speedup is None
 
 
+@pytest.mark.nightly(but=["measured"])
 @pytest.mark.parametrize(
     "run",
     [
@@ -399,6 +400,7 @@ class Slow(Tiny):
         return super().forward(inputs)
 
 
+@pytest.mark.nightly
 def test_no_speedup_beside_another_program_where_all_is_trained_in_this_process(root: Path) -> None:
     core = min(os.sched_getaffinity(0))
     hog = f"import os\nos.sched_setaffinity(0, {{{core}}})\nprint(1, flush=True)\nwhile True: pass"

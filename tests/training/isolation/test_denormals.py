@@ -83,6 +83,7 @@ assert flushed(2 * SHARE)
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("code", [OLD_POOL, NEW_POOL], ids=["old pool", "new pool"])
 def test_threads_started_earlier_keep_their_mode(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

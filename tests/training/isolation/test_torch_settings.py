@@ -123,6 +123,7 @@ print("done")
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("pairs", [pytest.param("all", marks=pytest.mark.nightly), "some"])
 def test_both_names_of_tf32_are_carried_and_restored(pairs: str) -> None:
     found = subprocess.run(

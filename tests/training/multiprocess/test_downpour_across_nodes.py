@@ -59,6 +59,7 @@ def right_outputs(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 @PER_NODE
+@pytest.mark.nightly
 @pytest.mark.parametrize("left", [(), (8, 20)])
 def test_all_movement_arrives_whatever_the_order(
     tmp_path: Path, per_node: int, left: tuple[int, ...]

@@ -502,6 +502,7 @@ def pids(processes: Sequence[Started]) -> set[int]:
     return {process.pid for process in processes}
 
 
+@pytest.mark.nightly
 def test_a_killed_replica_is_missed_by_nobody(machines: Callable[..., Machines]) -> None:
     group = machines(2)
     one, other = group.replicas

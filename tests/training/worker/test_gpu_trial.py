@@ -37,6 +37,7 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_trial, "EACH_SECONDS", 3.0)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("_cuda")
 def test_each_gpu_is_tried_and_a_bad_one_hides_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     gpu_trial.main(["GPU-crash", "GPU-good", "MIG-good", "GPU-old", "GPU-hang"])

@@ -39,6 +39,7 @@ def start(there: socket.socket, how: str) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(120)
 def test_repeated_data_on_the_socket_interrupts_nothing() -> None:
     here, there = socket.socketpair()
