@@ -29,6 +29,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("segmentation", ["narrow", "wide"]),
         ("autoencoder", ["code of 2", "code of 8"]),
         ("two_inputs", ["TwoInputs"]),
+        ("multi_label", ["narrow", "wide"]),
         ("text", ["GRU", "Transformer"]),
         pytest.param(
             "lightning_module",

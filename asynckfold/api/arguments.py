@@ -63,9 +63,9 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         Number of times to divide the data, each with another shuffle. For a number of folds only.
     groups : array-like of shape (n_samples,), optional
         Group of each sample. Samples of one group are never on both sides of a fold.
-    stratify : bool, array-like of shape (n_samples,), "quantile" or int
-        Keep the class proportions in each fold. Or those of the labels in an array; or of quantiles
-        of targets that are numbers, 10 or as many as given.
+    stratify : bool, array-like of shape (n_samples,) or (n_samples, n_labels), "quantile" or int
+        Keep the proportions of classes or labels in each fold. Or those of an array; or of
+        quantiles of targets that are numbers, 10 or as many as given.
     targets : array-like of shape (n_samples,), optional
         Labels, where reading them from the data set is slow or wrong.
     random_state : int

@@ -97,7 +97,7 @@ def _log(session: Session, planned: Planned) -> None:
     notes = (
         *filter(None, [session.machine.gpu_note, threads.devices]),
         *(*network_notes(store.root), *planned.data.notes, *session.call.notes, *planned.notes),
-        *(*facts.notes, *slow, *replaced),
+        *(*facts.notes, *slow, *replaced, *_kept_notes(planned, settings)),
     )
     for note in notes:
         store.event("note", note)
@@ -123,7 +123,8 @@ def _sweep(session: Session, planned: Planned, bundle: Any, stop_reason: StopRea
     settings, store, display = session.settings, session.run, session.display
     make, plan = planned.make, bundle.plan
     requests = workload.requests(planned.choice, planned.work, planned.groups.groups)
-    finish: Finish = _Finish(job_by_id(plan), bundle, planned.data, settings, store.event)
+    keeps = not planned.why_not_kept(settings.keep_outputs_gib)
+    finish: Finish = _Finish(job_by_id(plan), bundle, planned.data, settings, store.event, keeps)
     _fail_refused(store, planned)
     finished = store.reader.results()
     if stop_reason is not None:
@@ -207,13 +208,14 @@ class _Publisher:
 
 @dataclass(frozen=True, eq=False)
 class _Finish:
-    """Scores a result on its held-out fold."""
+    """Scores a result on its held-out fold, and drops outputs that are too large to keep."""
 
     jobs: Mapping[str, Job]
     bundle: Any
     data: Prepared
     settings: Settings
     say: Callable[[str, str, str], None]
+    keeps: bool
 
     def __call__(self, result: Result) -> Result:
         if result.status != DONE or result.outputs is None:
@@ -234,7 +236,7 @@ class _Finish:
             # A score may be the user's own function: its failure is the job's.
             line = f"scoring raised {type(error).__name__}: {error}"
             return replace(result, status=FAILED, error=line, traceback=line)
-        return replace(result, scores=found)
+        return replace(result, scores=found, outputs=result.outputs if self.keeps else None)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
@@ -277,6 +279,15 @@ def _score_notes(
         yield f"{name} is undefined: {'; '.join(texts)}"
     else:
         yield from (f"{name}: {text}" for text in texts)
+
+
+def _kept_notes(planned: Planned, settings: Settings) -> Iterator[str]:
+    """Yield that outputs of held-out samples are not kept, and what there is not without them."""
+    if why := planned.why_not_kept(settings.keep_outputs_gib):
+        yield (
+            f"outputs of held-out samples are not kept: {why}; each fold is scored all the same, "
+            "but there are no results.oof and no figures of predictions"
+        )
 
 
 def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:

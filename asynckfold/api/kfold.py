@@ -40,6 +40,7 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, cause
 from asynckfold.planning.forecast import Forecast
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.out_of_fold import without_outputs
 from asynckfold.system.files import make_folders, slug, write_whole
 
 
@@ -309,10 +310,12 @@ def failure_lines(results: CVResults) -> Iterator[str]:
 
 
 def write_out_of_fold(results: CVResults) -> None:
-    """Write ``oof/<candidate>.npz`` for each complete candidate.
+    """Write ``oof/<candidate>.npz`` for each complete candidate, if outputs are kept.
 
     Each holds ``outputs``, aligned with the dataset, in the shape of `CVResults.oof`.
     """
+    if without_outputs(results.results):
+        return
     folder = results.root_dir / "oof"
     outputs = results.oof
     for row in results.candidates:

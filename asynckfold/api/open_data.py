@@ -14,6 +14,7 @@ from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.api.session import Session
+from asynckfold.api.strata import absent_note
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
@@ -171,7 +172,7 @@ def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]
     """Return the data with notes about validation samples that copy or vary training samples."""
     from asynckfold.data.duplicates import copies_note, random_note, records_note
 
-    notes = [random_note(data.notes)]
+    notes = [random_note(data.notes), absent_note(data.labels, folds)]
     # Scoring training samples is intended here, and the report says so.
     if not settings.about.get("scored"):
         handle = data.handle()

@@ -48,6 +48,7 @@ from asynckfold.planning.feasibility import (
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping
 from asynckfold.planning.group_choice import group
+from asynckfold.planning.kept_outputs import why_not_kept
 from asynckfold.planning.workload import Choice, Probe, Workload
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
@@ -114,6 +115,11 @@ class Planned:
             return {"code": self.digest.parts}
         before = self.stored.recipe.get("code")
         return {} if before is None else {"code": changes.kept(before, self.digest.parts)}
+
+    def why_not_kept(self, most_gib: float) -> str:
+        """Return why outputs of held-out samples are not kept, ``""`` where they are."""
+        work = self.work
+        return why_not_kept(work.plan, work.folds, work.facts.output_samples, most_gib)
 
     @property
     def notes(self) -> Iterator[str]:

@@ -1,16 +1,19 @@
-"""What folds are stratified by: classes, a given array, or quantiles of a number."""
+"""What folds are stratified by: classes, labels, a given array, or quantiles of a number."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import InputError
+from asynckfold.jobs.objective import MULTILABEL
 
 if TYPE_CHECKING:
     from asynckfold.data.labels import Labels
+    from asynckfold.jobs.folds import Fold
 
 QUANTILES = 10
 """Bins of ``stratify="quantile"``, or as many as the folds leave samples for."""
@@ -21,24 +24,29 @@ Strata = tuple[npt.NDArray[Any], tuple[str, ...]]
 def strata_of(stratify: Any, labels: Labels, n_splits: int) -> Strata | None:
     """Return the stratum of each sample by number, and the names of strata; None without any.
 
+    Where a sample has several labels, its row of 0 and 1 comes back, and no names.
+
     Raises
     ------
     InputError
         There is no such stratification of these targets.
     """
-    if stratify is False or (stratify is True and labels.strata is None):
+    if stratify is False:
         return None
     if stratify is True:
-        assert labels.strata is not None
-        return labels.strata, labels.classes
+        if labels.objective.kind == MULTILABEL and labels.targets.ndim == 2:
+            return labels.objective.codes(labels.targets), ()
+        return None if labels.strata is None else (labels.strata, labels.classes)
     if isinstance(stratify, (str, int)):
         return _quantiles(stratify, labels, n_splits)
     found = np.asarray(stratify)
     count = len(labels.targets)
+    if found.ndim == 2 and len(found) == count and np.isin(found, (0, 1)).all():
+        return found.astype(np.int64), ()
     missing = found.dtype.kind == "f" and not np.isfinite(found).all()
     if found.shape != (count,) or found.dtype.kind not in "biufUO" or missing:
         raise InputError.one(
-            f"stratify must hold one label for each of the {count} samples",
+            f"stratify must hold one label, or a row of 0 and 1, for each of the {count} samples",
             f"an array of {found.dtype} of shape {found.shape}" + ", with NaN" * missing,
             "Pass an array of that length, True, False, 'quantile', or a number of bins.",
         )
@@ -46,6 +54,26 @@ def strata_of(stratify: Any, labels: Labels, n_splits: int) -> Strata | None:
         found = found.astype(str)
     names, codes = np.unique(found, return_inverse=True)
     return codes, tuple(map(str, names.tolist()))
+
+
+def absent_note(labels: Labels, folds: Sequence[Fold]) -> str:
+    """Return a note about labels that no held-out sample of a fold has; "" without any."""
+    if labels.objective.kind != MULTILABEL or labels.targets.ndim != 2:
+        return ""
+    absent = [
+        (label, fold)
+        for fold in folds
+        for label in np.flatnonzero(~(labels.targets[fold.valid] != 0).any(axis=0)).tolist()
+    ]
+    if not absent:
+        return ""
+    (label, fold), more = absent[0], len(absent) - 1
+    where = f"fold {fold.index}" + f" of repeat {fold.repeat}" * bool(fold.repeat)
+    others = f", and {more} more such {'pair' if more == 1 else 'pairs'}" * bool(more)
+    return (
+        f"{where} holds out no sample with label {label}{others}: there, scores that average over "
+        "labels say little"
+    )
 
 
 def _quantiles(stratify: str | int, labels: Labels, n_splits: int) -> Strata:

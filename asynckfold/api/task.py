@@ -24,7 +24,7 @@ Word = Literal[
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Asked:
-    """The task, and the score that ranks.
+    """The task, the score that ranks, and what is kept of the outputs.
 
     Parameters
     ----------
@@ -35,10 +35,16 @@ class Asked:
         contradicts criterion or targets is refused.
     rank_by : str, optional
         Name of the score that ranks the candidates. Default: the first of `scoring`.
+    keep_outputs_gib : float
+        Outputs of held-out samples are kept if all of them take at most so many GiB. Else each
+        fold is scored, and its outputs are dropped: then there is no `CVResults.oof`.
     """
 
     task: Word | None = argument(None, group="training", none="")
     rank_by: str | None = argument(None, group="training", metavar="SCORE", none="")
+    keep_outputs_gib: float = argument(
+        2.0, group="output", spelled="keep-outputs", unit="GiB", least=0
+    )
 
 
 def with_task(given: dict[str, Any]) -> dict[str, Any]:

@@ -71,13 +71,14 @@ def make_folds(
     n_samples : int
         Number of samples.
     targets : ndarray of shape (n_samples,) or (n_samples, n_outputs)
-        Class indices or regression targets.
+        Class indices, rows of 0 and 1 for several labels, or regression targets.
     cv : int, scikit-learn splitter, or iterable of (train, valid) index arrays
         An integer is the number of folds.
     classification : bool
-        Whether the targets are classes.
+        Whether the targets are classes or labels.
     stratify : bool
-        Keep class proportions in each fold; only for an integer ``cv`` and class targets.
+        Keep the proportions of classes, or of labels, in each fold; only for an integer ``cv`` and
+        such targets. Labels are not stratified where there are `groups`.
     n_repeats : int
         How often to divide anew, with another shuffle; only for an integer ``cv``.
     groups : array-like of shape (n_samples,), optional
@@ -144,8 +145,8 @@ def with_inner_valid(
         What `make_folds` returned.
     share : float
         Of the training fold, or of its groups; above 0 and below 1.
-    strata : ndarray of shape (n_samples,), or None
-        What to stratify by; None: nothing.
+    strata : ndarray of shape (n_samples,) or (n_samples, n_labels), or None
+        What to stratify by, classes or rows of labels; None: nothing.
     groups : array-like of shape (n_samples,), optional
         No group is divided; the part is then stratified as well as whole groups allow.
     random_state : int
@@ -200,6 +201,14 @@ def _inner_part(
     from sklearn import model_selection
 
     rows = np.zeros((count, 1))
+    if strata is not None and strata.ndim == 2:
+        if groups is None:
+            from iterstrat.ml_stratifiers import MultilabelStratifiedShuffleSplit
+
+            by_labels = MultilabelStratifiedShuffleSplit(1, test_size=share, random_state=seed)
+            _, inner = next(iter(by_labels.split(rows, strata)))
+            return _indices(inner)
+        strata = None
     if groups is not None and strata is not None:
         parts = max(2, round(1 / share)) if share <= 0.5 else max(2, round(1 / (1 - share)))
         splitter = model_selection.StratifiedGroupKFold(parts, shuffle=True, random_state=seed)
@@ -309,7 +318,7 @@ def _count_problems(
                 "Use fewer folds or more samples.",
             )
         )
-    elif stratified and n_splits >= 2:
+    elif stratified and n_splits >= 2 and targets.ndim == 1:
         problems += _class_problems(targets, n_splits, names)
     if groups is not None and len(np.unique(groups)) < n_splits:
         problems.append(
@@ -357,7 +366,7 @@ def _repeated(
     rows = np.zeros((n_samples, 1))
     for repeat in range(n_repeats):
         seed = random_state if repeat == 0 else _repeat_seed(random_state, repeat)
-        splitter = _splitter(n_splits, stratified, groups is not None, seed)
+        splitter = _splitter(n_splits, targets.ndim if stratified else 0, groups is not None, seed)
         for index, (train, valid) in enumerate(splitter.split(rows, targets, groups)):
             yield repeat, index, train, valid
 
@@ -366,10 +375,19 @@ def _repeat_seed(random_state: int, repeat: int) -> int:
     return int(np.random.SeedSequence([random_state, repeat]).generate_state(1)[0])
 
 
-def _splitter(n_splits: int, stratified: bool, grouped: bool, seed: int) -> Any:
+def _splitter(n_splits: int, stratified: int, grouped: bool, seed: int) -> Any:
+    """Return a splitter that stratifies by nothing (0), by classes (1), or by rows of labels (2).
+
+    Rows of labels: Sechidis, Tsoumakas, Vlahavas, On the Stratification of Multi-Label Data, ECML
+    PKDD 2011.
+    """
     from sklearn import model_selection
 
-    if grouped and stratified:
+    if stratified == 2 and not grouped:
+        from iterstrat.ml_stratifiers import MultilabelStratifiedKFold
+
+        return MultilabelStratifiedKFold(n_splits, shuffle=True, random_state=seed)
+    if grouped and stratified == 1:
         return model_selection.StratifiedGroupKFold(n_splits, shuffle=True, random_state=seed)
     if grouped:
         return model_selection.GroupKFold(n_splits, shuffle=True, random_state=seed)

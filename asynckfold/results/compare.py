@@ -93,4 +93,6 @@ def _ends(one: Result, other: Result) -> str:
         rows = np.flatnonzero((one.outputs != other.outputs).reshape(len(one.outputs), -1).any(1))
         if rows.size:
             return f"out-of-fold outputs of {rows.size} samples, first in row {rows[0]}"
+    elif one.outputs is not other.outputs:
+        return f"outputs kept {'here' if one.outputs is None else 'there'} only"
     return "other scores from equal outputs"

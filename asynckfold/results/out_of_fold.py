@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.errors import Problem
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, Result
@@ -36,6 +37,21 @@ def layers_of(folds: Sequence[Fold]) -> tuple[int, ...]:
         held[layer] |= samples
         found.append(layer)
     return tuple(found)
+
+
+def without_outputs(results: Mapping[str, Result]) -> list[str]:
+    """Return the finished jobs of which no outputs were kept."""
+    return [name for name, item in results.items() if item.status == DONE and item.outputs is None]
+
+
+def kept_problems(results: Mapping[str, Result]) -> Iterator[Problem]:
+    """Yield that outputs of held-out samples are needed, and were not kept."""
+    if dropped := without_outputs(results):
+        yield Problem(
+            "out-of-fold outputs must have been kept by the run",
+            f"those of {len(dropped)} finished jobs were not, such as {dropped[0]}",
+            "Make the run in another folder with a larger keep_outputs_gib.",
+        )
 
 
 def out_of_fold(

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from asynckfold.errors import refuse
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import ENDED, Baseline, Result, counts_line, fingerprint
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, candidates, rank
-from asynckfold.results.out_of_fold import layers_of, mean_of_layers, out_of_fold
+from asynckfold.results.out_of_fold import kept_problems, layers_of, mean_of_layers, out_of_fold
 from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
 from asynckfold.results.statistics import (
     Difference,
@@ -158,7 +159,13 @@ class Outcome:
         Shape (n_samples, ...), in the order of the dataset; columns are those of `classes_`. If
         samples are held out more than once, as by repeats, (n_repeats, n_samples, ...), since each
         score is that of a single model. Samples that no finished fold held out are NaN.
+
+        Raises
+        ------
+        InputError
+            The run kept no outputs; see ``keep_outputs_gib`` of `AsyncKFold`.
         """
+        refuse(kept_problems(self.results))
         return out_of_fold(self.plan, self.folds, self.results, self.n_samples)
 
     @property

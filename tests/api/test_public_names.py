@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 PACKAGES = {
     "PIL": "pillow",
+    "iterstrat": "iterative-stratification",
     "pynvml": "nvidia-ml-py",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",

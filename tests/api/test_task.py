@@ -9,11 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from sklearn import metrics
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import AsyncKFold, CVResults
 from asynckfold.errors import InputError
+from asynckfold.training import seeding
+from asynckfold.training.batches import epoch_order
 
 Array = npt.NDArray[Any]
 
@@ -40,6 +43,13 @@ def swept(
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.05)
+
+
+def tags(count: int = COUNT) -> npt.NDArray[np.float32]:
+    """Rows of four labels: on half, a fourth, and a tenth of the samples, and on one of them."""
+    places = np.random.default_rng(2).permuted(np.tile(np.arange(count), (4, 1)), axis=1)
+    wanted = np.array([count // 2, count // 4, count // 10, 1])
+    return (places < wanted[:, None]).T.astype(np.float32)
 
 
 def scores(results: CVResults) -> list[dict[str, float]]:
@@ -101,6 +111,7 @@ def test_a_dataset_of_samples_alone_needs_the_task_to_be_said(tmp_path: Path) ->
         ),
         ({"rank_by": "f1_macro"}, nn.CrossEntropyLoss(), CLASSES, "rank_by must name one"),
         ({"stratify": CLASSES[:-1]}, nn.CrossEntropyLoss(), CLASSES, "stratify must hold"),
+        ({"stratify": tags() + 1}, nn.CrossEntropyLoss(), CLASSES, "a row of 0 and 1"),
         ({"stratify": "quantile"}, nn.CrossEntropyLoss(), CLASSES, "one number per sample"),
         ({"stratify": 1}, nn.MSELoss(), NUMBERS, "at least 2 bins"),
         ({"stratify": "deciles"}, nn.MSELoss(), NUMBERS, "one number per sample"),
@@ -183,6 +194,66 @@ def test_folds_keep_the_proportions_of_quantiles(tmp_path: Path) -> None:
         for fold in results.folds:
             counts = np.bincount(place[fold.valid], minlength=bins)
             assert counts.tolist() == [COUNT // bins // 2] * bins
+
+
+def test_folds_keep_the_proportions_of_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    labels, criterion = tags(), nn.BCEWithLogitsLoss()
+    results = swept(tmp_path / "run", (X, labels), criterion, 4, verbose=1, inner_valid=0.5)
+    for fold in results.folds:
+        counts = labels[fold.valid].sum(axis=0)
+        assert counts[:3].tolist() == [COUNT // 4, COUNT // 8, COUNT // 20]
+        assert counts[3] in (0, 1)
+        inner = labels[fold.inner_valid].sum(axis=0)
+        assert (np.abs(inner[:3] - counts[:3] / 2) <= 1).all()
+    assert "holds out no sample with label 3" in capsys.readouterr().err
+    again = swept(tmp_path / "again", (X, labels), criterion, 4, inner_valid=0.5)
+    assert again.fingerprint == results.fingerprint
+    given = swept(tmp_path / "array", (X, NUMBERS[:, None]), nn.MSELoss(), 1, stratify=labels)
+    for fold, same in zip(given.folds, results.folds, strict=True):
+        assert fold.valid.tolist() == same.valid.tolist()
+
+
+def test_labels_have_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
+    labels, criterion = tags()[:, :3], nn.BCEWithLogitsLoss()
+    words = {"scoring": ["average_precision", "f1_macro"]}
+    results = swept(tmp_path / "run", (X, labels), criterion, 3, **words)
+    for job, fold in zip(results.plan.jobs, results.folds, strict=True):
+        with seeding.preserved():
+            torch.set_num_threads(results.plan.threads_per_job)
+            outputs = trained_by_hand(labels, job.seed, fold.train)(torch.from_numpy(X[fold.valid]))
+        assert np.array_equal(results.oof["linear/constant"][fold.valid], outputs.detach().numpy())
+        true, likely = labels[fold.valid], torch.sigmoid(outputs).detach().numpy()
+        assert results.results[job.id].scores == pytest.approx(
+            {
+                "average_precision": metrics.average_precision_score(true, likely),
+                "f1_macro": metrics.f1_score(true, likely > 0.5, average="macro", zero_division=0),
+            }
+        )
+
+
+def trained_by_hand(labels: Array, seed: int, train: Array) -> nn.Module:
+    seeding.seed_all(seed)
+    model, criterion = nn.Linear(5, 3), nn.BCEWithLogitsLoss()
+    optimizer = sgd(model)
+    for epoch in range(2):
+        seeding.seed_all(seeding.epoch_seed(seed, epoch))
+        for rows in torch.from_numpy(epoch_order(train, seed, epoch)).split(8):
+            optimizer.zero_grad()
+            outputs = model(torch.from_numpy(X)[rows])
+            criterion(outputs, torch.from_numpy(labels)[rows]).backward()
+            optimizer.step()
+    return model
+
+
+def test_with_groups_labels_are_not_stratified(tmp_path: Path) -> None:
+    groups = np.arange(COUNT) // 4
+    data, criterion = (X, tags()), nn.BCEWithLogitsLoss()
+    results = swept(tmp_path / "run", data, criterion, 4, groups=groups, inner_valid=0.4)
+    for fold in results.folds:
+        assert not {*groups[fold.valid]} & {*groups[fold.train]}
+        assert not {*groups[fold.inner_valid]} & {*groups[fold.fitted]}
 
 
 # Metrics of torchmetrics
