@@ -185,7 +185,8 @@ def test_ranks_do_not_depend_on_the_order_and_nan_is_last(means: list[float], ra
     assert min(ranks) == 1
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+# Coarse numbers: means that differ by rounding are ties here, and are none to scipy.
+@given(st.lists(st.integers(0, 1000).map(lambda number: number / 1000), min_size=1, max_size=6))
 def test_finite_ranks_match_scipy(means: list[float]) -> None:
     from scipy.stats import rankdata
 
