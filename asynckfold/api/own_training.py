@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from asynckfold.errors import Problem
+from asynckfold.errors import Problem, nearest
 from asynckfold.jobs.argument import argument, one_line
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.results.reported_scores import with_reported
+from asynckfold.results.reported_scores import reported_names, with_reported
 
 _SHAPES = {
     "training_step": (
@@ -78,6 +78,24 @@ class OwnTraining:
         """Return `scoring`, of which the user's own code may report what has another name."""
         none = self.fit_fn is None and self.validation_step is None
         return scoring if none else with_reported(scoring)
+
+    def unmeasured_problems(
+        self, scoring: Any, measured: Mapping[str, Sequence[str]]
+    ) -> Iterator[Problem]:
+        """Yield the scores that have nearly the name of what a validation step measured.
+
+        A name that is like none of them may be measured later, as in the last epoch only.
+        """
+        if self.validation_step is None:
+            return
+        for model, names in measured.items():
+            for score in reported_names(scoring):
+                if score not in names and (meant := nearest(score, names)):
+                    yield Problem(
+                        "scoring must name what validation_step measures, or a known score",
+                        f"{score!r}; of model {model} it measures {', '.join(map(repr, names))}",
+                        f"Correct the name.{meant}",
+                    )
 
     def own_training_problems(self, params: TrainerParams) -> Iterator[Problem]:
         """Yield why the user's own code cannot train the jobs."""

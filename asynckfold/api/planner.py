@@ -189,6 +189,7 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     )
     session.display.doing("checking the candidates")
     facts = _check(session, make, bundle)
+    refuse(settings.unmeasured_problems(settings.scoring, facts.measured))
     if score_checks.must_be_numbered(data, settings.known_criterion, facts.output_samples):
         data = data.numbered()
         make = replace(make, data=data)

@@ -150,3 +150,4 @@ class Facts:
     notes: tuple[str, ...] = ()  # on LR schedules and scores, for the log
     # outputs that were seen, also of models with too few outputs for the classes
     output_samples: dict[str, OutputSample] = field(default_factory=dict)
+    measured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by a validation_step

@@ -42,3 +42,16 @@ def with_reported(scoring: Any) -> Any:
     if not own or len({str(name) for name, _ in pairs}) < len(pairs):
         return scoring
     return {name: ReportedScore(item) if item in own else item for name, item in pairs}
+
+
+def reported_names(scoring: Any) -> list[str]:
+    """Return the names of scores that the user's code is to report.
+
+    >>> reported_names(with_reported(["accuracy", "inception"])), reported_names("accuracy")
+    (['inception'], [])
+    """
+    if scoring is None:
+        return []
+    return [
+        str(name) for name, item in named_scores(scoring, "") if isinstance(item, ReportedScore)
+    ]

@@ -151,3 +151,10 @@ def test_a_validation_step_gives_the_score_of_its_name(tmp_path: Path) -> None:
     assert set(results.results["Tiny/cosine/fold-0"].scores) == {"margin", "accuracy"}
     with pytest.raises(InputError, match="scoring must name scikit-learn scorers: received 'mar"):
         called(tmp_path / "other", scoring="margin")
+
+
+def test_nearly_the_name_of_what_it_measures_is_refused(tmp_path: Path) -> None:
+    message = r"scoring must name what .*: received 'margn'; of model Tiny it measures 'margin'\. "
+    with pytest.raises(InputError, match=message + r".* mean 'margin'\?"):
+        called(tmp_path / "run", validation_step=margin, scoring=["margn", "accuracy"])
+    assert not (tmp_path / "run" / "run.db").exists()

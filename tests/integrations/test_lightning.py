@@ -103,7 +103,8 @@ def plain_loop(results: Any, job: Any, interval: str) -> Any:
 @pytest.mark.parametrize(("interval", "engine"), [("epoch", "process"), ("step", "serial")])
 def test_a_module_has_the_bits_of_a_plain_loop(tmp_path: Path, interval: str, engine: str) -> None:
     # A worker imports Lightning anew: one pool is enough.
-    results = kfold(tmp_path, engine=engine, n_jobs=1, refit=engine == "serial")(
+    words = {"scoring": ["accuracy", "val_acc"], "refit": engine == "serial"}
+    results = kfold(tmp_path, engine=engine, n_jobs=1, **words)(
         {"net": module(interval)}, trainer_params={"epochs": EPOCHS}, params={"lr": [0.05, 0.02]}
     )
     assert [row.name for row in results.candidates] == [
@@ -117,6 +118,7 @@ def test_a_module_has_the_bits_of_a_plain_loop(tmp_path: Path, interval: str, en
     rows = results.to_frame("epoch")
     assert rows["epoch_seen"].tolist()[:3] == [0, 1, 2]
     assert rows["val_acc"].tolist() == pytest.approx(rows["accuracy"].tolist())
+    assert results.best_score_ == pytest.approx(results.to_frame()["mean_val_acc"].max())
     assert rows["logged_train_loss"].tolist() == pytest.approx(rows["train_loss"].tolist())
 
 

@@ -244,17 +244,18 @@ class CandidateTrial:
             raise Refused(*error.args) from error
         checks.check_storable("callbacks", found)
 
-    def check_validation(self) -> None:
-        """Refuse a `validation_step` that breaks a rule."""
+    def measured(self) -> tuple[str, ...]:
+        """Return the names of what a `validation_step` measures; refuse one that breaks a rule."""
         parts = optimizers_of(self.optimizer)
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         precision = self.bundle.plan.params.precision_on_cores
         recipe, device = self.bundle.recipe, self.targets.device
         own = own_validation(recipe, parts, criterion, device, precision)
-        if own is not None:
-            logged = self.own.state.measures if self.own else {}
-            batch = self.inputs, self.targets
-            own_step_trial.validate(own, self.model.eval(), batch, logged)
+        if own is None:
+            return ()
+        logged = self.own.state.measures if self.own else {}
+        own_step_trial.validate(own, self.model.eval(), (self.inputs, self.targets), logged)
+        return tuple(own.found)
 
     def _own_loop(self) -> None:
         """Run the user's loop for one batch, and compare its bits with those of the first run."""

@@ -87,7 +87,7 @@ def check(
                         facts.step_seconds[name] = dry.step_seconds(facts.output_samples)
                         dry.check_learning()
                         dry.check_criterion()
-                        dry.check_validation()
+                        facts.measured[name] = dry.measured()
                         dry.check_callbacks()
                         sums = sums or dry.criterion_sums()
                         facts.memory[name] = dry.memory()
