@@ -1,0 +1,52 @@
+"""A run in TensorBoard: the curves of each job, and its scores.
+
+Written from the results, not by a callback inside the jobs: these stay fused, what was trained
+before is there too, and so are the curves of the held-out folds, which no callback may see.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from asynckfold.integrations.curves import missing, points
+from asynckfold.results.cv_results import CVResults
+from asynckfold.store.layout import job_folder
+
+_SUFFIX = ".asynckfold"
+
+
+def write(results: CVResults, folder: str | os.PathLike[str]) -> int:
+    """Write the finished jobs of a run as event files; return how many jobs there are.
+
+    Writing again, during the run or after it, replaces what was written before.
+
+    Parameters
+    ----------
+    results : CVResults
+        Of a call, or by `load_results` of a run that goes on.
+    folder : path
+        For ``tensorboard --logdir``: a folder in it for each job.
+
+    Raises
+    ------
+    InputError
+        The package tensorboard is not installed.
+    """
+    try:
+        # Not typed, and imports the package tensorboard.
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise missing("tensorboard") from error
+    writer: Any
+    jobs = [job for job in results.plan.jobs if job.id in results.results]
+    for job in jobs:
+        place = job_folder(Path(folder), job)
+        for old in place.glob(f"events.out.tfevents.*{_SUFFIX}"):
+            old.unlink()
+        with SummaryWriter(place, filename_suffix=_SUFFIX) as writer:
+            for epoch, at, numbers in points(results.results[job.id]):
+                for name, value in numbers.items():
+                    writer.add_scalar(name, value, epoch, walltime=at)
+    return len(jobs)
