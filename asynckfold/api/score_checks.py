@@ -131,6 +131,7 @@ def with_objective(
     problems += _shape_problems(found, output_samples)
     problems += scores.fit_problems(settings.scoring, found, known)
     problems += _transform_problems(settings, found, output_samples)
+    problems += _count_problems(settings, found, data.targets, output_samples)
     if not problems:
         problems += _trial_problems(settings, found, data, folds[0].valid, output_samples)
         problems += _metric_problems(settings, found, data.targets[folds[0].train], output_samples)
@@ -267,6 +268,31 @@ def _transform_problems(
             received,
             "Pass a function of one tensor of shape (n, ...), such as torch.sigmoid.",
         )
+
+
+def _count_problems(
+    settings: Settings,
+    found: Objective,
+    targets: Array,
+    output_samples: Mapping[str, OutputSample],
+) -> Iterator[Problem]:
+    """Yield that scikit-learn's scores would compare each target with more or fewer outputs."""
+    pairs = scores.named_scores(settings.scoring, found.kind)
+    names = [str(name) for name, item in pairs if scores.is_from_sklearn(item)]
+    if found.kind != objectives.REGRESSION or not names:
+        return
+    for model, sample in output_samples.items():
+        try:
+            made = objectives.predicted(found, sample.rows[:1], settings.transform)
+        except Exception:  # noqa: BLE001
+            continue  # the user's own function, which was refused for it
+        if made.size != targets[:1].size:
+            yield Problem(
+                "scores of numbers need one output for each number of a target",
+                f"{made.size} of model {model} for {targets[:1].size}, scored by {names[0]!r}",
+                "Pass scoring={'name': function}, of (targets, outputs) → float; or "
+                "output_transform= with a function from outputs to predictions.",
+            )
 
 
 def _trial_problems(

@@ -45,6 +45,12 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.05)
 
 
+def two_parts(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A loss of three columns against the two parts of a target."""
+    first = nn.functional.mse_loss(outputs[:, 0], targets[:, 0])
+    return first + (outputs[:, 1] - targets[:, 1] + outputs[:, 2]).square().mean()
+
+
 def tags(count: int = COUNT) -> npt.NDArray[np.float32]:
     """Rows of four labels: on half, a fourth, and a tenth of the samples, and on one of them."""
     places = np.random.default_rng(2).permuted(np.tile(np.arange(count), (4, 1)), axis=1)
@@ -115,6 +121,7 @@ def test_a_dataset_of_samples_alone_needs_the_task_to_be_said(tmp_path: Path) ->
         ({"stratify": "quantile"}, nn.CrossEntropyLoss(), CLASSES, "one number per sample"),
         ({"stratify": 1}, nn.MSELoss(), NUMBERS, "at least 2 bins"),
         ({"stratify": "deciles"}, nn.MSELoss(), NUMBERS, "one number per sample"),
+        ({}, two_parts, np.stack([NUMBERS, NUMBERS], axis=1), "3 of model linear for 2"),
         (
             {"task": "reconstruction", "targets": CLASSES},
             nn.MSELoss(),

@@ -142,7 +142,8 @@ def check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundle
         raise Refused(
             f"model {name} must return one tensor",
             type(outputs).__name__,
-            "Return the outputs only, not a tuple or dict.",
+            "Return the outputs only. Of several heads, return torch.cat([one, other], dim=1), and "
+            "let the criterion take the columns apart.",
         )
     if len(outputs) != len(targets):
         raise Refused(
