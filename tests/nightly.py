@@ -20,6 +20,7 @@ HOME = Path(__file__).parents[1]
 REPORTS = Path("reports", "chaos")
 KILLS, KILLS_OF_SEVERAL = 200, 24
 SEVERAL = ("hogwild", "allreduce", "averaging", "parameter_server")
+CLUSTERS = "tests/faults/test_ray*.py"
 LONG = ("--timeout", "3600", "-o", "faulthandler_timeout=3600")
 
 
@@ -71,12 +72,12 @@ def python(*words: str) -> tuple[int, str]:
     return run(sys.executable, "-m", *words)
 
 
-def tests(*words: str) -> tuple[int, int]:
-    """Run tests side by side, at full size."""
+def run_tests(*words: str, side_by_side: int = 3) -> tuple[int, int]:
+    """Run tests at full size; in this process if none are side by side."""
     with tempfile.TemporaryDirectory(prefix="nightly-") as folder:
         record = Path(folder, "junit.xml")
         code, _ = python(
-            *("pytest", "-q", "--nightly", "-n", "3", "--dist", "worksteal"),
+            *("pytest", "-q", "--nightly", "-n", f"{side_by_side}", "--dist", "worksteal"),
             *(f"--junit-xml={record}", *words),
         )
         return counted(record, code)
@@ -138,8 +139,10 @@ def parts() -> dict[str, Part]:
     return {
         "lint, types, layers": check,
         "docs": docs,
-        "tests": lambda: tests("--ignore", "tests/durability"),
-        "durability": lambda: tests(*LONG, "tests/durability"),
+        "tests": lambda: run_tests("--ignore", "tests/durability", "--ignore-glob", CLUSTERS),
+        # Each starts several nodes and is timed by what is idle: one after another.
+        "clusters": lambda: run_tests(*sorted(map(str, HOME.glob(CLUSTERS))), side_by_side=0),
+        "durability": lambda: run_tests(*LONG, "tests/durability"),
         "chaos": lambda: kills("plain", KILLS),
         **{
             f"chaos, {trainer}": lambda trainer=trainer: kills(trainer, KILLS_OF_SEVERAL)  # type: ignore[misc]

@@ -28,6 +28,21 @@ def test_a_part_that_failed_does_not_stop_the_others(
     assert "no part is called c: there are a, b" in printed
 
 
+def test_files_that_need_the_machine_alone_are_not_run_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[tuple[str, ...]] = []
+    monkeypatch.setattr(nightly, "python", lambda *words: calls.append(words) or (1, ""))
+    monkeypatch.setattr(nightly, "counted", lambda record, code: (1, 0))
+    for name in ("tests", "clusters"):
+        nightly.parts()[name]()
+    beside, alone = calls
+    assert beside[beside.index("--ignore-glob") + 1] == nightly.CLUSTERS
+    assert alone[alone.index("-n") + 1] == "0"
+    files = [word for word in alone if word.endswith(".py")]
+    assert {Path(word).name for word in files} >= {"test_ray.py", "test_ray_spans.py"}
+
+
 @pytest.mark.parametrize(
     ("code", "failures", "found"), [(0, 0, (4, 0)), (1, 2, (4, 2)), (3, 0, (4, 1))]
 )
