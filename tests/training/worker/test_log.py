@@ -125,8 +125,10 @@ def test_a_flood_of_prints_neither_fills_the_disk_nor_stops_the_job(root: Path) 
         data = (root / f"A/constant/fold-{fold}/log.txt").read_bytes()
         assert len(data) <= LOG_BYTES
         assert data.startswith(b"line 0 xxx")
-        assert b"the middle of this log was left out" in data
-        assert b"epoch 2 train_loss" in data[-4096:]
+        _, cut, end = data.partition(b"the middle of this log was left out")
+        assert cut
+        # Prints take another way into the file, and may come a moment later.
+        assert b"epoch 2 train_loss" in end
 
 
 @pytest.mark.nightly
