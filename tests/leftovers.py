@@ -329,7 +329,10 @@ def _mentioned(pid: int) -> str:
 
 
 def _may_stay(thread: threading.Thread) -> bool:
-    """Whether a thread listens to a pool, will close the warm one, or watches over this test."""
+    """Whether a thread listens to a pool, will close the warm one, or watches over this test.
+
+    The progress bars of other libraries start one of tqdm that ends with the process.
+    """
     return thread is warm_pool._warm.timer or thread.name.startswith(
-        ("asynckfold-listener", "pytest_timeout")
+        ("asynckfold-listener", "pytest_timeout", "tqdm_monitor")
     )

@@ -19,6 +19,8 @@ from tests.toy import samples
 pytestmark = [
     pytest.mark.nightly,
     pytest.mark.skipif(importlib.util.find_spec("skorch") is None, reason="needs the extra skorch"),
+    # skorch imports torch_geometric where it is installed, which scripts a function.
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning"),
 ]
 
 
