@@ -22,6 +22,7 @@ KILLS, KILLS_OF_SEVERAL = 200, 24
 SEVERAL = ("hogwild", "allreduce", "averaging", "parameter_server")
 CLUSTERS = "tests/faults/test_ray*.py"
 LONG = ("--timeout", "3600", "-o", "faulthandler_timeout=3600")
+FULL_SIZE = ("--timeout", "600", "-o", "faulthandler_timeout=590")
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,13 @@ def parts() -> dict[str, Part]:
     return {
         "lint, types, layers": check,
         "docs": docs,
-        "tests": lambda: run_tests("--ignore", "tests/durability", "--ignore-glob", CLUSTERS),
+        "tests": lambda: run_tests(
+            *(*FULL_SIZE, "--ignore", "tests/durability", "--ignore-glob", CLUSTERS)
+        ),
         # Each starts several nodes and is timed by what is idle: one after another.
-        "clusters": lambda: run_tests(*sorted(map(str, HOME.glob(CLUSTERS))), side_by_side=0),
+        "clusters": lambda: run_tests(
+            *(*FULL_SIZE, *sorted(map(str, HOME.glob(CLUSTERS)))), side_by_side=0
+        ),
         "durability": lambda: run_tests(*LONG, "tests/durability"),
         "chaos": lambda: kills("plain", KILLS),
         **{

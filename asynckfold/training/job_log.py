@@ -23,6 +23,9 @@ _LEFT_OUT = b"\n... the middle of this log was left out: it is kept to 10 MiB ..
 WATCH_SECONDS = 0.05
 """Interval between two checks of the size; in between a log may exceed `LOG_BYTES`."""
 
+LOCK_SECONDS = 1.0
+"""How long a line waits for another thread that shortens the log, which takes milliseconds."""
+
 
 def log_path(root: Path, job: Job) -> Path:
     """Return the path of a job's log."""
@@ -41,6 +44,7 @@ class JobLog:
 
     def __init__(self, root: Path, job: Job) -> None:
         self.path = log_path(root, job)
+        self._lock = threading.RLock()
         with _storage_errors(self.path):
             self._file = self._open(root)
             self.shorten()
@@ -62,15 +66,31 @@ class JobLog:
         """Append bytes."""
         with _storage_errors(self.path):
             for start in range(0, len(data), _CHUNK):
-                _append(self._file, data[start : start + _CHUNK])
-                self.shorten()
+                with self._locked():
+                    _append(self._file, data[start : start + _CHUNK])
+                    self.shorten()
 
     def fileno(self) -> int:
         """Return the descriptor."""
         return self._file
 
     def shorten(self) -> None:
-        """Cut the middle out of a log that is too long; lines written meanwhile may be lost."""
+        """Cut the middle out of a log that is too long; what is printed meanwhile may be lost."""
+        with self._locked():
+            self._shorten()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Let no other thread shorten the log while a line is appended."""
+        # Not forever: this process may have been forked while another thread held the lock.
+        held = self._lock.acquire(timeout=LOCK_SECONDS)
+        try:
+            yield
+        finally:
+            if held:
+                self._lock.release()
+
+    def _shorten(self) -> None:
         if os.fstat(self._file).st_size <= LOG_BYTES:
             return
         try:
@@ -121,6 +141,7 @@ class NoLog(JobLog):
 
     def __init__(self) -> None:
         self.path = Path(os.devnull)
+        self._lock = threading.RLock()
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
 
 
