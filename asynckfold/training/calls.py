@@ -35,7 +35,11 @@ def call_model(model: Callable[..., Any], inputs: Any) -> Any:
     """
     if isinstance(inputs, Tensor):
         return model(inputs)
-    way = way_of(model, inputs)
+    return call_by(way_of(model, inputs), model, inputs)
+
+
+def call_by(way: str, model: Callable[..., Any], inputs: Any) -> Any:
+    """Return what a model gives for inputs passed in one of the three ways."""
     if way == NAMES:
         return model(**inputs)
     return model(*inputs) if way == POSITIONS else model(inputs)

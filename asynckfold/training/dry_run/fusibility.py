@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
+from asynckfold.data.transforms import on_device
 from asynckfold.jobs.messages import Fusibility
 from asynckfold.jobs.plan import Job
 from asynckfold.planning import fusion_groups
 from asynckfold.training import pretraining, seeding
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
 from asynckfold.training.dry_run.criterion_trial import with_criterion
 from asynckfold.training.fused_optimizers import with_fused_kernel
@@ -27,11 +29,12 @@ from asynckfold.training.fusion import (
     fuse_optimizers,
     parts_of,
 )
+from asynckfold.training.fusion.backward import Batch
 from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation.guard import isolated
 
-Step = list[tuple[torch.Tensor, torch.Tensor]]
+Step = list[Batch]
 """The batch of each replica."""
 
 _CPU = torch.device("cpu")
@@ -85,8 +88,6 @@ def _unfit(trial: CandidateTrial) -> str:
         return "in float16, each job scales its own losses"
     if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):
         return "its candidates have optimizers of different kinds"
-    if trial.way:
-        return "its samples are several tensors"
     return ""
 
 
@@ -116,7 +117,7 @@ def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fu
         own = why_not_stackable(found.fused, optimizers, range(2))
         if own is None:
             return Fusibility("", str(found))
-        last = [(inputs.to(device), targets.to(device)) for inputs, targets in steps[-1]]
+        last = [on_device(batch, device) for batch in steps[-1]]
         criterion = copy.deepcopy(recipe.criterion)
         if isinstance(criterion, nn.Module):
             criterion = criterion.to(device)
@@ -139,7 +140,7 @@ def _why_not_on_views(
     plain, (inputs, targets) = [copied(model) for model in models], batches[0]
     fused = fuse(models, [inputs])
     optimizers, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
-    together = fuse_criterion(criterion, len(plain), copied(plain[0])(inputs), targets)
+    together = fuse_criterion(criterion, len(plain), call_model(copied(plain[0]), inputs), targets)
     backward(fused, together, parts_of(batches), precision)
     return why_not_on_views(fused, optimizers, plain, [opt_fn(model) for model in plain])
 
@@ -151,7 +152,7 @@ def _steps(trial: CandidateTrial) -> list[Step]:
     they do to each other; the second step and the evaluation compute them together. If possible no
     two batches share a sample, so that a replica that sees another's samples is noticed.
     """
-    most = min(REPLICA_BATCH, len(trial.inputs))
+    most = min(REPLICA_BATCH, len(trial.first_rows))
     rows = torch.from_numpy(trial.rows)
     return [
         [

@@ -11,6 +11,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from asynckfold.training.fusion import compatibility
+from asynckfold.training.fusion.arguments import Arguments
 from asynckfold.training.fusion.layouts import Layout, NotFusible
 from asynckfold.training.fusion.lowering import Lowering
 from asynckfold.training.fusion.peephole import exchange
@@ -37,19 +38,21 @@ class Programs(Protocol):
 class Batched:
     """The traced graph, with each function replaced by its batched counterpart."""
 
-    def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
+    def __init__(self, models: Sequence[nn.Module], arguments: Arguments) -> None:
         first = models[0]
         self._traces: dict[bool, Trace] = {}
         self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
         traced = models[:1] if compatibility.surely_alike(models) else models
         for training in (True, False):
             traces = [
-                trace(model, inputs, training=training, leaf_types=frozenset(RULES.leaves))
+                trace(model, arguments, training=training, leaf_types=frozenset(RULES.leaves))
                 for model in traced
             ]
             if any(other.text() != traces[0].text() for other in traces[1:]):
                 raise NotFusible("the replicas compute different things")
-            self._traces[training] = with_examples(traces[0], first, inputs, training=training)
+            self._traces[training] = with_examples(
+                traces[0], first, arguments.example, training=training
+            )
             self._constants[training] = {
                 name: [one.constants[name] for one in traces] for name in traces[0].constants
             }
@@ -122,14 +125,14 @@ def _orders(traced: Trace) -> dict[str, tuple[int, ...]]:
 class Vmapped:
     """The whole model under `torch.func.vmap`, for models that cannot be traced."""
 
-    def __init__(self, models: Sequence[nn.Module], inputs: Sequence[Any]) -> None:
-        self._template = _WithBuffers(models[0])
+    def __init__(self, models: Sequence[nn.Module], arguments: Arguments) -> None:
+        self._template = _WithBuffers(models[0], arguments)
         self.slots: Mapping[str, Slot] = slots_of(models[0], {})
-        doubled = [torch.stack([item, item]) for item in inputs]
+        doubled = [torch.stack([item, item]) for item in arguments.example]
         for training in (True, False):
             copies = [copied(model).train(training) for model in (models[0], models[-1])]
             try:
-                _run(_WithBuffers(copies[0]), Stack.of(copies, self.slots), doubled)
+                _run(_WithBuffers(copies[0], arguments), Stack.of(copies, self.slots), doubled)
             except Exception as error:
                 raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
 
@@ -149,12 +152,12 @@ class Vmapped:
 class _WithBuffers(nn.Module):
     """Also returns the buffers: a forward may replace one by another tensor."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, arguments: Arguments) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.arguments = model, arguments
 
-    def forward(self, *inputs: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-        return self.model(*inputs), dict(self.model.named_buffers())
+    def forward(self, *leaves: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+        return self.arguments.call(self.model, leaves), dict(self.model.named_buffers())
 
 
 def _run(template: _WithBuffers, stack: Stack, inputs: Sequence[Any]) -> Any:

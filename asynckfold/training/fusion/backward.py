@@ -9,13 +9,14 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.precision import outputs_of
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""(inputs, targets) of one replica."""
+Batch = tuple[Any, torch.Tensor]
+"""(inputs, targets) of one replica; inputs may be a dict or tuple of tensors."""
 
 
 class GroupCriterion(Protocol):
@@ -102,10 +103,13 @@ def fuse_criterion(
 
 @dataclass(frozen=True)
 class ReplicaBatches:
-    """Inputs and targets (R, B, ...) of consecutive replicas, with the same B for all."""
+    """Inputs and targets (R, B, ...) of consecutive replicas, with the same B for all.
+
+    Inputs are a tensor or a tree of them.
+    """
 
     replicas: range
-    inputs: torch.Tensor
+    inputs: Any
     targets: torch.Tensor
 
 
@@ -130,8 +134,9 @@ def parts_of(batches: Sequence[Batch | None]) -> list[ReplicaBatches]:
             continue
         some = [batch for batch in batches[start:stop] if batch is not None]
         if some:
-            inputs, targets = (torch.stack(items) for items in zip(*some, strict=True))
-            parts.append(ReplicaBatches(range(start, stop), inputs, targets))
+            inputs, targets = zip(*some, strict=True)
+            stacked = pytree.tree_map(lambda *items: torch.stack(items), *inputs)
+            parts.append(ReplicaBatches(range(start, stop), stacked, torch.stack(targets)))
         start = stop
     return parts
 
@@ -139,7 +144,8 @@ def parts_of(batches: Sequence[Batch | None]) -> list[ReplicaBatches]:
 def _alike(one: Batch | None, other: Batch | None) -> bool:
     if one is None or other is None:
         return one is other
-    return one[0].shape == other[0].shape and one[1].shape == other[1].shape
+    mine, theirs = (pytree.tree_leaves(batch) for batch in (one, other))
+    return [item.shape for item in mine] == [item.shape for item in theirs]
 
 
 def backward(

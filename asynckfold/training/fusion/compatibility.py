@@ -11,20 +11,21 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from asynckfold.training import side_effects
+from asynckfold.training.fusion.arguments import Arguments
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.side_effects import attributes, describe, is_plain
 
 
-def check(models: Sequence[nn.Module], inputs: Sequence[Any]) -> list[str]:
+def check(models: Sequence[nn.Module], arguments: Arguments) -> list[str]:
     """Refuse models that are not replicas, or whose forward does more than compute.
 
     Returns the names of the user's own autograd functions that the forward calls.
     """
     for problem in chain(_differences(models), _obstacles(models[0])):
         raise NotFusible(problem)
-    _run(models[0], inputs, training=False)
-    return _run(models[0], inputs, training=True)
+    _run(models[0], arguments, training=False)
+    return _run(models[0], arguments, training=True)
 
 
 def surely_alike(models: Sequence[nn.Module]) -> bool:
@@ -97,7 +98,7 @@ def _obstacles(model: nn.Module) -> Iterator[str]:
             yield f"parameter {name} is not a dense tensor"
 
 
-def _run(model: nn.Module, inputs: Sequence[Any], *, training: bool) -> list[str]:
+def _run(model: nn.Module, arguments: Arguments, *, training: bool) -> list[str]:
     """Run a copy; refuse side effects of its forward."""
     probe = copied(model).train(training)
     outputs: list[Any] = []
@@ -106,7 +107,7 @@ def _run(model: nn.Module, inputs: Sequence[Any], *, training: bool) -> list[str
         # The user's code may raise anything; that becomes the reason.
         try:
             with torch.enable_grad():
-                outputs.append(probe(*inputs))
+                outputs.append(arguments.call(probe, arguments.example))
         except Exception as error:
             raise NotFusible(f"its forward raises {type(error).__name__}: {error}") from error
 

@@ -23,8 +23,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from asynckfold.data.transforms import mapped
 from asynckfold.training import seeding
+from asynckfold.training.calls import call_model
 from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of
+from asynckfold.training.fusion.in_float64 import naming
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.plain_draws import drawing_as_replica
@@ -235,7 +238,11 @@ def check_equivalence(
         exact = check.on_gpu and not check.from_float64
         # Whatever the user's code raises, say in another precision, is the reason.
         try:
-            with seeding.preserved(), torch_settings.without_tf32() if exact else nullcontext():
+            with (
+                seeding.preserved(),
+                torch_settings.without_tf32() if exact else nullcontext(),
+                naming(check.dtype),
+            ):
                 comparison = _Comparison(models, criterion, steps, opt_fn, check, device)
                 differences, sensitivity = comparison.run()
         except NotFusible as error:
@@ -288,7 +295,7 @@ class _Comparison:
             self.third_way = _Way(torch.float64, "fp32", dtype)
             exact = [_to(copy.deepcopy(criterion), torch.float64, device) for _ in models]
             self.third_criteria = exact
-        outputs = copied(self.plain[0])(inputs)
+        outputs = call_model(copied(self.plain[0]), inputs)
         self.criterion = fuse_criterion(self.criteria[0], len(models), outputs, targets)
         self.generators = [seeding.generator_on(device).manual_seed(i) for i in range(len(models))]
         for index, generator in enumerate(self.fused.generators):
@@ -353,7 +360,7 @@ class _Comparison:
     ) -> torch.Tensor:
         criteria = self.criteria if way is self.way else self.third_criteria
         model.zero_grad()
-        with self._drawing(self.generators[index], state, way):
+        with self._drawing(self.generators[index], state, way), naming(way.dtype):
             loss: torch.Tensor = criteria[index](_outputs(model, batch, way), batch[1])
             loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
@@ -388,8 +395,8 @@ class _Comparison:
 
 
 def _cast(batch: Batch, dtype: torch.dtype, device: torch.device) -> Batch:
-    inputs, targets = (
-        item.to(device, dtype) if item.is_floating_point() else item.to(device) for item in batch
+    inputs, targets = mapped(
+        lambda item: item.to(device, dtype) if item.is_floating_point() else item.to(device), batch
     )
     return inputs, targets
 
@@ -399,8 +406,9 @@ def _to(criterion: Any, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def _outputs(model: nn.Module, batch: Batch, way: _Way) -> Any:
-    inputs, _ = _cast(batch, way.dtype, batch[0].device)
-    return outputs_of(model, inputs, way.precision)
+    inputs, _ = _cast(batch, way.dtype, batch[1].device)
+    with naming(way.dtype):
+        return outputs_of(model, inputs, way.precision)
 
 
 Tensors = Mapping[str, torch.Tensor]

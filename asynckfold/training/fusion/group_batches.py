@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from asynckfold.data.transforms import mapped
 from asynckfold.training.fusion.backward import ReplicaBatches, parts_of
 from asynckfold.training.training_run import Training
 
@@ -75,5 +77,9 @@ class GroupBatches:
                 # The width of a group touches bits: a job without samples takes those of another.
                 low, high = replica.bounds[batch]
                 taken = torch.arange(high - low, device=there[1].device) % len(there[1])
-                found[index] = tuple(item.index_select(0, taken) for item in there)
+                found[index] = mapped(partial(_selected, taken), there)
         return found
+
+
+def _selected(rows: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
+    return item.index_select(0, rows)

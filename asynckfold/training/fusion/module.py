@@ -10,6 +10,7 @@ from torch import nn
 
 from asynckfold.training import seeding
 from asynckfold.training.fusion import compatibility
+from asynckfold.training.fusion.arguments import Arguments, leaves_of
 from asynckfold.training.fusion.backends import Batched, Forward, Programs, Vmapped
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.stacked_parameters import Stack
@@ -46,12 +47,12 @@ class FusedModule:
         return len(self.models)
 
     def __call__(self, *inputs: Any) -> Any:
-        """Compute all replicas: inputs and outputs are (R, B, ...)."""
+        """Compute all replicas: inputs, or the tensors of their trees, and outputs (R, B, ...)."""
         training = self.models[0].training
         if training not in self._forwards:
             replicas = range(self._first, self._first + self.width)
             self._forwards[training] = self._programs.forward(training, replicas)
-        return self._forwards[training](self.stack, self.generators, inputs)
+        return self._forwards[training](self.stack, self.generators, leaves_of(inputs))
 
     def train(self, mode: bool = True) -> FusedModule:
         """Set the mode of all replicas."""
@@ -98,7 +99,7 @@ class FusedModule:
         }
 
 
-def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) -> FusedModule:
+def fuse(models: Sequence[nn.Module], example_inputs: Sequence[Any]) -> FusedModule:
     """Make replicas of one model compute together; raise `NotFusible` with a reason.
 
     Parameters
@@ -106,8 +107,9 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
     models : sequence of nn.Module
         Replicas of one architecture: the same structure and settings, each with its own parameters
         and buffers, which become views of the stack.
-    example_inputs : sequence of Tensor
-        What the forward of one replica takes for one batch, two samples or more.
+    example_inputs : sequence of Tensor, or of a tree of them
+        What the forward of one replica takes for one batch, two samples or more. A single dict or
+        tuple is passed by name or by position where the forward takes it so.
 
     Examples
     --------
@@ -119,30 +121,31 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[torch.Tensor]) ->
     if not models:
         raise NotFusible("there is no model")
     modes = [[module.training for module in model.modules()] for model in models]
-    programs, why_vmap = _programs(models, example_inputs)
+    arguments = Arguments.of(models[0], example_inputs)
+    programs, why_vmap = _programs(models, arguments)
     stack = Stack.of(models, programs.slots)
     for model, mode in zip(models, modes, strict=True):
         for module, training in zip(model.modules(), mode, strict=True):
             module.training = training
-    device = next(iter(example_inputs)).device
+    device = arguments.example[0].device
     generators = [seeding.generator_on(device).manual_seed(index) for index in range(len(models))]
     return FusedModule(models, programs, stack, generators, why_vmap=why_vmap)
 
 
-def _programs(models: Sequence[nn.Module], inputs: Sequence[Any]) -> tuple[Programs, str]:
+def _programs(models: Sequence[nn.Module], arguments: Arguments) -> tuple[Programs, str]:
     """Return the forwards, and why they are not batched."""
     with seeding.preserved():
-        own_functions = compatibility.check(models, inputs)
+        own_functions = compatibility.check(models, arguments)
         try:
             for name in own_functions:
                 # A trace would look into the function, and differentiate what it finds.
                 raise NotFusible(f"the model uses {name}, an autograd function of its own")
-            return Batched(models, inputs), ""
+            return Batched(models, arguments), ""
         except NotFusible as error:
             if not compatibility.surely_alike(models):
                 # vmap would compute all replicas with the attributes of the first one.
                 raise NotFusible(f"{error}; other replicas hold other objects") from error
             try:
-                return Vmapped(models, inputs), str(error)
+                return Vmapped(models, arguments), str(error)
             except NotFusible as second:
                 raise NotFusible(f"{error}; {second}") from error

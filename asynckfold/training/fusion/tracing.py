@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from asynckfold.training import seeding
+from asynckfold.training.fusion.arguments import Arguments
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.side_effects import describe
 
@@ -68,10 +70,10 @@ class _Proxy(fx.Proxy):  # type: ignore[no-any-unimported,misc,unused-ignore]
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
-    def __init__(self, leaf_types: frozenset[type], count: int) -> None:
+    def __init__(self, leaf_types: frozenset[type], arguments: Arguments) -> None:
         super().__init__()
         self.leaf_types = leaf_types
-        self.count = count
+        self.arguments = arguments
         self.layers: list[str] = []
         self.mode = _mode()
 
@@ -90,12 +92,14 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        # One proxy per given input; other arguments keep their defaults.
-        names = [f"input_{i}" for i in range(self.count)]
-        return root_fn, [
-            self.root,
-            *(self.create_proxy("placeholder", name, (), {}) for name in names),
-        ]
+        # One proxy per given tensor; other arguments keep their defaults.
+        names = [f"input_{i}" for i in range(len(self.arguments.example))]
+        proxies = [self.create_proxy("placeholder", name, (), {}) for name in names]
+
+        def forward(root: nn.Module, *leaves: Any) -> Any:
+            return self.arguments.call(partial(root_fn, root), leaves)
+
+        return forward, [self.root, *proxies]
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _mode() != self.mode:
@@ -129,13 +133,13 @@ def _slow_attention() -> Iterator[None]:
 
 
 def trace(
-    model: nn.Module, inputs: Sequence[Any], *, training: bool, leaf_types: frozenset[type]
+    model: nn.Module, arguments: Arguments, *, training: bool, leaf_types: frozenset[type]
 ) -> Trace:
     """Trace a copy of the model in one mode, without tracing into modules of `leaf_types`."""
     root = copied(model).train(training)
     known = dict(root.named_parameters()) | dict(root.named_buffers())
-    drawn = _generator_states(inputs)
-    tracer = _Tracer(leaf_types, len(inputs))
+    drawn = _generator_states(arguments.example)
+    tracer = _Tracer(leaf_types, arguments)
     # The user's code may raise anything on proxies; that becomes the reason.
     try:
         with _slow_attention(), torch.enable_grad():
@@ -144,7 +148,7 @@ def trace(
         raise
     except Exception as error:
         raise NotFusible(f"{tracer.layer} cannot be traced: {first_sentence(error)}") from error
-    if not all(map(torch.equal, _generator_states(inputs), drawn)):
+    if not all(map(torch.equal, _generator_states(arguments.example), drawn)):
         raise NotFusible("the forward draws random numbers that no input leads to")
     after = dict(root.named_parameters()) | dict(root.named_buffers())
     for name, tensor in known.items():
@@ -159,13 +163,13 @@ def trace(
     return Trace(graph, leaves, constants)
 
 
-def _generator_states(inputs: Sequence[Any]) -> list[torch.Tensor]:
-    devices = {item.device: None for item in inputs if isinstance(item, torch.Tensor)}
+def _generator_states(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    devices = {item.device: None for item in inputs}
     return [seeding.state_on(device) for device in (torch.device("cpu"), *devices)]
 
 
 def with_examples(
-    traced: Trace, model: nn.Module, inputs: Sequence[Any], *, training: bool
+    traced: Trace, model: nn.Module, inputs: Sequence[torch.Tensor], *, training: bool
 ) -> Trace:
     """Store at each node the shape and dtype of what a copy of the model computes there."""
     root = copied(model).train(training)

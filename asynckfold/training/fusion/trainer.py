@@ -26,6 +26,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import batches as batching
 from asynckfold.training import loop, lr_schedules, setup
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.calls import call_model
 from asynckfold.training.fusion.backward import fuse_criterion
 from asynckfold.training.fusion.group import Fail, FusionGroup, Replica
 from asynckfold.training.fusion.module import fuse
@@ -112,7 +113,7 @@ def build(
     # A forward changes buffers, and a fused model is no module of its own any more.
     example = copy.deepcopy(models[0])
     fused = fuse(models, [inputs])
-    losses = fuse_criterion(criterion, len(jobs), example(inputs), targets)
+    losses = fuse_criterion(criterion, len(jobs), call_model(example, inputs), targets)
     optimizers, _ = fuse_optimizers(fused, own_optimizers, _ranges(jobs, samples))
     stopwatch = Stopwatch(bundle.job_timeout_s, len(jobs))
     replicas = []

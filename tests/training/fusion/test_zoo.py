@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from asynckfold.training.calls import call_model
 from asynckfold.training.fusion import (
     FusedModule,
     NotFusible,
@@ -61,6 +62,9 @@ def fused_step(animal: Animal, models: Sequence[nn.Module], batches: list) -> Fu
         "weight norm",
         "lists",
         "frozen",
+        "by name",
+        "by position",
+        "one tree",
     ]
 )
 @pytest.mark.parametrize("name", ZOO)
@@ -122,7 +126,7 @@ def assert_same(one: dict, other: dict) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["lenet5", "residual", "tied", "buffers", "transformer", "no grad"]
+    "name", ["lenet5", "residual", "tied", "buffers", "transformer", "no grad", "by name"]
 )
 def test_a_part_of_the_replicas_leaves_the_others_alone(name: str) -> None:
     animal = ZOO[name]
@@ -141,11 +145,13 @@ def test_a_part_of_the_replicas_leaves_the_others_alone(name: str) -> None:
         assert all(not gradient.any() for gradient in fused.gradients_of(replica).values())
     plain[1].load_state_dict(before[1])
     torch.set_rng_state(state[1])
-    loss = nn.functional.cross_entropy(plain[1](batches[1][0]), batches[1][1])
+    loss = nn.functional.cross_entropy(call_model(plain[1], batches[1][0]), batches[1][1])
     torch.testing.assert_close(losses[1], loss.detach())
 
 
-@pytest.mark.parametrize("name", ["lenet5", "residual", "grouped", "volume", "transformer", "mlp"])
+@pytest.mark.parametrize(
+    "name", ["lenet5", "residual", "grouped", "volume", "transformer", "mlp", "one tree"]
+)
 def test_a_diverged_replica_leaves_the_others_alone(name: str) -> None:
     animal = ZOO[name]
     batches = steps(animal, 1, (4, 4, 4))[0]

@@ -25,22 +25,23 @@ def state_of(fused: FusedModule, replica: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Animal:
-    """A model, the shape of one sample, and how it can be fused."""
+    """A model, the shape of one sample, and how it can be fused; `form` makes a tree of a batch."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     way: str = "batched"
     vocabulary: int = 0
     classes: int = CLASSES
+    form: Callable[[torch.Tensor], Any] = lambda batch: batch
 
-    def inputs(self, batch: int, seed: int = 0) -> torch.Tensor:
+    def inputs(self, batch: int, seed: int = 0) -> Any:
         generator = torch.Generator().manual_seed(seed)
         shape = (batch, *self.shape)
         if self.vocabulary:
-            return torch.randint(self.vocabulary, shape, generator=generator)
-        return torch.randn(shape, generator=generator)
+            return self.form(torch.randint(self.vocabulary, shape, generator=generator))
+        return self.form(torch.randn(shape, generator=generator))
 
-    def batch(self, batch: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, batch: int, seed: int = 0) -> tuple[Any, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)
         targets = torch.randint(self.classes, (batch,), generator=generator)
         return self.inputs(batch, seed), targets
@@ -436,6 +437,54 @@ class Normed(nn.Module):
         return self.linear(x)
 
 
+class TwoInputs(nn.Module):
+    """An image, and an age in whole years; an input that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.age = nn.Conv2d(1, 4, 3), nn.Linear(1, 4)
+        self.out = nn.Sequential(nn.Dropout(0.2), nn.Linear(8, CLASSES))
+
+    def forward(self, image: torch.Tensor, age: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        ages = self.age(age[:, None].float() / 90).relu()
+        return self.out(torch.cat([self.image(image).mean((2, 3)).relu(), ages], 1))
+
+
+def by_name(batch: torch.Tensor) -> dict[str, torch.Tensor]:
+    age = (30 + 10 * batch[:, 0, 0, 0]).long()
+    return {"age": age, "row": torch.arange(len(batch)), "image": batch}
+
+
+def by_position(batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    named = by_name(batch)
+    return named["image"], named["age"], named["row"]
+
+
+class OneTree(TwoInputs):
+    """The same of one argument, a dict with a tuple."""
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:  # type: ignore[override]
+        image, age = batch["pair"]
+        return super().forward(image, age, batch["row"])
+
+
+class OneTreeAsking(OneTree):
+    """Asks for a rank, which a trace does not know; vmap has no dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Sequential(nn.Linear(8, CLASSES))
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:  # type: ignore[override]
+        out = super().forward(batch)
+        return out if batch["row"].dim() == 1 else out.flatten(1)
+
+
+def nested(batch: torch.Tensor) -> dict[str, Any]:
+    image, age, row = by_position(batch)
+    return {"pair": (image, age), "row": row}
+
+
 def vgg_quarter() -> nn.Module:
     return models.VGG("VGG11", CLASSES, width=0.25)
 
@@ -474,6 +523,10 @@ ZOO: dict[str, Animal] = {
     "weight norm": Animal(Normed, (6,)),
     "replaced buffer": Animal(ReplacedBuffer, (6,), "vmap"),
     "part of a buffer": Animal(PartOfBuffer, (6,), "vmap"),
+    "by name": Animal(TwoInputs, (1, 5, 5), form=by_name),
+    "by position": Animal(TwoInputs, (1, 5, 5), form=by_position),
+    "one tree": Animal(OneTree, (1, 5, 5), form=nested),
+    "one tree, asking": Animal(OneTreeAsking, (1, 5, 5), "vmap", form=nested),
 }
 """What can be fused, and how."""
 
