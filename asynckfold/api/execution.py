@@ -53,7 +53,11 @@ def train(session: Session, planned: Planned, stop_reason: StopReason | None = N
     session.checked.append(planned.data.checked)
     _begin(session, planned)
     _log(session, planned)
-    bundle = replace(planned.checked.bundle, plan=session.run.reader.plan)
+    bundle = replace(
+        planned.checked.bundle,
+        plan=session.run.reader.plan,
+        accumulators=planned.accumulators(session.settings),
+    )
     _sweep(session, planned, bundle, stop_reason)
     time_serial_loop(session, planned, bundle)
     session.signals.check()
@@ -208,7 +212,10 @@ class _Publisher:
 
 @dataclass(frozen=True, eq=False)
 class _Finish:
-    """Scores a result on its held-out fold, and drops outputs that are too large to keep."""
+    """Scores a result on its held-out fold, and drops outputs that are too large to keep.
+
+    Where the plan scores by batch, the job's worker has scored it.
+    """
 
     jobs: Mapping[str, Job]
     bundle: Any
@@ -218,9 +225,11 @@ class _Finish:
     keeps: bool
 
     def __call__(self, result: Result) -> Result:
-        if result.status != DONE or result.outputs is None:
+        if result.status != DONE:
             return result
         job = self.jobs[result.job_id]
+        if result.outputs is None:
+            return self._scored_by_batch(job, result)
         targets = self.data.targets[self.bundle.fold_of(job).valid]
         found = {}
         try:
@@ -237,6 +246,14 @@ class _Finish:
             line = f"scoring raised {type(error).__name__}: {error}"
             return replace(result, status=FAILED, error=line, traceback=line)
         return replace(result, scores=found, outputs=result.outputs if self.keeps else None)
+
+    def _scored_by_batch(self, job: Job, result: Result) -> Result:
+        """Keep of what its worker accumulated and measured what was asked for."""
+        found = {name: result.scores[name] for name in self.scores[job.model]}
+        for name, value in found.items():
+            for text in _score_notes(name, value, ()):
+                self.say("score", text, result.job_id)
+        return replace(result, scores=found)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
@@ -284,9 +301,10 @@ def _score_notes(
 def _kept_notes(planned: Planned, settings: Settings) -> Iterator[str]:
     """Yield that outputs of held-out samples are not kept, and what there is not without them."""
     if why := planned.why_not_kept(settings.keep_outputs_gib):
+        how = "batch by batch" if planned.work.plan.by_batch else "all the same"
         yield (
-            f"outputs of held-out samples are not kept: {why}; each fold is scored all the same, "
-            "but there are no results.oof and no figures of predictions"
+            f"outputs of held-out samples are not kept: {why}; each fold is scored {how}, but "
+            "there are no results.oof and no figures of predictions"
         )
 
 

@@ -80,7 +80,7 @@ class OwnTraining:
         return scoring if none else with_reported(scoring)
 
     def unmeasured_problems(
-        self, scoring: Any, measured: Mapping[str, Sequence[str]]
+        self, scoring: Any, measured: Mapping[str, Sequence[str]], kind: str
     ) -> Iterator[Problem]:
         """Yield the scores that have nearly the name of what a validation step measured.
 
@@ -89,7 +89,7 @@ class OwnTraining:
         if self.validation_step is None:
             return
         for model, names in measured.items():
-            for score in reported_names(scoring):
+            for score in reported_names(scoring, kind):
                 if score not in names and (meant := nearest(score, names)):
                     yield Problem(
                         "scoring must name what validation_step measures, or a known score",

@@ -21,6 +21,7 @@ from asynckfold.api.session import Session, software_of
 from asynckfold.engines.process import preloads
 from asynckfold.engines.ray_cluster import RayCluster
 from asynckfold.errors import Problem, refuse
+from asynckfold.jobs.accumulator import MakeAccumulator
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import Digest
 from asynckfold.jobs.folds import Fold
@@ -48,8 +49,9 @@ from asynckfold.planning.feasibility import (
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse, Grouping
 from asynckfold.planning.group_choice import group
-from asynckfold.planning.kept_outputs import why_not_kept
+from asynckfold.planning.kept_outputs import held_bytes, outputs_problems, why_not_kept
 from asynckfold.planning.workload import Choice, Probe, Workload
+from asynckfold.results.by_batch import accumulator_of, why_not_by_batch
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.sweep.dry_run import DryRun
@@ -57,7 +59,7 @@ from asynckfold.sweep.engine_factory import Engines
 from asynckfold.sweep.fusibility import FusibilityOnGpu
 from asynckfold.sweep.loop import Inbox
 from asynckfold.sweep.probe import Prober
-from asynckfold.system.machine import Machine
+from asynckfold.system.machine import Machine, total_memory
 
 if TYPE_CHECKING:
     from asynckfold.api.call import Call
@@ -120,6 +122,16 @@ class Planned:
         """Return why outputs of held-out samples are not kept, ``""`` where they are."""
         work = self.work
         return why_not_kept(work.plan, work.folds, work.facts.output_samples, most_gib)
+
+    def accumulators(self, settings: Settings) -> dict[str, MakeAccumulator]:
+        """Return by model what scores outputs by batch; nothing where the plan does not."""
+        plan, measured = self.work.plan, _measured(self.work.facts)
+        return {
+            model: accumulator_of(
+                settings.scoring, plan.objective_of(model), settings.transform, measured
+            )
+            for model in dict.fromkeys(job.model for job in plan.jobs if plan.by_batch)
+        }
 
     @property
     def notes(self) -> Iterator[str]:
@@ -189,7 +201,8 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     )
     session.display.doing("checking the candidates")
     facts = _check(session, make, bundle)
-    refuse(settings.unmeasured_problems(settings.scoring, facts.measured))
+    kind = data.labels.objective.kind
+    refuse(settings.unmeasured_problems(settings.scoring, facts.measured, kind))
     if score_checks.must_be_numbered(data, settings.known_criterion, facts.output_samples):
         data = data.numbered()
         make = replace(make, data=data)
@@ -215,6 +228,7 @@ def make_plan(session: Session, checked: Checked) -> Planned:
     taken = None if folder is None else _plan_of(folder)
     last = memory_format.chosen(checked.bundle.plan, checked.facts.formats, stored or taken)
     draft = replace(checked.bundle.plan, channels_last=last)
+    checked, draft = _with_outputs(settings, checked, draft, stored or taken)
     allowed = settings.kinds(machine, draft.params)
     nodes = make.nodes if "cuda" in allowed else _without_gpus(make.nodes)
     here = min((node.cores for node in nodes), default=make.allotted)
@@ -316,6 +330,43 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         code=opened.digest.parts if opened.digest.modules else {},
         backend=collectives_backend(draft.params, _gpus(session, opened.cluster)),
     )
+
+
+def _with_outputs(
+    settings: Settings, checked: Checked, draft: Plan, before: Plan | None
+) -> tuple[Checked, Plan]:
+    """Decide whether outputs are scored by batch; count what of them a job holds as its memory.
+
+    Raises
+    ------
+    InputError
+        Outputs do not fit in memory, or what scores them cannot be sent to workers.
+    """
+    folds, samples = checked.folds, checked.facts.output_samples
+    objective = draft.objective_of(draft.jobs[0].model)
+    why = why_not_by_batch(settings.scoring, objective, _measured(checked.facts))
+    if before is not None:
+        by_batch, why = before.by_batch, why or "a run that was begun with them"
+    else:
+        is_large = bool(why_not_kept(draft, folds, samples, settings.keep_outputs_gib))
+        by_batch = is_large and not why
+    draft = replace(draft, by_batch=by_batch)
+    if by_batch and settings.engine != "serial":
+        refuse(
+            sending_problems(
+                {"scoring": settings.scoring, "output_transform": settings.output_transform}
+            )
+        )
+    held = held_bytes(draft, folds, samples)
+    refuse(outputs_problems(held, total_memory(), "" if by_batch else why))
+    memory = {name: size + held.get(name, 0) for name, size in checked.facts.memory.items()}
+    return replace(checked, facts=replace(checked.facts, memory=memory)), draft
+
+
+def _measured(facts: Facts) -> set[str]:
+    """Return what a validation step measures of every model."""
+    every = [set(names) for names in facts.measured.values()]
+    return set.intersection(*every) if every else set()
 
 
 def _without_gpus(nodes: Sequence[NodeSize]) -> tuple[NodeSize, ...]:

@@ -37,7 +37,8 @@ class Asked:
         Name of the score that ranks the candidates. Default: the first of `scoring`.
     keep_outputs_gib : float
         Outputs of held-out samples are kept if all of them take at most so many GiB. Else each
-        fold is scored, and its outputs are dropped: then there is no `CVResults.oof`.
+        fold is scored, and its outputs are dropped: then there is no `CVResults.oof`. Metrics of
+        torchmetrics and scores of pixels then get a batch at a time, so that no more is held.
     """
 
     task: Word | None = argument(None, group="training", none="")

@@ -105,6 +105,9 @@ class Plan:
         What targets and outputs mean; None: classes by logits, or numbers, with labels as they are.
     devices : Mapping of str to str
         Kind of device by candidate, of those candidates only that have another than `device`.
+    by_batch : bool
+        Whether held-out outputs are scored batch by batch, and losses of an evaluation are means of
+        those of batches, since the outputs of all samples would be too large.
     """
 
     jobs: tuple[Job, ...]
@@ -124,6 +127,7 @@ class Plan:
     last_threads: Mapping[str, int] = field(default_factory=dict)
     objective: Objective | None = None
     devices: Mapping[str, str] = field(default_factory=dict)
+    by_batch: bool = False
 
     def device_of(self, candidate: str) -> str:
         """Return the kind of device of a candidate's jobs."""
@@ -234,7 +238,7 @@ class Plan:
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
         found = {**asdict(self), "params": self.params.named}
-        for name in ("channels_last", "last_threads", "objective", "devices"):
+        for name in ("channels_last", "last_threads", "objective", "devices", "by_batch"):
             if not found[name]:
                 # Runs that were begun before there was a choice keep their fingerprint.
                 del found[name]

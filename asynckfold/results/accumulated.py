@@ -41,6 +41,32 @@ def name_of(item: Any, name: str = "") -> str:
     return f"neg_{name}" if is_error else name
 
 
+class Accumulating:
+    """A copy of a metric, reset, which gets outputs batch by batch."""
+
+    def __init__(self, item: Any, objective: Objective, transform: Transform | None) -> None:
+        self._metric, self._objective, self._transform = copy.deepcopy(item), objective, transform
+        self._metric.reset()
+
+    def update(self, targets: npt.NDArray[Any], outputs: npt.NDArray[np.float32]) -> None:
+        """Add the targets (b, ...) and outputs (b, ...) of some samples."""
+        import torch
+
+        given = _given(self._objective, self._transform, targets, outputs)
+        with torch.no_grad():
+            self._metric.update(*(torch.from_numpy(np.ascontiguousarray(part)) for part in given))
+
+    def value(self) -> float:
+        """Return the value over all samples, negated if less is better."""
+        import torch
+
+        value = self._metric.compute()
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise ValueError(f"{type(self._metric).__name__} must compute one number, not {shape}")
+        return -float(value) if self._metric.higher_is_better is False else float(value)
+
+
 def score_of(
     item: Any,
     objective: Objective,
@@ -49,20 +75,11 @@ def score_of(
     outputs: npt.NDArray[np.float32],
 ) -> float:
     """Return the value over all samples, negated if less is better."""
-    import torch
-
-    metric = copy.deepcopy(item)
-    metric.reset()
+    metric = Accumulating(item, objective, transform)
     for low in range(0, len(targets), CHUNK):
         rows = slice(low, low + CHUNK)
-        given = _given(objective, transform, targets[rows], outputs[rows])
-        with torch.no_grad():
-            metric.update(*(torch.from_numpy(np.ascontiguousarray(part)) for part in given))
-    value = metric.compute()
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise ValueError(f"{type(item).__name__} must compute one number, not {shape}")
-    return -float(value) if item.higher_is_better is False else float(value)
+        metric.update(targets[rows], outputs[rows])
+    return metric.value()
 
 
 def _given(

@@ -5,23 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asynckfold.errors import nearest
-from asynckfold.results.scoring import named_scores
-
-
-class ReportedScore:
-    """A score that is not computed from outputs: the user's code reports it.
-
-    >>> ReportedScore("fid")([], [])
-    Traceback (most recent call last):
-    ValueError: 'fid' was never reported
-    """
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-
-    def __call__(self, labels: Any, outputs: Any) -> float:
-        """Raise: there is nothing to compute it from."""
-        raise ValueError(f"{self.__name__!r} was never reported")
+from asynckfold.results.scoring import ReportedScore, named_scores
 
 
 def with_reported(scoring: Any) -> Any:
@@ -44,8 +28,8 @@ def with_reported(scoring: Any) -> Any:
     return {name: ReportedScore(item) if item in own else item for name, item in pairs}
 
 
-def reported_names(scoring: Any) -> list[str]:
-    """Return the names of scores that the user's code is to report.
+def reported_names(scoring: Any, kind: str = "") -> list[str]:
+    """Return the names of scores that the user's code is to report, for a kind of targets.
 
     >>> reported_names(with_reported(["accuracy", "inception"])), reported_names("accuracy")
     (['inception'], [])
@@ -53,5 +37,5 @@ def reported_names(scoring: Any) -> list[str]:
     if scoring is None:
         return []
     return [
-        str(name) for name, item in named_scores(scoring, "") if isinstance(item, ReportedScore)
+        str(name) for name, item in named_scores(scoring, kind) if isinstance(item, ReportedScore)
     ]

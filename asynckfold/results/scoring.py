@@ -53,6 +53,22 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
 accurate if all of its labels are."""
 
 
+class ReportedScore:
+    """A score that is not computed from outputs: the user's code reports it.
+
+    >>> ReportedScore("fid")([], [])
+    Traceback (most recent call last):
+    ValueError: 'fid' was never reported
+    """
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, labels: Any, outputs: Any) -> float:
+        """Raise: there is nothing to compute it from."""
+        raise ValueError(f"{self.__name__!r} was never reported")
+
+
 def resolve(
     scoring: Any, objective: Objective, transform: Transform | None = None
 ) -> dict[str, Score]:
@@ -79,11 +95,20 @@ def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
         scoring = DEFAULTS[kind]
     if isinstance(scoring, Mapping):
         return [
-            (accumulated.name_of(item, str(name)) if accumulated.accumulates(item) else name, item)
+            (
+                accumulated.name_of(item, str(name)) if accumulated.accumulates(item) else name,
+                _of_pixels(item, kind),
+            )
             for name, item in scoring.items()
         ]
     many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
     return [(_name_of(item), item) for item in (scoring if many else [scoring])]
+
+
+def _of_pixels(item: Any, kind: str) -> Any:
+    """Return the name of a score of pixels that was taken for one which the user reports."""
+    is_known = isinstance(item, ReportedScore) and item.__name__ in pixels.SCORES.get(kind, ())
+    return item.__name__ if is_known else item
 
 
 def is_custom(item: Any) -> bool:

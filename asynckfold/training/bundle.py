@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asynckfold.jobs.accumulator import MakeAccumulator
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
@@ -53,6 +54,8 @@ class Bundle:
         Whether class indices beyond a model's outputs may be renumbered.
     backend : {"", "nccl", "gloo"}
         By which all-reduce on several GPUs sends tensors; empty where it is not needed.
+    accumulators : Mapping of str to MakeAccumulator
+        What scores the outputs of each model, where the plan scores by batch.
     """
 
     plan: Plan
@@ -70,6 +73,7 @@ class Bundle:
     highest: int = -1
     may_be_numbered: bool = False
     backend: str = ""
+    accumulators: Mapping[str, MakeAccumulator] = field(default_factory=dict)
 
     def fold_of(self, job: Job) -> Fold:
         """Return the fold that `job` holds out."""

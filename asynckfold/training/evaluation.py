@@ -2,13 +2,16 @@
 
 ::
 
-    evaluate ── outputs_on: batches, in order ── loss and accuracy of all samples at once
-                   └─ of a job on several processes, each computes a share of the batches
+    evaluate ─┬─ outputs_on: batches, in order ── loss and accuracy of all samples at once
+              └─ figures_of: batches, in order ── loss and accuracy of each batch
+                    where the plan scores by batch: no more than a batch of outputs is held
+
+Of a job on several processes, each computes a share of the batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -58,6 +61,33 @@ def right(
     return (positive.reshape(wanted.shape) == wanted).reshape(len(wanted), -1).all(dim=1)
 
 
+def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
+    """Return where each batch of an evaluation lies among `count` samples.
+
+    Examples
+    --------
+    >>> batch_bounds(300, 256)
+    [(0, 256), (256, 300)]
+    """
+    return [(low, min(low + size, count)) for low in range(0, count, size)]
+
+
+def batches_of(
+    model: nn.Module,
+    data: Batches,
+    indices: Indices,
+    params: TrainerParams,
+    beat: Callable[[], None],
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield targets and outputs (b, ...) of samples (n,) by batches; call `beat` after each."""
+    ordered = data.ordered(indices, training=False)
+    places = batch_bounds(len(indices), params.eval_batch_size)
+    for (low, high), following in zip_longest(places, places[1:]):
+        inputs, targets = ordered.batch(low, high, following)
+        yield targets, outputs_of(model, inputs, params.precision)
+        beat()
+
+
 def outputs_on(
     model: nn.Module,
     data: Batches,
@@ -65,15 +95,37 @@ def outputs_on(
     params: TrainerParams,
     beat: Callable[[], None],
 ) -> torch.Tensor:
-    """Return outputs (n, ...) on samples (n,), batch by batch; call `beat` after each."""
-    outputs, size, count = [], params.eval_batch_size, len(indices)
-    ordered = data.ordered(indices, training=False)
-    places = [(low, min(low + size, count)) for low in range(0, count, size)]
-    for (low, high), following in zip_longest(places, places[1:]):
-        inputs, _ = ordered.batch(low, high, following)
-        outputs.append(outputs_of(model, inputs, params.precision))
-        beat()
-    return torch.cat(outputs)
+    """Return outputs (n, ...) on samples (n,), see `batches_of`."""
+    return torch.cat([found for _, found in batches_of(model, data, indices, params, beat)])
+
+
+def figures_of(
+    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], criterion: Any, objective: Objective
+) -> torch.Tensor:
+    """Return loss, right and judged predictions, and whether an output is NaN, of each batch.
+
+    Shape (n_batches, 4), in float64, on the device; nothing is waited for. Predictions are those of
+    `right`: none are judged where it returns None. `batches` are targets and outputs.
+    """
+    found = []
+    for targets, outputs in batches:
+        hits = right(objective, outputs, targets)
+        judged = outputs.new_zeros(0, dtype=torch.bool) if hits is None else hits
+        numbers = [
+            criterion(outputs, targets),
+            judged.sum(),
+            torch.ones_like(judged).sum(),
+            outputs.isnan().any(),
+        ]
+        found.append(
+            torch.stack(
+                [
+                    torch.as_tensor(number, device=outputs.device).reshape(()).double()
+                    for number in numbers
+                ]
+            )
+        )
+    return torch.stack(found)
 
 
 def shares(count: int, size: int, ranks: int) -> list[slice]:

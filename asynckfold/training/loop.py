@@ -118,9 +118,10 @@ def note_position(error: BaseException, training: Trainable) -> None:
     """Attach position and training time to an exception."""
     batch, batches = training.batch, training.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
+    position = f"epoch {training.epoch + 1}, {where}"
     # A user's exception may refuse attributes.
     with contextlib.suppress(Exception):
-        setattr(error, _POSITION, f"epoch {training.epoch + 1}, {where}")
+        setattr(error, _POSITION, "after the last epoch" if training.ended else position)
         setattr(error, _SECONDS, training.stopwatch.seconds)
 
 
@@ -186,7 +187,10 @@ def result_of(training: Training) -> Result:
         outputs=training.outputs,
         weights=checkpoint.weights_digest(training.model.state_dict()),
         score_seconds=training.score_seconds,
-        scores={} if training.own_validation is None else training.own_validation.found,
+        scores={
+            **training.scores,
+            **({} if training.own_validation is None else training.own_validation.found),
+        },
     )
 
 

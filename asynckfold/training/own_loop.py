@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -28,7 +27,7 @@ from asynckfold.jobs.result import Epoch, Result, StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpointing, loop, seeding, setup
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.epoch_scores import Diverged, evaluate
+from asynckfold.training.epoch_scores import Diverged, accumulate_scores, evaluate
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.own_step import StepError, number_of
 from asynckfold.training.several_optimizers import optimizers_of, schedules_of
@@ -143,8 +142,6 @@ class OwnLoop(Training):
     loaded, begun, done : bool
         Whether the user asked for it, whether a batch was taken in this attempt, and whether the
         loop has ended.
-    scores : dict
-        What was reported last, by name.
     at : tuple of int
         Epoch and batch that were begun last, from 0, for errors.
     """
@@ -155,7 +152,6 @@ class OwnLoop(Training):
     loaded: bool = False
     begun: bool = False
     done: bool = False
-    scores: dict[str, float] = field(default_factory=dict)
     at: tuple[int, int] = (0, 0)
     epoch_began: float = field(default_factory=time.perf_counter)
 
@@ -272,14 +268,16 @@ class OwnLoop(Training):
         """
         self.heartbeat.begin_long_phase()
         began = time.perf_counter()
-        self.outputs, loss, accuracy = evaluate(self, self.valid)
+        found = evaluate(self, self.valid)
+        self.outputs = found.outputs
+        self.scores = accumulate_scores(self) | self.scores
         self.score_seconds = time.perf_counter() - began
-        if np.isnan(self.outputs).any():
+        if found.has_nan:
             raise Diverged("an output on the held-out fold became nan")
         if not self.epochs:
-            if not math.isfinite(loss):
-                raise Diverged(f"the loss on the held-out fold became {loss}")
-            self._record(Epoch(1, math.nan, loss, accuracy, self._rate(), 0.0))
+            if not math.isfinite(found.loss):
+                raise Diverged(f"the loss on the held-out fold became {found.loss}")
+            self._record(Epoch(1, math.nan, found.loss, found.accuracy, self._rate(), 0.0))
         # Behind a checkpoint of the user's at the same position.
         self.done, self.batch = True, self.batch + 1
         self.save(self.report_event)
@@ -346,7 +344,7 @@ def train(
                 fit_fn: Callable[[Context], Any] = copy.deepcopy(bundle.recipe.fit_fn)  # type: ignore[assignment]
                 fit_fn(training.context())
                 training.finish()
-            return replace(loop.result_of(training), scores=training.scores)
+            return loop.result_of(training)
         except Stopped:
             return loop.timed_out(training) if training.stopwatch.expired else None
         except Diverged as error:

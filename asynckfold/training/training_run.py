@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from asynckfold.jobs.messages import (
     RunEvent,
     Task,
 )
+from asynckfold.jobs.objective import Objective
 from asynckfold.jobs.result import Averaged, Epoch, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
@@ -33,6 +34,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks
 from asynckfold.training.epoch_scores import (
     Diverged,
+    accumulate_scores,
     check_finite,
     counts_of,
     evaluate,
@@ -91,7 +93,9 @@ class Training:
     random : dict or None
         State of the random generators in a checkpoint, until the epoch continues.
     outputs, score_seconds : ndarray or None, float
-        Outputs on `valid` and duration of the last evaluation.
+        Outputs on `valid`, unless they are scored by batch, and duration of the last evaluation.
+    scores : dict
+        Scores of the held-out fold at the end, where it is scored by batch.
     order, ordered : Tensor, OrderedBatches
         The samples in the order of the epoch, and their batches.
     reported_at, logged : float, int
@@ -132,6 +136,7 @@ class Training:
     random: dict[str, Any] | None = None
     outputs: npt.NDArray[np.float32] | None = None
     score_seconds: float = 0.0
+    scores: dict[str, float] = field(default_factory=dict)
     order: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     ordered: OrderedBatches = field(init=False)
     reported_at: float = 0.0
@@ -150,6 +155,11 @@ class Training:
     def params(self) -> TrainerParams:
         """The trainer's parameters."""
         return self.bundle.plan.params
+
+    @property
+    def objective(self) -> Objective:
+        """What the model's outputs mean."""
+        return self.bundle.plan.objective_of(self.task.job.model)
 
     @property
     def batches(self) -> int:
@@ -265,6 +275,12 @@ class Training:
         self.record_epoch(item, started, report)
         if self.ended and self.callbacks is not None and self.callbacks.end():
             score_again(self)
+        self.accumulate_scores()
+
+    def accumulate_scores(self) -> None:
+        """Score the held-out fold by batch, at the end of the training, where the plan does so."""
+        if self.ended:
+            self.scores = accumulate_scores(self)
 
     def score(self) -> Epoch:
         """Evaluate the held-out fold; return the losses of the epoch.
@@ -284,26 +300,27 @@ class Training:
         self.heartbeat.begin_long_phase()
         began = mark(self.device)
         try:
-            found = evaluated(self, self.valid)
+            tensors = evaluated(self, self.valid)
         except Exception:
             # A model that diverged may raise.
             check_finite(self, losses.cpu())
             raise
         ended = mark(self.device)
-        losses, *rest = fetched_together([losses, *counts, *found])
+        losses, *rest = fetched_together([losses, *counts, *tensors])
         check_finite(self, losses)
         train_loss = self._train_loss(losses.numpy(), rest.pop(0).numpy() if counts else None)
-        self.outputs, valid_loss, accuracy = numbers(self, rest)
-        valid_loss, found_by_user = measured(self, valid_loss)
+        found = numbers(self, self.valid, rest)
+        self.outputs = found.outputs
+        valid_loss, found_by_user = measured(self, found.loss)
         self.score_seconds = seconds_between(began, ended)
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
-        if np.isnan(self.outputs).any():
+        if found.has_nan:
             raise Diverged(f"an output on the held-out fold became nan {where}")
         if not np.isfinite(valid_loss):
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
         logged = {} if self.own_step is None else self.own_step.means()
         logged = joined(logged, found_by_user)
-        return Epoch(self.epoch + 1, train_loss, valid_loss, accuracy, self.lr, 0.0, logged)
+        return Epoch(self.epoch + 1, train_loss, valid_loss, found.accuracy, self.lr, 0.0, logged)
 
     def _train_loss(
         self, losses: npt.NDArray[np.float64], counts: npt.NDArray[np.float64] | None
@@ -318,6 +335,16 @@ class Training:
         return evaluation.outputs_on(
             self.model, self.data, indices, self.params, self.heartbeat.beat
         )
+
+    def batches_of(self, indices: Indices) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield targets and outputs of some samples, batch by batch, in evaluation mode."""
+        return evaluation.batches_of(
+            self.model, self.data, indices, self.params, self.heartbeat.beat
+        )
+
+    def figures_of(self, indices: Indices) -> torch.Tensor:
+        """Return the figures of each batch of some samples, see `evaluation.figures_of`."""
+        return evaluation.figures_of(self.batches_of(indices), self.criterion, self.objective)
 
     def record_epoch(self, item: Epoch, started: float, report: Report) -> None:
         """Record, log and report an epoch that `score` returned."""
@@ -381,6 +408,8 @@ class Training:
             found["measured"] = self.own_validation.found
         if self.callbacks is not None:
             found["callbacks"] = self.callbacks.state_dict(ended=self.ended)
+        if self.scores:
+            found["scores"] = self.scores
         return found
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
@@ -408,6 +437,7 @@ class Training:
             self.own_validation.found = tree["measured"]
         if self.callbacks is not None:
             self.callbacks.load_state_dict(tree["callbacks"])
+        self.scores = tree.get("scores", {})
 
     def averaged(self) -> Averaged | None:
         """Return what parameter averaging has done so far; None for other trainers."""
@@ -435,7 +465,7 @@ def step_lr_schedule(training: Training, inner_loss: float | None = None) -> Non
     """
     if lr_schedules.needs_metric(training.lr_schedule):
         if inner_loss is None:
-            inner_loss = evaluate(training, training.inner_valid)[1]
+            inner_loss = evaluate(training, training.inner_valid).loss
         training.lr_schedule.step(inner_loss)
     elif training.params.lr_step == "epoch":
         training.lr_schedule.step()

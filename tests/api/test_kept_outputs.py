@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, load_results
-from asynckfold.errors import InputError, InterruptedRunError
+from asynckfold.errors import InputError
 from asynckfold.results.compare import compare_runs
 from asynckfold.store.run_store import RunStore
 
@@ -77,10 +77,3 @@ def test_scores_are_the_same_and_what_needs_outputs_says_so(
     with pytest.warns(UserWarning, match="kept no outputs"):
         predicted = dropped.ensemble("net/constant").predict(PICTURES)
     assert np.array_equal(predicted, kept.ensemble("net/constant").predict(PICTURES))
-
-
-def test_the_same_call_continues_a_run_without_outputs(tmp_path: Path) -> None:
-    whole = swept(tmp_path / "whole", 0)
-    with pytest.raises(InterruptedRunError):
-        swept(tmp_path / "part", 0, time_budget_s=1e-6)
-    assert swept(tmp_path / "part", 0).fingerprint == whole.fingerprint

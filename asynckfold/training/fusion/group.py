@@ -247,6 +247,8 @@ class FusionGroup:
         for replica in self.replicas:
             if replica in self.live:
                 replica.record_epoch(epochs[replica], started, report)
+                with self._ends_only([replica]), replica.drawing():
+                    replica.accumulate_scores()
             else:
                 replica.stand_at(self.epoch + 1, 0)
         self.epoch, self.batch = self.epoch + 1, 0

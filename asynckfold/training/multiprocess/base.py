@@ -13,7 +13,7 @@ has its state. Only ranks of jobs with a GPU are forked before it, see `hide_gpu
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,10 +43,11 @@ class _Frozen:
 
 
 @dataclass(frozen=True)
-class _Outputs:
+class _Evaluate:
     """Order: evaluate the model on your share of these samples."""
 
     indices: Indices
+    by_batch: bool  # figures of batches in place of outputs
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ class MultiprocessTraining(Training):
         if self.rank != rank:
             self.rank = rank
             self.enter()
-        if isinstance(order, _Outputs):
-            return self._outputs_of_share(order.indices)
+        if isinstance(order, _Evaluate):
+            return self._evaluation_of_share(order)
         return self.obey(order)
 
     def send(self, order: Any) -> None:
@@ -131,10 +132,21 @@ class MultiprocessTraining(Training):
         No bit depends on which rank computes it, unless the model draws random numbers in
         evaluation, which are the rank's own.
         """
+        return self._shared(_Evaluate(indices, by_batch=False), super().outputs_on)
+
+    def figures_of(self, indices: Indices) -> torch.Tensor:
+        """Return figures of the batches of some samples, as `outputs_on` returns outputs."""
+        return self._shared(_Evaluate(indices, by_batch=True), super().figures_of)
+
+    def _shared(
+        self, order: _Evaluate, evaluate: Callable[[Indices], torch.Tensor]
+    ) -> torch.Tensor:
+        """Return what all ranks find in their shares, in the order of the samples."""
+        indices = order.indices
         if self.process_group is None or len(indices) <= self.params.eval_batch_size:
-            return super().outputs_on(indices)
-        self.send(_Outputs(indices))
-        own = super().outputs_on(indices[self._share_of(indices)])
+            return evaluate(indices)
+        self.send(order)
+        own = evaluate(indices[self._share_of(indices)])
         self.process_group.gather()
         others = [self.process_group.answers[rank] for rank in range(1, self.params.processes)]
         parts = (thawed(item).to(own.device) for item in others if item is not None)
@@ -144,19 +156,20 @@ class MultiprocessTraining(Training):
         params = self.params
         return evaluation.shares(len(indices), params.eval_batch_size, params.processes)[self.rank]
 
-    def _outputs_of_share(self, indices: Indices) -> Any:
+    def _evaluation_of_share(self, order: _Evaluate) -> Any:
         self.catch_up()
         evaluation.set_mode(self.model, self.criterion, train=False)
         try:
-            part = indices[self._share_of(indices)]
+            part = order.indices[self._share_of(order.indices)]
             with torch.no_grad():
                 if not len(part):
                     return None
                 # Only rank 0 beats.
-                found = evaluation.outputs_on(
-                    self.model, self.data, part, self.params, lambda: None
-                )
-                return frozen(found)
+                way = self.model, self.data, part, self.params, lambda: None
+                if order.by_batch:
+                    batches = evaluation.batches_of(*way)
+                    return frozen(evaluation.figures_of(batches, self.criterion, self.objective))
+                return frozen(evaluation.outputs_on(*way))
         finally:
             evaluation.set_mode(self.model, self.criterion, train=True)
 
