@@ -54,6 +54,46 @@ def test_samples_are_padded_once_or_refused() -> None:
         padded(items, lambda batch: {"idx": [1]})
 
 
+def with_labels(items: list[dict[str, Any]]) -> dict[str, Any]:
+    labels = torch.tensor([item["labels"] for item in items])
+    given = [{name: item[name] for name in ("input_ids", "attention_mask")} for item in items]
+    return {**by_zeros(given), "labels": labels}
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.EmbeddingBag(6, 2, padding_idx=0)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(input_ids)
+        return found
+
+
+def adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 0.1)
+
+
+@pytest.mark.nightly
+def test_a_data_set_of_hugging_face_is_taken_as_it_is(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    items = sentences()
+    given = datasets.Dataset.from_list(items)
+    for found, wanted in zip(padded(given, by_zeros), padded(items, by_zeros), strict=True):
+        assert str(found) == str(wanted)
+    sweep: dict[str, Any] = {"engine": "serial", "verbose": 0, "report": False}
+    runs = [
+        AsyncKFold(
+            3, data, tmp_path / name, nn.CrossEntropyLoss(), 8, collate_fn=with_labels, **sweep
+        )({"bag": Bag}, ["constant"], adam, {"epochs": 2})
+        for name, data in (("dataset", given), ("list", items))
+    ]
+    assert runs[0].fingerprint == runs[1].fingerprint
+    kfold = AsyncKFold(3, given, tmp_path / "ragged", nn.CrossEntropyLoss(), 8, **sweep)
+    with pytest.raises(InputError, match="pass collate_fn="):
+        kfold({"bag": Bag}, ["constant"], adam)
+
+
 def test_a_model_without_logits_is_named() -> None:
     with pytest.raises(TypeError, match="output of Identity must have logits: received Tensor"):
         Logits(nn.Identity())(input=torch.ones(2))
