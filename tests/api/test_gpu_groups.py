@@ -18,6 +18,7 @@ from asynckfold.jobs.placement import Placement
 from asynckfold.store import RunStore
 from asynckfold.training.worker import execute
 from tests import fake_gpu
+from tests.several_inputs import TwoInputs, arrays
 from tests.toy import Tiny, adam, samples
 from tests.training import tiny
 from tests.training.tiny import never
@@ -65,6 +66,20 @@ def test_jobs_on_a_gpu_are_fused_where_that_is_asked_for(root: Path) -> None:
     # Continued: the groups stay, whatever is asked now.
     again = sweep(root / "run", Tiny, fuse="auto")
     assert (again.plan.groups, again.fingerprint) == (found.plan.groups, found.fingerprint)
+
+
+def test_jobs_of_several_inputs_are_fused_on_a_gpu(root: Path) -> None:
+    settings = {"baseline": None, "verbose": 0, "devices": "cuda", "parallelize": False}
+    runs = [
+        AsyncKFold(3, arrays(), root / f"{fuse}", fake_gpu.StandIn(), 10, fuse=fuse, **settings)(
+            [TwoInputs], ["constant"], adam, {"epochs": 2}
+        )
+        for fuse in (True, False)
+    ]
+    assert [len(run.plan.groups) for run in runs] == [1, 0]
+    for fold in range(3):
+        fused, plain = (run.state_dict("TwoInputs/constant", fold=fold) for run in runs)
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-5)
 
 
 def test_what_cannot_be_fused_is_refused_or_with_auto_trained_separately(root: Path) -> None:
