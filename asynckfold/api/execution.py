@@ -249,7 +249,12 @@ class _Finish:
 
     def _scored_by_batch(self, job: Job, result: Result) -> Result:
         """Keep of what its worker accumulated and measured what was asked for."""
-        found = {name: result.scores[name] for name in self.scores[job.model]}
+        names = list(self.scores[job.model])
+        if missing := [name for name in names if name not in result.scores]:
+            # A validation step may measure in the dry run what it does not in the last epoch.
+            line = f"scoring raised ValueError: {', '.join(missing)} not measured in the last epoch"
+            return replace(result, status=FAILED, error=line, traceback=line)
+        found = {name: result.scores[name] for name in names}
         for name, value in found.items():
             for text in _score_notes(name, value, ()):
                 self.say("score", text, result.job_id)

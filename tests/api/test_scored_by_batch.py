@@ -14,6 +14,7 @@ from torch import nn
 from asynckfold import AsyncKFold, BestWeights, CVResults, JobsFailedWarning
 from asynckfold.errors import AllJobsFailedError, InputError, InterruptedRunError
 from asynckfold.store.run_store import RunStore
+from tests.training.tiny import two_epochs
 
 torchmetrics = pytest.importorskip("torchmetrics")
 
@@ -162,23 +163,31 @@ def test_processes_give_the_bits_of_the_serial_engine(tmp_path: Path) -> None:
     assert swept(tmp_path / "process", 0, engine="process").fingerprint == serial.fingerprint
 
 
-def own_loop(context: Any) -> None:
-    for _ in range(2):
-        for inputs, targets in context.train_loader:
-            context.optimizer.zero_grad()
-            context.criterion(context.model(inputs), targets).backward()
-            context.optimizer.step()
-
-
 def measure(model: nn.Module, batch: Any, state: Any) -> dict[str, torch.Tensor]:
     inputs, targets = batch
     return {"hits": (model(inputs).argmax(1) == targets).double().mean()}
 
 
+def measure_at_first(model: nn.Module, batch: Any, state: Any) -> Any:
+    return measure(model, batch, state) if state.epoch == 0 else None
+
+
+def test_a_measure_that_the_last_epoch_lacks_fails_its_job_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(AllJobsFailedError):
+        swept(tmp_path, 0, scoring=["dice", "hits"], validation_step=measure_at_first)
+    assert plan_of(tmp_path).by_batch
+    told = "fold-2 failed: scoring raised ValueError: hits not measured in the last epoch"
+    assert any(told in text for text in caplog.messages)
+
+
 def test_own_loops_and_steps_are_scored_by_batch(tmp_path: Path) -> None:
-    by_batch = swept(tmp_path / "loop", 0, scoring="mean_iou", fit_fn=own_loop)
+    by_batch = swept(tmp_path / "loop", 0, scoring="mean_iou", fit_fn=two_epochs)
     assert plan_of(tmp_path / "loop").by_batch
-    assert_same_scores(swept(tmp_path / "whole", 1, scoring="mean_iou", fit_fn=own_loop), by_batch)
+    assert_same_scores(
+        swept(tmp_path / "whole", 1, scoring="mean_iou", fit_fn=two_epochs), by_batch
+    )
 
     scoring = ["hits", "dice"]
     found = swept(tmp_path / "step", 0, scoring=scoring, validation_step=measure)

@@ -15,7 +15,7 @@ import torch
 
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.bundle import Bundle
-from tests.training.tiny import Noisy, Tiny, checkpoints
+from tests.training.tiny import Noisy, Tiny, checkpoints, two_epochs
 
 NOISY = {"noisy": lambda: Noisy(noisy_evaluation=True)}
 PARAMS = TrainerParams(epochs=3, eval_batch_size=8)
@@ -52,14 +52,6 @@ class ByBatch(Tiny):
         return replace(whole, plan=plan, accumulators=dict.fromkeys(self.models, make))
 
 
-def own_loop(context: Any) -> None:
-    for _ in range(2):
-        for inputs, targets in context.train_loader:
-            context.optimizer.zero_grad()
-            context.criterion(context.model(inputs), targets).backward()
-            context.optimizer.step()
-
-
 def by_batch(root: Path, **settings: Any) -> ByBatch:
     return ByBatch(root, NOISY, params=PARAMS, **settings)
 
@@ -88,7 +80,7 @@ def test_losses_are_those_of_all_outputs(tmp_path: Path) -> None:
         assert mine.logged == pytest.approx(theirs.logged, rel=1e-6)
 
 
-@pytest.mark.parametrize("fit_fn", [None, own_loop], ids=["built-in", "own loop"])
+@pytest.mark.parametrize("fit_fn", [None, two_epochs], ids=["built-in", "own loop"])
 def test_a_finished_job_whose_result_was_lost_keeps_its_scores(fit_fn: Any, tmp_path: Path) -> None:
     tiny = by_batch(tmp_path, fit_fn=fit_fn)
     first, events = tiny.attempt()
