@@ -49,10 +49,11 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         Folder of the run. The same call on the same folder continues the run. A call with other
         arguments, data or code is refused and names what changed. The command line names a new
         folder by data, date and time where none is given, such as ``runs/digits-20261124-0046``.
-    criterion : callable
+    criterion : callable or None
         Loss function, (outputs, targets) → scalar. Or a function whose only required parameter has
         the name ``train_targets``: it returns the loss function of a training fold, for instance
-        with weights of its classes.
+        with weights of its classes. None where a `training_step` or a `fit_fn` trains: then the
+        held-out fold has scores, and no loss but that of a `validation_step`.
     batch_size : int or "full"
         Samples per training step. "full" takes all samples of the training fold in one step.
     parallelize : bool
@@ -173,7 +174,7 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
     kfolds: Any = argument(group="data", spelled="folds", reads=whole, fallback=5, is_common=True)
     dataset: Any = argument(group="data")
     root_dir: str | Path = argument(group="output", spelled="root", metavar="DIR", is_common=True)
-    criterion: Callable[..., Any] = argument(group="candidates")
+    criterion: Callable[..., Any] | None = argument(group="candidates")
     batch_size: int | Literal["full"] = argument(
         group="training", least=1, fallback=32, is_common=True
     )
@@ -272,7 +273,7 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
     @property
     def known_criterion(self) -> Criterion | None:
         """What the criterion expects; None for a criterion of the user's own."""
-        if not is_factory(self.criterion):
+        if self.criterion is None or not is_factory(self.criterion):
             return criterion_of(self.criterion)
         from asynckfold.training.fold_criterion import kind_made_by
 
@@ -302,7 +303,8 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         """Yield all that is wrong with the arguments of `AsyncKFold`."""
         yield from problems(self)
         yield from self._fold_problems()
-        yield from _criterion_problems(self.criterion)
+        if self.criterion is not None or not self.trains_itself:
+            yield from _criterion_problems(self.criterion)
         yield from _preprocess_problems(self.preprocess)
         yield from self.sample_problems(self.dataset)
         yield from root_problems(self.root, bool(self.refit))
@@ -433,7 +435,7 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
         yield Problem(
             "criterion must be callable",
             one_line(criterion),
-            "Pass for instance torch.nn.CrossEntropyLoss().",
+            "Pass for instance torch.nn.CrossEntropyLoss(); None is for a training_step or fit_fn.",
         )
     elif isinstance(criterion, type):
         yield Problem(

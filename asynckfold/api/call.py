@@ -128,11 +128,13 @@ def read_call(
             problems += sending_problems(parts)
     if problems:
         refuse([*problems, *_data_problems(settings)])
+    from asynckfold.training.losses import NoLoss
+
     recipe = Recipe(
         grid.models,
         grid.lr_schedules,
         opt_fn,
-        settings.criterion,
+        NoLoss() if settings.criterion is None else settings.criterion,
         settings.preprocess,
         training_step=settings.training_step,
         validation_step=settings.validation_step,

@@ -197,11 +197,11 @@ class Display:
             self._progress.heard(event)
         if isinstance(event, EpochEnded) and not self._progress.title:
             item = event.epoch
-            score = "" if item.accuracy is None else f" accuracy {item.accuracy:.4f}"
-            text = (
-                f"{event.job_id} epoch {item.number} train_loss {item.train_loss:.4f} "
-                f"valid_loss {item.valid_loss:.4f}{score}"
-            )
+            measures = {"train_loss": item.train_loss, "valid_loss": item.valid_loss}
+            if item.accuracy is not None:
+                measures["accuracy"] = item.accuracy
+            known = (f"{name} {value:.4f}" for name, value in measures.items() if value == value)
+            text = f"{event.job_id} epoch {item.number} {' '.join(known)}"
             self.note(text, verbose=3, level=logging.DEBUG)
         elif isinstance(event, Noted):
             self.note(f"{event.job_id or 'run'}: {event.text}")

@@ -51,7 +51,7 @@ from asynckfold.results.candidates import candidates
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.ensemble import FoldEnsemble, Outputs
 from asynckfold.results.estimator_scores import EstimatorComparison
-from asynckfold.results.out_of_fold import without_outputs
+from asynckfold.results.out_of_fold import wide, without_outputs
 from asynckfold.training import preprocessing, seeding, setup
 from asynckfold.training.isolation.guard import isolated
 
@@ -178,7 +178,8 @@ class RunModels:
         """What makes batches of samples, if the user passed it."""
         if self.collate_fn is None:
             return None
-        return Collation(self.collate_fn, self._checked.facts.form)
+        columns = self.results.plan.objective_of("").targets
+        return Collation(self.collate_fn, self._checked.facts.form, columns)
 
     @cached_property
     def samples(self) -> tuple[Opened, tuple[Step, ...]]:
@@ -284,7 +285,9 @@ class RebuiltModels:
             fold, fit = folds[job.repeat, job.fold], None
             if rows is not None:
                 fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.train)
-            member = Member(run.model(job), fit, run.results.plan.params.precision_on_cores)
+            plan = run.results.plan
+            columns = plan.objective_of(job.model).columns
+            member = Member(run.model(job), fit, plan.params.precision_on_cores, columns)
             refuse(self._difference(member, job, fold))
             members.append(member)
         if without_outputs({job.id: run.results.results[job.id] for job in self.jobs}):
@@ -307,6 +310,8 @@ class RebuiltModels:
             recorded = stored[places]
             rows = fold.valid[places]
             outputs = member.outputs(transformed(self._own, rows, self.form.preprocessed))
+            if member.columns is not None and member.columns.ragged:
+                outputs, recorded = wide(outputs, recorded)
             size = float(np.abs(recorded[np.isfinite(recorded)]).max(initial=0.0))
             near = (FINE if exact else COARSE) * size
             if outputs.shape == recorded.shape and np.allclose(

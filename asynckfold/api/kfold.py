@@ -34,6 +34,7 @@ from asynckfold.errors import (
 )
 from asynckfold.jobs.argument import with_parameters
 from asynckfold.jobs.candidate_names import base_of, values_of
+from asynckfold.jobs.columns import leaves_of
 from asynckfold.jobs.digests.ownership import own_frames
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
@@ -312,7 +313,9 @@ def failure_lines(results: CVResults) -> Iterator[str]:
 def write_out_of_fold(results: CVResults) -> None:
     """Write ``oof/<candidate>.npz`` for each complete candidate, if outputs are kept.
 
-    Each holds ``outputs``, aligned with the dataset, in the shape of `CVResults.oof`.
+    Each holds ``outputs``, aligned with the dataset, in the shape of `CVResults.oof`; or, of a
+    model of several outputs, each of them: ``outputs.mass``, or ``outputs.0`` in a tuple. None for
+    outputs whose number differs between samples.
     """
     if without_outputs(results.results):
         return
@@ -320,8 +323,13 @@ def write_out_of_fold(results: CVResults) -> None:
     outputs = results.oof
     for row in results.candidates:
         path = folder / f"{slug(row.model)}-{slug(row.lr_schedule)}.npz"
+        # A list is one of trees of any shape.
+        if isinstance(outputs.get(row.name), list):
+            continue
         if row.complete and (path.is_symlink() or not path.is_file()):
             make_folders(results.root_dir, folder)
             buffer = io.BytesIO()
-            np.savez_compressed(buffer, outputs=outputs[row.name])
+            parts = leaves_of(outputs[row.name])
+            arrays = {".".join(["outputs", *map(str, path)]): array for path, array in parts}
+            np.savez_compressed(buffer, **arrays)
             write_whole(path, buffer.getvalue(), results.root_dir)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from asynckfold.jobs.columns import with_leaves
 from asynckfold.jobs.objective import Transform
 
 
@@ -16,7 +17,7 @@ def of_arrays(transform: Callable[[Any], Any]) -> Transform:
 
     def apply(outputs: Any) -> Any:
         with torch.no_grad():
-            found = transform(torch.from_numpy(np.array(outputs)))
+            found = transform(with_leaves(lambda item: torch.from_numpy(np.array(item)), outputs))
         if isinstance(found, torch.Tensor):
             return found.detach().cpu().numpy()
         return np.asarray(found)

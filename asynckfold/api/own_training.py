@@ -69,6 +69,11 @@ class OwnTraining:
     inner_valid: float | None = argument(None, group="training", above=0, below=1)
 
     @property
+    def trains_itself(self) -> bool:
+        """Whether the user's own code computes the loss that trains."""
+        return self.training_step is not None or self.fit_fn is not None
+
+    @property
     def called_back(self) -> tuple[Any, ...]:
         """The callbacks; none if what was given is no list."""
         given = self.callbacks
@@ -120,6 +125,9 @@ class OwnTraining:
                 own = "a fit_fn" if self.fit_fn is not None else f"trainer={params.trainer!r}"
                 rule = f"{name} must go with the plain trainer and the built-in loop"
                 yield Problem(rule, own, f"Leave {name} out, or the other.")
+        if self.inner_valid is not None and getattr(self, "criterion", self) is None:
+            rule, remedy = "inner_valid needs a criterion", "Pass one, or leave inner_valid out."
+            yield Problem(rule, "criterion=None", remedy)
         if self.callbacks is None:
             return
         if isinstance(self.callbacks, str) or not isinstance(self.callbacks, Sequence):

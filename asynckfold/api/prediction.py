@@ -22,8 +22,10 @@ from asynckfold.data.collation import Collation, structure
 from asynckfold.data.dataset import open_inputs
 from asynckfold.data.transforms import Misfit, Step, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.folds import Indices
 from asynckfold.results.ensemble import Outputs
+from asynckfold.results.out_of_fold import wide
 from asynckfold.training import preprocessing, seeding
 from asynckfold.training.precision import outputs_of
 
@@ -60,14 +62,17 @@ class Member:
     model: nn.Module
     fit: Any  # of `preprocess`; None without one
     precision: str
+    columns: Columns | None = None  # of outputs that are trees
 
     def outputs(self, seen: Any) -> Outputs:
         """Return the outputs of samples after the eval transform."""
         if self.fit is not None:
             seen = preprocessing.transform(self.fit, seen.numpy())
         with torch.no_grad():
-            found: Outputs = outputs_of(self.model, seen, self.precision).float().numpy()
-        return found
+            found = outputs_of(self.model, seen, self.precision)
+        rows: Outputs
+        rows = (found if self.columns is None else self.columns.join(found)).float().numpy()
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +134,9 @@ def outputs_by_batch(
         with seeding.preserved():
             batch = _as_the_run_saw_it(form, data, rows)
             refuse(_kind_problems(form, batch, collated=made is not None))
-            outputs = np.stack([member.outputs(batch) for member in members()])
+            found, columns = [one.outputs(batch) for one in members()], members()[0].columns
+            is_ragged = columns is not None and columns.ragged
+            outputs = np.stack(wide(*found) if is_ragged else found)
         refuse(_nan_problems(outputs, rows))
         yield outputs
 

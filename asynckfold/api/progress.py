@@ -172,8 +172,13 @@ class SweepProgress:
         seconds, count = self._epochs.get(model, (0.0, 0))
         self._epochs[model] = seconds + item.seconds, count + 1
         found.epoch, found.batch = f"{item.number}/{epochs}", ""
-        found.measure = "valid loss" if item.accuracy is None else "valid"
-        found.valid[name] = item.valid_loss if item.accuracy is None else item.accuracy
+        measures = [("valid", item.accuracy), ("valid loss", item.valid_loss)]
+        known = (
+            (measure, value)
+            for measure, value in measures
+            if value is not None and not math.isnan(value)
+        )
+        found.measure, found.valid[name] = next(known, ("train loss", item.train_loss))
         self._advance(name, item.number - 1, self._batches[name])
 
     def _pass_to(self, name: str, found: PlacementProgress) -> None:

@@ -306,7 +306,8 @@ def load_model(
     transform = _output_transform(header, output_transform)
     models = [_model(header, number, factory, tensors, made_of) for number in range(len(fits))]
     members = tuple(
-        Member(model, fit, header.precision) for model, fit in zip(models, fits, strict=True)
+        Member(model, fit, header.precision, header.objective.columns)
+        for model, fit in zip(models, fits, strict=True)
     )
     prediction = Prediction(
         header.input,

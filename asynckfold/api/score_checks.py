@@ -192,6 +192,8 @@ def _may_be_classes(settings: Settings, data: Prepared) -> bool:
     """Whether targets are classes as well as numbers, and no score says that they are numbers."""
     if settings.known_criterion is not None or data.labels.objective.kind != objectives.REGRESSION:
         return False
+    if data.labels.objective.targets is not None:
+        return False
     if settings.task is not None:
         return False
     one = data.targets.ndim == 1 or (data.targets.ndim == 2 and data.targets.shape[1] == 1)
@@ -229,6 +231,8 @@ def _shape_problems(
     if found.transform:
         return
     for model, sample in output_samples.items():
+        if sample.tree is not None:
+            continue
         if found.kind == objectives.BINARY and sample.columns != 1:
             yield Problem(
                 f"model {model} must have one output for two classes, as its criterion asks for",
@@ -252,9 +256,9 @@ def _transform_problems(
     for model, sample in output_samples.items():
         try:
             if found.kind == objectives.REGRESSION:
-                made = objectives.predicted(found, sample.rows, settings.transform)
+                made = objectives.predicted(found.of(model), sample.rows, settings.transform)
             else:
-                made = objectives.probabilities(found, sample.rows, settings.transform)
+                made = objectives.probabilities(found.of(model), sample.rows, settings.transform)
         except Exception as error:  # noqa: BLE001
             # The user's own function may raise anything.
             received = f"{type(error).__name__} on outputs of {model}: {one_line(error)}"
@@ -283,7 +287,7 @@ def _count_problems(
         return
     for model, sample in output_samples.items():
         try:
-            made = objectives.predicted(found, sample.rows[:1], settings.transform)
+            made = objectives.predicted(found.of(model), sample.rows[:1], settings.transform)
         except Exception:  # noqa: BLE001
             continue  # the user's own function, which was refused for it
         if made.size != targets[:1].size:
@@ -304,7 +308,7 @@ def _trial_problems(
 ) -> Iterator[Problem]:
     """Try scikit-learn's scores on good outputs: one that cannot be computed fails all jobs."""
     targets = data.targets[valid]
-    if found.is_dense:
+    if found.is_dense or found.is_of_trees:
         return
     # Of the user's own transform only its results are known.
     tried = replace(found, scale=_tried_scale(found), apart=(), transform="")
@@ -357,9 +361,16 @@ def _metric_problems(
     targets: Array,
     output_samples: Mapping[str, OutputSample],
 ) -> Iterator[Problem]:
-    """Try metrics on outputs that were seen: one that cannot be computed fails all jobs."""
+    """Try metrics, and functions of trees, on outputs that were seen.
+
+    One that cannot be computed fails all jobs.
+    """
     for name, item in scores.named_scores(settings.scoring, found.kind):
-        for model, sample in output_samples.items() if accumulates(item) else ():
+        is_reported = isinstance(item, scores.ReportedScore)
+        is_tried = accumulates(item) or (
+            scores.is_custom(item) and found.is_of_trees and not is_reported
+        )
+        for model, sample in output_samples.items() if is_tried else ():
             count = min(len(targets), len(sample.rows))
             score = scores.resolve({name: item}, found.of(model), settings.transform)[str(name)]
             try:
@@ -369,8 +380,12 @@ def _metric_problems(
             except Exception as error:  # noqa: BLE001
                 # A metric may raise anything.
                 received = f"{name} of model {model}: {type(error).__name__}: {one_line(error)}"
-                remedy = "Give it the number of classes and the ignore_index of the criterion."
-                yield Problem("a metric must take these outputs and targets", received, remedy)
+                remedy = (
+                    "It gets targets and outputs with the parts that data set and model give."
+                    if found.is_of_trees
+                    else "Give it the number of classes and the ignore_index of the criterion."
+                )
+                yield Problem("a score must take these outputs and targets", received, remedy)
 
 
 def _tried_scale(found: Objective) -> str:

@@ -38,6 +38,7 @@ from asynckfold.data.transforms import (
     seed_generators,
     varies,
 )
+from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.folds import Indices
 
 _CPU = torch.device("cpu")
@@ -191,7 +192,8 @@ class Batches:
     """Whole batches of both views, by sample number.
 
     With a `layout`, samples are records, and inputs a tree of tensors (B, ...). With a `collation`,
-    inputs are what the user's function makes of a list of samples.
+    inputs are what the user's function makes of a list of samples. With `columns`, targets are rows
+    of trees.
     """
 
     def __init__(
@@ -201,8 +203,10 @@ class Batches:
         eval_view: _ViewBatches,
         layout: Layout | None = None,
         collation: Collation | None = None,
+        columns: Columns | None = None,
     ) -> None:
         self.targets = targets
+        self.columns = columns
         self.layout = layout
         self.collation = collation
         self._train = train_view
@@ -270,6 +274,10 @@ class Batches:
         rows, device = torch.as_tensor(indices), self.targets.device
         return self.targets.index_select(0, rows if rows.device == device else sent(rows, device))
 
+    def asked_of(self, targets: Tensor) -> Any:
+        """Return the targets (B, ...) of a batch as the data set gives them."""
+        return targets if self.columns is None else self.columns.split(targets)
+
     def inputs(self, indices: Indices | Tensor) -> Array:
         """Return inputs of the eval view for scikit-learn, see `exact`."""
         return exact(self.eval(indices)[0])
@@ -302,9 +310,8 @@ class Batches:
         train view is the eval view.
         """
         held = _Held(inputs, View((), None, (), ()))
-        return Batches(
-            self.targets, held if change is None else _Changed(self._train, change), held
-        )
+        train = held if change is None else _Changed(self._train, change)
+        return Batches(self.targets, train, held, columns=self.columns)
 
     def bytes_on(self, device: torch.device) -> int:
         """Return the bytes that the arrays of both views and the targets take on a device."""
@@ -326,7 +333,7 @@ class Batches:
         fits = room is None or size <= room
         moved = {key: array.to(place) for key, array in arrays.items()} if fits else {}
         views = train.to(place, moved), evaluation.to(place, moved)
-        return Batches(self.targets.to(place), *views, self.layout, self.collation)
+        return Batches(self.targets.to(place), *views, self.layout, self.collation, self.columns)
 
     def _gather(
         self, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int
@@ -454,6 +461,7 @@ class DataHandle:
     layout: Layout | None = None  # of the records, where a sample is several tensors
     collation: Collation | None = None  # the user's, in place of stacking
     stored_as: RaggedLayout | None = None  # of the samples that are stored for it
+    columns: Columns | None = None  # of targets of several parts
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}
@@ -469,11 +477,11 @@ class DataHandle:
             train, evaluation = (
                 _Read(self.source, view.pipeline, self.encoding) for view in (self.train, self.eval)
             )
-            return Batches(arrays[0], train, evaluation, self.layout, self.collation)
+            return Batches(arrays[0], train, evaluation, self.layout, self.collation, self.columns)
         if self.stored_as is not None:
             _, offsets, values = arrays
             ragged = _Ragged(offsets, values, self.stored_as)
-            return Batches(arrays[0], ragged, ragged, None, self.collation)
+            return Batches(arrays[0], ragged, ragged, None, self.collation, self.columns)
         train_slot, eval_slot = self.slots
-        held = _Held(arrays[train_slot], self.train)
-        return Batches(arrays[0], held, _Held(arrays[eval_slot], self.eval), self.layout)
+        held = _Held(arrays[train_slot], self.train), _Held(arrays[eval_slot], self.eval)
+        return Batches(arrays[0], *held, self.layout, columns=self.columns)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, Opened
-from asynckfold.data.transforms import leaves_by_path
+from asynckfold.data.transforms import generators_kept, leaves_by_path, mapped
 from asynckfold.errors import InputError
+from asynckfold.jobs.columns import Columns, UnfitTree, leaves_of
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class ItemForm:
     key: str | None = None  # of an item that is a dict
     as_tensors: bool = False
 
-    def item(self, sample: Any, target: Tensor) -> Any:
+    def item(self, sample: Any, target: Any) -> Any:
         """Return a sample and its target as an item of the data set."""
-        given: Any = target
-        if not self.as_tensors:
+        given = target
+        if isinstance(target, Tensor) and not self.as_tensors:
             given = target.numpy() if target.ndim else target.item()
         return (sample, given) if self.key is None else {**sample, self.key: given}
 
@@ -56,10 +57,14 @@ class Collation:
         List of items → (inputs, targets), or a dict of both.
     form : ItemForm
         What an item is.
+    columns : Columns or None
+        Of targets of several parts.
     """
 
     function: Callable[[list[Any]], Any]
     form: ItemForm
+    columns: Columns | None = None
+    _is_list: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, samples: Sequence[Any], targets: Tensor) -> Any:
         """Return the inputs of samples with targets (B, ...).
@@ -69,10 +74,28 @@ class Collation:
         InputError
             The function returns something else than inputs and the targets of these samples.
         """
-        items = [self.form.item(*pair) for pair in zip(samples, targets, strict=True)]
+        each: Any = targets
+        if self.columns is not None:
+            each = [_of_one(self.columns, row) for row in targets]
+        items = [self.form.item(*pair) for pair in zip(samples, each, strict=True)]
         inputs, found = self._divided(self.function(items))
-        _check_targets(found, targets)
-        return inputs
+        if self.columns is None:
+            _check_targets(found, targets)
+        else:
+            _check_trees(found, self.columns.split(targets))
+        # A list is one argument of the model, a tuple several.
+        return list(inputs) if self._is_one_per_sample(inputs, items) else inputs
+
+    def _is_one_per_sample(self, inputs: Any, items: list[Any]) -> bool:
+        """Whether a tuple holds the samples, as that of ``tuple(zip(*items))``, and not inputs."""
+        if type(inputs) is not tuple:
+            return False
+        if "" not in self._is_list:
+            # Told by whether it grows with the samples: a batch may have as many as inputs.
+            with generators_kept():
+                more = self._divided(self.function([*items, items[0]]))[0]
+            self._is_list[""] = len(inputs) == len(items) and len(more) == len(items) + 1
+        return self._is_list[""]
 
     def _divided(self, batch: Any) -> tuple[Any, Any]:
         if self.form.key is None:
@@ -118,6 +141,34 @@ def _check_targets(found: Any, targets: Tensor) -> None:
         )
 
 
+def _check_trees(found: Any, expected: Any) -> None:
+    """Refuse targets of several parts that are not those of the samples."""
+    try:
+        given, wanted = (dict(leaves_of(tree)) for tree in (found, expected))
+    except UnfitTree:
+        given, wanted = {}, {(): None}
+    if given.keys() != wanted.keys() or not all(
+        _are_equal(leaf, wanted[path]) for path, leaf in given.items()
+    ):
+        raise InputError.one(
+            "collate_fn must return the targets of its samples, in their order",
+            "other targets, or others in between",
+            "Return a list of them where their shapes differ, such as tuple(zip(*samples)), and "
+            "else what torch.utils.data.default_collate gives.",
+        )
+
+
+def _are_equal(leaf: Any, wanted: Tensor) -> bool:
+    tensor = leaf.detach().cpu() if isinstance(leaf, Tensor) else _tensor(leaf)
+    return tensor is not None and torch.equal(tensor.to(wanted.dtype), wanted)
+
+
+def _of_one(columns: Columns, row: Tensor) -> Any:
+    """Return the target of one sample."""
+    found = columns.split(row[None])
+    return found[0] if columns.ragged else mapped(lambda part: part[0], found)
+
+
 def _tensor(found: Any) -> Tensor | None:
     try:
         return torch.as_tensor(np.asarray(found))
@@ -131,6 +182,8 @@ def structure(inputs: Any) -> str:
     >>> structure({"ids": torch.zeros(2, 7), "lengths": [7, 3]})
     "['ids'] float32 of 2 dimensions, ['lengths'] a list"
     """
+    if isinstance(inputs, list) and not _is_numbers(inputs):
+        return f"a list of {' and '.join(dict.fromkeys(map(structure, inputs)))}"
     leaves, _ = leaves_by_path(inputs, stops=_is_numbers)
     return ", ".join(f"{path} {_kind(leaf)}".strip() for path, leaf in leaves.items())
 

@@ -17,6 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from asynckfold.data.arrays import ExactArrays, by_position, is_sparse, not_half, plain
 from asynckfold.data.known_datasets import subset_of, tensors_of, whole_arrays
 from asynckfold.data.target_encoding import Encoding
+from asynckfold.data.target_trees import targets_as_trees
 from asynckfold.data.transforms import (
     Array,
     Misfit,
@@ -366,6 +367,9 @@ def _sized(source: Opened) -> Opened:
 
 
 def _open_arrays(pair: tuple[Any, ...]) -> Opened:
+    if len(pair) == 2:
+        targets = targets_as_trees(pair[1], pair[0])
+        pair = pair if targets is pair[1] else (pair[0], targets)
     if len(pair) == 2 and isinstance(trees := as_trees(*pair), TreeArrays):
         labels = by_position(pair[1], "y")
         return Opened(_Pairs(trees, labels), labels=labels, known=True)

@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 
 from asynckfold.data import arrays
 from asynckfold.data.arrays import Given, by_position
+from asynckfold.data.target_trees import targets_as_trees
 from asynckfold.data.transforms import TreeArrays
 from asynckfold.data.tree_arrays import converted
 
@@ -19,6 +20,7 @@ def as_given(
     if type(dataset) is TensorDataset and len(dataset.tensors) > 2:
         dataset = (dataset.tensors[:-1], dataset.tensors[-1])
     if isinstance(dataset, tuple) and len(dataset) == 2:
+        dataset = (dataset[0], targets_as_trees(dataset[1], dataset[0]))
         samples, notes = converted(*dataset)
         if isinstance(samples, TreeArrays):
             pair = samples, by_position(dataset[1], "y")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from asynckfold.data.target_trees import are_trees, rows_of
 from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, UNKNOWN, Criterion
@@ -101,12 +102,39 @@ def resolve_labels(
     >>> resolve_labels([0, 3, 1]).targets.tolist()
     [0, 3, 1]
     """
+    if are_trees(values):
+        return _of_parts(values, criterion, task)
     array = label_array(values)
     if task in (None, CUSTOM):
         return _resolved(array, wants_classes, names, criterion)
     found = _resolved_as(task, array, wants_classes, names, criterion)
     refuse(_task_problems(task, found, array, criterion))
     return found
+
+
+def _of_parts(values: Any, criterion: Criterion | None, task: str | None) -> Labels:
+    """Resolve targets of several parts, which only the user's own criterion can take."""
+    columns, rows = rows_of(values)
+    problems = []
+    if criterion is not None:
+        problems.append(
+            Problem(
+                "targets of several parts need a criterion of your own",
+                f"{criterion.name}, and targets {columns.text}",
+                "Pass a function (outputs, targets) → loss that takes the parts.",
+            )
+        )
+    if task not in (None, CUSTOM):
+        problems.append(
+            Problem(
+                "targets of several parts are a task of your own",
+                f"task={task!r}, and targets {columns.text}",
+                "Leave task out, or pass task='custom'.",
+            )
+        )
+    refuse(problems)
+    objective = Objective(REGRESSION, natural_scale(REGRESSION, None), targets=columns)
+    return Labels(rows, (), False, objective=objective)
 
 
 def _resolved_as(

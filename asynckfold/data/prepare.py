@@ -28,6 +28,7 @@ from asynckfold.data.materialize import (
 from asynckfold.data.range_reader import SampleCheck
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray
 from asynckfold.data.target_encoding import Encoding
+from asynckfold.data.target_trees import targets_as_trees
 from asynckfold.data.transforms import (
     Array,
     View,
@@ -38,6 +39,7 @@ from asynckfold.data.transforms import (
     tensors_in,
 )
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import Criterion
 
 _PATIENCE_SECONDS = 5.0
@@ -261,6 +263,7 @@ def _given_labels(source: Opened, targets: Any) -> Any:
         if source.labels is None or source.rows is None:
             return source.labels
         return label_array(source.labels)[source.rows]
+    targets = targets_as_trees(targets, source)
     if not hasattr(targets, "__len__") or len(targets) != len(source):
         size = len(targets) if hasattr(targets, "__len__") else type(targets).__name__
         raise InputError.one(
@@ -298,9 +301,10 @@ def _assemble(
     target_array = SharedArray(ArraySpec(targets.shape, str(targets.dtype)))
     target_array.writable()[...] = targets
     shared = (target_array, *reading.arrays)
-    handle = _handle(checked, shared, reading, encoding)
+    handle = _handle(checked, shared, reading, encoding, labels.objective.targets)
     if collate_fn is not None:
-        collation, facts = Collation(collate_fn, checked.facts.form), checked.facts
+        columns = labels.objective.targets
+        collation, facts = Collation(collate_fn, checked.facts.form, columns), checked.facts
         handle = replace(
             handle, collation=collation, stored_as=facts.stored_as if reading.held else None
         )
@@ -333,6 +337,7 @@ def _handle(
     shared: Sequence[SharedArray],
     reading: Reading,
     encoding: Encoding | None,
+    columns: Columns | None,
 ) -> DataHandle:
     return DataHandle(
         tuple(array.spec for array in shared),
@@ -342,6 +347,7 @@ def _handle(
         None if reading.held else checked.source.without_arrays(),
         encoding=encoding,
         layout=checked.views.layout,
+        columns=columns,
     )
 
 
@@ -357,6 +363,8 @@ def _fingerprints(
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
     if handle.collation is not None:
         digest.update(repr((handle.collation.form, handle.stored_as)).encode())
+    if handle.columns is not None:
+        digest.update(repr(handle.columns).encode())
     if handle.layout is not None:
         digest.update(repr((handle.layout.parts, handle.layout.spec)).encode())
     for array in shared:

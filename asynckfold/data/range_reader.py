@@ -47,6 +47,7 @@ from asynckfold.data.transforms import (
     is_tree,
     kind_of,
     leaves_by_path,
+    mapped,
     misfit,
     same_sample,
     seeded,
@@ -326,7 +327,8 @@ class _Reading:
             raise _DrewError([BASE])
         if self.work.random:
             self.watch.sync(seed)
-        label = to_array(label) if isinstance(label, Tensor) else label
+        if isinstance(label, Tensor) or is_tree(label):
+            label = mapped(to_array, label)
         if not self.work.hold:
             outputs[0][index] = np.frombuffer(digest_of(sample), np.uint8)
         odd = ""

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from asynckfold.data.labels import Labels, label_array
+from asynckfold.data.target_trees import row_of
 from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError
+from asynckfold.jobs.columns import Columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,13 +23,14 @@ class Encoding:
     indices: Mapping[Hashable, float] | None
     shape: tuple[int, ...]  # of one target
     dtype: str = "float32"
+    columns: Columns | None = None  # of targets of several parts
 
     @classmethod
     def of(cls, values: Any, labels: Labels) -> Encoding:
         """Learn the encoding from raw labels and their targets."""
         shape, dtype = labels.targets.shape[1:], str(labels.targets.dtype)
         if labels.strata is None:
-            return cls(None, shape, dtype)
+            return cls(None, shape, dtype, labels.objective.targets)
         array = label_array(values).reshape(len(labels.targets))
         targets = labels.targets.reshape(len(array)).tolist()
         indices = dict(zip(array.tolist(), targets, strict=True))
@@ -46,6 +49,8 @@ class Encoding:
 
     def __call__(self, label: Any, index: int) -> Array:
         """Return the target; raise `InputError` for a class that was not there before."""
+        if self.columns is not None:
+            return row_of(self.columns, label, index, *self.shape)
         array = label_array([label])[0]
         if self.indices is None:
             return np.asarray(array, self.dtype).reshape(self.shape)

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from asynckfold.data.arrays import by_position, column_problems, plain
 from asynckfold.data.dataset import open_source
+from asynckfold.data.target_trees import targets_as_trees
 from asynckfold.data.transforms import TreeArrays, leaves_by_path
 from asynckfold.data.tree_arrays import as_trees
 from asynckfold.errors import Problem, refuse
@@ -69,7 +70,9 @@ def evenly(count: int, most: int) -> Indices:
 
 def _arrays(dataset: Any) -> Any:
     if isinstance(dataset, tuple) and len(dataset) == 2:
-        return as_trees(*dataset), dataset[1]
+        samples, targets = dataset
+        targets = targets_as_trees(targets, samples)
+        return as_trees(samples, targets), targets
     if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
         return dataset.tensors
     return None

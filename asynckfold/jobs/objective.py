@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import Problem
+from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import (
     LOG_PROBABILITIES,
     LOG_RATE,
@@ -67,14 +68,45 @@ class Objective:
     transform: str = ""  # digest of the user's `output_transform`
     apart: tuple[tuple[str, str], ...] = ()  # (model, scale) of models with another scale
     ignore_index: int | None = None  # pixels of this class are not scored
+    targets: Columns | None = None  # of targets that are trees
+    outputs: tuple[tuple[str, Columns], ...] = ()  # (model, columns) of outputs that are trees
 
     def of(self, model: str) -> Objective:
         """Return the objective of one model."""
-        return replace(self, scale=dict(self.apart).get(model, self.scale), apart=())
+        own = self.of_models([model])
+        return replace(own, scale=dict(self.apart).get(model, self.scale), apart=())
 
     def of_models(self, models: Collection[str]) -> Objective:
         """Return the objective of some models."""
-        return replace(self, apart=tuple(pair for pair in self.apart if pair[0] in models))
+        return replace(
+            self,
+            apart=tuple(pair for pair in self.apart if pair[0] in models),
+            outputs=tuple(pair for pair in self.outputs if pair[0] in models),
+        )
+
+    @property
+    def columns(self) -> Columns | None:
+        """Of the outputs of one model, if these are trees."""
+        return self.outputs[0][1] if self.outputs else None
+
+    @property
+    def is_of_trees(self) -> bool:
+        """Whether targets or outputs are trees, such as those of several heads."""
+        return self.targets is not None or bool(self.outputs)
+
+    def given(self, outputs: Any, like: Any = None) -> Any:
+        """Return outputs as the model gives them; arrays stay float32, for means and NaN.
+
+        `like` are those of a batch, whose types they get.
+        """
+        if self.columns is None:
+            return outputs
+        is_array = hasattr(outputs, "__array_interface__")
+        return self.columns.split(outputs, cast=not is_array, like=like)
+
+    def asked(self, targets: Any) -> Any:
+        """Return targets as the data set gives them."""
+        return targets if self.targets is None else self.targets.split(targets)
 
     @property
     def is_classes(self) -> bool:
@@ -133,6 +165,8 @@ def predicted(objective: Objective, outputs: Array, transform: Transform | None 
     kind, scale = objective.kind, objective.scale
     if kind == REGRESSION:
         return _numbers(objective, outputs, transform)
+    if objective.outputs and scale != TRANSFORMED:
+        raise ValueError("pass output_transform= with a function from outputs to probabilities")
     if kind in (MULTICLASS, SEGMENTATION) and scale != TRANSFORMED:
         return np.asarray(outputs.argmax(axis=1), np.int64)
     if scale == LOGITS:
@@ -157,9 +191,9 @@ def probabilities(
 
     kind, scale = objective.kind, objective.scale
     if scale == TRANSFORMED and transform is not None and objective.is_dense:
-        return transform(outputs).astype(np.float64)
+        return transform(objective.given(outputs)).astype(np.float64)
     if scale == TRANSFORMED and transform is not None:
-        found = _of_two(transform(outputs).astype(np.float64), kind)
+        found = _of_two(transform(objective.given(outputs)).astype(np.float64), kind)
         return _checked(found, len(outputs), kind)
     exact = np.asarray(outputs, np.float64)
     if scale == LOGITS:
@@ -210,7 +244,7 @@ def _numbers(objective: Objective, outputs: Array, transform: Transform | None) 
     from scipy.special import expit
 
     if objective.scale == TRANSFORMED and transform is not None:
-        outputs = transform(outputs)
+        outputs = transform(objective.given(outputs))
     elif objective.scale == LOG_RATE:
         outputs = np.exp(outputs.astype(np.float64))
     elif objective.scale == LOGITS:
@@ -229,6 +263,7 @@ class OutputSample:
 
     rows: Array  # float32, (k, ...): outputs of some samples
     last: str = ""  # ``"Sigmoid"``, ``"Softmax"`` or ``"LogSoftmax"`` if the model ends in it
+    tree: Columns | None = None  # of outputs that are trees
 
     @property
     def columns(self) -> int:
@@ -265,6 +300,8 @@ class OutputSample:
 
 def scale_of(kind: str, criterion: Criterion | None, sample: OutputSample) -> str:
     """Return the scale of a model's outputs, by its criterion and by what was seen of them."""
+    if sample.tree is not None:
+        return UNKNOWN
     given = natural_scale(kind, criterion)
     if kind == REGRESSION:
         return PROBABILITIES if given == LOGITS and sample.last == "Sigmoid" else given
@@ -295,7 +332,7 @@ def natural_scale(kind: str, criterion: Criterion | None) -> str:
 
 def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -> str:
     """Note a model whose outputs are not what its criterion expects; ``""`` otherwise."""
-    if criterion is None or scale == natural_scale(kind, criterion):
+    if criterion is None or scale in (natural_scale(kind, criterion), UNKNOWN):
         return ""
     name, wanted = criterion.name, natural_scale(kind, criterion)
     if wanted == LOGITS:
@@ -333,7 +370,10 @@ def decided(
     if kind == MULTICLASS and criterion is None and _one_output(output_samples):
         kind = BINARY
     base = TRANSFORMED if transform else natural_scale(kind, criterion)
-    found = replace(given, kind=kind, scale=base, pos_label=pos_label, transform=transform)
+    trees = tuple(sorted((name, s.tree) for name, s in output_samples.items() if s.tree))
+    found = replace(
+        given, kind=kind, scale=base, pos_label=pos_label, transform=transform, outputs=trees
+    )
     if transform:
         return found, ()
     scales = {model: scale_of(kind, criterion, sample) for model, sample in output_samples.items()}
@@ -343,14 +383,20 @@ def decided(
 
 
 def _one_output(output_samples: Mapping[str, OutputSample]) -> bool:
-    return bool(output_samples) and all(sample.columns == 1 for sample in output_samples.values())
+    return bool(output_samples) and all(
+        sample.columns == 1 and sample.tree is None for sample in output_samples.values()
+    )
 
 
 def output_problems(
     highest: int, criterion: Criterion | None, output_samples: Mapping[str, OutputSample]
 ) -> Iterator[Problem]:
     """Yield that some models have enough outputs for the labels as they are, and some do not."""
-    widths = {model: width(criterion, sample) for model, sample in output_samples.items()}
+    widths = {
+        model: width(criterion, sample)
+        for model, sample in output_samples.items()
+        if sample.tree is None
+    }
     few = [model for model, count in widths.items() if count <= highest]
     if few and len(few) < len(widths):
         shown = ", ".join(f"{model} has {count}" for model, count in widths.items())
@@ -366,7 +412,11 @@ def must_be_numbered(
     highest: int, criterion: Criterion | None, output_samples: Mapping[str, OutputSample]
 ) -> bool:
     """Return whether labels up to `highest` exceed the outputs of some model."""
-    return any(width(criterion, sample) <= highest for sample in output_samples.values())
+    return any(
+        width(criterion, sample) <= highest
+        for sample in output_samples.values()
+        if sample.tree is None
+    )
 
 
 def width(criterion: Criterion | None, sample: OutputSample) -> int:

@@ -242,8 +242,9 @@ class Plan:
             if not found[name]:
                 # Runs that were begun before there was a choice keep their fingerprint.
                 del found[name]
-        if found.get("objective") and found["objective"]["ignore_index"] is None:
-            del found["objective"]["ignore_index"]
+        for name in ("ignore_index", "targets", "outputs") if found.get("objective") else ():
+            if found["objective"][name] in (None, ()):
+                del found["objective"][name]
         return json.dumps(found, sort_keys=True, separators=(",", ":"))
 
     @classmethod

@@ -1,20 +1,22 @@
 """Metrics that accumulate batch by batch: objects of torchmetrics, or of the same shape.
 
 A fold gets a copy of its own, reset: no state is shared. It is given probabilities where the scale
-of outputs is known, numbers for a regression, and class indices as targets.
+of outputs is known, numbers for a regression, and class indices as targets; and trees of outputs
+and of targets as they are.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem
-from asynckfold.jobs.criteria import MARGINS, UNKNOWN
+from asynckfold.jobs.columns import with_leaves
+from asynckfold.jobs.criteria import MARGINS, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import (
     BINARY,
     REGRESSION,
@@ -42,9 +44,12 @@ def name_of(item: Any, name: str = "") -> str:
 
 
 class Accumulating:
-    """A copy of a metric, reset, which gets outputs batch by batch."""
+    """A copy of a metric, reset, which gets outputs batch by batch; `name` is that of its score."""
 
-    def __init__(self, item: Any, objective: Objective, transform: Transform | None) -> None:
+    def __init__(
+        self, item: Any, objective: Objective, transform: Transform | None, name: str = ""
+    ) -> None:
+        self._name = name
         self._metric, self._objective, self._transform = copy.deepcopy(item), objective, transform
         self._metric.reset()
 
@@ -53,21 +58,35 @@ class Accumulating:
         import torch
 
         given = _given(self._objective, self._transform, targets, outputs)
+        tensors = with_leaves(lambda part: torch.from_numpy(np.ascontiguousarray(part)), given)
         with torch.no_grad():
-            self._metric.update(*(torch.from_numpy(np.ascontiguousarray(part)) for part in given))
+            self._metric.update(*tensors)
 
     def value(self) -> float:
         """Return the value over all samples, negated if less is better."""
         import torch
 
         value = self._metric.compute()
+        if isinstance(value, Mapping):
+            value = self._named(value)
         if not isinstance(value, torch.Tensor) or value.numel() != 1:
             shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
             raise ValueError(f"{type(self._metric).__name__} must compute one number, not {shape}")
         return -float(value) if self._metric.higher_is_better is False else float(value)
 
+    def _named(self, values: Mapping[str, Any]) -> Any:
+        """Return the value of the score's name, of a metric that computes several."""
+        name = self._name if self._name in values else self._name.removeprefix("neg_")
+        if name not in values:
+            raise ValueError(
+                f"{type(self._metric).__name__} computes several numbers: name one of them, "
+                f"scoring={{{next(iter(values))!r}: metric}}; there are {', '.join(values)}"
+            )
+        return values[name]
+
 
 def score_of(
+    name: str,
     item: Any,
     objective: Objective,
     transform: Transform | None,
@@ -75,7 +94,7 @@ def score_of(
     outputs: npt.NDArray[np.float32],
 ) -> float:
     """Return the value over all samples, negated if less is better."""
-    metric = Accumulating(item, objective, transform)
+    metric = Accumulating(item, objective, transform, name)
     for low in range(0, len(targets), CHUNK):
         rows = slice(low, low + CHUNK)
         metric.update(targets[rows], outputs[rows])
@@ -87,7 +106,11 @@ def _given(
     transform: Transform | None,
     targets: npt.NDArray[Any],
     outputs: npt.NDArray[np.float32],
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+) -> tuple[Any, Any]:
+    if objective.targets is not None:
+        return objective.given(outputs), objective.asked(targets)
+    if objective.outputs and objective.scale != TRANSFORMED:
+        return objective.given(outputs), targets
     if objective.kind == REGRESSION:
         found = predicted(objective, outputs, transform).astype(np.float32)
         return found, targets.reshape(found.shape) if found.size == targets.size else targets

@@ -30,7 +30,7 @@ class BatchScores:
     ) -> None:
         self._pairs, self._objective, self._transform = pairs, objective, transform
         self._metrics = {
-            name: Accumulating(item, objective, transform)
+            name: Accumulating(item, objective, transform, name)
             for name, item in pairs
             if accumulates(item)
         }

@@ -54,6 +54,8 @@ def guesses(result: Result | None, truth: npt.NDArray[Any], objective: Objective
     if result is None or result.status != DONE or result.outputs is None:
         return None
     outputs = result.outputs
+    if objective.is_of_trees:
+        return None
     columns = outputs[:1].size
     fits = outputs.ndim == 2 and columns > 1 if objective.kind == MULTICLASS else columns == 1
     if not fits or len(outputs) != len(truth):

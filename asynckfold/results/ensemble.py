@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.jobs.criteria import MARGINS, UNKNOWN
+from asynckfold.jobs.criteria import MARGINS, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import (
     MASKS,
     MULTILABEL,
@@ -23,6 +23,7 @@ from asynckfold.jobs.objective import (
 )
 from asynckfold.jobs.plan import Job
 from asynckfold.results.estimator_scores import EstimatorComparison
+from asynckfold.results.out_of_fold import of_one_width, ragged_problems
 
 Outputs = npt.NDArray[np.float32]
 
@@ -161,7 +162,7 @@ class FoldEnsemble:
             refuse([Problem(rule, f"{self.size} models", remedy)])
         self._outputs.export_onnx(Path(path), overwrite=overwrite)
 
-    def outputs(self, inputs: Any) -> Outputs:
+    def outputs(self, inputs: Any) -> Any:
         """Return the mean of the models' outputs.
 
         Parameters
@@ -174,7 +175,7 @@ class FoldEnsemble:
         Returns
         -------
         ndarray of float32, shape (n, ...)
-            In the order of `inputs`.
+            In the order of `inputs`; a dict or tuple of these where the model returns such.
 
         Raises
         ------
@@ -184,6 +185,13 @@ class FoldEnsemble:
         StoreCorruptError
             Trained weights are missing from the run's folder, or damaged.
         """
+        return self.objective.given(self._mean_outputs(inputs))
+
+    def _mean_outputs(self, inputs: Any) -> Outputs:
+        columns = self.objective.columns
+        if columns is not None and columns.ragged:
+            refuse(ragged_problems(self.size))
+            return of_one_width([batch[0] for batch in self._outputs(inputs)])
         means = [batch.mean(axis=0, dtype=np.float64) for batch in self._outputs(inputs)]
         return np.concatenate(means).astype(np.float32)
 
@@ -208,6 +216,8 @@ class FoldEnsemble:
         if self.objective.kind == REGRESSION:
             rule = "predict_proba needs targets that are classes"
             refuse([Problem(rule, "a run whose targets are numbers", "Use predict or outputs.")])
+        if self.objective.outputs and self.objective.scale != TRANSFORMED:
+            refuse([_several_problem(self.objective, "predict_proba")])
         if self.objective.scale in (MARGINS, UNKNOWN):
             rule = "predict_proba needs outputs whose probabilities are known"
             remedy = "Use outputs, or make the run with output_transform=."
@@ -228,6 +238,8 @@ class FoldEnsemble:
             (n,) if there is one per sample.
         """
         objective = self.objective
+        if objective.outputs and objective.scale != TRANSFORMED:
+            refuse([_several_problem(objective, "predict")])
         if objective.kind == REGRESSION:
             batches = (
                 [predicted(objective, one, self._transform) for one in batch]
@@ -236,7 +248,7 @@ class FoldEnsemble:
             means = [np.mean(found, axis=0, dtype=np.float64) for found in batches]
             return np.concatenate(means).astype(np.float32)
         if objective.scale in (MARGINS, UNKNOWN):
-            found = predicted(objective, self.outputs(inputs), self._transform)
+            found = predicted(objective, self._mean_outputs(inputs), self._transform)
             return objective.labels_of(found, found.max(initial=1) + 1)
         shares = self.predict_proba(inputs)
         if objective.kind in (MASKS, MULTILABEL):
@@ -246,3 +258,12 @@ class FoldEnsemble:
     def _probabilities(self, batch: Outputs) -> npt.NDArray[np.float64]:
         each = [probabilities(self.objective, one, self._transform) for one in batch]
         return np.stack(each)
+
+
+def _several_problem(objective: Objective, method: str) -> Problem:
+    assert objective.columns is not None
+    return Problem(
+        f"{method} needs to know which of several outputs it is of",
+        objective.columns.text,
+        "Use outputs, or make the run with output_transform=.",
+    )

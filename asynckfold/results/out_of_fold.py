@@ -70,16 +70,42 @@ def out_of_fold(
         result = results.get(job.id)
         if result is None or result.outputs is None or result.status != DONE:
             continue
+        outputs, key = result.outputs, (job.repeat, job.fold)
         if job.candidate not in found:
-            shape = (count, n_samples, *result.outputs.shape[1:])
+            shape = (count, n_samples, *outputs.shape[1:])
             found[job.candidate] = np.full(shape, np.nan, np.float32)
-        key = (job.repeat, job.fold)
-        found[job.candidate][layers[key], rows[key]] = result.outputs
+        columns = plan.objective_of(job.model).columns
+        if columns is not None and columns.ragged:
+            found[job.candidate], outputs = wide(found[job.candidate], outputs)
+        found[job.candidate][layers[key], rows[key]] = outputs
     return {
         name: found[name] if count > 1 else found[name][0]
         for name in plan.candidate_names
         if name in found
     }
+
+
+def of_one_width(parts: Sequence[Outputs]) -> Outputs:
+    """Return ragged rows of several batches as one array, with zeros behind the shorter ones."""
+    return np.concatenate(wide(*parts))
+
+
+def ragged_problems(models: int) -> Iterator[Problem]:
+    """Yield that several models' outputs of varying number cannot be averaged."""
+    if models > 1:
+        yield Problem(
+            "there is no mean of outputs whose number differs, such as boxes",
+            f"those of {models} models",
+            "Take those of one: results.model(candidate, fold), or results.oof.",
+        )
+
+
+def wide(*parts: Outputs) -> list[Outputs]:
+    """Return arrays with zeros behind the last axis of the narrower ones."""
+    width = max(part.shape[-1] for part in parts)
+    return [
+        np.pad(part, [(0, 0)] * (part.ndim - 1) + [(0, width - part.shape[-1])]) for part in parts
+    ]
 
 
 def mean_of_layers(outputs: Outputs) -> Outputs:

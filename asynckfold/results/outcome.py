@@ -11,13 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import refuse
+from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import ENDED, Baseline, Result, counts_line, fingerprint
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate, candidates, rank
-from asynckfold.results.out_of_fold import kept_problems, layers_of, mean_of_layers, out_of_fold
+from asynckfold.results.out_of_fold import (
+    kept_problems,
+    layers_of,
+    mean_of_layers,
+    out_of_fold,
+    ragged_problems,
+)
 from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
 from asynckfold.results.statistics import (
     Difference,
@@ -150,34 +157,51 @@ class Outcome:
             return None
         outputs = (item.outputs for item in self.results.values() if item.outputs is not None)
         columns = max((found.shape[1] for found in outputs if found.ndim == 2), default=0)
+        if self.plan.objective is not None and self.plan.objective.outputs:
+            columns = 0
         return objective.all_labels(max(columns, len(self.plan.classes)))
 
     @property
-    def oof(self) -> dict[str, npt.NDArray[np.float32]]:
+    def oof(self) -> dict[str, Any]:
         """Out-of-fold outputs by candidate: the outputs that the scores are computed from.
 
         Shape (n_samples, ...), in the order of the dataset; columns are those of `classes_`. If
         samples are held out more than once, as by repeats, (n_repeats, n_samples, ...), since each
-        score is that of a single model. Samples that no finished fold held out are NaN.
+        score is that of a single model. Samples that no finished fold held out are NaN. Of a model
+        of several outputs, a dict or tuple of such arrays.
 
         Raises
         ------
         InputError
             The run kept no outputs; see ``keep_outputs_gib`` of `AsyncKFold`.
         """
-        refuse(kept_problems(self.results))
-        return out_of_fold(self.plan, self.folds, self.results, self.n_samples)
+        return self._as_given(self._kept())
 
     @property
-    def oof_mean(self) -> dict[str, npt.NDArray[np.float32]]:
+    def oof_mean(self) -> dict[str, Any]:
         """Mean of `oof` over the repeats, by candidate, of shape (n_samples, ...).
 
         With repeats these are the outputs of an ensemble of ``n_repeats`` models, which mostly
         scores higher than this cross-validation says. Without repeats, the same as `oof`.
         """
-        found = self.oof
-        several = max(layers_of(self.folds), default=0) > 0
-        return {name: mean_of_layers(item) for name, item in found.items()} if several else found
+        found = self._kept()
+        if max(layers_of(self.folds), default=0) > 0:
+            objective = self.plan.objective
+            if objective is not None and any(one.ragged for _, one in objective.outputs):
+                refuse(ragged_problems(max(layers_of(self.folds)) + 1))
+            found = {name: mean_of_layers(item) for name, item in found.items()}
+        return self._as_given(found)
+
+    def _kept(self) -> dict[str, npt.NDArray[np.float32]]:
+        refuse(kept_problems(self.results))
+        return out_of_fold(self.plan, self.folds, self.results, self.n_samples)
+
+    def _as_given(self, outputs: dict[str, npt.NDArray[np.float32]]) -> dict[str, Any]:
+        models = {candidate_name(*pair): pair[0] for pair in self.plan.candidates}
+        return {
+            name: self.plan.objective_of(models[name]).given(found)
+            for name, found in outputs.items()
+        }
 
     def to_frame(self, level: str = "candidate") -> pd.DataFrame:
         """Return a pandas table: one row per candidate, per fold, or per epoch.

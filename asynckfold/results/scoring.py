@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.jobs.columns import with_leaves
 from asynckfold.jobs.criteria import (
     LOG_PROBABILITIES,
     LOGITS,
     MARGINS,
     PROBABILITIES,
+    TRANSFORMED,
     UNKNOWN,
     VALUES,
 )
@@ -86,7 +88,7 @@ def resolve(
     """
     pairs = named_scores(scoring, objective.kind)
     refuse(_problems(pairs, objective.kind))
-    return {str(name): _score(item, objective, transform) for name, item in pairs}
+    return {str(name): _score(str(name), item, objective, transform) for name, item in pairs}
 
 
 def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
@@ -165,12 +167,17 @@ def _problems(pairs: Sequence[tuple[Any, Any]], kind: str) -> list[Problem]:
     return [*problems, *direction_problems(others)]
 
 
-def _score(item: Any, objective: Objective, transform: Transform | None) -> Score:
+def _score(name: str, item: Any, objective: Objective, transform: Transform | None) -> Score:
     if accumulated.accumulates(item):
         return lambda targets, outputs: accumulated.score_of(
-            item, objective, transform, targets, outputs
+            name, item, objective, transform, targets, outputs
         )
     if is_custom(item):
+        if objective.is_of_trees:
+            return lambda targets, outputs: item(
+                objective.originals(with_leaves(np.asarray, objective.asked(targets))),
+                with_leaves(np.asarray, objective.given(outputs)),
+            )
         if not objective.labels:
             own: Score = item
             return own
@@ -309,10 +316,12 @@ def _estimators() -> tuple[type, type]:
     class Classifier(ClassifierMixin, Fixed):  # type: ignore[misc]
         @property
         def classes_(self) -> Any:
+            columns = self.outputs.shape[1] if self.outputs.ndim > 1 else 1
+            if self.objective.scale == TRANSFORMED and self.transform is not None:
+                columns = probabilities(self.objective, self.outputs[:1], self.transform).shape[1]
             if self.objective.kind == MULTILABEL:
-                return [np.arange(2)] * self.outputs.shape[1]
-            columns = 2 if self.objective.kind == BINARY else self.outputs.shape[1]
-            return self.objective.all_labels(columns)
+                return [np.arange(2)] * columns
+            return self.objective.all_labels(2 if self.objective.kind == BINARY else columns)
 
         def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
             codes = predicted(self.objective, self.outputs[rows], self.transform)
@@ -350,8 +359,28 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
     ]
     if not pairs:
         return
+    if objective.targets is not None:
+        yield Problem(
+            "targets of several parts need scores of your own",
+            f"{', '.join(map(str, (name for name, _ in pairs)))}, and targets "
+            f"{objective.targets.text}",
+            "Pass scoring={'name': function}, of (targets, outputs) → float, which takes a part.",
+        )
+        return
     objectives = {model: objective.of(model) for model in models} or {"": objective}
-    if any(found.scale == UNKNOWN for found in objectives.values()):
+    if trees := [model for model, found in objectives.items() if found.outputs]:
+        if objective.scale != TRANSFORMED:
+            columns = objectives[trees[0]].columns
+            assert columns is not None
+            yield Problem(
+                "scores need to know which of several outputs they are of",
+                f"{', '.join(map(str, (name for name, _ in pairs)))}, and model {trees[0]}, which "
+                f"returns {columns.text}",
+                "Pass output_transform= with a function from outputs to probabilities or numbers, "
+                "or scoring={'name': function}, of (targets, outputs) → float.",
+            )
+            return
+    elif any(found.scale == UNKNOWN for found in objectives.values()):
         shown = "one number for two classes" if objective.kind == BINARY else "outputs"
         yield Problem(
             "scores need the meaning of outputs, which this criterion does not define",

@@ -17,6 +17,7 @@ import torch
 from asynckfold.data.device_copies import fetched_together
 from asynckfold.jobs.folds import Indices
 from asynckfold.training import evaluation
+from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.losses import adds_up, classifies, mean_loss, weights
 from asynckfold.training.own_validation import measured
 from asynckfold.training.stopwatch import mark, seconds_between
@@ -61,7 +62,7 @@ def evaluated(training: Training, indices: Indices) -> list[torch.Tensor]:
         outputs = training.outputs_on(indices)
         targets = training.data.targets_of(indices)
         found = evaluation.loss_and_accuracy(
-            outputs, targets, training.criterion, training.objective
+            outputs, targets, training.criterion, training.objective, training.like
         )
         return [outputs.float(), *found]
 
@@ -106,9 +107,18 @@ def accumulate_scores(training: Training) -> dict[str, float]:
     evaluation.set_mode(training.model, training.criterion, train=False)
     accumulator = make()
     with torch.no_grad():
+        columns = training.objective.columns
         for targets, outputs in training.batches_of(training.valid):
-            accumulator.update(targets.cpu().numpy(), outputs.float().cpu().numpy())
+            rows = outputs if columns is None else columns.join(outputs)
+            accumulator.update(targets.cpu().numpy(), rows.float().cpu().numpy())
     return dict(accumulator.scores())
+
+
+def is_lost(training: Training, loss: float) -> bool:
+    """Whether the loss of the held-out fold is not finite, though something computes it."""
+    own = training.own_validation
+    computed = as_given(training.criterion) is not None or (own is not None and own.has_loss)
+    return computed and not np.isfinite(loss)
 
 
 def inner_metrics(training: Training) -> dict[str, float]:
@@ -144,7 +154,7 @@ def score_again(training: Training) -> None:
     training.score_seconds = seconds_between(began, mark(training.device))
     if found.has_nan:
         raise Diverged("an output on the held-out fold became nan by the weights of a callback")
-    if not np.isfinite(valid_loss):
+    if is_lost(training, valid_loss):
         raise Diverged(f"the loss on the held-out fold became {valid_loss} by those of a callback")
 
 

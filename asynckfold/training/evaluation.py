@@ -19,6 +19,8 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
+from asynckfold.data.transforms import tensors_in
+from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MASKS, MULTICLASS, REGRESSION, SEGMENTATION, Objective
@@ -27,34 +29,38 @@ from asynckfold.training.precision import outputs_of
 
 
 def loss_and_accuracy(
-    found: torch.Tensor, wanted: torch.Tensor, criterion: Any, objective: Objective
+    found: torch.Tensor,
+    wanted: torch.Tensor,
+    criterion: Any,
+    objective: Objective,
+    like: Any = None,
 ) -> list[torch.Tensor]:
     """Return the loss of all outputs (n, ...) at once, and the accuracy, in float64.
 
-    No accuracy for regression, and if only the user's `output_transform` knows the classes.
+    No accuracy for regression, and if only the user's `output_transform` knows the classes. `like`
+    are outputs of a batch, where these are trees.
     """
-    loss, hits = criterion(found, wanted), right(objective, found, wanted)
+    loss, hits = criterion(objective.given(found, like), wanted), right(objective, found, wanted)
     numbers = [loss] if hits is None else [loss, hits.double().mean()]
     return [torch.as_tensor(number, dtype=torch.float64) for number in numbers]
 
 
-def right(
-    objective: Objective, outputs: torch.Tensor, targets: torch.Tensor
-) -> torch.Tensor | None:
+def right(objective: Objective, outputs: Any, targets: torch.Tensor) -> torch.Tensor | None:
     """Return which samples (n,), or pixels (m,), have their class, or all labels, predicted right.
 
     Pixels that are ignored are left out. None without classes, or if only the user's
     `output_transform` knows them.
     """
-    if objective.kind == REGRESSION or objective.scale == TRANSFORMED:
+    if objective.kind == REGRESSION or objective.scale == TRANSFORMED or objective.outputs:
         return None
+    found: torch.Tensor = outputs
     if objective.kind == MULTICLASS:
-        return outputs.argmax(1) == targets
+        return found.argmax(1) == targets
     if objective.kind == SEGMENTATION:
-        return (outputs.argmax(1) == targets)[targets != objective.ignore_index]
+        return (found.argmax(1) == targets)[targets != objective.ignore_index]
     if objective.scale == UNKNOWN:
         return None
-    positive = outputs > (0.5 if objective.scale == PROBABILITIES else 0)
+    positive = found > (0.5 if objective.scale == PROBABILITIES else 0)
     wanted = targets > (0 if objective.signs else 0.5)
     if objective.kind == MASKS:
         return (positive == wanted).flatten()
@@ -78,7 +84,7 @@ def batches_of(
     indices: Indices,
     params: TrainerParams,
     beat: Callable[[], None],
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+) -> Iterator[tuple[torch.Tensor, Any]]:
     """Yield targets and outputs (b, ...) of samples (n,) by batches; call `beat` after each."""
     ordered = data.ordered(indices, training=False)
     places = batch_bounds(len(indices), params.eval_batch_size)
@@ -94,13 +100,23 @@ def outputs_on(
     indices: Indices,
     params: TrainerParams,
     beat: Callable[[], None],
+    columns: Columns | None = None,
+    see: Callable[[Any], None] | None = None,
 ) -> torch.Tensor:
-    """Return outputs (n, ...) on samples (n,), see `batches_of`."""
-    return torch.cat([found for _, found in batches_of(model, data, indices, params, beat)])
+    """Return outputs (n, ...) on samples (n,), see `batches_of`; trees as their columns.
+
+    `see` gets the outputs of each batch.
+    """
+    parts = []
+    for _, found in batches_of(model, data, indices, params, beat):
+        if see is not None:
+            see(found)
+        parts.append(found if columns is None else columns.join(found))
+    return torch.cat(parts) if columns is None else columns.stack(parts)
 
 
 def figures_of(
-    batches: Iterable[tuple[torch.Tensor, torch.Tensor]], criterion: Any, objective: Objective
+    batches: Iterable[tuple[torch.Tensor, Any]], criterion: Any, objective: Objective
 ) -> torch.Tensor:
     """Return loss, right and judged predictions, and whether an output is NaN, of each batch.
 
@@ -109,20 +125,18 @@ def figures_of(
     """
     found = []
     for targets, outputs in batches:
-        hits = right(objective, outputs, targets)
-        judged = outputs.new_zeros(0, dtype=torch.bool) if hits is None else hits
+        hits, device = right(objective, outputs, targets), targets.device
+        judged = torch.zeros(0, dtype=torch.bool, device=device) if hits is None else hits
+        nans = [part.isnan().any() for part in tensors_in(outputs)] or [torch.tensor(False)]
         numbers = [
             criterion(outputs, targets),
             judged.sum(),
             torch.ones_like(judged).sum(),
-            outputs.isnan().any(),
+            torch.stack(nans).any(),
         ]
         found.append(
             torch.stack(
-                [
-                    torch.as_tensor(number, device=outputs.device).reshape(()).double()
-                    for number in numbers
-                ]
+                [torch.as_tensor(number, device=device).reshape(()).double() for number in numbers]
             )
         )
     return torch.stack(found)

@@ -53,7 +53,7 @@ def add_gradient(
 
 def _loss(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     if training.own_step is not None:
-        batch = inputs, targets
+        batch = inputs, training.data.asked_of(targets)
         own = training.own_step.loss(training.model, batch, training.epoch, training.batch)
         return torch.as_tensor(own)
     outputs = outputs_of(training.model, inputs, training.params.precision)

@@ -22,6 +22,15 @@ from asynckfold.jobs.plan import Plan
 SUMS = {"loss": "sum over samples"}
 """Recorded in the plan for a criterion that sums."""
 
+
+class NoLoss(nn.Module):
+    """Stands for a criterion where the user's own code trains and there is none."""
+
+    def forward(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Return NaN: the held-out fold has no loss."""
+        return torch.full((), torch.nan, device=targets.device)
+
+
 _CLASSIFYING = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
 
 

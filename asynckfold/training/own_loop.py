@@ -27,7 +27,8 @@ from asynckfold.jobs.result import Epoch, Result, StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpointing, loop, seeding, setup
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.epoch_scores import Diverged, accumulate_scores, evaluate
+from asynckfold.training.epoch_scores import Diverged, accumulate_scores, evaluate, is_lost
+from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.own_step import StepError, number_of
 from asynckfold.training.several_optimizers import optimizers_of, schedules_of
@@ -169,7 +170,7 @@ class OwnLoop(Training):
             Loader(-(-len(self.valid) // size), self._valid_batches),
             alone(optimizers_of(self.optimizer)),
             alone(schedules_of(self.lr_schedule)),
-            self.criterion,
+            as_given(self.criterion),
             self.device,
             self.task.job.seed,
             self.params.epochs,
@@ -191,9 +192,10 @@ class OwnLoop(Training):
         try:
             while self.batch < self.batches:
                 self._pause()
-                batch, self.at = self.samples_of(self.batch), (self.epoch, self.batch)
+                inputs, targets = self.samples_of(self.batch)
+                self.at = self.epoch, self.batch
                 self.batch += 1
-                yield batch
+                yield inputs, self.data.asked_of(targets)
         except GeneratorExit:
             # By break, or by an exception in the loop's body.
             self._end_pass()
@@ -223,7 +225,8 @@ class OwnLoop(Training):
         ordered = self.data.ordered(self.valid, training=False)
         for low in range(0, count, size):
             self.heartbeat.beat()
-            yield ordered.batch(low, min(low + size, count), None)
+            inputs, targets = ordered.batch(low, min(low + size, count), None)
+            yield inputs, self.data.asked_of(targets)
 
     def _report(self, **metrics: Any) -> None:
         item = reported(metrics, len(self.epochs) + 1, self._rate())
@@ -275,7 +278,7 @@ class OwnLoop(Training):
         if found.has_nan:
             raise Diverged("an output on the held-out fold became nan")
         if not self.epochs:
-            if not math.isfinite(found.loss):
+            if is_lost(self, found.loss):
                 raise Diverged(f"the loss on the held-out fold became {found.loss}")
             self._record(Epoch(1, math.nan, found.loss, found.accuracy, self._rate(), 0.0))
         # Behind a checkpoint of the user's at the same position.

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from asynckfold.jobs.result import Epoch
-from asynckfold.training.precision import AUTOCAST
+from asynckfold.training.fold_criterion import as_given
+from asynckfold.training.precision import AUTOCAST, in_float32
 from asynckfold.training.several_optimizers import optimizers_of
 
 TAKEN = frozenset(
@@ -72,7 +73,7 @@ class StepState:
         precision: str = "fp32",
         clip_grad_norm: float | None = None,
     ) -> None:
-        dtype = AUTOCAST.get(precision)
+        dtype, criterion = AUTOCAST.get(precision), as_given(criterion)
         self.criterion = criterion if dtype is None else _in_float32(criterion, device, dtype)
         self.optimizers, self.device = optimizers, device
         self.epoch = self.batch_index = 0
@@ -185,9 +186,8 @@ def _in_float32(
     """Return the criterion as the built-in step computes it, see `precision`."""
 
     def computed(outputs: Any, targets: Any) -> Any:
-        is_short = isinstance(outputs, torch.Tensor) and outputs.dtype is dtype
         with torch.autocast(device.type, enabled=False):
-            return criterion(outputs.float() if is_short else outputs, targets)
+            return criterion(in_float32(outputs, dtype), targets)
 
     return computed
 

@@ -34,31 +34,32 @@ class OwnValidation:
         self._function, self._precision = function, precision
         self.state = StepState(optimizers, criterion, device, precision)
         self.found: dict[str, float] = {}
+        self.has_loss = False
 
     def loss(
-        self, model: nn.Module, batches: Iterable[tuple[torch.Tensor, torch.Tensor]], epoch: int
+        self, model: nn.Module, batches: Iterable[tuple[tuple[Any, Any], int]], epoch: int
     ) -> float | None:
         """Measure a model in evaluation mode; return the loss, if the function returns any.
 
         The loss and what was logged, in `found`, are means over the samples that had them.
+        `batches` are pairs of inputs and targets, and how many samples they hold.
         """
         sums: dict[str, torch.Tensor] = {}
         counts: dict[str, int] = {}
         state = self.state
         with torch.no_grad():
-            for number, batch in enumerate(batches):
+            for number, (batch, size) in enumerate(batches):
                 state.epoch, state.batch_index, state.measures = epoch, number, {}
                 with autocast(state.device, self._precision):
                     loss = self._function(model, batch, state)
                 loss = parsed("validation_step", loss, state, differentiable=False, needed=False)
                 own = {} if loss is None else {"loss": loss.detach().reshape(()).double()}
-                size = len(batch[0])
                 for name, value in {**state.measures, **own}.items():
                     sums[name] = sums[name] + value * size if name in sums else value * size
                     counts[name] = counts.get(name, 0) + size
         means = {name: float(total) / counts[name] for name, total in sums.items()}
         found = means.pop("loss", None)
-        self.found = means
+        self.found, self.has_loss = means, found is not None
         return found
 
 
@@ -80,9 +81,10 @@ def measured(training: Any, valid_loss: float) -> tuple[float, dict[str, float]]
     size, count = training.params.eval_batch_size, len(training.valid)
     ordered = training.data.ordered(training.valid, training=False)
 
-    def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches() -> Iterator[tuple[tuple[Any, Any], int]]:
         for low in range(0, count, size):
-            yield ordered.batch(low, min(low + size, count), None)
+            inputs, targets = ordered.batch(low, min(low + size, count), None)
+            yield (inputs, training.data.asked_of(targets)), len(targets)
             training.heartbeat.beat()
 
     loss = own.loss(training.model, batches(), training.epoch)

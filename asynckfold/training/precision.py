@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 
-from asynckfold.data.transforms import tensors_in
+from asynckfold.data.transforms import mapped, tensors_in
 from asynckfold.training.calls import call_model
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,8 +40,14 @@ def outputs_of(model: Callable[..., Any], inputs: Any, precision: str) -> Any:
         return call_model(model, inputs)
     with torch.autocast(_device(inputs).type, dtype):
         outputs = call_model(model, inputs)
-    is_short = isinstance(outputs, torch.Tensor) and outputs.dtype is dtype
-    return outputs.float() if is_short else outputs
+    return in_float32(outputs, dtype)
+
+
+def in_float32(outputs: Any, dtype: torch.dtype) -> Any:
+    """Return outputs, a tensor or a tree of tensors, with those of `dtype` in float32."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float() if outputs.dtype is dtype else outputs
+    return mapped(lambda item: item.float() if item.dtype is dtype else item, outputs)
 
 
 def _device(inputs: Any) -> torch.device:

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Sampler, WeightedRandomSampler
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms import seeded
+from asynckfold.data.transforms import mapped, seeded
 from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Indices
 from asynckfold.training import seeding
@@ -37,7 +37,7 @@ def epoch_samples(sampler: Any, data: Batches, train: Indices, seed: int, epoch:
     """
     if sampler is None:
         return epoch_order(train, seed, epoch)
-    targets = data.targets_of(train).cpu()
+    targets = data.asked_of(data.targets_of(train).cpu())
     own = sampling_seed(seed, epoch)
     with seeded(own):
         found = _given(sampler, targets, train)
@@ -54,14 +54,14 @@ def sampling_seed(seed: int, epoch: int) -> int:
     return seeding.stream(seed, 3, epoch)
 
 
-def _given(sampler: Any, targets: torch.Tensor, train: Indices) -> Any:
+def _given(sampler: Any, targets: Any, train: Indices) -> Any:
     """Return weights of the training fold, or a torch Sampler."""
     if isinstance(sampler, str):
         _, codes, counts = torch.unique(targets, return_inverse=True, return_counts=True)
         return 1 / counts.double()[codes]
     if callable(sampler):
         # A factory of the user's may keep a state, which no other epoch must see.
-        return copy.deepcopy(sampler)(targets.clone())
+        return copy.deepcopy(sampler)(mapped(torch.clone, targets))
     return np.asarray(sampler)[train]
 
 

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from asynckfold.data.batches import Batches, OrderedBatches
 from asynckfold.data.device_copies import fetched, fetched_together
+from asynckfold.data.transforms import mapped
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,
@@ -40,6 +41,7 @@ from asynckfold.training.epoch_scores import (
     evaluate,
     evaluated,
     inner_metrics,
+    is_lost,
     numbers,
     score_again,
 )
@@ -112,6 +114,8 @@ class Training:
         The user's own `training_step` and `validation_step`.
     callbacks : Callbacks or None
         What is called after batches and epochs.
+    like : object
+        Outputs without samples, where these are trees.
     """
 
     task: Task
@@ -150,6 +154,7 @@ class Training:
     own_step: OwnStep | None = None
     own_validation: OwnValidation | None = None
     callbacks: Callbacks | None = None
+    like: Any = None
 
     @property
     def params(self) -> TrainerParams:
@@ -316,7 +321,7 @@ class Training:
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
         if found.has_nan:
             raise Diverged(f"an output on the held-out fold became nan {where}")
-        if not np.isfinite(valid_loss):
+        if is_lost(self, valid_loss):
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
         logged = {} if self.own_step is None else self.own_step.means()
         logged = joined(logged, found_by_user)
@@ -333,10 +338,21 @@ class Training:
     def outputs_on(self, indices: Indices) -> torch.Tensor:
         """Return the outputs on some samples, in evaluation mode."""
         return evaluation.outputs_on(
-            self.model, self.data, indices, self.params, self.heartbeat.beat
+            self.model,
+            self.data,
+            indices,
+            self.params,
+            self.heartbeat.beat,
+            self.objective.columns,
+            self._see_form,
         )
 
-    def batches_of(self, indices: Indices) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _see_form(self, outputs: Any) -> None:
+        """Keep the types of outputs that are trees."""
+        if self.like is None and not isinstance(outputs, torch.Tensor):
+            self.like = mapped(lambda item: item[:0], outputs)
+
+    def batches_of(self, indices: Indices) -> Iterator[tuple[torch.Tensor, Any]]:
         """Yield targets and outputs of some samples, batch by batch, in evaluation mode."""
         return evaluation.batches_of(
             self.model, self.data, indices, self.params, self.heartbeat.beat
@@ -353,7 +369,7 @@ class Training:
         self.epochs.append(item)
         self.log.write(
             f"epoch {item.number} train_loss {item.train_loss:.4f} "
-            f"valid_loss {item.valid_loss:.4f} "
+            + ("" if np.isnan(item.valid_loss) else f"valid_loss {item.valid_loss:.4f} ")
             + (f"accuracy {item.accuracy:.4f} " if item.accuracy is not None else "")
             + "".join(f"{name} {value:.4g} " for name, value in item.logged.items())
             + f"lr {item.lr:g} seconds {item.seconds:.2f}\n"

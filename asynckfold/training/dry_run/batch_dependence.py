@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
+from asynckfold.data.transforms import tensors_in
 from asynckfold.training import seeding
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.precision import outputs_of
@@ -58,8 +60,11 @@ def evaluation_depends_on(
 
             def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
                 seeding.seed_all(seed)
-                outputs: torch.Tensor = outputs_of(twin, batch(part.clone()), precision)
-                return outputs.double()
+                outputs = outputs_of(twin, batch(part.clone()), precision)
+                if isinstance(outputs, list) and len(outputs) == len(part):
+                    return pad_sequence([_row(sample) for sample in outputs], batch_first=True)
+                parts = [item.double().reshape(len(item), -1) for item in tensors_in(outputs)]
+                return torch.cat(parts, dim=1)
 
             whole = outputs_on(inputs)
             if _differ(whole, outputs_on(inputs, 1), precision):
@@ -71,6 +76,11 @@ def evaluation_depends_on(
     except Exception:  # noqa: BLE001
         return ""
     return ""
+
+
+def _row(sample: Any) -> torch.Tensor:
+    """Return all numbers of the outputs of one sample."""
+    return torch.cat([item.double().flatten() for item in tensors_in(sample)])
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor, precision: str) -> bool:

@@ -70,7 +70,7 @@ class CandidateTrial:
         recipe, plan = bundle.recipe, bundle.plan
         self.bundle, self.name, self.schedule = bundle, name, schedule
         self.counter = FlopCounter()
-        self.outputs: torch.Tensor | None = None
+        self.outputs: Any = None
         self.bits = ""
         seeding.seed_all(bundle.folds[0].index)
         with making(f"the factory of model {name} must return a torch.nn.Module"):
@@ -180,8 +180,8 @@ class CandidateTrial:
         """Refuse a step that cannot teach anything."""
         if self.bundle.recipe.fit_fn is None:
             checks.check_gradient(self.name, self.model, self.optimizer)
-        assert self.outputs is not None
-        checks.check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
+        if isinstance(self.outputs, torch.Tensor):
+            checks.check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
 
     def step_seconds(self, output_samples: dict[str, OutputSample]) -> float:
         """Return the seconds of the fastest of some steps; add the outputs to `output_samples`.
@@ -205,15 +205,20 @@ class CandidateTrial:
             self._own_loop()
             return time.perf_counter() - started
         if self.own:
-            own_step_trial.step(self.own, self.model.train(), (self.inputs, self.targets))
+            own_step_trial.step(self.own, self.model.train(), self._given_batch())
             return time.perf_counter() - started
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._fitting_outputs(self.model.train())
-        if output_samples is not None and isinstance(outputs, torch.Tensor):
-            output_samples[self.name] = output_sample(outputs)
-        checks.check_outputs(self.name, outputs, self.targets, self.bundle)
-        # Of the first step: the number of steps depends on their seconds.
-        self.outputs = outputs.detach() if self.outputs is None else self.outputs
+        if not isinstance(outputs, torch.Tensor):
+            checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
+            self._see_evaluation(output_samples)
+        else:
+            if output_samples is not None:
+                output_samples[self.name] = output_sample(outputs)
+            checks.check_outputs(self.name, outputs, self.targets, self.bundle)
+        if self.outputs is None:
+            # Of the first step: the number of steps depends on their seconds.
+            self.outputs = mapped(torch.detach, outputs)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             loss = criterion(outputs, self.targets)
@@ -254,7 +259,8 @@ class CandidateTrial:
         if own is None:
             return ()
         logged = self.own.state.measures if self.own else {}
-        own_step_trial.validate(own, self.model.eval(), (self.inputs, self.targets), logged)
+        size = len(self.targets)
+        own_step_trial.validate(own, self.model.eval(), self._given_batch(), size, logged)
         return tuple(own.found)
 
     def _own_loop(self) -> None:
@@ -265,10 +271,35 @@ class CandidateTrial:
         self.optimizer = with_fused_kernel(recipe.opt_fn_of(self.schedule), self.model)
         spec = recipe.lr_schedules[self.schedule]
         schedule = lr_schedules.make(spec, self.optimizer, plan.params.epochs)
-        batch = mapped(torch.clone, self.inputs), self.targets.clone()
-        found = own_loop_trial.run(self.bundle, self.model, self.optimizer, schedule, batch)
+        batch, device = mapped(torch.clone, self._given_batch()), self.targets.device
+        found = own_loop_trial.run(self.bundle, self.model, self.optimizer, schedule, batch, device)
         own_loop_trial.check_same(self.bits or found, found)
         self.bits = found
+
+    def _given_batch(self) -> tuple[Any, Any]:
+        """Return inputs and targets as the user's own steps and loop get them."""
+        return self.inputs, self.seen.asked_of(self.targets)
+
+    def _see_evaluation(self, output_samples: dict[str, OutputSample] | None) -> None:
+        """Keep what a model of several outputs gives in evaluation mode, which is scored."""
+        if output_samples is not None:
+            with seeding.preserved(), torch.no_grad():
+                outputs = self._fitting_outputs(copied(self.model).eval())
+                output_samples[self.name] = self._sample_of(outputs)
+
+    def _sample_of(self, outputs: Any) -> OutputSample:
+        """Return a sample of outputs of the whole batch in evaluation mode; refuse unfit ones."""
+        if isinstance(outputs, torch.Tensor):
+            checks.check_outputs(self.name, outputs, self.targets, self.bundle)
+            return output_sample(outputs)
+        count = len(self.targets)
+        listed = isinstance(outputs, (list, tuple)) and len(outputs) == count
+        if listed:
+            # Several outputs may be as many as the samples.
+            fewer = self._outputs(copied(self.model).eval(), count - 1)
+            listed = len(fewer) == count - 1
+        columns = checks.columns_of(self.name, outputs, count, listed=listed)
+        return output_sample(outputs, columns)
 
     def _fitting_outputs(self, model: nn.Module) -> Any:
         try:
@@ -282,10 +313,11 @@ class CandidateTrial:
         """Refuse a model that is trained by a step of its own, and cannot be scored."""
         with torch.no_grad():
             outputs = self._fitting_outputs(self.model.eval())
-            checks.check_outputs(self.name, outputs, self.targets, self.bundle)
+            checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
+            output_samples[self.name] = self._sample_of(outputs)
             loss = copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets)
         checks.check_held_out_loss(self.name, loss)
-        self.outputs, output_samples[self.name] = outputs, output_sample(outputs)
+        self.outputs = outputs
 
     def check_criterion(self) -> None:
         """Refuse a criterion that compares outputs with the targets of other samples."""
@@ -295,11 +327,12 @@ class CandidateTrial:
             mixed = loss_trial.mixes_samples(criterion, outputs, self.targets)
         if mixed:
             (first, second), count = map(tuple, mixed), len(self.targets)
+            targets = checks.shape_text(self.seen.asked_of(self.targets))
             raise Refused(
                 "the criterion must compare each output with the target of its own sample",
-                f"model {self.name}: outputs {tuple(outputs.shape)} and targets "
-                f"{tuple(self.targets.shape)}, of which it broadcasts {first} and {second} to "
-                f"all {count} × {count} pairs of a batch",
+                f"model {self.name}: outputs {checks.shape_text(outputs)} and targets {targets}, "
+                f"of which it broadcasts {first} and {second} to all {count} × {count} pairs of a "
+                "batch",
                 "Give both the same shape, as by outputs.squeeze(1) in forward; for all pairs "
                 "on purpose, the same number of dimensions, as outputs[:, None] and "
                 "targets[None, :].",
@@ -368,7 +401,8 @@ class CandidateTrial:
                 outputs = self._outputs(model, REPLICA_BATCH)
                 criterion = copy.deepcopy(self.bundle.recipe.criterion)
                 criterion(outputs, self.targets[:REPLICA_BATCH]).backward()
-            found.append(outputs.detach())
+            parts = [part.detach().double().flatten() for part in tensors_in(outputs)]
+            found.append(torch.cat(parts))
         apart, size = float((found[0] - found[1]).abs().max()), float(found[0].abs().max())
         return "" if apart <= SAME * size else f"its outputs differ by {apart:.1e} of {size:.1e}"
 

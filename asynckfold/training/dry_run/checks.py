@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.data.transforms import tensors_in
+from asynckfold.data.transforms import kinds_text, tensors_in
 from asynckfold.errors import InputError
+from asynckfold.jobs.columns import Columns, UnfitTree, leaves_of
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY, SEGMENTATION
 from asynckfold.planning import fusion_groups
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 from asynckfold.training.several_optimizers import SeveralOptimizers, optimizers_of
 
@@ -111,6 +113,12 @@ def check_lr_schedule(name: str, schedule: Any, recipe: Any) -> None:
             f"LR schedule {name}",
             "Use another, such as 'constant', and lower the learning rate in fit_fn.",
         )
+    if as_given(recipe.criterion) is None and lr_schedules.needs_metric(schedule):
+        raise Refused(
+            "LR schedules that react to a loss need a criterion",
+            f"LR schedule {name}, and criterion=None",
+            "Pass a criterion, or use another schedule, such as 'cosine'.",
+        )
     if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
         raise Refused(
             f"LR schedule {name} must have step() and state_dict()",
@@ -136,15 +144,8 @@ def check_storable(what: str, owner: Any) -> None:
 # Outputs and loss of a step
 
 
-def check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundle) -> None:
+def check_outputs(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundle: Bundle) -> None:
     """Refuse outputs that do not fit the targets."""
-    if not isinstance(outputs, torch.Tensor):
-        raise Refused(
-            f"model {name} must return one tensor",
-            type(outputs).__name__,
-            "Return the outputs only. Of several heads, return torch.cat([one, other], dim=1), and "
-            "let the criterion take the columns apart.",
-        )
     if len(outputs) != len(targets):
         raise Refused(
             f"model {name} must return one row for each sample",
@@ -172,6 +173,26 @@ def check_outputs(name: str, outputs: Any, targets: torch.Tensor, bundle: Bundle
         f"shape {tuple(outputs.shape)}",
         f"Give its last layer {needed} outputs.",
     )
+
+
+def columns_of(name: str, outputs: Any, count: int, *, listed: bool) -> Columns:
+    """Return the columns of several outputs of `count` samples; refuse what has none.
+
+    `listed`: a list with a tree for each sample.
+    """
+    rule = f"model {name} must return a tensor, or a dict or tuple of them, a row for each sample"
+    try:
+        if listed:
+            return Columns.of_listed(outputs)
+        columns = Columns.of(outputs)
+    except UnfitTree as error:
+        received, _ = error.args
+        remedy = "Return only what the criterion and the scores need, with the samples first."
+        raise Refused(rule, received, remedy) from error
+    if len(next(leaf for _, leaf in leaves_of(outputs))) != count:
+        received = f"{kinds_text(outputs)} for {count} samples"
+        raise Refused(rule, received, "Keep the first dimension of the input.")
+    return columns
 
 
 def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundle: Bundle) -> bool:
@@ -211,14 +232,29 @@ def _check_weight(name: str, criterion: Any, known: Criterion | None, columns: i
         )
 
 
-def check_broadcast(
-    name: str, outputs: torch.Tensor, targets: torch.Tensor, warned: list[str]
-) -> None:
+def shape_text(batch: Any) -> str:
+    """Return the shape of a tensor; of a tree, paths, types and shapes."""
+    return str(tuple(batch.shape)) if isinstance(batch, torch.Tensor) else kinds_text(batch)
+
+
+def check_criterion_takes(name: str, outputs: Any, criterion: Any) -> None:
+    """Refuse several outputs for a criterion of torch, which takes one."""
+    known = criterion_of(criterion)
+    if known is not None and not isinstance(outputs, torch.Tensor):
+        raise Refused(
+            f"model {name} must return one tensor for {known.name}",
+            kinds_text(outputs),
+            "Return only it, or pass a function (outputs, targets) → loss as criterion, which "
+            "takes out what it needs.",
+        )
+
+
+def check_broadcast(name: str, outputs: Any, targets: torch.Tensor, warned: list[str]) -> None:
     """Refuse a loss for which torch warns that it broadcasts outputs against targets."""
     if any(text.startswith("Using a target size") for text in warned):
         raise Refused(
             f"model {name} must return outputs of the shape of the targets",
-            f"outputs {tuple(outputs.shape)}, targets {tuple(targets.shape)}",
+            f"outputs {shape_text(outputs)}, targets {shape_text(targets)}",
             "Squeeze the outputs in forward, or pass targets of shape (samples, 1).",
         )
 

@@ -9,13 +9,13 @@ from asynckfold.jobs.criteria import criterion_of, why_not_of_pairs
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.checks import Refused
 from asynckfold.training.dry_run.misfit import trying
-from asynckfold.training.fold_criterion import criterion_for, kind_made_by
+from asynckfold.training.fold_criterion import as_given, criterion_for, kind_made_by, of_rows
 
 _RULE = "a function of train_targets must return the criterion of a training fold"
 
 
 def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
-    """Return the bundle with the criterion of the first fold, if a factory makes one for each.
+    """Return the bundle with the criterion of the first fold, as a function of stored targets.
 
     Raises
     ------
@@ -24,11 +24,13 @@ def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
     """
     recipe = bundle.recipe
     if recipe.make_criterion is None:
-        return bundle
+        if data.columns is None:
+            return bundle
+        return replace(bundle, recipe=replace(recipe, criterion=of_rows(recipe.criterion, data)))
     known, made = kind_made_by(recipe.make_criterion), []
     for fold in bundle.folds:
         with trying(_RULE, "It gets a tensor, with a class as its index."):
-            made.append(criterion_for(recipe, data, fold.fitted))
+            made.append(as_given(criterion_for(recipe, data, fold.fitted)))
         if not callable(made[-1]) or isinstance(made[-1], type):
             raise Refused(
                 _RULE,
@@ -46,4 +48,4 @@ def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
                 "Let it take any targets, for instance by torch.bincount(train_targets, "
                 "minlength=10).",
             )
-    return replace(bundle, recipe=replace(recipe, criterion=made[0]))
+    return replace(bundle, recipe=replace(recipe, criterion=of_rows(made[0], data)))

@@ -30,7 +30,7 @@ ALIKE = 1e-3
 
 
 def mixes_samples(
-    criterion: Callable[..., Any], outputs: torch.Tensor, targets: torch.Tensor
+    criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor
 ) -> Shapes | None:
     """Return the first shapes in which outputs are compared with the targets of other samples.
 
@@ -45,11 +45,16 @@ def mixes_samples(
     >>> mixes_samples(squared, torch.ones(8, 1), torch.ones(8))
     (torch.Size([8, 1]), torch.Size([8]))
     """
-    watch = _Watch(outputs.detach().requires_grad_(outputs.is_floating_point()), targets)
+    given = pytree.tree_map_only(
+        torch.Tensor,
+        lambda item: item.detach().requires_grad_(item.is_floating_point()),
+        outputs,
+    )
+    watch = _Watch(list(_tensors(given)), targets)
     # The criterion worked unwatched; if watching breaks it, that is no fault of its own.
     try:
         with watch:
-            copy.deepcopy(criterion)(*watch.kept)
+            copy.deepcopy(criterion)(given, targets)
     except Exception:  # noqa: BLE001
         return watch.found
     return watch.found
@@ -58,13 +63,14 @@ def mixes_samples(
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Tracks whether a tensor was computed from outputs, from targets, or from both."""
 
-    def __init__(self, outputs: torch.Tensor, targets: torch.Tensor) -> None:
+    def __init__(self, outputs: Sequence[torch.Tensor], targets: torch.Tensor) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: Shapes | None = None
         self.count = len(targets)
         # Kept alive: a later tensor must not get the storage of an earlier one.
-        self.kept = [outputs, targets]
-        self.sources = {_storage(outputs): _OUTPUTS, _storage(targets): _TARGETS}
+        self.kept = [*outputs, targets]
+        self.sources = {_storage(targets): _TARGETS}
+        self.sources |= {_storage(item): _OUTPUTS for item in outputs}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -106,7 +112,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return any(list(item.shape) == whole for item in made)
 
 
-def adds_up(criterion: Callable[..., Any], outputs: torch.Tensor, targets: torch.Tensor) -> bool:
+def adds_up(criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor) -> bool:
     """Whether a loss sums over the samples of a batch: twice the samples give twice the loss.
 
     Examples
@@ -118,12 +124,16 @@ def adds_up(criterion: Callable[..., Any], outputs: torch.Tensor, targets: torch
     try:
         with torch.no_grad():
             once, twice = (
-                float(copy.deepcopy(criterion)(torch.cat([outputs] * n), torch.cat([targets] * n)))
+                float(copy.deepcopy(criterion)(_repeated(outputs, n), _repeated(targets, n)))
                 for n in (1, 2)
             )
     except Exception:  # noqa: BLE001
         return False
     return once != 0 and abs(twice - 2 * once) <= ALIKE * abs(once)
+
+
+def _repeated(batch: Any, times: int) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda item: torch.cat([item] * times), batch)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

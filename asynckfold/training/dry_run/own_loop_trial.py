@@ -13,6 +13,7 @@ from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.dry_run.checks import Refused
+from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.own_loop import Context, Loader, alone, reported
 from asynckfold.training.own_step import StepError
 from asynckfold.training.several_optimizers import optimizers_of, schedules_of
@@ -27,7 +28,8 @@ def run(
     model: nn.Module,
     optimizer: Any,
     lr_schedule: Any,
-    batch: tuple[torch.Tensor, torch.Tensor],
+    batch: tuple[Any, Any],
+    device: torch.device,
 ) -> str:
     """Train on one batch; return the digest of the weights.
 
@@ -62,8 +64,8 @@ def run(
         Loader(1, lambda: iter([batch])),
         alone(optimizers_of(optimizer)),
         alone(schedules_of(lr_schedule)),
-        copy.deepcopy(bundle.recipe.criterion),
-        batch[1].device,
+        copy.deepcopy(as_given(bundle.recipe.criterion)),
+        device,
         bundle.folds[0].index,
         bundle.plan.params.epochs,
         0,

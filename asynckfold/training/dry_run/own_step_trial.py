@@ -46,15 +46,16 @@ def step(own: OwnStep, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor
 def validate(
     own: OwnValidation,
     model: nn.Module,
-    batch: tuple[torch.Tensor, torch.Tensor],
+    batch: tuple[Any, Any],
+    size: int,
     logged: dict[str, Any],
 ) -> None:
-    """Measure the batch; refuse a `validation_step` that breaks a rule.
+    """Measure a batch of `size` samples; refuse a `validation_step` that breaks a rule.
 
     `logged` is what the `training_step` logs.
     """
     try:
-        loss = own.loss(model, [batch], 0)
+        loss = own.loss(model, [(batch, size)], 0)
         joined(logged, own.found)
     except StepError as error:
         raise Refused(*error.args) from error

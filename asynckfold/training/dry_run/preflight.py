@@ -33,6 +33,7 @@ from asynckfold.training.dry_run import (
 )
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.checks import Refused, TooFewOutputs
+from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS
 
@@ -123,7 +124,7 @@ def check(
     recorded = {
         "architecture": architectures,
         "settings": settings,
-        "criterion": fingerprints.criterion_text(recipe.criterion),
+        "criterion": fingerprints.criterion_text(as_given(recipe.criterion)),
         "preprocess": None
         if recipe.preprocess is None
         else fingerprints.transformer_text(recipe.preprocess),

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from asynckfold.data.transforms import mapped
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.precision import outputs_of
@@ -42,7 +43,10 @@ class SeparateCriterion:
 
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,)."""
-        losses = [one(outputs[i], targets[i]) for i, one in enumerate(self.criteria)]
+        losses = [
+            one(mapped(lambda item, at=i: item[at], outputs), targets[i])  # type: ignore[misc]
+            for i, one in enumerate(self.criteria)
+        ]
         return torch.stack([loss.reshape(()) for loss in losses])
 
     def part(self, replicas: range) -> SeparateCriterion:
@@ -87,18 +91,23 @@ class _AsModule(nn.Module):
 
 
 def fuse_criterion(
-    criterion: Callable[..., Any], width: int, outputs: torch.Tensor, targets: torch.Tensor
+    criterion: Callable[..., Any], width: int, outputs: Any, targets: torch.Tensor
 ) -> GroupCriterion:
     """Make copies of a criterion compute together, or one after another where they cannot.
 
-    Outputs and targets (B, ...) are examples of one replica.
+    Outputs, a tensor or a tree, and targets (B, ...) are examples of one replica.
     """
     copies = [copy.deepcopy(criterion) for _ in range(width)]
     modules = [item if isinstance(item, nn.Module) else _AsModule(item) for item in copies]
     try:
-        return FusedCriterion(fuse(modules, [outputs.detach().requires_grad_(), targets]))
+        return FusedCriterion(fuse(modules, [mapped(_leaf, outputs), targets]))
     except NotFusible:
         return SeparateCriterion(copies)
+
+
+def _leaf(item: torch.Tensor) -> torch.Tensor:
+    found = item.detach()
+    return found.requires_grad_() if found.is_floating_point() else found
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from asynckfold.data.transforms import mapped
+from asynckfold.data.transforms import mapped, tensors_in
 from asynckfold.training import seeding
 from asynckfold.training.calls import call_model
 from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of
@@ -343,7 +343,8 @@ class _Comparison:
                     of_third: _Values = {}
                     if third is not None:
                         of_third = _evaluated(_outputs(third, batches[index], self.third_way))
-                    self._compare(_evaluated(outputs[place]), _evaluated(expected), of_third)
+                    own = mapped(lambda item, at=place: item[at], outputs)  # type: ignore[misc]
+                    self._compare(_evaluated(own), _evaluated(expected), of_third)
 
     def _compare(self, fused: _Values, plain: _Values, third: _Values) -> None:
         for kind in fused:
@@ -421,7 +422,7 @@ def _values(loss: torch.Tensor, gradients: Tensors, model: nn.Module) -> _Values
 
 
 def _evaluated(outputs: Any) -> _Values:
-    return {"outputs": {"": outputs}}
+    return {"outputs": {str(at): leaf for at, leaf in enumerate(tensors_in(outputs))}}
 
 
 def _gradients(model: nn.Module) -> Tensors:

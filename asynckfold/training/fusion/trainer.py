@@ -27,6 +27,7 @@ from asynckfold.training import batches as batching
 from asynckfold.training import loop, lr_schedules, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
+from asynckfold.training.fold_criterion import of_rows
 from asynckfold.training.fusion.backward import fuse_criterion
 from asynckfold.training.fusion.group import Fail, FusionGroup, Replica
 from asynckfold.training.fusion.module import fuse
@@ -94,7 +95,7 @@ def build(
     logged: bool = True,
 ) -> FusionGroup:
     """Build the group that the tasks belong to, before its first step."""
-    plan, criterion = bundle.plan, copy.deepcopy(bundle.recipe.criterion)
+    plan, criterion = bundle.plan, of_rows(copy.deepcopy(bundle.recipe.criterion), data)
     wanted = {task.job.id: task for task in tasks}
     by_id = {job.id: job for job in plan.jobs}
     jobs = [by_id[name] for name in plan.group_of(tasks[0].job.id)]

@@ -150,7 +150,11 @@ class MultiprocessTraining(Training):
         self.process_group.gather()
         others = [self.process_group.answers[rank] for rank in range(1, self.params.processes)]
         parts = (thawed(item).to(own.device) for item in others if item is not None)
-        return torch.cat([own, *parts])
+        columns = self.objective.columns
+        if order.by_batch or columns is None:
+            return torch.cat([own, *parts])
+        joined: torch.Tensor = columns.stack([own, *parts])
+        return joined
 
     def _share_of(self, indices: Indices) -> slice:
         params = self.params
@@ -169,7 +173,7 @@ class MultiprocessTraining(Training):
                 if order.by_batch:
                     batches = evaluation.batches_of(*way)
                     return frozen(evaluation.figures_of(batches, self.criterion, self.objective))
-                return frozen(evaluation.outputs_on(*way))
+                return frozen(evaluation.outputs_on(*way, self.objective.columns))
         finally:
             evaluation.set_mode(self.model, self.criterion, train=True)
 

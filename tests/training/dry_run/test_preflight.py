@@ -92,8 +92,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "model m must return one row for each sample",
         "shape (9, 3) for 10 samples",
     ),
-    "tuple": (through(lambda outputs: (outputs, 1)), "model m must return one tensor", "tuple"),
-    "dict": (through(lambda outputs: {"a": outputs}), "model m must return one tensor", "dict"),
+    "tuple": (
+        through(lambda outputs: (outputs, 1)),
+        "model m must return one tensor for CrossEntropyLoss",
+        "[0] float32 (10, 3), [1] int",
+    ),
+    "dict": (
+        through(lambda outputs: {"a": outputs}),
+        "model m must return one tensor for CrossEntropyLoss",
+        "['a'] float32 (10, 3)",
+    ),
     "detached": (
         through(lambda outputs: outputs.detach()),
         "the criterion must give model m one number with a gradient",

@@ -54,7 +54,9 @@ def draw_curves(summary: Summary, *given: Axes) -> style.Drawing | None:
 
 
 def _curves_title(row: CandidateRow) -> str:
-    curve = _curve(row, "valid_loss")
+    curve, train = _curve(row, "valid_loss"), _curve(row, "train_loss")
+    if curve is None and train is not None and math.isfinite(train.mean[-1]):
+        return f"{row.name} reaches a training loss of {number(train.mean[-1])}; none is validated"
     losses = [value if math.isfinite(value) else math.inf for value in curve.mean] if curve else []
     if not losses or min(losses) == math.inf:
         return f"{row.name} has no finite validation loss on every fold"

@@ -162,7 +162,7 @@ def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
 
 def _curve(measure: str, histories: Sequence[Sequence[Epoch]]) -> Curve | None:
     lines = [[getattr(item, measure) for item in history] for history in histories]
-    if all(value is None for line in lines for value in line):
+    if all(value is None or math.isnan(value) for line in lines for value in line):
         return None
     known = [np.array(line, float).tolist() for line in lines]
     length = max(map(len, known))

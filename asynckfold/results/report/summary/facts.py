@@ -90,6 +90,8 @@ _KINDS = {
 
 def _targets(plan: Plan) -> str:
     objective = plan.objective_of("")
+    if objective.targets is not None:
+        return clean(objective.targets.text)
     positive = "" if objective.pos_label is None else f"; positive is {objective.pos_label}"
     return clean(f"{_KINDS[objective.kind]}{positive}")
 
@@ -98,7 +100,9 @@ def _outputs(plan: Plan) -> str:
     """Return the scale of outputs, and the models of each if there are several."""
     models: dict[str, list[str]] = {}
     for name in dict.fromkeys(job.model for job in plan.jobs):
-        models.setdefault(plan.objective_of(name).scale, []).append(name)
+        objective = plan.objective_of(name)
+        told = objective.scale if objective.columns is None else objective.columns.text
+        models.setdefault(told, []).append(name)
     if len(models) < 2:
         return clean("".join(models))
     return clean("; ".join(f"{scale}: {', '.join(names)}" for scale, names in models.items()))

@@ -62,6 +62,8 @@ def predicted_numbers(
     """
     if objective.kind != REGRESSION or objective.scale in (TRANSFORMED, UNKNOWN):
         return None
+    if objective.is_of_trees:
+        return None
     if result.outputs is None or result.outputs.size != truth.size:
         return None
     guess = predicted(objective, result.outputs)

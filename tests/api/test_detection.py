@@ -1,0 +1,235 @@
+"""Targets and outputs whose number differs between samples, such as boxes: detection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
+from asynckfold.training import checkpointing
+from asynckfold.training.seeding import epoch_seed, seed_all
+from asynckfold.training.training_run import Training
+from tests.several_inputs import adam, one_thread
+from tests.several_outputs import Boxes, Detector, collate, detection_step, found_share
+
+SCORING = {"found": found_share}
+
+
+def swept(root: Path, dataset: Any = None, model: Any = Detector, **settings: Any) -> CVResults:
+    usual: dict[str, Any] = {
+        "engine": "serial", "collate_fn": collate, "training_step": detection_step,
+        "scoring": SCORING, "criterion": None,
+    }  # fmt: skip
+    settings = usual | settings
+    params = {"epochs": 3, **settings.pop("params", {})}
+    kfold = AsyncKFold(
+        2, dataset or Boxes(), root, batch_size=4, verbose=0, report=False, threads_per_job=1,
+        **settings,
+    )  # fmt: skip
+    return kfold([model], ["constant"], adam, params)
+
+
+def scores_of(results: CVResults) -> dict[str, Any]:
+    return {name: item.scores for name, item in results.results.items()}
+
+
+def state_of(results: CVResults, fold: int = 0) -> dict[str, Tensor]:
+    return results.state_dict(results.candidates[0].name, fold=fold)
+
+
+def test_outputs_are_those_of_the_models_and_scores_are_of_them(root: Path) -> None:
+    results = swept(root, params={"epochs": 30})
+    (found,) = results.oof.values()
+    name, data = results.candidates[0].name, Boxes()
+    for fold in results.folds:
+        model = results.model(name, fold.index).eval()
+        with torch.no_grad():
+            expected = model([data[index][0] for index in fold.valid])
+        for index, given in zip(fold.valid, expected, strict=True):
+            for part in ("boxes", "scores", "labels"):
+                np.testing.assert_allclose(found[index][part], given[part], rtol=1e-5, atol=1e-6)
+        targets = [
+            {key: part.numpy() for key, part in data[index][1].items()} for index in fold.valid
+        ]
+        outputs = [{key: part.numpy() for key, part in one.items()} for one in expected]
+        item = results.results[results.plan.jobs[fold.index].id]
+        assert item.scores["found"] == pytest.approx(found_share(targets, outputs))
+        assert np.isnan(item.epochs[-1].valid_loss)
+    assert min(results.candidates[0].scores["found"]) > 0.4
+
+
+def test_the_engine_and_the_way_the_data_come_change_no_bit(root: Path) -> None:
+    one = swept(root / "one")
+    for name, settings in {
+        "processes": {"engine": "process", "n_jobs": 2},
+        "streamed": {"random_samples": True},
+    }.items():
+        other = swept(root / name, **settings)
+        for fold in range(2):
+            mine, theirs = state_of(one, fold), state_of(other, fold)
+            assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+        assert scores_of(one) == scores_of(other)
+
+
+class Found:
+    """A metric of lists of dicts, in the manner of mean average precision."""
+
+    higher_is_better = True
+
+    def __call__(self, outputs: Any, targets: Any) -> None:
+        raise AssertionError("it accumulates")
+
+    def reset(self) -> None:
+        self.outputs: list[Any] = []
+        self.targets: list[Any] = []
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        assert outputs[0].keys() == {"boxes", "scores", "labels"}
+        assert targets[0]["labels"].dtype == torch.int64
+        self.outputs += outputs
+        self.targets += targets
+
+    def compute(self) -> Any:
+        arrays = (
+            [{key: part.numpy() for key, part in one.items()} for one in every]
+            for every in (self.targets, self.outputs)
+        )
+        return {"found": torch.tensor(found_share(*arrays)), "n": torch.tensor(len(self.outputs))}
+
+
+@pytest.mark.parametrize("kept", [2.0, 0.0], ids=["kept", "by batch"])
+def test_a_metric_of_lists_gets_all_samples(root: Path, kept: float) -> None:
+    plain = swept(root / "plain")
+    scoring = {"found": Found(), "n": Found()}
+    results = swept(
+        root / "metric", scoring=scoring, keep_outputs_gib=kept, params={"eval_batch_size": 5}
+    )
+    assert results.plan.by_batch == (kept == 0)
+    for name, item in results.results.items():
+        assert item.scores["found"] == pytest.approx(plain.results[name].scores["found"])
+        assert item.scores["n"] == 12
+
+
+def test_an_interrupted_run_continues_to_the_same_bits(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = swept(root / "whole")
+    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpointing, "SHARE", float("inf"))
+    score, scored = Training.score, []
+
+    def interrupted(training: Training) -> Any:
+        scored.append(training.epoch)
+        if len(scored) == 5:
+            raise KeyboardInterrupt
+        return score(training)
+
+    monkeypatch.setattr(Training, "score", interrupted)
+    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
+        swept(root / "cut")
+    monkeypatch.setattr(Training, "score", score)
+    again = swept(root / "cut")
+    assert whole.fingerprint == again.fingerprint
+    for fold in range(2):
+        mine, theirs = state_of(whole, fold), state_of(again, fold)
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+def test_pictures_of_one_size_need_no_collate_fn(root: Path) -> None:
+    one, other = swept(root / "one"), swept(root / "other", collate_fn=None)
+    for fold in range(2):
+        mine, theirs = state_of(one, fold), state_of(other, fold)
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+
+
+class Jittered(Boxes):
+    """Drops a box at random, and then must not read more of them than were read at first."""
+
+    def __getitem__(self, index: int) -> Any:
+        picture, target = super().__getitem__(index)
+        if len(target["boxes"]) > 1 and torch.rand(()) < 0.5:
+            target = {name: part[1:] for name, part in target.items()}
+        return picture + 0.01 * torch.randn(()), target
+
+
+def test_targets_that_change_with_each_read_come_with_their_pictures(root: Path) -> None:
+    one, again = swept(root / "one", Jittered()), swept(root / "again", Jittered())
+    assert scores_of(one) == scores_of(again)
+
+
+def test_a_validation_step_gives_the_loss_where_there_is_no_criterion(root: Path) -> None:
+    def validation_step(model: nn.Module, batch: Any, state: Any) -> Any:
+        return {"loss": sum(model(*batch).values())}
+
+    results = swept(root, validation_step=validation_step)
+    for item in results.results.values():
+        assert all(np.isfinite(epoch.valid_loss) for epoch in item.epochs)
+
+
+def test_one_model_predicts_lists_and_an_ensemble_of_them_has_no_mean(root: Path) -> None:
+    results = swept(root)
+    with pytest.raises(InputError, match="no mean of outputs whose number differs"):
+        results.ensemble().outputs(Boxes())
+    with pytest.raises(InputError, match="no mean of outputs whose number differs"):
+        _ = swept(root.parent / "repeated", n_repeats=2).oof_mean
+    name = results.candidates[0].name
+    assert len(results.model(name, 0)([Boxes()[0][0]])) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"scoring": None}, "targets of several parts need scores of your own"),
+        ({"training_step": None}, "criterion must be callable: received None"),
+        ({"inner_valid": 0.2}, "inner_valid needs a criterion"),
+        ({"collate_fn": lambda samples: collate(samples[::-1])}, "collate_fn must return the tar"),
+        (
+            {"scoring": {"n": lambda targets, outputs: float(len(outputs["boxes"]))}},
+            "TypeError: list indices must be integers",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_starts(
+    root: Path, settings: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(InputError, match=text):
+        swept(root, **settings)
+
+
+def test_a_schedule_that_reacts_to_a_loss_needs_a_criterion(root: Path) -> None:
+    kfold = AsyncKFold(
+        2, Boxes(), root, None, 4, verbose=0, collate_fn=collate, training_step=detection_step,
+        scoring=SCORING, engine="serial",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="LR schedules that react to a loss need a criterion"):
+        kfold([Detector], ["reduce"], adam, {"epochs": 1})
+
+
+def test_it_equals_a_plain_loop_to_the_bit(root: Path) -> None:
+    results = swept(root)
+    job, fold, data = results.plan.jobs[0], results.folds[0], Boxes()
+    with one_thread():
+        seed_all(job.seed)
+        model = Detector()
+        optimizer = adam(model)
+        for epoch in range(3):
+            order = np.random.default_rng([job.seed, 0, epoch]).permutation(fold.train).tolist()
+            parts = [order[low : low + 4] for low in range(0, len(order), 4)]
+            loader = DataLoader(
+                data, batch_sampler=parts, collate_fn=collate, generator=torch.Generator()
+            )
+            seed_all(epoch_seed(job.seed, epoch))
+            model.train()
+            for pictures, targets in loader:
+                optimizer.zero_grad()
+                sum(model(pictures, targets).values()).backward()
+                optimizer.step()
+    assert all(
+        torch.equal(state_of(results)[name], item) for name, item in model.state_dict().items()
+    )

@@ -1,0 +1,176 @@
+"""Trees as the columns of one array: split undoes join, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from asynckfold.jobs.columns import Columns, UnfitTree, leaves_of, tree_of
+from asynckfold.jobs.decoding import decoded
+
+FORMATS = st.sampled_from(["bool", "uint8", "int32", "int64", "float32"])
+NAMES = st.text("abc", min_size=1, max_size=2)
+
+
+def values(dtype: str) -> st.SearchStrategy[Any]:
+    if dtype == "float32":
+        return st.floats(-1e6, 1e6, width=32)
+    if dtype == "bool":
+        return st.booleans()
+    return st.integers(0, 255) if dtype == "uint8" else st.integers(-(2**31), 2**31 - 1)
+
+
+@st.composite
+def array_of(draw: Any, shape: tuple[int, ...]) -> Any:
+    dtype = draw(FORMATS)
+    return draw(arrays.arrays(dtype, shape, elements=values(dtype)))
+
+
+@st.composite
+def trees(draw: Any, leaf: Any) -> Any:
+    deeper = st.recursive(
+        leaf,
+        lambda inner: st.one_of(
+            st.dictionaries(NAMES, inner, min_size=1, max_size=3),
+            st.lists(inner, min_size=1, max_size=3).map(tuple),
+        ),
+        max_leaves=5,
+    )
+    return draw(deeper)
+
+
+def same(one: Any, other: Any) -> bool:
+    mine, theirs = list(leaves_of(one)), list(leaves_of(other))
+    return [path for path, _ in mine] == [path for path, _ in theirs] and all(
+        a.shape == b.shape and str(a.dtype) == str(b.dtype) and (a == b).all()
+        for (_, a), (_, b) in zip(mine, theirs, strict=True)
+    )
+
+
+BATCHES = st.integers(1, 4).flatmap(
+    lambda n: trees(st.lists(st.integers(0, 3), max_size=2).flatmap(lambda s: array_of((n, *s))))
+)
+
+
+@given(BATCHES)
+def test_split_undoes_join(tree: Any) -> None:
+    columns = Columns.of(tree)
+    rows = columns.join(tree)
+    assert rows.shape == (len(next(iter(leaves_of(tree)))[1]), columns.width)
+    assert same(columns.split(rows.astype(np.float64)), tree)
+    tensors = tree_of([(path, torch.from_numpy(leaf)) for path, leaf in leaves_of(tree)])
+    again = Columns.of(tensors).split(columns.join(tensors))
+    assert same(tree_of([(path, leaf.numpy()) for path, leaf in leaves_of(again)]), tree)
+
+
+@given(st.data())
+def test_split_undoes_the_rows_of_samples_of_any_shape(data: Any) -> None:
+    kinds = data.draw(st.dictionaries(NAMES, FORMATS, min_size=1, max_size=3))
+    dims = {name: data.draw(st.integers(1, 2)) for name in kinds}
+    samples = [
+        {
+            name: data.draw(
+                arrays.arrays(
+                    kind,
+                    data.draw(st.tuples(*[st.integers(0, 3)] * dims[name])),
+                    elements=values(kind),
+                )
+            )
+            for name, kind in kinds.items()
+        }
+        for _ in range(data.draw(st.integers(1, 4)))
+    ]
+    columns, rows = Columns.of_samples(samples)
+    found = columns.split(rows)
+    if not columns.ragged:
+        found = [{name: part[at] for name, part in found.items()} for at in range(len(samples))]
+    # An array without numbers tells no format.
+    assert all(
+        mine[name].shape == theirs[name].shape and (mine[name] == theirs[name]).all()
+        for mine, theirs in zip(found, samples, strict=True)
+        for name in kinds
+    )
+
+
+def test_the_order_of_keys_does_not_matter_and_lists_are_tuples() -> None:
+    one, two = np.zeros((2, 1), np.float32), np.ones((2, 2), np.float32)
+    columns = Columns.of({"a": one, "b": [two, one]})
+    joined = columns.join({"b": (two, one), "a": one})
+    assert (joined == columns.join({"a": one, "b": (two, one)})).all()
+    assert isinstance(columns.split(joined)["b"], tuple)
+
+
+def test_gradients_reach_all_parts() -> None:
+    parts = {"a": torch.ones(2, 2, requires_grad=True), "b": torch.ones(2, requires_grad=True)}
+    columns = Columns.of(parts)
+    split = columns.split(columns.join(parts))
+    (split["a"].sum() + 2 * split["b"].sum()).backward()
+    assert parts["a"].grad is not None
+    assert parts["b"].grad is not None
+    assert (parts["a"].grad == 1).all()
+    assert (parts["b"].grad == 2).all()
+
+
+def test_samples_may_hold_lists_and_plain_numbers() -> None:
+    columns, rows = Columns.of_samples([{"ids": [1, 2], "age": 3.5}, {"ids": [4], "age": 1.0}])
+    assert columns.text == "['ids'] int64 (any,), ['age'] float32 ()"
+    first, second = columns.split(rows)
+    assert (first["ids"].tolist(), float(first["age"]), second["ids"].tolist()) == (
+        [1, 2],
+        3.5,
+        [4],
+    )
+
+
+@pytest.mark.parametrize(
+    ("tree", "text"),
+    [
+        ({}, "no array"),
+        ({"a": 1}, r"\['a'\] is a int"),
+        ({"a": np.zeros(2), "b": np.zeros(3)}, r"different length: \['a'\] 2, \['b'\] 3"),
+        ({"a": np.zeros(2, complex)}, r"\['a'\] is complex128"),
+        ({3: np.zeros(2)}, "a key 3"),
+        ((np.zeros(2), "text"), r"\[1\] is a str"),
+    ],
+)
+def test_a_batch_that_has_no_columns_is_refused(tree: Any, text: str) -> None:
+    with pytest.raises(UnfitTree, match=text):
+        Columns.of(tree)
+
+
+@pytest.mark.parametrize(
+    ("samples", "text"),
+    [
+        ([{"a": 1}, {"b": 1}], r"\['b'\] of sample 1, \['a'\] of sample 0"),
+        ([{"a": "x"}], r"\['a'\] of sample 0, which is a str"),
+        ([{"a": np.zeros(2)}, {"a": np.zeros((2, 2))}], r"\['a'\] of \(2,\) and \(2, 2\)"),
+        ([{"a": 2**60 + 1}], str(2**60 + 1)),
+    ],
+)
+def test_samples_that_have_no_rows_are_refused(samples: Any, text: str) -> None:
+    with pytest.raises(UnfitTree, match=text):
+        Columns.of_samples(samples)
+
+
+def test_a_batch_of_other_parts_or_shapes_is_refused() -> None:
+    columns = Columns.of({"a": torch.zeros(2, 3)})
+    for other in ({"b": torch.zeros(2, 3)}, {"a": torch.zeros(2, 4)}, torch.zeros(2, 3)):
+        with pytest.raises(UnfitTree, match="in place of"):
+            columns.join(other)
+    ragged, _ = Columns.of_samples([{"n": [1]}, {"n": [1, 2]}])
+    for sample in ({"n": [0.5]}, {"n": [[1]]}, {"m": [1]}):
+        with pytest.raises(UnfitTree, match="in place of"):
+            ragged.row(sample)
+
+
+def test_it_is_stored_as_json() -> None:
+    columns = Columns.of({"a": np.zeros((2, 3)), "b": (np.zeros(2, int),)})
+    assert decoded(Columns, json.loads(json.dumps(asdict(columns)))) == columns
