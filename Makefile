@@ -75,7 +75,7 @@ $(VENV)/installed-test: $(VENV)/installed pyproject.toml
 	@touch $@
 
 $(VENV)/installed-nightly: $(VENV)/installed-test pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[browser,lightning,mlflow,onnx,optuna,pyg,ray,skorch,tensorboard,test,transformers]' timm
+	$(BIN)/python -m pip install --quiet --editable '.[browser,lightning,mlflow,onnx,optuna,pyg,ray,skorch,tensorboard,test,transformers]' pycocotools timm
 	@touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed pyproject.toml

@@ -27,6 +27,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
         ("grid", ["Net/cosine/lr=0.01,width=64", "linear/cosine/lr=0.01"]),
         ("tabular", ["MLP"]),
         ("segmentation", ["narrow", "wide"]),
+        ("detection", ["narrow", "wide"]),
         ("autoencoder", ["code of 2", "code of 8"]),
         ("two_inputs", ["TwoInputs"]),
         ("multi_label", ["narrow", "wide"]),
