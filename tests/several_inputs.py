@@ -80,6 +80,39 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def train(
+    results: CVResults,
+    make: Callable[[], nn.Module],
+    dataset: Dataset[Any],
+    loss_of: Callable[[nn.Module, Any, Any], Any],
+    *,
+    collate: Callable[[list[Any]], Any] | None = None,
+    batch: int = BATCH,
+    epochs: int = EPOCHS,
+    after_epoch: Callable[[nn.Module], object] = id,
+) -> nn.Module:
+    """Train the first job of a run by an ordinary loop over a DataLoader; return the model."""
+    job, fold = results.plan.jobs[0], results.folds[0]
+    with one_thread():
+        seed_all(job.seed)
+        model = make()
+        optimizer = adam(model)
+        for epoch in range(epochs):
+            order = np.random.default_rng([job.seed, 0, epoch]).permutation(fold.train).tolist()
+            parts = [order[low : low + batch] for low in range(0, len(order), batch)]
+            loader = DataLoader(
+                dataset, batch_sampler=parts, collate_fn=collate, generator=torch.Generator()
+            )
+            seed_all(epoch_seed(job.seed, epoch))
+            model.train()
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                loss_of(model, inputs, targets).backward()
+                optimizer.step()
+            after_epoch(model.eval())
+    return model
+
+
 def plain_loop(
     make: Callable[[], nn.Module],
     dataset: Dataset[Any],
@@ -88,26 +121,13 @@ def plain_loop(
     collate: Callable[[list[Any]], Any] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Train the first job of a run with a DataLoader; return weights and out-of-fold outputs."""
-    job, fold = results.plan.jobs[0], results.folds[0]
-    criterion = nn.CrossEntropyLoss()
-    with one_thread():
-        seed_all(job.seed)
-        model = make()
-        optimizer = adam(model)
-        for epoch in range(EPOCHS):
-            order = np.random.default_rng([job.seed, 0, epoch]).permutation(fold.train).tolist()
-            parts = [order[low : low + BATCH] for low in range(0, len(order), BATCH)]
-            loader = DataLoader(
-                dataset, batch_sampler=parts, collate_fn=collate, generator=torch.Generator()
-            )
-            seed_all(epoch_seed(job.seed, epoch))
-            model.train()
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                criterion(call(model, inputs), targets).backward()
-                optimizer.step()
-        model.eval()
-        held_out = DataLoader(dataset, batch_sampler=[fold.valid.tolist()], collate_fn=collate)
-        with torch.no_grad():
-            outputs = torch.cat([call(model, inputs) for inputs, _ in held_out])
+    criterion, fold = nn.CrossEntropyLoss(), results.folds[0]
+
+    def loss_of(model: nn.Module, inputs: Any, targets: Any) -> Any:
+        return criterion(call(model, inputs), targets)
+
+    model = train(results, make, dataset, loss_of, collate=collate)
+    held_out = DataLoader(dataset, batch_sampler=[fold.valid.tolist()], collate_fn=collate)
+    with one_thread(), torch.no_grad():
+        outputs = torch.cat([call(model, inputs) for inputs, _ in held_out])
     return model.state_dict(), outputs

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from asynckfold import CVResults
-from asynckfold.training.seeding import epoch_seed, seed_all
-from tests.several_inputs import BATCH, EPOCHS, adam, one_thread
+from tests.several_inputs import train
 
 N = 60
 
@@ -92,30 +91,22 @@ class Items(Dataset[Any]):
 
 def plain_loop(results: CVResults) -> tuple[dict[str, Tensor], dict[str, Tensor], list[float]]:
     """Train the first job of a run by an ordinary loop; return weights, outputs, losses."""
-    job, fold = results.plan.jobs[0], results.folds[0]
-    dataset, losses = Items(), []
-    with one_thread():
-        seed_all(job.seed)
-        model = Heads()
-        optimizer = adam(model)
-        for epoch in range(EPOCHS):
-            order = np.random.default_rng([job.seed, 0, epoch]).permutation(fold.train).tolist()
-            parts = [order[low : low + BATCH] for low in range(0, len(order), BATCH)]
-            loader = DataLoader(dataset, batch_sampler=parts, generator=torch.Generator())
-            seed_all(epoch_seed(job.seed, epoch))
-            model.train()
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                targets = {name: item.to(FORMATS[name]) for name, item in targets.items()}
-                both(model(inputs), targets).backward()
-                optimizer.step()
-            model.eval()
-            (held_out,) = DataLoader(dataset, batch_sampler=[fold.valid.tolist()])
-            with torch.no_grad():
-                outputs = model(held_out[0])
-                targets = {name: item.to(FORMATS[name]) for name, item in held_out[1].items()}
-                losses.append(float(both(outputs, targets)))
-    return model.state_dict(), outputs, losses
+    dataset, fold = Items(), results.folds[0]
+    outputs: list[dict[str, Tensor]] = []
+    losses: list[float] = []
+
+    def loss_of(model: nn.Module, inputs: Any, targets: Any) -> Any:
+        parts = {name: item.to(FORMATS[name]) for name, item in targets.items()}
+        outputs.append(model(inputs))
+        return both(outputs[-1], parts)
+
+    def validate(model: nn.Module) -> None:
+        (held_out,) = DataLoader(dataset, batch_sampler=[fold.valid.tolist()])
+        with torch.no_grad():
+            losses.append(float(loss_of(model, *held_out)))
+
+    model = train(results, Heads, dataset, loss_of, after_epoch=validate)
+    return model.state_dict(), outputs[-1], losses
 
 
 FORMATS = {"kind": torch.int64, "mass": torch.float32}

@@ -308,11 +308,12 @@ def _trial_problems(
 ) -> Iterator[Problem]:
     """Try scikit-learn's scores on good outputs: one that cannot be computed fails all jobs."""
     targets = data.targets[valid]
-    if found.is_dense or found.is_of_trees:
+    if found.is_dense or found.targets is not None:
         return
     # Of the user's own transform only its results are known.
-    tried = replace(found, scale=_tried_scale(found), apart=(), transform="")
-    columns = max([len(data.classes), *(sample.columns for sample in output_samples.values())])
+    tried = replace(found, scale=_tried_scale(found), apart=(), transform="", outputs=())
+    seen = (sample.columns for sample in output_samples.values() if sample.tree is None)
+    columns = max([len(data.classes), *seen])
     if columns * len(targets) > MOST_TRIED:
         return
     outputs = _good_outputs(tried, targets, columns)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, Opened
-from asynckfold.data.transforms import generators_kept, leaves_by_path, mapped
+from asynckfold.data.transforms import copied, generators_kept, leaves_by_path, mapped
 from asynckfold.errors import InputError
 from asynckfold.jobs.columns import Columns, UnfitTree, leaves_of
 
@@ -64,7 +64,8 @@ class Collation:
     function: Callable[[list[Any]], Any]
     form: ItemForm
     columns: Columns | None = None
-    _is_list: dict[str, bool] = field(default_factory=dict, compare=False, repr=False)
+    # whether inputs are a tuple with one for each sample; empty before the first batch
+    _lists: list[bool] = field(default_factory=list, compare=False, repr=False)
 
     def __call__(self, samples: Sequence[Any], targets: Tensor) -> Any:
         """Return the inputs of samples with targets (B, ...).
@@ -78,24 +79,27 @@ class Collation:
         if self.columns is not None:
             each = [_of_one(self.columns, row) for row in targets]
         items = [self.form.item(*pair) for pair in zip(samples, each, strict=True)]
+        # The function may change what it gets.
+        spare = None if self._lists else copied([*items, items[0]])
         inputs, found = self._divided(self.function(items))
         if self.columns is None:
             _check_targets(found, targets)
         else:
             _check_trees(found, self.columns.split(targets))
+        if spare is not None:
+            self._lists.append(self._grows(inputs, spare))
         # A list is one argument of the model, a tuple several.
-        return list(inputs) if self._is_one_per_sample(inputs, items) else inputs
+        return list(inputs) if self._lists[0] else inputs
 
-    def _is_one_per_sample(self, inputs: Any, items: list[Any]) -> bool:
-        """Whether a tuple holds the samples, as that of ``tuple(zip(*items))``, and not inputs."""
-        if type(inputs) is not tuple:
+    def _grows(self, inputs: Any, more: list[Any]) -> bool:
+        """Whether a tuple has an item for each sample, as that of ``tuple(zip(*items))``.
+
+        It may also have as many inputs as the batch has samples: `more` are one sample more.
+        """
+        if type(inputs) is not tuple or len(inputs) + 1 != len(more):
             return False
-        if "" not in self._is_list:
-            # Told by whether it grows with the samples: a batch may have as many as inputs.
-            with generators_kept():
-                more = self._divided(self.function([*items, items[0]]))[0]
-            self._is_list[""] = len(inputs) == len(items) and len(more) == len(items) + 1
-        return self._is_list[""]
+        with generators_kept():
+            return len(self._divided(self.function(more))[0]) == len(more)
 
     def _divided(self, batch: Any) -> tuple[Any, Any]:
         if self.form.key is None:
@@ -133,12 +137,15 @@ def _check_targets(found: Any, targets: Tensor) -> None:
         )
     same = given.numel() == targets.numel()
     if not (same and torch.equal(given.reshape(targets.shape).to(targets.dtype), targets)):
-        raise InputError.one(
-            "collate_fn must return the targets of its samples, in their order",
-            "other targets, or others in between",
+        raise _others(
             "Leave order and targets as they are; sort by length in the model, and mix samples in "
-            "a training_step.",
+            "a training_step."
         )
+
+
+def _others(remedy: str) -> InputError:
+    rule = "collate_fn must return the targets of its samples, in their order"
+    return InputError.one(rule, "other targets, or others in between", remedy)
 
 
 def _check_trees(found: Any, expected: Any) -> None:
@@ -150,11 +157,9 @@ def _check_trees(found: Any, expected: Any) -> None:
     if given.keys() != wanted.keys() or not all(
         _are_equal(leaf, wanted[path]) for path, leaf in given.items()
     ):
-        raise InputError.one(
-            "collate_fn must return the targets of its samples, in their order",
-            "other targets, or others in between",
+        raise _others(
             "Return a list of them where their shapes differ, such as tuple(zip(*samples)), and "
-            "else what torch.utils.data.default_collate gives.",
+            "else what torch.utils.data.default_collate gives."
         )
 
 

@@ -134,7 +134,9 @@ def _of_parts(values: Any, criterion: Criterion | None, task: str | None) -> Lab
         )
     refuse(problems)
     objective = Objective(REGRESSION, natural_scale(REGRESSION, None), targets=columns)
-    return Labels(rows, (), False, objective=objective)
+    missing = int(np.isnan(rows).any(axis=1).sum())
+    notes = (f"targets of {missing} samples hold NaN, which the criterion must leave out",)
+    return Labels(rows, (), False, notes * bool(missing), objective)
 
 
 def _resolved_as(

@@ -35,13 +35,14 @@ def targets_as_trees(targets: Any, samples: Any) -> Any:
 
     Raises `InputError` where the arrays are of different length.
     """
-    is_tuple = isinstance(targets, (tuple, list)) and len(targets) > 1
+    # As many as the samples are one of each, and may be too many to be looked at.
+    is_tuple = isinstance(targets, (tuple, list)) and 1 < len(targets) != _length(samples)
     if isinstance(targets, TreeArrays) or not (isinstance(targets, Mapping) or is_tuple):
         return targets
     leaves = [(path, by_position(leaf, f"y{path_text(path)}")) for path, leaf in _found(targets)]
     counts = {len(leaf) if np.ndim(leaf) else 0 for _, leaf in leaves if hasattr(leaf, "__array__")}
     is_arrays = bool(leaves) and all(hasattr(leaf, "__array__") for _, leaf in leaves)
-    if is_tuple and not (is_arrays and counts == {_length(samples)} != {len(targets)}):
+    if is_tuple and not (is_arrays and counts == {_length(samples)}):
         return targets
     if not is_arrays or len(counts) != 1:
         shown = ", ".join(f"{path_text(path)} {_shape(leaf)}" for path, leaf in leaves[:4])
@@ -75,9 +76,9 @@ def rows_of(values: Any) -> tuple[Columns, Array]:
     Raises `InputError` for targets that have no such rows.
     """
     try:
-        if not isinstance(values, TreeArrays):
-            return Columns.of_samples(list(values))
-        return Columns.of_samples([values[index] for index in range(len(values))])
+        if isinstance(values, TreeArrays):
+            return Columns.of_arrays(values.tree)
+        return Columns.of_samples(list(values))
     except UnfitTree as error:
         raise InputError.one(_RULE, *error.args) from error
 

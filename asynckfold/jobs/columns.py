@@ -7,6 +7,10 @@
 
 Where the parts of samples differ in shape, such as the boxes of an image, a row begins with the
 shapes of its parts, and zeros follow its numbers. Such rows are split into a list of trees.
+
+Inputs are stored as records of bytes (`asynckfold.data.transforms.records`). These are numbers:
+gradients pass through them, files and reports hold them without torch, and a plan says in JSON what
+they are.
 """
 
 from __future__ import annotations
@@ -110,8 +114,23 @@ class Columns:
         return cls(tuple(parts))
 
     @classmethod
+    def of_arrays(cls, tree: Any) -> tuple[Columns, Rows]:
+        """Return the columns of a tree of arrays (n, ...), and their rows (n, width).
+
+        Raises
+        ------
+        UnfitTree
+            A part holds no numbers, or has other rows.
+        """
+        import numpy as np
+
+        exact = tree_of([(path, _array(path, leaf)) for path, leaf in leaves_of(tree)])
+        columns = cls.of(exact)
+        return columns, columns.join(exact).astype(np.float64)
+
+    @classmethod
     def of_samples(cls, samples: Sequence[Any]) -> tuple[Columns, Rows]:
-        """Return the columns of trees of one sample each, and their rows.
+        """Return the columns of trees of one sample each, and their rows (n, width).
 
         Raises
         ------
@@ -121,7 +140,10 @@ class Columns:
         import numpy as np
 
         arrays = [
-            {path: _array(path, leaf, at) for path, leaf in leaves_of(with_arrays(sample))}
+            {
+                path: _array(path, leaf, f" of sample {at}")
+                for path, leaf in leaves_of(with_arrays(sample))
+            }
             for at, sample in enumerate(samples)
         ]
         parts, ragged = [], False
@@ -144,9 +166,12 @@ class Columns:
             kind = np.result_type(*(filled or [arrays[0][path].dtype]))
             parts.append(Part(path, shape, "float32" if kind.kind == "f" else str(kind)))
         columns = cls(tuple(parts), ragged)
-        rows = [columns._row_of(found) for found in arrays]
-        width = max(map(len, rows))
-        return columns, np.stack([np.pad(row, (0, width - len(row))) for row in rows])
+        if not ragged:
+            stacked = [
+                (part.path, np.stack([found[part.path] for found in arrays])) for part in parts
+            ]
+            return columns, columns.join(tree_of(stacked)).astype(np.float64)
+        return columns, _padded([columns._row_of(found) for found in arrays])
 
     @classmethod
     def of_listed(cls, outputs: Sequence[Any]) -> Columns:
@@ -196,14 +221,11 @@ class Columns:
 
     def _joined_samples(self, samples: Sequence[Any]) -> Any:
         """Return the rows of a list of trees of tensors, where these are, in float64."""
-        import numpy as np
         import torch
 
-        rows = [self.row(sample) for sample in samples]
-        width = max(map(len, rows), default=0)
-        joined = np.stack([np.pad(row, (0, width - len(row))) for row in rows])
+        joined = torch.from_numpy(_padded([self.row(sample) for sample in samples]))
         _, first = next(leaves_of(samples))
-        return torch.from_numpy(joined).to(first.device)
+        return joined.to(first.device)
 
     def split(self, array: Any, *, cast: bool = True, like: Any = None) -> Any:
         """Return the tree of arrays or tensors (..., n, width); of ragged rows, a list of trees.
@@ -247,7 +269,7 @@ class Columns:
             It has other parts.
         """
         leaves = leaves_of(with_arrays(sample))
-        found = {path: _array(path, leaf, 0) for path, leaf in leaves}
+        found = {path: _array(path, leaf) for path, leaf in leaves}
         parts = [Part(path, leaf.shape, str(leaf.dtype)) for path, leaf in found.items()]
         if found.keys() != {part.path for part in self.parts} or not all(
             part.takes(found[part.path]) for part in self.parts
@@ -368,19 +390,30 @@ def with_arrays(sample: Any) -> Any:
     return sample
 
 
-def _array(path: Path, leaf: Any, at: int) -> Any:
-    """Return a part of one sample as an array in a format that rows hold exactly."""
+def _padded(rows: Sequence[Rows]) -> Rows:
+    """Return rows of any length as one array (n, width), with zeros behind the shorter ones."""
+    import numpy as np
+
+    found = np.zeros((len(rows), max(map(len, rows))))
+    for place, row in enumerate(rows):
+        found[place, : len(row)] = row
+    return found
+
+
+def _array(path: Path, leaf: Any, whose: str = "") -> Any:
+    """Return a part as an array in a format that rows hold exactly."""
     import numpy as np
 
     array = leaf.detach().cpu().numpy() if hasattr(leaf, "detach") else np.asarray(leaf)
     if array.dtype.kind not in "biuf":
-        received = f"{path_text(path)} of sample {at}, which is {_what(leaf)}"
+        received = f"{path_text(path)}{whose}, which is {_what(leaf)}"
         raise UnfitTree(received, "Turn it into numbers.")
     if array.dtype.kind == "f":
         # As targets that are single numbers.
         return array.astype(np.float32)
-    if array.dtype.kind in "iu" and array.size and np.abs(array.astype(float)).max() >= MOST_EXACT:
-        raise UnfitTree(f"{path_text(path)} of sample {at}, of {array.max()}", "Number it from 0.")
+    is_long = array.dtype.kind in "iu" and array.dtype.itemsize == 8 and array.size
+    if is_long and max(abs(int(array.max())), abs(int(array.min()))) >= MOST_EXACT:
+        raise UnfitTree(f"{path_text(path)}{whose}, of {array.max()}", "Number it from 0.")
     return array.astype(np.int64) if array.dtype == np.uint64 else array
 
 

@@ -155,10 +155,12 @@ class Outcome:
         objective = self.plan.objective_of("")
         if not objective.is_classes:
             return None
-        outputs = (item.outputs for item in self.results.values() if item.outputs is not None)
+        asked = self.plan.objective
+        # Their columns are no classes.
+        several = {model for model, _ in (asked.outputs if asked is not None else ())}
+        kept = [self.results.get(job.id) for job in self.plan.jobs if job.model not in several]
+        outputs = [item.outputs for item in kept if item is not None and item.outputs is not None]
         columns = max((found.shape[1] for found in outputs if found.ndim == 2), default=0)
-        if self.plan.objective is not None and self.plan.objective.outputs:
-            columns = 0
         return objective.all_labels(max(columns, len(self.plan.classes)))
 
     @property

@@ -109,9 +109,9 @@ def outputs_on(
     """
     parts = []
     for _, found in batches_of(model, data, indices, params, beat):
+        parts.append(found if columns is None else columns.join(found))
         if see is not None:
             see(found)
-        parts.append(found if columns is None else columns.join(found))
     return torch.cat(parts) if columns is None else columns.stack(parts)
 
 

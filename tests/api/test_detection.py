@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
-from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
-from asynckfold.training import checkpointing
-from asynckfold.training.seeding import epoch_seed, seed_all
+from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold.training.training_run import Training
-from tests.several_inputs import adam, one_thread
+from tests.interrupted import interrupted
+from tests.several_inputs import adam, train
 from tests.several_outputs import Boxes, Detector, collate, detection_step, found_share
 
 SCORING = {"found": found_share}
@@ -120,25 +118,15 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = swept(root / "whole")
-    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpointing, "SHARE", float("inf"))
-    score, scored = Training.score, []
-
-    def interrupted(training: Training) -> Any:
-        scored.append(training.epoch)
-        if len(scored) == 5:
-            raise KeyboardInterrupt
-        return score(training)
-
-    monkeypatch.setattr(Training, "score", interrupted)
-    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
+    with interrupted(monkeypatch, Training, "score", 5):
         swept(root / "cut")
-    monkeypatch.setattr(Training, "score", score)
     again = swept(root / "cut")
     assert whole.fingerprint == again.fingerprint
     for fold in range(2):
         mine, theirs = state_of(whole, fold), state_of(again, fold)
         assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+        log = (root / f"cut/Detector/constant/fold-{fold}/log.txt").read_text()
+        assert log.count("epoch 1 train_loss") == 1
 
 
 def test_pictures_of_one_size_need_no_collate_fn(root: Path) -> None:
@@ -213,23 +201,45 @@ def test_a_schedule_that_reacts_to_a_loss_needs_a_criterion(root: Path) -> None:
 
 def test_it_equals_a_plain_loop_to_the_bit(root: Path) -> None:
     results = swept(root)
-    job, fold, data = results.plan.jobs[0], results.folds[0], Boxes()
-    with one_thread():
-        seed_all(job.seed)
-        model = Detector()
-        optimizer = adam(model)
-        for epoch in range(3):
-            order = np.random.default_rng([job.seed, 0, epoch]).permutation(fold.train).tolist()
-            parts = [order[low : low + 4] for low in range(0, len(order), 4)]
-            loader = DataLoader(
-                data, batch_sampler=parts, collate_fn=collate, generator=torch.Generator()
-            )
-            seed_all(epoch_seed(job.seed, epoch))
-            model.train()
-            for pictures, targets in loader:
-                optimizer.zero_grad()
-                sum(model(pictures, targets).values()).backward()
-                optimizer.step()
-    assert all(
-        torch.equal(state_of(results)[name], item) for name, item in model.state_dict().items()
+    model = train(
+        results,
+        Detector,
+        Boxes(),
+        lambda model, pictures, targets: sum(model(pictures, targets).values()),
+        collate=collate,
+        batch=4,
+        epochs=3,
     )
+    found = state_of(results)
+    assert all(torch.equal(found[name], item) for name, item in model.state_dict().items())
+
+
+def emptied(samples: list[Any]) -> Any:
+    """Take the targets out of the items, which a second call must not find empty."""
+    targets = [{name: target.pop(name) for name in list(target)} for _, target in samples]
+    return tuple(picture for picture, _ in samples), targets
+
+
+def test_a_collate_fn_may_change_its_items(root: Path) -> None:
+    one, other = swept(root / "one"), swept(root / "other", collate_fn=emptied)
+    assert scores_of(one) == scores_of(other)
+
+
+def test_as_many_inputs_as_samples_are_no_list(root: Path) -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = nn.Linear(2, 3)
+
+        def forward(self, left: Tensor, right: Tensor) -> Tensor:
+            return self.out(torch.stack([left, right], 1))
+
+    def columns(samples: list[Any]) -> Any:
+        rows = torch.stack([row for row, _ in samples])
+        return (rows[:, 0], rows[:, 1]), torch.tensor([target for _, target in samples])
+
+    data = [(torch.randn(2), index % 3) for index in range(18)]
+    kfold = AsyncKFold(
+        3, data, root, nn.CrossEntropyLoss(), 2, collate_fn=columns, verbose=0, engine="serial"
+    )
+    assert kfold([Pair], ["constant"], adam, {"epochs": 1}).candidates[0].complete

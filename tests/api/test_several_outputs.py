@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError, fit, load_model
-from asynckfold.training import checkpointing
+from asynckfold import AsyncKFold, CVResults, InputError, fit, load_model
 from asynckfold.training.training_run import Training
+from tests.interrupted import interrupted
 from tests.several_inputs import BATCH, EPOCHS, adam
 from tests.several_outputs import (
     SCORING,
@@ -41,9 +41,11 @@ def swept(
     params: Any = None,
     **settings: Any,
 ) -> CVResults:
-    usual: dict[str, Any] = {"engine": "serial", "fuse": False, "scoring": SCORING}
+    usual: dict[str, Any] = {
+        "engine": "serial", "fuse": False, "scoring": SCORING, "verbose": 0,
+    }  # fmt: skip
     kfold = AsyncKFold(
-        FOLDS, dataset, root, criterion, BATCH, verbose=0, report=False, threads_per_job=1,
+        FOLDS, dataset, root, criterion, BATCH, report=False, threads_per_job=1,
         **(usual | settings),
     )  # fmt: skip
     return kfold([model], ["constant"], adam, {"epochs": EPOCHS, **(params or {})})
@@ -137,22 +139,12 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     root: Path, monkeypatch: pytest.MonkeyPatch, fuse: Any
 ) -> None:
     whole = swept(root / "whole", fuse=fuse)
-    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpointing, "SHARE", float("inf"))
-    evaluated: list[int] = []
-    score = Training.score
-
-    def interrupted(training: Training) -> Any:
-        evaluated.append(training.epoch)
-        if len(evaluated) == 4:
-            raise KeyboardInterrupt
-        return score(training)
-
-    monkeypatch.setattr(Training, "score", interrupted)
-    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
+    # At the end of the second epoch of a job, or of a replica.
+    with interrupted(monkeypatch, Training, "score", 4):
         swept(root / "cut", fuse=fuse)
-    monkeypatch.setattr(Training, "score", score)
     assert same(whole, swept(root / "cut", fuse=fuse))
+    for log in (root / "cut").glob("Heads/constant/fold-*/log.txt"):
+        assert log.read_text().count("epoch 1 train_loss") == 1
 
 
 @pytest.mark.parametrize(
@@ -472,3 +464,33 @@ def test_pixels_of_one_output_are_scored(root: Path, kept: float) -> None:
         scores = results.results[job.id].scores
         assert scores["pixel_accuracy"] == pytest.approx((guess == truth).mean())
         assert scores["mean_iou"] == pytest.approx(np.mean(shares))
+
+
+def test_a_score_that_fails_for_these_labels_is_refused_before_training(root: Path) -> None:
+    """Of two named classes, a criterion of one's own and a model of several outputs."""
+    names = np.where(Y["kind"] == 0, "a", "b")
+    with pytest.raises(InputError, match="scoring must fit the labels: received 'r2'"):
+        swept(
+            root, (X, names), Heads, lambda outputs, targets: outputs["kind"][:, :2].mean(),
+            scoring=["accuracy", "r2"],
+            output_transform=lambda outputs: outputs["kind"][:, :2].softmax(1),
+        )  # fmt: skip
+
+
+def test_missing_numbers_are_told_and_left_to_the_criterion(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mass = Y["mass"].copy()
+    mass[3:5] = np.nan
+
+    def known(outputs: Any, targets: Any) -> Tensor:
+        is_known = ~targets["mass"].isnan()
+        return ((outputs["mass"] - targets["mass"])[is_known] ** 2).mean()
+
+    with caplog.at_level("INFO", logger="asynckfold"):
+        results = swept(root, (X, Y | {"mass": mass}), criterion=known, scoring=KIND, verbose=1)
+    assert results.candidates[0].complete
+    assert "targets of 2 samples hold NaN, which the criterion must leave out" in caplog.text
+
+
+KIND = {"kind_accuracy": kind_accuracy}
