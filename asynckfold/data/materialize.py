@@ -273,7 +273,7 @@ def _hold(
     slots = (0, len(arrays) - 1)
     if whole is not None:
         for array in arrays:
-            array.writable()[...] = _rows(whole, source.rows)
+            array.fill(whole, source.rows)
         notes += _feature_notes(arrays, checked.views.layout)
         return Reading(tuple(arrays), _slots(slots), notes=tuple(notes))
     pipelines = tuple(pipeline for pipeline, _ in stored)
@@ -369,10 +369,6 @@ def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading | Ch
     return Reading(labels=labels, notes=tuple(notes), random=checked.random, digest=digest)
 
 
-def _rows(samples: Array, rows: Any) -> Array:
-    return samples if rows is None else samples[rows]
-
-
 def _digest_of_rows(samples: Array, rows: Any) -> bytes:
     digest = hashlib.sha256(str(samples.dtype).encode())
     count = len(samples) if rows is None else len(rows)
@@ -439,20 +435,21 @@ def _feature_notes(arrays: Sequence[SharedArray], layout: Layout | None) -> list
         if np.dtype(shared.spec.dtype).kind != "f" and layout is None:
             continue
         flat = shared.readable().reshape(shared.spec.shape[0], -1)
-        bad = sum(
-            int((~_finite(flat[start : start + 4096], layout)).sum())
-            for start in range(0, len(flat), 4096)
-        )
+        bad = sum(_not_finite(flat[low : low + 4096], layout) for low in range(0, len(flat), 4096))
         if bad:
             notes.append(f"{bad} of {len(flat)} samples {NOT_FINITE}")
     return list(dict.fromkeys(notes))
 
 
-def _finite(rows: Array, layout: Layout | None) -> Array:
-    """Return which of some samples hold finite numbers only."""
+def _not_finite(rows: Array, layout: Layout | None) -> int:
+    """Return how many samples hold a number that is not finite."""
     if layout is None:
-        return np.asarray(np.isfinite(rows).all(axis=1))
+        # A sum is finite only if all its numbers are; it is faster than to look at each.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if np.isfinite(rows.sum()):
+                return 0
+        return int((~np.isfinite(rows).all(axis=1)).sum())
     found = np.ones(len(rows), bool)
     for item in tensors_in(layout.unpack(torch.tensor(rows))):
         found &= item.isfinite().reshape(len(rows), -1).all(dim=1).numpy()
-    return found
+    return int((~found).sum())

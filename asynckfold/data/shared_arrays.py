@@ -14,6 +14,9 @@ from torch import Tensor
 
 from asynckfold.data.transforms import Array
 
+PIECE_BYTES = 4 << 20
+"""What is copied at once."""
+
 
 @dataclass(frozen=True)
 class ArraySpec:
@@ -70,6 +73,21 @@ class SharedArray:
     def readable(self) -> Array:
         """Map the array for reading."""
         return self.spec.map_readable(self.fd)
+
+    def fill(self, samples: Array, rows: Array | None = None) -> None:
+        """Copy samples (n, ...) into it, or those of some rows.
+
+        Written in pieces, which takes half the time of a copy through a mapping: that stops at each
+        new page.
+        """
+        count, end = self.spec.shape[0], 0
+        step = max(1, PIECE_BYTES * count // max(1, self.spec.nbytes))
+        for low in range(0, count, step):
+            part = samples[low : low + step] if rows is None else samples[rows[low : low + step]]
+            left = np.ascontiguousarray(part, self.spec.dtype).reshape(-1).view(np.uint8)
+            while left.size:
+                written = os.pwrite(self.fd, left.data, self.spec.offset + end)
+                left, end = left[written:], end + written
 
     def close(self) -> None:
         """Close the descriptor; the memory is freed with the last mapping."""

@@ -602,6 +602,15 @@ def test_features_that_are_not_numbers_are_counted() -> None:
     assert "2 of 6 samples hold NaN or infinite features" in prepared.notes
 
 
+def test_large_finite_features_are_finite_though_their_sum_is_not() -> None:
+    x = np.full((6, 2), np.finfo(np.float32).max, np.float32)
+    prepared = prepare((x, np.array([0, 1] * 3)))
+    assert not [note for note in prepared.notes if "infinite" in note]
+    x[3, 1] = np.nan
+    prepared = prepare((x, np.array([0, 1] * 3)))
+    assert "1 of 6 samples hold NaN or infinite features" in prepared.notes
+
+
 def test_workers_are_not_needed_to_close() -> None:
     prepared = prepare((np.zeros((2, 1), np.float32), np.array([0, 1])))
     fds = prepared.handle().fds
