@@ -426,7 +426,7 @@ def _run(pipe: Connection[Any, Any]) -> None:
         ends = False
 
         def tell(self, event: Any) -> None:
-            self.pipe.send(("event", event))
+            self.send(event)
 
     stopping, poller = False, select.poll()
     poller.register(pipe.fileno(), select.POLLIN)
@@ -446,6 +446,7 @@ def _run(pipe: Connection[Any, Any]) -> None:
         guest.take_bundle(*described)
         _, placement, tasks = pipe.recv()
         answer = guest.run(placement, tasks)
+    guest.send_kept()
     pipe.send(answer)
 
 

@@ -42,7 +42,7 @@ from asynckfold.engines.keeper import Keeper
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import PackedBundle, ProcessEngine
 from asynckfold.engines.ray_arrays import files_of
-from asynckfold.engines.ray_groups import gathered
+from asynckfold.engines.ray_groups import RecentLoad, gathered
 from asynckfold.engines.ray_pieces import pieces_of, write_pieces
 from asynckfold.engines.ray_warm import installed
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
@@ -161,6 +161,7 @@ class RayNode:
         self._held: dict[int, _Held] = {}
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._polled = b""
+        self._recent = RecentLoad(self._load)
         self._signals = Interruption()
         self._is_closing, self._is_ready = False, True
         self._lock = threading.RLock()
@@ -305,7 +306,8 @@ class RayNode:
         with self._lock:
             for held in self._held.values():
                 messages += self._log_lines(held)
-            load = self._load()
+            began = [(one.number, one.placement.cores) for one in self._held.values() if one.future]
+            load = self._recent.get((self._engine, began))
         self._polled = pickle.dumps((load, messages))
         return self._polled
 

@@ -112,9 +112,10 @@ class Worker:
             return
         if kind == "ready":
             self.pid = content[0]
-        elif kind == "event":
-            if self.work is not None:
-                self.work.tell(content[0])
+        elif kind == "events":
+            if (work := self.work) is not None:
+                for event in content[0]:
+                    work.tell(event)
         else:
             self._answer(kind, content)
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from asynckfold.jobs.placement import Placement, Request
 
-JOB_BATCH_SECONDS = 0.25
+JOB_BATCH_SECONDS = 0.5
 """Longest batch of short jobs, in expected seconds. A placement costs about 5 ms (two commits, a
 reading of the load, a round trip to the worker): larger values cost less overhead; smaller ones
 shorten the wait for the last core."""

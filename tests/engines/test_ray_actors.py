@@ -27,7 +27,7 @@ from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.ray_handle import NodeSettings
 from asynckfold.engines.ray_warm import Key
 from asynckfold.jobs.messages import Progress
-from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.placement import Load, Placement
 from asynckfold.system.signals import Interruption
 from tests import leftovers
 from tests.engines.ray_start import PATIENCE_SECONDS, SWEEP, named, needs_ray
@@ -168,6 +168,25 @@ def test_events_wait_for_others_and_answers_for_nothing(monkeypatch: pytest.Monk
         waiting.put(urgent)
         assert [*filter(None, ray_groups.gathered(waiting, 60))][-2:] == [event, urgent]
     assert ray_groups.gathered(waiting, 0.01) == []
+
+
+def test_a_load_is_read_again_when_it_is_old_or_something_else_runs() -> None:
+    reads: list[Load] = []
+
+    def read() -> Load:
+        reads.append(Load((len(reads),), (), 0))
+        return reads[-1]
+
+    now = [0.0]
+    recent = ray_groups.RecentLoad(read, lambda: now[0])
+    first = recent.get([(1, (0,))])
+    now[0] = ray_groups.LOAD_SECONDS
+    assert recent.get([(1, (0,))]) is first
+    # The job has moved to another core.
+    assert recent.get([(1, (1,))]) is reads[1]
+    now[0] += ray_groups.LOAD_SECONDS * 1.01
+    assert recent.get([(1, (1,))]) is reads[2]
+    assert recent.get([]) is reads[3]
 
 
 # On a cluster

@@ -11,7 +11,7 @@
                           │       ├─ bundle   unpack the recipe, map the data
                           ├───────┤
                           │       ├─ run      pin, `execute` with the log as stdout and stderr:
-                          │       │             ("event", Started, Progress, EpochEnded, …) ──►
+                          │       │             ("events", [Started, EpochEnded, …]) ─────────►
                           │       │           ("answer", results, …) ────────────────────────►
                           ├───────┤             or ("error" | "lost" | "storage", …)
                           │       └─ exit, pipe closed, or a job left something behind: end
@@ -29,6 +29,7 @@ import mmap
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,13 +43,14 @@ import cloudpickle
 
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.digests.run import imported_otherwise
-from asynckfold.jobs.messages import Left, RunEvent, Started, Task
+from asynckfold.jobs.messages import EpochEnded, Left, RunEvent, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import STACKS_SIGNAL, Heartbeat
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.isolation.guard import isolated, limits
 from asynckfold.training.job_log import JobLog
+from asynckfold.training.training_run import EVENT_SECONDS
 from asynckfold.training.worker.execute import FEW_FILES, Stop, execute, in_turn, refuse_own_fault
 from asynckfold.training.worker.failure_kinds import outcome_of
 from asynckfold.training.worker.reads import Reads, read_range
@@ -102,6 +104,7 @@ def main(descriptor: int, heartbeat: Heartbeat) -> None:
             set_signals()  # user code of an earlier job may have changed them
             answer = worker.run(*arguments)
             spinning.end()
+            worker.send_kept()
             pipe.send(answer)
             ends = answer[0] == "lost" or (answer[0] == "answer" and answer[3])
             if ends or arguments[0].wants_new_worker(process.has_gpu()):
@@ -125,6 +128,8 @@ class WorkerState:
         self.outcome = "error"
         self.spent = False
         self.files, self.limits = process.open_files(), limits()
+        self._kept: list[RunEvent] = []
+        self._sent_at = time.monotonic()
 
     def take_bundle(
         self,
@@ -209,11 +214,27 @@ class WorkerState:
         )
 
     def tell(self, event: RunEvent) -> None:
-        """Send an event to the sweep."""
+        """Take note of what a job left behind, and send an event to the sweep."""
         if isinstance(event, Left):
             # The next job gets a new process.
             self.spent, event = True, replace(event, goes_on=False)
-        self.pipe.send(("event", event))
+        self.send(event)
+
+    def send(self, event: RunEvent) -> None:
+        """Send an event; the ends of short epochs wait for each other.
+
+        Each message costs this process, the sweep and each one between them up to a millisecond.
+        """
+        self._kept.append(event)
+        is_short = isinstance(event, EpochEnded) and event.epoch.seconds < EVENT_SECONDS
+        if not is_short or time.monotonic() - self._sent_at >= EVENT_SECONDS:
+            self.send_kept()
+
+    def send_kept(self) -> None:
+        """Send the events that have waited, in their order."""
+        if self._kept:
+            self.pipe.send(("events", self._kept))
+            self._kept, self._sent_at = [], time.monotonic()
 
 
 def _changed_code(bundle: Bundle) -> str:

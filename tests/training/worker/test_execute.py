@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import Facts, Progress, Started, Task
+from asynckfold.jobs.messages import EpochEnded, Facts, Progress, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
-from asynckfold.jobs.result import DONE, FAILED, Baseline
+from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch
 from asynckfold.store import job_folder
 from asynckfold.system import file_descriptors
 from asynckfold.training import training_run
@@ -256,15 +256,53 @@ def test_events_and_storage_errors_go_up_the_pipe(
     monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
     served.run(*placed(tiny))
     sent = served.pipe.sent  # type: ignore[attr-defined]
-    assert {kind for kind, _ in sent} == {"event"}
-    assert isinstance(sent[0][1], Started)
-    assert isinstance(sent[1][1], Progress)
+    assert {kind for kind, _ in sent} == {"events"}
+    events = [event for _, found in sent for event in found]
+    assert isinstance(events[0], Started)
+    assert isinstance(events[1], Progress)
     folder = job_folder(tiny.root, tiny.jobs[0])
     (folder / "log.txt").unlink()
     (folder / "log.txt").mkdir()
     kind, number, text = served.run(*placed(tiny))
     assert (kind, number) == ("storage", 21)
     assert "log.txt" in text
+
+
+def epoch(number: int, seconds: float) -> EpochEnded:
+    return EpochEnded("a", 1, Epoch(number, 0.5, 0.4, 0.9, 0.1, seconds))
+
+
+def test_the_ends_of_short_epochs_wait_for_each_other(
+    served: main.WorkerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(main.time, "monotonic", lambda: now[0])
+    sent = served.pipe.sent  # type: ignore[attr-defined]
+    started, progress = Started("a", 1, 1), Progress("a", 4, 9, 1, 2, 2, 0.5)
+    short = [epoch(number, main.EVENT_SECONDS / 4) for number in range(1, 9)]
+    served.tell(started)
+    for item in short[:3]:
+        served.tell(item)
+    assert sent == [("events", [started])]
+    # Any other event takes them with it, in their order.
+    served.tell(progress)
+    assert sent[1:] == [("events", [*short[:3], progress])]
+    served.tell(short[3])
+    now[0] += main.EVENT_SECONDS
+    served.tell(short[4])
+    assert sent[2:] == [("events", short[3:5])]
+    # Before the answer.
+    served.tell(short[5])
+    served.send_kept()
+    served.send_kept()
+    assert sent[3:] == [("events", [short[5]])]
+
+
+def test_the_end_of_a_long_epoch_waits_for_nothing(served: main.WorkerState) -> None:
+    sent = served.pipe.sent  # type: ignore[attr-defined]
+    served.tell(epoch(1, main.EVENT_SECONDS))
+    served.tell(epoch(2, 60.0))
+    assert [len(events) for _, events in sent] == [1, 1]
 
 
 def test_every_task_reports_a_bundle_that_could_not_be_unpacked(tiny: Tiny) -> None:
