@@ -61,8 +61,9 @@ def _hashes(samples: Iterable[Array]) -> npt.NDArray[np.int64]:
 def _mixed(rows: Array) -> npt.NDArray[np.int64]:
     """Return a number per row (n, m), of its bytes; for all rows at once, unlike `hash`.
 
-    The sum of its words times odd random numbers, modulo 2**64 (multilinear hashing: Carter and
-    Wegman, Universal classes of hash functions, 1979).
+    The sum of its words times odd random numbers, modulo 2**64 (multilinear hashing: Lemire and
+    Kaser, Strongly universal string hashing is fast, 2014). Some different rows get one number, as
+    those that differ in the highest bits of two words: whoever needs to know looks again.
     """
     raw = rows.view(np.uint8)
     words = np.pad(raw, ((0, 0), (0, -raw.shape[1] % 8))).view(np.uint64)

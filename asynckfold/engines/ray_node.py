@@ -161,7 +161,6 @@ class RayNode:
         self._held: dict[int, _Held] = {}
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._polled = b""
-        self._recent = RecentLoad(self._load)
         self._signals = Interruption()
         self._is_closing, self._is_ready = False, True
         self._lock = threading.RLock()
@@ -184,6 +183,7 @@ class RayNode:
     ) -> None:
         sys.argv[:] = argv
         self._machine = make_machine()
+        self._recent = RecentLoad(self._load)
         self._machine.try_gpus()
         self._count = resolve_n_jobs(n_jobs, self._machine.max_cores)
         self._stall_timeout = stall_timeout
@@ -307,7 +307,7 @@ class RayNode:
             for held in self._held.values():
                 messages += self._log_lines(held)
             began = [(one.number, one.placement.cores) for one in self._held.values() if one.future]
-            load = self._recent.get((self._engine, began))
+            load = self._recent.get(began)
         self._polled = pickle.dumps((load, messages))
         return self._polled
 
@@ -336,6 +336,7 @@ class RayNode:
         with self._lock:
             self._engine = None
             self._held.clear()
+            self._recent = RecentLoad(self._load)
 
     def quit(self) -> None:
         """Leave nothing behind."""

@@ -9,8 +9,6 @@ from torch import nn
 
 from asynckfold.training.precision import outputs_of, step
 
-_ZERO_GRAD = torch.optim.Optimizer.zero_grad
-
 Training = Any
 """A `training_run.Training`, which lies above."""
 
@@ -35,18 +33,8 @@ def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> tor
 
 def fresh_gradient(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     """Set the gradients of the parameters to those of a batch; return the loss, detached."""
-    _clear(training.optimizer)
+    training.optimizer.zero_grad()
     return add_gradient(training, inputs, targets)
-
-
-def _clear(optimizer: torch.optim.Optimizer) -> None:
-    """Do what `zero_grad` does, which takes longer than the rest of a small step's bookkeeping."""
-    if type(optimizer).zero_grad is not _ZERO_GRAD or "zero_grad" in vars(optimizer):
-        optimizer.zero_grad()
-        return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
 
 
 def add_gradient(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from asynckfold.data.duplicates import PLACES, digests
+from asynckfold.data.duplicates import PLACES, _mixed, digests
 
 
 @pytest.mark.parametrize("shape", [(1,), (3,), (PLACES,), (PLACES + 1,), (2, 5, 40), (1000,)])
@@ -29,6 +29,15 @@ def test_digests_are_equal_for_equal_samples_only(shape: tuple[int, ...], kind: 
     expected = np.unique([number(sample) for sample in samples], return_inverse=True)[1]
     same = found[:, None] == found
     assert np.array_equal(same, expected[:, None] == expected)
+
+
+def test_rows_that_differ_in_two_signs_only_differ() -> None:
+    # Both change the highest bit of a word, which cancel in a sum of products.
+    samples = np.ones((3, 4))
+    samples[1, :2] = -1
+    assert _mixed(samples)[0] == _mixed(samples)[1]
+    found = digests(samples)
+    assert found[0] == found[2] != found[1]
 
 
 def test_no_samples_have_no_digests() -> None:

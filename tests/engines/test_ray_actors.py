@@ -189,6 +189,32 @@ def test_a_load_is_read_again_when_it_is_old_or_something_else_runs() -> None:
     assert recent.get([]) is reads[3]
 
 
+NEXT_CALL = """
+import pickle
+from dataclasses import replace
+from asynckfold.api.resources import Sharing
+from asynckfold.engines.ray_handle import NodeSettings
+from asynckfold.engines.ray_node import RayNode
+
+told = NodeSettings(Sharing().machine, 1, 0, "auto", ("test",))
+node = RayNode(*vars(told).values())
+print(len(pickle.loads(node.poll(0.0))[0].cores))
+node.rest()
+node.renew(*vars(replace(told, n_jobs=2)).values())
+print(len(pickle.loads(node.poll(0.0))[0].cores))
+node.quit()
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_a_warm_node_tells_the_load_of_the_next_call() -> None:
+    # At once: with a load of the call before, too few jobs would be placed.
+    found = subprocess.run(
+        [sys.executable, "-c", NEXT_CALL], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.split() == ["1", "2"]
+
+
 # On a cluster
 
 

@@ -71,44 +71,6 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
 }
 
 
-class OwnZero(optim.SGD):
-    """Sets its gradients to 0 by itself."""
-
-    calls = 0
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        type(self).calls += 1
-        super().zero_grad(set_to_none=False)
-
-
-def zeroing_sgd(model: nn.Module) -> optim.Optimizer:
-    return OwnZero(model.parameters(), 0.1)
-
-
-def patched_sgd(model: nn.Module) -> optim.Optimizer:
-    found = optim.SGD(model.parameters(), 0.1)
-
-    def zero_grad(set_to_none: bool = True) -> None:
-        OwnZero.calls += 1
-        optim.SGD.zero_grad(found, set_to_none)
-
-    found.zero_grad = zero_grad  # type: ignore[method-assign]
-    return found
-
-
-@pytest.mark.parametrize("opt_fn", [zeroing_sgd, patched_sgd])
-def test_an_optimizer_clears_its_gradients_in_its_own_way(
-    tmp_path: Path, opt_fn: Callable[[nn.Module], optim.Optimizer]
-) -> None:
-    OwnZero.calls = 0
-    own = Tiny(tmp_path / "own", opt_fn=opt_fn)
-    plain = Tiny(tmp_path / "plain", opt_fn=lambda model: optim.SGD(model.parameters(), 0.1))
-    found, expected = own.train(), plain.train()
-    batches_per_epoch = 4
-    assert OwnZero.calls == len(found.epochs) * batches_per_epoch
-    assert found.weights == expected.weights
-
-
 # ---- the plan alone ----
 
 
