@@ -22,7 +22,7 @@ from asynckfold.api.planner import dry_run, look_ahead, make_draft, make_plan
 from asynckfold.api.refit import BEST, chosen, on_all_samples, params_on_all_samples
 from asynckfold.api.report import leave_report
 from asynckfold.api.session import Session, hold_run, look_into
-from asynckfold.api.signature import check_call, checked
+from asynckfold.api.signature import check_call, checked, renamed
 from asynckfold.api.stored_results import load_results, with_models
 from asynckfold.errors import (
     OUT_OF_TIME,
@@ -60,13 +60,14 @@ def _takes(
     def decorated(init: Callable[[Any, Settings], None]) -> Callable[Concatenate[Any, P], None]:
         @functools.wraps(init)
         def constructor(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            check_call("AsyncKFold", found, args, kwargs)
-            init(self, declared(*args, **kwargs))
+            names: Any = renamed(kwargs, signature.parameters)
+            check_call("AsyncKFold", signature, args, names)
+            init(self, declared(*args, **names))
 
-        found = inspect.signature(declared)
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-        parameters = [own, *found.parameters.values()]
-        constructor.__signature__ = found.replace(parameters=parameters)  # type: ignore[attr-defined]
+        signature = inspect.signature(declared)
+        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        parameters = [itself, *signature.parameters.values()]
+        constructor.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return constructor
 
     return decorated

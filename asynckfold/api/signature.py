@@ -18,7 +18,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("root", "out", "output_dir", "default_root_dir", "path"), "root_dir"),
     **dict.fromkeys(("seed", "random_seed"), "random_state"),
     **dict.fromkeys(("k", "folds", "num_folds"), "kfolds"),
-    **dict.fromkeys(("data", "X", "train_data"), "dataset"),
+    **dict.fromkeys(("data", "X", "train_data", "train_dataset"), "dataset"),
     **dict.fromkeys(("loss", "loss_fn", "criterion_fn"), "criterion"),
     **dict.fromkeys(("metric", "metrics", "scorer"), "scoring"),
     **dict.fromkeys(("device", "gpus", "accelerator"), "devices"),
@@ -31,6 +31,24 @@ OTHER_NAMES = {
 
 OF_OPTIMIZER = ("optimizer", "optim", "lr", "learning_rate", "momentum", "weight_decay")
 """Arguments of other libraries that `opt_fn` stands for."""
+
+
+ANCESTOR_NAMES = {"train_dataset": "dataset", "get_optimizer": "opt_fn"}
+"""What the project that this one grew out of calls two arguments; its scripts may pass them."""
+
+
+def renamed(kwargs: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return keyword arguments under our names, where the call has not used these itself.
+
+    >>> renamed({"get_optimizer": 1, "models": 2}, ["models", "opt_fn"])
+    {'opt_fn': 1, 'models': 2}
+    """
+    ours = {
+        name: ANCESTOR_NAMES[name]
+        for name in kwargs
+        if ANCESTOR_NAMES.get(name) in {*known} - {*kwargs}
+    }
+    return {ours.get(name, name): value for name, value in kwargs.items()}
 
 
 def check_call(
@@ -87,8 +105,9 @@ def checked(
 
         @functools.wraps(function)
         def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-            check_call(called, signature, args, kwargs, more)
-            return function(*args, **kwargs)
+            names: Any = renamed(kwargs, signature.parameters)
+            check_call(called, signature, args, names, more)
+            return function(*args, **names)
 
         return call
 

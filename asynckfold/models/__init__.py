@@ -56,7 +56,7 @@ class Architecture:
         Raises `InputError` where the model cannot take them.
 
         >>> factory = ARCHITECTURES["lenet5"].build((3, 32, 32), num_classes=6)
-        >>> factory()[0].in_channels
+        >>> factory().layer1[0].in_channels
         3
         """
         if self.input_shape is None:

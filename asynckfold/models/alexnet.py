@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import nn
 
 
 class AlexNet(nn.Sequential):
-    """AlexNet [1]_ for small images: five convolutions, three linear layers, dropout.
+    """AlexNet [1]_ for small images: five convolutions and one linear layer.
 
-    The widths of the convolutions, 48-128-192-192-128, are those of one of the paper's two
-    columns. Because an image is seven times smaller than the paper's, the first convolution is
-    5×5 with stride 2 instead of 11×11 with stride 4, pooling (3×3 with stride 2, overlapping as in
-    the paper) is padded, and the hidden linear layers have 512 units instead of 4096. Local
-    response normalisation is left out.
+    The widths of the convolutions, 64-192-384-256-256, are those of the single column of [2]_.
+    After three poolings of 2×2 an image of 32×32 has become one pixel of 256 channels, which a
+    single linear layer classifies; the paper's three serve maps of 6×6. Dropout and local response
+    normalisation are left out.
 
     Parameters
     ----------
@@ -25,6 +26,8 @@ class AlexNet(nn.Sequential):
     ----------
     .. [1] Krizhevsky, Sutskever, Hinton (2012). ImageNet classification with deep convolutional
        neural networks. NIPS.
+    .. [2] Krizhevsky (2014). One weird trick for parallelizing convolutional neural networks.
+       arXiv:1404.5997.
 
     Examples
     --------
@@ -34,26 +37,22 @@ class AlexNet(nn.Sequential):
     """
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1) -> None:
+        features = nn.Sequential(
+            nn.Conv2d(in_channels, 64, 11, stride=4, padding=5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 192, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(192, 384, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(384, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(256, 256, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        classifier = nn.Linear(256, num_classes)
         super().__init__(
-            nn.Conv2d(in_channels, 48, 5, stride=2, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            nn.Conv2d(48, 128, 5, padding=2),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            nn.Conv2d(128, 192, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(192, 192, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(192, 128, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(3, stride=2, padding=1),
-            nn.Flatten(),
-            nn.Dropout(0.5),
-            nn.Linear(128 * 2 * 2, 512),
-            nn.ReLU(),
-            nn.Dropout(0.5),
-            nn.Linear(512, 512),
-            nn.ReLU(),
-            nn.Linear(512, num_classes),
+            OrderedDict(features=features, flatten=nn.Flatten(), classifier=classifier)
         )

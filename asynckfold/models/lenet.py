@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import nn
 
 
@@ -33,16 +35,18 @@ class LeNet(nn.Sequential):
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3) -> None:
         super().__init__(
-            nn.Conv2d(in_channels, 6, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(16 * 5 * 5, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
-            nn.Linear(84, num_classes),
+            OrderedDict(
+                conv1=nn.Conv2d(in_channels, 6, 5),
+                relu1=nn.ReLU(),
+                pool1=nn.MaxPool2d(2),
+                conv2=nn.Conv2d(6, 16, 5),
+                relu2=nn.ReLU(),
+                pool2=nn.MaxPool2d(2),
+                flatten=nn.Flatten(),
+                fc1=nn.Linear(16 * 5 * 5, 120),
+                relu3=nn.ReLU(),
+                fc2=nn.Linear(120, 84),
+                relu4=nn.ReLU(),
+                fc3=nn.Linear(84, num_classes),
+            )
         )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import nn
 
 
 class LeNet5(nn.Sequential):
     """LeNet-5 [1]_ with batch normalisation [2]_ after each convolution.
 
-    The convolutions have no bias: the normalisation that follows would subtract it again. As in
-    `LeNet`, rectified units and max-pooling stand for scaled tanh and trainable subsampling.
+    As in `LeNet`, rectified units and max-pooling stand for scaled tanh and trainable subsampling.
 
     Parameters
     ----------
@@ -34,18 +35,23 @@ class LeNet5(nn.Sequential):
 
     def __init__(self, num_classes: int = 10, in_channels: int = 1) -> None:
         super().__init__(
-            nn.Conv2d(in_channels, 6, 5, bias=False),
-            nn.BatchNorm2d(6),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(6, 16, 5, bias=False),
-            nn.BatchNorm2d(16),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(16 * 5 * 5, 120),
-            nn.ReLU(),
-            nn.Linear(120, 84),
-            nn.ReLU(),
-            nn.Linear(84, num_classes),
+            OrderedDict(
+                layer1=_convolution(in_channels, 6),
+                layer2=_convolution(6, 16),
+                flatten=nn.Flatten(),
+                fc=nn.Linear(16 * 5 * 5, 120),
+                relu=nn.ReLU(),
+                fc1=nn.Linear(120, 84),
+                relu1=nn.ReLU(),
+                fc2=nn.Linear(84, num_classes),
+            )
         )
+
+
+def _convolution(in_channels: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(in_channels, out_channels, 5),
+        nn.BatchNorm2d(out_channels),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from torch import nn
 
 # Output channels at width 1 and stride of each depthwise separable convolution: table 1 of the
@@ -48,13 +50,22 @@ class MobileNet(nn.Sequential):
 
     def __init__(self, num_classes: int = 10, in_channels: int = 3, width: float = 1.0) -> None:
         channels = _scaled(32, width)
-        layers = [_normalised(nn.Conv2d(in_channels, channels, 3, padding=1, bias=False))]
+        stem = nn.Conv2d(in_channels, channels, 3, padding=1, bias=False)
+        normalisation, layers = nn.BatchNorm2d(channels), []
         for full_width, stride in _BLOCKS:
             out_channels = _scaled(full_width, width)
             layers.append(_separable(channels, out_channels, stride))
             channels = out_channels
         super().__init__(
-            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, num_classes)
+            OrderedDict(
+                conv1=stem,
+                bn1=normalisation,
+                relu=nn.ReLU(),
+                layers=nn.Sequential(*layers),
+                pool=nn.AdaptiveAvgPool2d(1),
+                flatten=nn.Flatten(),
+                linear=nn.Linear(channels, num_classes),
+            )
         )
 
 
@@ -63,12 +74,15 @@ def _scaled(channels: int, width: float) -> int:
 
 
 def _separable(in_channels: int, out_channels: int, stride: int) -> nn.Sequential:
-    depthwise = nn.Conv2d(
-        in_channels, in_channels, 3, stride, padding=1, groups=in_channels, bias=False
+    return nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(
+                in_channels, in_channels, 3, stride, padding=1, groups=in_channels, bias=False
+            ),
+            bn1=nn.BatchNorm2d(in_channels),
+            relu1=nn.ReLU(),
+            conv2=nn.Conv2d(in_channels, out_channels, 1, bias=False),
+            bn2=nn.BatchNorm2d(out_channels),
+            relu2=nn.ReLU(),
+        )
     )
-    pointwise = nn.Conv2d(in_channels, out_channels, 1, bias=False)
-    return nn.Sequential(*_normalised(depthwise), *_normalised(pointwise))
-
-
-def _normalised(convolution: nn.Conv2d) -> nn.Sequential:
-    return nn.Sequential(convolution, nn.BatchNorm2d(convolution.out_channels), nn.ReLU())

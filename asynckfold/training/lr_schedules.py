@@ -110,12 +110,12 @@ def attached(optimizer: Any) -> Any:
     return copy.deepcopy(schedule, {id(schedule.optimizer): optimizer})
 
 
-def get_scheduler(name: str, optimizer: Optimizer, steps: int = 10) -> Any:
+def get_scheduler(scheduler: str, optimizer: Optimizer, steps: int = 10) -> Any:
     """Return a built-in LR schedule of an optimizer, for a training loop of your own.
 
     Parameters
     ----------
-    name : str
+    scheduler : str
         A name that `AsyncKFold` takes, such as ``"cosine"``.
     optimizer : torch.optim.Optimizer
         Its learning rates are the schedule's to set.
@@ -134,8 +134,8 @@ def get_scheduler(name: str, optimizer: Optimizer, steps: int = 10) -> Any:
     >>> get_scheduler("cosine", optimizer, steps=30).T_max
     30
     """
-    refuse(_request_problems(name, steps))
-    return make(name, optimizer, steps)
+    refuse(_request_problems(scheduler, steps))
+    return make(scheduler, optimizer, steps)
 
 
 def _request_problems(name: object, steps: object) -> Iterator[Problem]:

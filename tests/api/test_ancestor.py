@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 import torch
 
-from asynckfold import InputError, RunStore, export, get_scheduler, load_results
+from asynckfold import AsyncKFold, InputError, RunStore, export, get_scheduler, load_results
 from asynckfold.training.parameter_server import wire
 from tests import cifar
 from tests.nursery import Nursery, Started
@@ -258,6 +258,34 @@ def test_replicas_of_a_killed_server_say_so(place: Path, warm: Nursery, free_por
         assert replica.wait(60) == 1
         assert "the parameter server at 127.0.0.1:" in replica.printed()
         assert "has ended or does not answer" in replica.printed()
+
+
+def test_keywords_of_its_calls_are_accepted(tmp_path: Path) -> None:
+    inputs = torch.randn(12, 4)
+    data = inputs, (inputs[:, 0] > 0).long()
+
+    def get_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    kfold = AsyncKFold(
+        kfolds=2,
+        train_dataset=data,
+        root_dir=tmp_path,
+        criterion=torch.nn.CrossEntropyLoss(),
+        batch_size=4,
+        parallelize=False,
+        verbose=0,
+        report=False,
+    )
+    results = kfold(
+        models={"linear": lambda: torch.nn.Linear(4, 2)},
+        schedulers=["constant"],
+        get_optimizer=get_optimizer,
+        trainer_params={"epochs": 1},
+    )
+    assert results.counts["done"] == 2
+    with pytest.raises(TypeError, match=r"'train_dataset'\. It is called 'dataset' here"):
+        AsyncKFold(2, dataset=data, train_dataset=data, root_dir=tmp_path)
 
 
 def test_a_schedule_by_name_is_that_of_a_sweep() -> None:

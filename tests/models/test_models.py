@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import asynckfold.models
 from asynckfold.errors import InputError
@@ -26,7 +27,7 @@ IMAGE_MODELS: dict[str, tuple[Callable[..., nn.Module], int]] = {
     "LeNet": (LeNet, 3),
     "LeNet5": (LeNet5, 1),
     "MobileNet": (lambda **given: MobileNet(width=0.125, **given), 3),
-    "VGG": (lambda **given: VGG(width=0.125, **given), 3),
+    "VGG": (lambda **given: VGG("VGG11", width=0.125, **given), 3),
 }
 
 
@@ -91,7 +92,7 @@ def test_an_mlp_without_hidden_layers_is_linear() -> None:
 def test_lenet_counts() -> None:
     dense = linear(400, 120) + linear(120, 84) + linear(84, 10)
     assert count(LeNet()) == conv(3, 6, 5) + conv(6, 16, 5) + dense
-    assert count(LeNet5()) == normalised(1, 6, 5) + normalised(6, 16, 5) + dense
+    assert count(LeNet5()) == normalised(1, 6, 5) + 6 + normalised(6, 16, 5) + 16 + dense
 
 
 def test_mlp_counts() -> None:
@@ -100,14 +101,9 @@ def test_mlp_counts() -> None:
 
 
 def test_alexnet_counts() -> None:
-    convolutions = (
-        conv(1, 48, 5)
-        + conv(48, 128, 5)
-        + conv(128, 192, 3)
-        + conv(192, 192, 3)
-        + conv(192, 128, 3)
-    )
-    assert count(AlexNet()) == convolutions + linear(512, 512) * 2 + linear(512, 10)
+    widths, kernels = [1, 64, 192, 384, 256, 256], [11, 5, 3, 3, 3]
+    convolutions = sum(map(conv, widths, widths[1:], kernels))
+    assert count(AlexNet()) == convolutions + linear(256, 10)
 
 
 def test_mobilenet_counts() -> None:
@@ -132,6 +128,7 @@ def test_vgg_counts(variant: str, depths: tuple[int, ...]) -> None:
     expected, before = 0, 3
     for depth, after in zip(depths, (16, 32, 64, 128, 128), strict=True):
         expected += normalised(before, after, 3) + (depth - 1) * normalised(after, after, 3)
+        expected += depth * after  # biases
         before = after
     model = VGG(variant, width=0.25)
     assert count(model) == expected + linear(128, 10)
@@ -139,8 +136,59 @@ def test_vgg_counts(variant: str, depths: tuple[int, ...]) -> None:
     assert len(weight_layers) == int(variant[3:]) - 2  # one linear layer where the paper has three
 
 
-def test_vgg_is_vgg11_at_full_width_by_default() -> None:
-    assert count(VGG()) == 9_228_362
+@pytest.mark.parametrize(
+    ("model", "parameters"), [(VGG, 20_040_522), (AlexNet, 2_456_778), (LeNet5, 61_750)]
+)
+def test_the_networks_have_the_parameters_of_the_ancestors(
+    model: type[nn.Module], parameters: int
+) -> None:
+    assert count(model()) == parameters
+
+
+def convolution_of(weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def linear_of(weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def test_a_lenet_loads_a_checkpoint_of_the_ancestor() -> None:
+    torch.manual_seed(0)
+    shapes = {
+        **{"conv1": (6, 3, 5, 5), "conv2": (16, 6, 5, 5)},
+        **{"fc1": (120, 400), "fc2": (84, 120), "fc3": (10, 84)},
+    }
+    checkpoint = {f"{name}.weight": torch.randn(shape) * 0.1 for name, shape in shapes.items()}
+    checkpoint |= {f"{name}.bias": torch.randn(shape[0]) for name, shape in shapes.items()}
+    images = torch.rand(4, 3, 32, 32)
+    x = images
+    for name in ("conv1", "conv2"):
+        x = functional.max_pool2d(functional.relu(convolution_of(checkpoint, name, x)), 2)
+    x = x.flatten(1)
+    for name in ("fc1", "fc2"):
+        x = functional.relu(linear_of(checkpoint, name, x))
+    model = LeNet()
+    model.load_state_dict(checkpoint)
+    torch.testing.assert_close(model(images), linear_of(checkpoint, "fc3", x))
+
+
+def parts_of(model: nn.Module) -> list[str]:
+    return [*dict.fromkeys(name.rpartition(".")[0] for name in model.state_dict())]
+
+
+def test_other_networks_name_their_weights_as_the_ancestors_checkpoints_do() -> None:
+    assert parts_of(AlexNet()) == [*(f"features.{n}" for n in (0, 3, 6, 8, 10)), "classifier"]
+    layers = [f"layer{n}.{part}" for n in (1, 2) for part in (0, 1)]
+    assert parts_of(LeNet5()) == [*layers, "fc", "fc1", "fc2"]
+    blocks = [f"layers.{n}.{part}{k}" for n in range(13) for k in (1, 2) for part in ("conv", "bn")]
+    assert parts_of(MobileNet(width=0.125)) == ["conv1", "bn1", *blocks, "linear"]
+    depth = {"VGG11": 8, "VGG19": 16}
+    for variant, convolutions in depth.items():
+        *features, classifier = parts_of(VGG(variant, width=0.125))
+        assert len(features) == 2 * convolutions
+        assert features[:2] == ["features.0", "features.1"]
+        assert classifier == "classifier"
 
 
 def test_an_unknown_vgg_is_refused_with_the_nearest() -> None:
@@ -154,9 +202,6 @@ def test_a_training_step_lowers_the_loss(name: str) -> None:
     make, channels = IMAGE_MODELS.get(name, (lambda: MLP(1024), 1))
     torch.manual_seed(0)
     model = make().train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.eval()  # another random mask would be another loss
     images, labels = torch.rand(16, channels, 32, 32), torch.arange(16) % 10
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     before = nn.functional.cross_entropy(model(images), labels)

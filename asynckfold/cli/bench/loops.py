@@ -37,7 +37,7 @@ FOLDS = 5
 
 def small_vgg() -> nn.Module:
     """VGG11, a quarter wide."""
-    return VGG(width=0.25)
+    return VGG("VGG11", width=0.25)
 
 
 def digits_mlp() -> nn.Module:
