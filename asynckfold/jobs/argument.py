@@ -267,7 +267,9 @@ def arguments(cls: type) -> Mapping[str, Argument]:
 
 @cache
 def _arguments(cls: Any) -> Mapping[str, Argument]:
-    hints, texts = get_type_hints(cls), paragraphs(cls)
+    # Python 3.10 takes the marker KW_ONLY for a type that it cannot evaluate.
+    hints = get_type_hints(cls, localns={"KW_ONLY": object})
+    texts = paragraphs(cls)
     declared = {item.name: item for item in fields(cls) if "argument" in item.metadata}
     found = {}
     # In the order of the signature: keywords of base classes come after what has a place.

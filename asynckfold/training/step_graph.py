@@ -13,7 +13,6 @@ jobs use a graph changes no number, and the plan does not record it.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import warnings
@@ -24,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from asynckfold.data.device_copies import packed
-from asynckfold.training import seeding, side_effects
+from asynckfold.training import seeding, side_effects, torch_internals
 from asynckfold.training.gradients import fresh_gradient
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.stopwatch import mark, seconds_between
@@ -114,11 +113,7 @@ class CudaRecorder:
         Their allocator would keep the pool, and any memory that several streams used; their
         generator would refuse to draw until a capture succeeds.
         """
-        for name in ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool"):
-            # It raises where the allocator has ended.
-            with contextlib.suppress(RuntimeError, AttributeError):
-                getattr(torch._C, name)(self._index, pool)
-                torch._C._cuda_releasePool(self._index, pool)
+        torch_internals.release_capture(self._index, pool)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_side_stream(self._device)):
             torch.zeros(1, device=self._device)
 

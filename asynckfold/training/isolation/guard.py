@@ -29,9 +29,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _python_dispatch as dispatch
 
 from asynckfold.errors import Problem
+from asynckfold.training import torch_internals
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.denormals import flushed
 from asynckfold.training.isolation.patches import Patches
@@ -82,9 +82,8 @@ def _set_environment(variables: dict[str, str]) -> None:
 
 def _function_stack() -> list[Any]:
     """Modes of torch's Python functions, without that of `torch.set_default_device`."""
-    own = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
-    there = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-    return [mode for mode in there if mode is not own]
+    default_device = torch_internals.device_mode()
+    return [mode for mode in torch_internals.function_modes() if mode is not default_device]
 
 
 def _set_function_stack(wanted: list[Any]) -> None:
@@ -96,13 +95,13 @@ def _set_function_stack(wanted: list[Any]) -> None:
     if _function_stack() != wanted:
         # Leave or enter contexts directly on the stack.
         for _ in _function_stack():
-            torch._C._pop_torch_function_stack()
+            torch_internals.pop_function_mode()
         for mode in wanted:
-            torch._C._push_on_torch_function_stack(mode)
+            torch_internals.push_function_mode(mode)
 
 
 def _dispatch_modes() -> list[Any]:
-    return list(dispatch._get_current_dispatch_mode_stack())
+    return list(torch_internals.dispatch_modes())
 
 
 def _leave_dispatch_modes(wanted: list[Any]) -> None:
@@ -110,20 +109,16 @@ def _leave_dispatch_modes(wanted: list[Any]) -> None:
         there[-1].__exit__(None, None, None)
 
 
-def _saved_tensors_hooks() -> Any:
-    return torch._C._autograd._top_saved_tensors_default_hooks(True)
-
-
 _MOST_HOOKS = 1000
 
 
 def _set_saved_tensors_hooks(wanted: Any) -> None:
     for _ in range(_MOST_HOOKS):
-        if _saved_tensors_hooks() in (None, wanted):
+        if torch_internals.saved_tensors_hooks() in (None, wanted):
             break
-        torch._C._autograd._pop_saved_tensors_default_hooks()
-    if wanted is not None and _saved_tensors_hooks() is None:
-        torch._C._autograd._push_saved_tensors_default_hooks(*wanted)
+        torch_internals.pop_saved_tensors_hooks()
+    if wanted is not None and torch_internals.saved_tensors_hooks() is None:
+        torch_internals.push_saved_tensors_hooks(*wanted)
 
 
 def _autocast(device: str) -> list[Setting]:
@@ -158,20 +153,7 @@ def _set_inference_mode(enabled: bool) -> None:
     # If its owner is garbage, collecting it ends the mode.
     gc.collect()
     if torch.is_inference_mode_enabled() != enabled:
-        guard = torch._C._InferenceMode(enabled)
-        guard.__enter__()  # type: ignore[no-untyped-call]
-        _inference.append(guard)
-
-
-def _dispatch_keys() -> tuple[int, int]:
-    """Keys by which torch selects this thread's kernels: the sum of all its contexts."""
-    inside = torch._C._dispatch_tls_local_include_set()
-    outside = torch._C._dispatch_tls_local_exclude_set()
-    return inside.raw_repr(), outside.raw_repr()
-
-
-_PYTHON_KEYS = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot)
-"""Keys of the dispatcher's modes; torch asserts that a mode is open where they are set."""
+        _inference.append(torch_internals.enter_inference_mode(enabled))
 
 
 def _leave_python_keys(_: Any) -> None:
@@ -179,8 +161,8 @@ def _leave_python_keys(_: Any) -> None:
 
     The end of an inference mode restores the keys of its beginning, when a mode may have been open.
     """
-    for key in _PYTHON_KEYS if not _dispatch_modes() else ():
-        torch._C._dispatch_tls_set_dispatch_key_included(key, False)
+    if not _dispatch_modes():
+        torch_internals.leave_python_keys()
 
 
 # Python and the process
@@ -228,7 +210,7 @@ _SETTINGS: tuple[Setting, ...] = (
     Setting("modes of the dispatcher", _dispatch_modes, _leave_dispatch_modes),
     Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
     Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Setting("default device", torch.get_default_device, _set_default_device),
+    Setting("default device", torch_internals.default_device, _set_default_device),
     Setting("threads", torch.get_num_threads, torch.set_num_threads),
     Setting("gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     Setting("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
@@ -236,7 +218,9 @@ _SETTINGS: tuple[Setting, ...] = (
     *_autocast("cuda"),
     Setting("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     Setting("autocast contexts", _autocast_depth, _set_autocast_depth),
-    Setting("hooks for saved tensors", _saved_tensors_hooks, _set_saved_tensors_hooks),
+    Setting(
+        "hooks for saved tensors", torch_internals.saved_tensors_hooks, _set_saved_tensors_hooks
+    ),
     Setting(
         "deterministic algorithms",
         torch.get_deterministic_debug_mode,
@@ -244,7 +228,7 @@ _SETTINGS: tuple[Setting, ...] = (
     ),
     *torch_settings.SETTINGS,
     Setting("denormal numbers", flushed, torch.set_flush_denormal),
-    Setting("dispatch keys of torch", _dispatch_keys, _leave_python_keys),
+    Setting("dispatch keys of torch", torch_internals.dispatch_keys, _leave_python_keys),
     Setting("numpy.seterr", np.geterr, lambda found: np.seterr(**found)),
     Setting("environment", lambda: _Variables(os.environ), _set_environment),
     Setting(

@@ -14,6 +14,9 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.backends.opt_einsum  # which torch 2.6 does not import itself
+
+from asynckfold.training import torch_internals
 
 Value = str | bool | int | float | None
 
@@ -83,8 +86,8 @@ follow them by default."""
 def _cell(backend: str, operation: str, usual: str) -> Setting:
     return Setting(
         f"fp32_precision of {backend} {operation}",
-        lambda: str(torch._C._get_fp32_precision_getter(backend, operation)),
-        lambda value: torch._C._set_fp32_precision_setter(backend, operation, value),
+        partial(torch_internals.fp32_precision, backend, operation),
+        partial(torch_internals.set_fp32_precision, backend, operation),
         usual,
         backend == "cuda",
     )
@@ -101,7 +104,7 @@ def _float32_precision() -> list[Setting]:
         ),
         *_flag(torch.backends.cudnn, "cudnn.allow_tf32", True, gpu=True),
     ]
-    if hasattr(torch._C, "_get_fp32_precision_getter"):
+    if torch_internals.has_fp32_precision:
         found += [_cell(*cell) for cell in _CELLS]
     return found
 

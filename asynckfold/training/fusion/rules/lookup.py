@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from asynckfold.training import torch_internals
 from asynckfold.training.fusion.layouts import Layout, NotFusible, Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 from asynckfold.training.fusion.rules.linear import affine
@@ -38,7 +39,7 @@ def _embedding(
     width, rows = weight.shape[:2]
     # Beyond the table there is the next replica's, not an error.
     inside = ((indices >= 0) & (indices < rows)).all()
-    torch._assert_async(inside, "index out of range in an embedding")
+    torch_internals.assert_async(inside, "index out of range in an embedding")
     first = torch.arange(0, width * rows, rows, device=indices.device)
     shifted = indices + first.view(-1, *(1,) * (indices.dim() - 1))
     found = F.embedding(shifted, weight.flatten(0, 1))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from asynckfold.training import torch_internals
 from asynckfold.training.fusion.layouts import Layout, NotFusible, Value, axis
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 
@@ -181,7 +182,7 @@ def _weight_norm(v: torch.Tensor, g: torch.Tensor, dims: Sequence[int]) -> torch
 
 
 FUNCTIONS: dict[Any, Rule] = {
-    torch._weight_norm: weight_norm,
+    torch_internals.weight_norm: weight_norm,
     F.batch_norm: batch_norm,
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
