@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 # One more than the cores of the smallest machine: kills and sleeps leave them idle.
 SIDE_BY_SIDE := -n 3 --dist worksteal
+LOWEST_PYTHON ?= 3.10
+NEWEST_PYTHON ?= 3.13
 
-.PHONY: help install demo docs test gpu strace chromium check nightly durability chaos faults format clean
+.PHONY: help install demo docs test lowest newest gpu strace chromium check nightly durability chaos faults format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -21,6 +23,18 @@ install: $(VENV)/installed-test  ## the virtual environment, with what the tests
 
 test: $(VENV)/installed-test check strace  ## what must hold at every change: 8 minutes on two cores
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
+
+# The first installation takes the lowest versions of pyproject.toml; the second keeps them.
+lowest: $(VENV)/bin/uv  ## the tests on the lowest Python and versions that pyproject.toml declares
+	$(BIN)/uv venv --quiet --clear --python $(LOWEST_PYTHON) build/lowest
+	$(BIN)/uv pip install --quiet --python build/lowest --resolution lowest-direct --editable .
+	$(BIN)/uv pip install --quiet --python build/lowest --editable '.[test]'
+	build/lowest/bin/python -m pytest -q $(SIDE_BY_SIDE)
+
+newest: $(VENV)/bin/uv  ## the tests on the newest Python that torch supports here
+	$(BIN)/uv venv --quiet --clear --python $(NEWEST_PYTHON) build/newest
+	$(BIN)/uv pip install --quiet --python build/newest --editable '.[test]'
+	build/newest/bin/python -m pytest -q $(SIDE_BY_SIDE)
 
 gpu: $(VENV)/installed-test  ## what can be tested on a real GPU only
 	$(BIN)/python -m pytest -v -s tests/gpu
@@ -65,6 +79,9 @@ clean:  ## remove the virtual environment and what runs left
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/bin/uv: $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet uv
 
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable .

@@ -112,6 +112,17 @@ def docs() -> tuple[int, int]:
     return 1, int(code != 0)
 
 
+def versions(target: str) -> tuple[int, int]:
+    """Run the tests in an environment of its own, as ``make lowest`` and ``make newest`` do."""
+    code, printed = run("make", target)
+    counts = {
+        word: int(number)
+        for number, word in re.findall(r"(\d+) (passed|failed|errors?)\b", printed)
+    }
+    failed = sum(counts.values()) - counts.get("passed", 0)
+    return max(sum(counts.values()), 1), failed or int(code != 0)
+
+
 def kills(trainer: str, count: int) -> tuple[int, int]:
     """Kill at random; the tables go to ``reports/chaos``."""
     words = ["--seed", "0", "--kills", f"{count}"]
@@ -147,6 +158,8 @@ def parts() -> dict[str, Part]:
         "clusters": lambda: run_tests(
             *(*FULL_SIZE, *sorted(map(str, HOME.glob(CLUSTERS)))), side_by_side=0
         ),
+        "lowest versions": lambda: versions("lowest"),
+        "newest Python": lambda: versions("newest"),
         "durability": lambda: run_tests(*LONG, "tests/durability"),
         "chaos": lambda: kills("plain", KILLS),
         **{

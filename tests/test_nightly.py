@@ -54,3 +54,13 @@ def test_failures_errors_and_a_bad_end_count(
     record.write_text(f"<testsuites>{suite}</testsuites>")
     assert nightly.counted(record, code) == found
     assert nightly.counted(tmp_path / "absent", 0) == (1, 1)
+
+
+def test_an_environment_that_cannot_be_installed_has_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = "2 failed, 7 passed, 1 error in 3.0s\n"
+    monkeypatch.setattr(nightly, "run", lambda *words: (1, printed))
+    assert nightly.versions("lowest") == (10, 3)
+    monkeypatch.setattr(nightly, "run", lambda *words: (2, "no such Python"))
+    assert nightly.versions("lowest") == (1, 1)
