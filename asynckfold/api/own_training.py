@@ -115,6 +115,13 @@ class OwnTraining:
             )
         if "fit_fn" in given:
             yield from _unseen_problems(params)
+        elif self.training_step is not None and params.accumulate > 1:
+            yield Problem(
+                "the built-in step accumulates gradients, not a training_step",
+                f"accumulate={params.accumulate}",
+                "Leave it out, and let opt_fn return a list of one optimizer: training_step then "
+                "decides when to step.",
+            )
         yield from self._callback_problems(params)
 
     def _callback_problems(self, params: TrainerParams) -> Iterator[Problem]:
@@ -174,9 +181,11 @@ def _unseen_problems(params: TrainerParams) -> Iterator[Problem]:
     ]
     if params.clip_grad_norm is not None:
         unseen.append(f"clip_grad_norm={params.clip_grad_norm!r}")
+    if params.accumulate > 1:
+        unseen.append(f"accumulate={params.accumulate}")
     if unseen:
         yield Problem(
-            "a fit_fn sets precision, clips gradients and steps the LR schedule itself",
+            "a fit_fn sets precision, accumulates and clips gradients, and steps the LR schedule",
             ", ".join(unseen),
             "Leave that out, and write it in fit_fn.",
         )

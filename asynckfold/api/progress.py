@@ -127,7 +127,7 @@ class SweepProgress:
         self._ended_steps = self._running_steps = 0
         self._skipped = 0  # counted as done, but not trained just now
         self._meter = Meter()
-        self._epochs: dict[str, tuple[float, int]] = {}  # seconds and number by model
+        self._epochs: dict[str, tuple[float, int]] = {}  # seconds (of whole groups) and number
         self._rough: dict[str, float] = {}  # seconds of a job by model, from the speed of its steps
         self._placements = 1
         self._statuses = Counter[str]()
@@ -170,7 +170,7 @@ class SweepProgress:
             return
         item, model = event.epoch, self._jobs[name].model
         seconds, count = self._epochs.get(model, (0.0, 0))
-        self._epochs[model] = seconds + item.seconds, count + 1
+        self._epochs[model] = seconds + item.seconds * self._width.get(name, 1), count + 1
         found.epoch, found.batch = f"{item.number}/{epochs}", ""
         measures = [("valid", item.accuracy), ("valid loss", item.valid_loss)]
         known = (

@@ -80,7 +80,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
     if right in known:
         return f" It is called {right!r} here."
     if right in arguments(TrainerParams):
-        return f" It is a key of the fourth argument of the call: {{{right!r}: ...}}."
+        return f" It is a key of trainer_params: {{{right!r}: ...}}."
     if name in OF_OPTIMIZER:
         return " opt_fn, an argument of the call, makes the optimizer of a model."
     return nearest(name, known)

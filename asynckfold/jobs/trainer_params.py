@@ -114,7 +114,8 @@ class TrainerParams(JobTrainer):
     steps_per_round : int
         Steps of each process between two averages.
     accumulate : int
-        Batches of a process whose mean gradient makes one step.
+        Batches of a process whose mean gradient makes one step. At the end of an epoch, fewer may
+        be left. LR schedules that step with batches step once for each.
     memory_format : {"auto", "channels_last", "contiguous"}
         Memory layout of images in unfused jobs. "auto" uses channels-last where the rule of
         `asynckfold.planning.memory_format` predicts a gain. The layout changes bits and is part of
@@ -154,7 +155,7 @@ class TrainerParams(JobTrainer):
     eval_batch_size: int = argument(256, group="advanced", least=1)
     steps_per_round: int = argument(16, group="advanced", least=1, trainers=("averaging",))
     accumulate: int = argument(
-        1, group="advanced", least=1, trainers=("hogwild", "parameter_server")
+        1, group="advanced", least=1, trainers=("plain", "hogwild", "parameter_server")
     )
     compile: bool = argument(False, group="advanced")
     memory_format: Literal["auto", "channels_last", "contiguous"] = argument(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
+from asynckfold.training.losses import portions
 from asynckfold.training.precision import outputs_of, step
 
 Training = Any
@@ -23,12 +27,86 @@ def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> tor
         clip(training)
         return loss
 
-    if isinstance(training.optimizer, torch.optim.LBFGS):
-        # The only optimizer of torch.optim that evaluates the loss several times a step.
-        return torch.as_tensor(training.optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
-    loss = backward()
-    step(training.optimizer, training.scaler)
+    return update(training.optimizer, backward, training.scaler)
+
+
+def accumulated_step(training: Training, batches: Sequence[int]) -> list[torch.Tensor]:
+    """Take one step on several batches of the epoch; return their losses, detached.
+
+    The gradient is the mean over all their samples.
+    """
+    bounds = [training.bounds[batch] for batch in batches]
+    weights = portions(
+        training.criterion,
+        training.bundle.plan,
+        [high - low for low, high in bounds],
+        lambda: training.data.targets_of(torch.cat([training.order[slice(*b)] for b in bounds])),
+    )
+    losses: list[torch.Tensor] = []
+
+    def backward() -> torch.Tensor:
+        training.optimizer.zero_grad()
+        losses[:] = [
+            add_gradient(training, inputs, targets, weight)
+            for (inputs, targets), weight in zip(
+                map(training.samples_of, batches), weights, strict=True
+            )
+        ]
+        clip(training)
+        return torch.stack(losses).dot(losses[0].new_tensor(weights))
+
+    update(training.optimizer, backward, training.scaler)
+    return losses
+
+
+def update(
+    optimizer: torch.optim.Optimizer,
+    backward: Callable[[], torch.Tensor],
+    scaler: GradScaler | None = None,
+) -> torch.Tensor:
+    """Set the gradients by `backward`, take a step, return the loss of `backward`, detached."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        return torch.as_tensor(optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
+    loss = backward().detach()
+    take_step(optimizer, backward, scaler)
     return loss
+
+
+def take_step(
+    optimizer: torch.optim.Optimizer,
+    backward: Callable[[], torch.Tensor],
+    scaler: GradScaler | None = None,
+) -> None:
+    """Take a step with the gradients as they are.
+
+    An optimizer of the user's own may need them at other parameters, too, as sharpness-aware
+    minimisation does (Foret et al. 2021): where its ``step`` raises without a closure and takes
+    one, it gets `backward`.
+    """
+    if needs_closure(optimizer):
+        optimizer.step(backward)  # type: ignore[arg-type]
+        return
+    try:
+        step(optimizer, scaler)
+    except Exception:
+        if scaler is not None or not _may_need_closure(optimizer):
+            raise
+        optimizer.step(backward)  # type: ignore[arg-type]
+        setattr(optimizer, _NEEDS_CLOSURE, True)
+
+
+_NEEDS_CLOSURE = "_asynckfold_needs_closure"
+
+
+def needs_closure(optimizer: object) -> bool:
+    """Whether a step evaluates the loss itself; of optimizers of the user's own, after a step."""
+    return isinstance(optimizer, torch.optim.LBFGS) or hasattr(optimizer, _NEEDS_CLOSURE)
+
+
+def _may_need_closure(optimizer: torch.optim.Optimizer) -> bool:
+    if type(optimizer).__module__.startswith("torch."):
+        return False
+    return "closure" in inspect.signature(optimizer.step).parameters
 
 
 def fresh_gradient(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:

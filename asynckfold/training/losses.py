@@ -97,8 +97,13 @@ def portions(
     `sizes` are the samples of each part; `targets`, called only if they matter, returns those of
     all parts, concatenated.
     """
-    if adds_up(criterion, plan):
-        return [1.0] * len(sizes)
+    return [1.0] * len(sizes) if adds_up(criterion, plan) else means(criterion, sizes, targets)
+
+
+def means(
+    criterion: Callable[..., Any], sizes: Sequence[int], targets: Callable[[], torch.Tensor]
+) -> list[float]:
+    """Return the `portions` for a criterion that takes a mean."""
     counts = [float(size) for size in sizes]
     found = weights(criterion, targets()) if classifies(criterion) else None
     if found is not None:

@@ -111,7 +111,7 @@ class StepState:
         torch.clear_autocast_cache()
 
     def log(self, **measures: Any) -> None:
-        """Record numbers; the epochs table holds their means over the batches of each epoch."""
+        """Record numbers; the epochs table holds their means over the samples of each epoch."""
         for name, value in measures.items():
             if name in TAKEN:
                 raise StepError(
@@ -138,7 +138,7 @@ class OwnStep:
         optimizers = optimizers_of(optimizer)
         self.is_several = len(optimizers) > 1
         self.state = StepState(optimizers, criterion, device, precision, clip_grad_norm)
-        self.logged: dict[str, list[torch.Tensor]] = {}
+        self.logged: dict[str, list[tuple[torch.Tensor, int]]] = {}
 
     def loss(self, model: nn.Module, batch: Any, epoch: int, batch_index: int) -> torch.Tensor:
         """Call the function on a batch; return its loss. With several optimizers, it has stepped.
@@ -154,24 +154,37 @@ class OwnStep:
         assert loss is not None
         return loss.float() if loss.dtype is AUTOCAST.get(self._precision) else loss
 
-    def keep_measures(self) -> None:
-        """Add what the batch logged to the epoch."""
+    def keep_measures(self, samples: int) -> None:
+        """Add what a batch of so many samples logged to the epoch."""
         for name, value in self.state.measures.items():
-            self.logged.setdefault(name, []).append(value)
+            self.logged.setdefault(name, []).append((value, samples))
 
     def means(self) -> dict[str, float]:
-        """Return the mean of each measure over the epoch, and begin anew."""
-        logged, self.logged = self.logged, {}
-        return {name: float(torch.stack(values).mean()) for name, values in logged.items()}
+        """Return the mean of each measure over the samples of the epoch, and begin anew."""
+        tables, self.logged = self.state_dict(), {}
+        return {
+            name: float(values @ sizes / sizes.sum()) for name, (values, sizes) in tables.items()
+        }
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return what was logged in the epoch."""
-        return {name: torch.stack(values) for name, values in self.logged.items()}
+        """Return what was logged in the epoch: by name (2, batches), values above their samples."""
+        return {
+            name: torch.stack(
+                [
+                    torch.stack([value for value, _ in rows]).double().cpu(),
+                    torch.tensor([size for _, size in rows], dtype=torch.float64),
+                ]
+            )
+            for name, rows in self.logged.items()
+        }
 
     def load_state_dict(self, tree: Mapping[str, torch.Tensor]) -> None:
         """Continue from what `state_dict` returned."""
         device = self.state.device
-        self.logged = {name: list(values.to(device).unbind()) for name, values in tree.items()}
+        self.logged = {
+            name: [(value, int(size)) for value, size in zip(values.to(device), sizes, strict=True)]
+            for name, (values, sizes) in tree.items()
+        }
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:

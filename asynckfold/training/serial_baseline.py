@@ -8,6 +8,7 @@ differ is rounding, and what random transforms draw.
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,10 +34,11 @@ from asynckfold.training import batches, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.evaluation import right
 from asynckfold.training.fold_criterion import criterion_for
+from asynckfold.training.gradients import update
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import NoLog
-from asynckfold.training.losses import factor_and_count
-from asynckfold.training.precision import outputs_of, scaler_of, step
+from asynckfold.training.losses import factor_and_count, portions
+from asynckfold.training.precision import outputs_of, scaler_of
 from asynckfold.training.preprocessing import fit_on, fit_transform, transform
 from asynckfold.training.pretraining import has_pretraining, pretrain
 from asynckfold.training.sampling import epoch_samples
@@ -204,25 +206,32 @@ class _Loop:
         # Without a generator of its own, it would draw from the one that dropout uses.
         return DataLoader(self.train_view, batch_sampler=parts, generator=torch.Generator())
 
-    def step(self, inputs: Any, targets: torch.Tensor) -> float:
-        inputs, targets = on_device(inputs, self.device), targets.to(self.device)
+    def step(self, batches: Sequence[tuple[Any, torch.Tensor]]) -> list[float]:
+        """Take one step on batches, with the mean gradient over their samples; return losses."""
+        held = [(on_device(inputs, self.device), y.to(self.device)) for inputs, y in batches]
+        sizes = [len(targets) for _, targets in held]
+        weights = portions(
+            self.criterion, self.plan, sizes, lambda: torch.cat([targets for _, targets in held])
+        )
+        losses: list[torch.Tensor] = []
 
         def backward() -> torch.Tensor:
             self.optimizer.zero_grad()
-            loss: torch.Tensor = self.criterion(self.outputs_of(inputs), targets)
-            scaled = loss if self.scaler is None else self.scaler.scale(loss)
-            scaled.backward()  # type: ignore[no-untyped-call]
+            losses.clear()
+            for (inputs, targets), weight in zip(held, weights, strict=True):
+                loss: torch.Tensor = self.criterion(self.outputs_of(inputs), targets)
+                losses.append(loss.detach())
+                weighted = loss if len(held) == 1 else loss * weight
+                scaled = weighted if self.scaler is None else self.scaler.scale(weighted)
+                scaled.backward()  # type: ignore[no-untyped-call]
             if self.params.clip_grad_norm is not None:
                 if self.scaler is not None:
                     self.scaler.unscale_(self.optimizer)
                 nn.utils.clip_grad_norm_(self.model.parameters(), self.params.clip_grad_norm)
-            return loss
+            return torch.stack(losses).dot(losses[0].new_tensor(weights))
 
-        if isinstance(self.optimizer, torch.optim.LBFGS):
-            return float(self.optimizer.step(backward))  # type: ignore[no-untyped-call]
-        loss = backward()
-        step(self.optimizer, self.scaler)
-        return loss.item()
+        update(self.optimizer, backward, self.scaler)
+        return [loss.item() for loss in losses]
 
     def outputs_of(self, inputs: Any) -> Any:
         return outputs_of(self.model, inputs, self.params.precision)
@@ -298,17 +307,19 @@ def _train(
     for epoch in range(loop.params.epochs):
         loop.model.train()
         loss, count = 0.0, 0.0
-        for batch, (inputs, targets) in enumerate(loop.train_loader(epoch), 1):
-            factor, own = loop.counted(targets)
-            found = loop.step(inputs, targets)
-            loss += found * factor
-            count += own
+        loader, batch = iter(loop.train_loader(epoch)), 0
+        while step := list(itertools.islice(loader, loop.params.accumulate)):
+            for (_, targets), found in zip(step, loop.step(step), strict=True):
+                factor, samples = loop.counted(targets)
+                loss += found * factor
+                count += samples
+                batch += 1
+                if loop.per_batch:
+                    loop.lr_schedule.step()
             if time.perf_counter() - reported >= EVENT_SECONDS:
                 reported = time.perf_counter()
                 place = epoch + 1, loop.params.epochs, batch, len(loop.bounds)
                 report(Progress(job.id, 0, *place, found))
-            if loop.per_batch:
-                loop.lr_schedule.step()
             if stop():
                 return None
         valid_loss, judged = loop.evaluate(loop.valid_loader)
@@ -333,7 +344,7 @@ def _batch_seconds(
     """Seconds of a batch in training and in evaluation."""
     loop = _Loop(bundle, job, data, device)
     loop.model.train()
-    train = _per_batch(loop.train_loader(0), lambda batch: loop.step(*batch), stop)
+    train = _per_batch(loop.train_loader(0), lambda batch: loop.step([batch]), stop)
     loop.model.eval()
     return train, _per_batch(loop.valid_loader, lambda batch: loop.score(*batch), stop)
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from asynckfold.data.device_copies import packed
 from asynckfold.training import seeding, side_effects, torch_internals
-from asynckfold.training.gradients import fresh_gradient
+from asynckfold.training.gradients import fresh_gradient, needs_closure
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.stopwatch import mark, seconds_between
 from asynckfold.training.training_run import Training
@@ -176,7 +176,7 @@ def prepare(training: Training, recorder: Recorder | None = None) -> None:
     """Let a job on a GPU try a graph at its first batch."""
     if recorder is None and training.device.type == "cuda":
         recorder = CudaRecorder(training.device)
-    if recorder is not None and training.own_step is None:
+    if recorder is not None and training.own_step is None and training.params.accumulate == 1:
         training.gradient = functools.partial(_first_gradient, recorder)
 
 
@@ -260,7 +260,7 @@ def _obstacles(
         yield "torch.compile makes the kernels"
     # Those of others may keep gradients from step to step, which a graph overwrites.
     is_known = type(optimizer).__module__.startswith("torch.optim.")
-    if not is_known or isinstance(optimizer, torch.optim.LBFGS):
+    if not is_known or needs_closure(optimizer):
         yield f"the optimizer is {type(optimizer).__name__}"
     stepped = {id(item) for group in optimizer.param_groups for item in group["params"]}
     if any(item.requires_grad and id(item) not in stepped for item in model.parameters()):

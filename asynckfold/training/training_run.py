@@ -213,18 +213,25 @@ class Training:
         return self.ordered.batch(*self.bounds[batch], following)
 
     def step(self) -> None:
-        """Train on the next batch."""
-        self.record_step(gradients.training_step(self, *self.samples_of(self.batch)))
-        if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
-            self.lr_schedule.step()
-        if self.callbacks is not None:
-            self.callbacks.end_batch(self.epoch, self.batch)
+        """Train on the next batch, or on the next `accumulate` batches by one step."""
+        following = range(self.batch, min(self.batch + self.params.accumulate, self.batches))
+        if len(following) > 1:
+            losses = gradients.accumulated_step(self, following)
+        else:
+            losses = [gradients.training_step(self, *self.samples_of(self.batch))]
+        for loss in losses:
+            self.record_step(loss)
+            if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
+                self.lr_schedule.step()
+            if self.callbacks is not None:
+                self.callbacks.end_batch(self.epoch, self.batch)
 
     def record_step(self, loss: torch.Tensor) -> None:
         """Count a finished batch."""
         self.losses.append(loss)
         if self.own_step is not None:
-            self.own_step.keep_measures()
+            low, high = self.bounds[self.batch]
+            self.own_step.keep_measures(high - low)
         self.batch += 1
 
     def report_progress(self, report: Report) -> None:

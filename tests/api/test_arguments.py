@@ -141,8 +141,8 @@ def test_fit_names_the_nearest_of_its_arguments_and_those_of_a_sweep(
     [
         ("root", "It is called 'root_dir' here."),
         ("seed", "It is called 'random_state' here."),
-        ("epochs", "It is a key of the fourth argument of the call: {'epochs': ...}."),
-        ("max_epochs", "It is a key of the fourth argument of the call: {'epochs': ...}."),
+        ("epochs", "It is a key of trainer_params: {'epochs': ...}."),
+        ("max_epochs", "It is a key of trainer_params: {'epochs': ...}."),
         ("lr", "opt_fn, an argument of the call, makes the optimizer of a model."),
     ],
 )

@@ -246,7 +246,8 @@ def test_a_fusion_group_takes_the_time_of_one_job() -> None:
     progress = of_plan(plan)
     place(progress, *names, trainer="fused")
     for name in names:
-        progress.heard(ended_epoch(name, 2.0))
+        # A job is told its share of the group's two seconds.
+        progress.heard(ended_epoch(name, 2.0 / 4))
     assert progress.seconds_left() == pytest.approx(3 * 2.0 + 4 * 2.0)
 
 

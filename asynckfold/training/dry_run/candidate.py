@@ -18,7 +18,7 @@ from asynckfold.errors import InputError
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format
-from asynckfold.training import lr_schedules, seeding, setup
+from asynckfold.training import gradients, lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callback_rules import try_callbacks
 from asynckfold.training.callbacks import callbacks_of
@@ -228,8 +228,15 @@ class CandidateTrial:
         checks.check_loss(self.name, loss)
         checks.check_finite(self.name, self.inputs, loss)
         loss.backward()
+
+        def backward() -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss: torch.Tensor = criterion(self._fitting_outputs(self.model), self.targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
         if not isinstance(self.optimizer, torch.optim.LBFGS):
-            self.optimizer.step()
+            gradients.take_step(self.optimizer, backward)
         return time.perf_counter() - started
 
     def check_callbacks(self) -> None:
@@ -345,6 +352,27 @@ class CandidateTrial:
             # The plan records the answer: it must be the same in the next session.
             seeding.seed_all(self.bundle.folds[0].index)
             return loss_trial.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
+
+    def check_parts(self, sums: bool) -> None:
+        """Refuse a criterion that is no mean or sum over samples where processes divide batches."""
+        params, criterion = self.bundle.plan.params, self.bundle.recipe.criterion
+        if params.trainer != "allreduce" or params.processes == 1 or self.outputs is None:
+            return
+        with seeding.preserved():
+            losses = loss_trial.of_whole_and_parts(
+                criterion, self.outputs, self.targets, params.processes, sums
+            )
+        if losses is None:
+            return
+        whole, together = losses
+        raise Refused(
+            "trainer='allreduce' needs a criterion that is the mean or the sum over samples: each "
+            "process computes it on a part of the batch",
+            f"one that is {whole:.4g} on a batch, and {together:.4g} as the mean over its "
+            f"{params.processes} parts",
+            "For class weights pass nn.CrossEntropyLoss(weight=...), whose mean is known; else "
+            "pass trainer='averaging', or processes=1.",
+        )
 
     def memory(self) -> int:
         """Estimate bytes: parameters and gradients, optimizer state, some activations."""

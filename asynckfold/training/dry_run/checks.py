@@ -17,6 +17,7 @@ from asynckfold.planning import fusion_groups
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fold_criterion import as_given
+from asynckfold.training.gradients import needs_closure
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 from asynckfold.training.several_optimizers import SeveralOptimizers, optimizers_of
 
@@ -337,10 +338,10 @@ def check_scalable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
             f"a tuple of {len(optimizer.parts)}",
             "Pass precision='bf16', which needs no scale.",
         )
-    if bundle.plan.params.precision == "fp16" and isinstance(optimizer, torch.optim.LBFGS):
+    if bundle.plan.params.precision == "fp16" and needs_closure(optimizer):
         raise Refused(
             "precision='fp16' needs an optimizer with one gradient a step",
-            "LBFGS, which computes several",
+            f"{type(optimizer).__name__}, which computes several",
             "Use another, such as SGD or Adam, or pass precision='bf16'.",
         )
 
@@ -375,10 +376,10 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
             "sparse ones, as of an Embedding with sparse=True",
             "Pass sparse=False, or trainer='hogwild'.",
         )
-    if isinstance(optimizer, torch.optim.LBFGS):
+    if needs_closure(optimizer):
         raise Refused(
             "several processes need an optimizer with one gradient a step",
-            "LBFGS, which computes several",
+            f"{type(optimizer).__name__}, which computes several",
             "Use another, such as SGD or Adam, or processes=1.",
         )
 

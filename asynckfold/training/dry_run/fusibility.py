@@ -84,6 +84,8 @@ def _unfit(trial: CandidateTrial) -> str:
         return "each fold has a criterion of its own"
     if trial.seen.collation is not None:
         return "its batches come of a collate_fn"
+    if trial.bundle.plan.params.accumulate > 1:
+        return "each step takes the mean gradient of several batches"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
     if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):

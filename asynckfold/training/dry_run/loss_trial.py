@@ -13,17 +13,26 @@ targets must not be broadcast over each other's samples by dimensions that they 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from asynckfold.training.losses import means
+
 Shapes = tuple[torch.Size, torch.Size]
 
 _OUTPUTS, _TARGETS = 1, 2
+
+EXACT = 1e-4
+"""Largest difference of losses that rounding explains, relative to the loss."""
+
+ORDERS = 8
+"""Orders of a batch in which it is divided."""
 
 ALIKE = 1e-3
 """Largest difference of losses that count as equal, relative to the loss."""
@@ -130,6 +139,48 @@ def adds_up(criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor) 
     except Exception:  # noqa: BLE001
         return False
     return once != 0 and abs(twice - 2 * once) <= ALIKE * abs(once)
+
+
+def of_whole_and_parts(
+    criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor, parts: int, sums: bool
+) -> tuple[float, float] | None:
+    """Return the loss of a batch, and another that its parts add up to; None if there is none.
+
+    Its samples are tried in several orders: parts may be alike by chance. A random loss is none.
+
+    Examples
+    --------
+    >>> def largest(outputs, targets):
+    ...     return (outputs - targets).abs().max()
+    >>> targets = torch.arange(4.0)
+    >>> of_whole_and_parts(largest, torch.zeros(4), targets, 2, sums=False)
+    (3.0, 2.0)
+    >>> of_whole_and_parts(torch.nn.L1Loss(), torch.zeros(4), targets, 2, sums=False)
+    """
+    edges = [len(targets) * part // parts for part in range(parts + 1)]
+    bounds = [(low, high) for low, high in pairwise(edges) if low < high]
+    sizes = [high - low for low, high in bounds]
+
+    def loss(rows: torch.Tensor) -> float:
+        batch = pytree.tree_map_only(torch.Tensor, lambda item: item[rows], (outputs, targets))
+        return float(copy.deepcopy(criterion)(*batch))
+
+    with torch.no_grad():
+        every = torch.arange(len(targets))
+        whole, again = loss(every), loss(every)
+        for shift in range(min(ORDERS, len(targets))) if whole == again else ():
+            rows = every.roll(shift)
+            weights = [1.0] * len(sizes)
+            if not sums:
+                weights = means(criterion, sizes, lambda rows=rows: targets[rows])  # type: ignore[misc]
+            together = sum(
+                weight * loss(rows[low:high])
+                for weight, (low, high) in zip(weights, bounds, strict=True)
+                if weight
+            )
+            if not math.isclose(whole, together, rel_tol=EXACT, abs_tol=1e-6):
+                return whole, together
+    return None
 
 
 def _repeated(batch: Any, times: int) -> Any:

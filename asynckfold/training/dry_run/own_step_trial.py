@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from asynckfold.training.dry_run.checks import Refused
+from asynckfold.training.gradients import take_step
 from asynckfold.training.own_step import (
     ONE_REMEDY,
     ONE_RULE,
@@ -38,9 +39,16 @@ def step(own: OwnStep, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor
         _check_several(state.backwards, len(stepped))
         return
     _check_untouched(state, stepped)
-    loss.backward()  # type: ignore[no-untyped-call]
+
+    def backward(loss: torch.Tensor | None = None) -> torch.Tensor:
+        state.optimizer.zero_grad()
+        loss = own.loss(model, batch, 0, 0) if loss is None else loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    backward(loss)
     if not isinstance(state.optimizer, torch.optim.LBFGS):
-        state.optimizer.step()
+        take_step(state.optimizer, backward)
 
 
 def validate(

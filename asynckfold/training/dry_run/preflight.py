@@ -91,6 +91,7 @@ def check(
                         facts.measured[name] = dry.measured()
                         dry.check_callbacks()
                         sums = sums or dry.criterion_sums()
+                        dry.check_parts(sums)
                         facts.memory[name] = dry.memory()
                         checks.check_storable(f"model {name}", dry.model)
                         dry.check_stepped_optimizer()

@@ -15,6 +15,7 @@ another, so a job's numbers are a function of the plan alone, as in the plain lo
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -244,9 +245,12 @@ class FusionGroup:
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
                     training_run.step_lr_schedule(lead)
         self._report_ended(report)
+        now = time.perf_counter()
+        # Each job is told its share of the group's time, as its stopwatch is.
+        share = (now - started) / len(self.replicas)
         for replica in self.replicas:
             if replica in self.live:
-                replica.record_epoch(epochs[replica], started, report)
+                replica.record_epoch(epochs[replica], time.perf_counter() - share, report)
                 with self._ends_only([replica]), replica.drawing():
                     replica.accumulate_scores()
             else:

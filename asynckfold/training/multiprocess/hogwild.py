@@ -31,7 +31,6 @@ from asynckfold.jobs.result import Epoch
 from asynckfold.system import process
 from asynckfold.system.heartbeat import PAUSE_SECONDS
 from asynckfold.training import gradients, lr_schedules
-from asynckfold.training.losses import portions
 from asynckfold.training.multiprocess.base import (
     SteppingTraining,
     frozen,
@@ -139,33 +138,13 @@ class HogwildTraining(SteppingTraining):
         self.keep_up()
 
     def train_on(self, batches: Sequence[int]) -> None:
-        """Take one step of this rank's optimizer on the shared model.
-
-        The gradient of several batches is the mean over their samples.
-        """
+        """Take one step of this rank's optimizer on the shared model."""
         if len(batches) == 1:
             losses = [gradients.training_step(self, *self.samples_of(batches[0]))]
         else:
-            losses = self._accumulated(batches)
+            losses = gradients.accumulated_step(self, batches)
         for batch, loss in zip(batches, losses, strict=True):
             self.board.note(self.rank, batch, loss)
-
-    def _accumulated(self, batches: Sequence[int]) -> list[torch.Tensor]:
-        bounds = [self.bounds[batch] for batch in batches]
-        weights = portions(
-            self.criterion,
-            self.bundle.plan,
-            [high - low for low, high in bounds],
-            lambda: self.data.targets_of(torch.cat([self.order[slice(*pair)] for pair in bounds])),
-        )
-        self.optimizer.zero_grad()
-        losses = [
-            gradients.add_gradient(self, *self.samples_of(batch), weight)
-            for batch, weight in zip(batches, weights, strict=True)
-        ]
-        gradients.clip(self)
-        self.optimizer.step()
-        return losses
 
     def keep_up(self) -> None:
         """Step an LR schedule that steps with batches, once for each batch of any rank."""

@@ -218,7 +218,7 @@ def test_a_model_that_a_server_cannot_hold_is_refused(tmp_path: Path) -> None:
         ({"n_pull": 1.5}, "n_pull must be a whole number of at least 1"),
         ({"staleness_aware": 1}, "staleness_aware must be True or False"),
         ({"trainer": "hogwild", "n_push": 2}, "n_push applies to the trainer 'parameter_server'"),
-        ({"trainer": "averaging", "accumulate": 2}, "trainer 'hogwild' or 'parameter_server' only"),
+        ({"trainer": "averaging", "accumulate": 2}, "'hogwild' or 'parameter_server' only"),
         ({"shared_state": True}, "shared_state applies to the trainer 'hogwild' only"),
     ],
 )
