@@ -112,10 +112,12 @@ def _log(session: Session, planned: Planned) -> None:
     failed = {model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()}
     fusing = planned.groups.why
     for kind, texts in (("probe", failed), ("decision", threads.why), ("fusing", fusing)):
-        for text in (f"{model}: {sentence}" for model, sentence in texts.items()):
+        for model, sentence in texts.items():
+            text = f"{model}: {sentence}"
             if text not in logged:
                 store.event(kind, text)
-            if kind != "decision" or threads.overturned:
+            is_slower = kind == "decision" and 0 < threads.costs[model].processes_gain < 1
+            if kind != "decision" or threads.overturned or is_slower:
                 session.display.note(text, verbose=2 if kind == "fusing" else 1)
     added = 0 if session.stored is None else len(plan.jobs) - len(session.stored.jobs)
     if added > 0:

@@ -30,6 +30,7 @@ from asynckfold.jobs.placement import NOTHING, Gpu, NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.planning import (
+    calibration,
     cost_cache,
     device_choice,
     fusion_groups,
@@ -239,9 +240,12 @@ def make_plan(session: Session, checked: Checked) -> Planned:
         checked.folds,
         checked.facts,
         min((node.cores for node in nodes), default=make.allotted),
-        _identity(machine),
+        identity(machine),
         len(machine.gpus().gpus),
         nodes=nodes,
+        exchange=calibration.recall(draft.params.trainer, identity(machine), cost_cache.folder())
+        if draft.params.processes > 1
+        else None,
     )
     with make(replace(checked.bundle, plan=draft)) as engine:
         facts, limit = checked.facts.memory, make.max_wait
@@ -437,7 +441,7 @@ def _fusible_on_gpu(
     return found
 
 
-def _identity(machine: Machine) -> dict[str, Any]:
+def identity(machine: Machine) -> dict[str, Any]:
     """What seconds depend on besides the sweep."""
     found = machine.describe()
     gpus = {"gpus": sorted({gpu["name"] for gpu in found["gpus"]})} if found["gpus"] else {}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -19,13 +19,17 @@ from asynckfold.cli.text_charts import gantt
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.planning.forecast import Forecast
 from asynckfold.planning.workload import Choice
 from asynckfold.results.decision import forecast_of
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
-from asynckfold.system.units import duration, gibibytes
+from asynckfold.system.units import duration, gibibytes, named_cores
+
+if TYPE_CHECKING:
+    from asynckfold.system.machine import Machine
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
@@ -38,8 +42,10 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
 
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
-    found = kfold.forecast(*sweep, **sweep.grid)
     machine = watched(kfold.settings.machine())
+    remarks = _calibrated(sweep.trainer_params, machine)
+    busy = machine.describe()["cpu"]["busy"]
+    found = kfold.forecast(*sweep, **sweep.grid)
     threads = min(found.choice.threads.values())
     count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)
     load = machine.load(count, threads=threads)
@@ -60,8 +66,25 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
         out.say(f"then {who} on all samples; its time is not in the prediction")
     if not found.choice.nodes:
         out.say(f"jobs at a time now: {len(first)}; {now(machine.describe()['cpu'], load).why}")
+    for remark in remarks:
+        out.say(remark)
+    if busy:
+        out.say(
+            f"others use {named_cores(busy)}: seconds that are predicted on a busy machine are not "
+            "those of an idle one"
+        )
     out.say("nothing was trained or written")
     return 0
+
+
+def _calibrated(params: Mapping[str, Any], machine: Machine) -> list[str]:
+    """Measure what processes pay to exchange here, if the jobs have several; return remarks."""
+    trainer = params.get("trainer", "plain")
+    if trainer not in SEVERAL or params.get("processes", 1) in (1, None):
+        return []
+    from asynckfold.api.process_trials import exchange_of
+
+    return [*filter(None, [exchange_of(trainer, machine)[1]])]
 
 
 def _of_run(folder: Path, out: Output) -> None:

@@ -71,6 +71,8 @@ class Cost:
     fused_gain: float = 0.0
     # as `pair_seconds`, for more jobs than two, by their number
     crowd_seconds: Mapping[int, float] = field(default_factory=dict)
+    # speed of all processes of a job over that of one; 0: as many times as there are processes
+    processes_gain: float = 0.0
 
     def seconds(self, work: Work, threads: int) -> float:
         """Return the seconds of a job."""
@@ -98,10 +100,11 @@ class Cost:
         """
         if processes == 1:
             return self
+        gain = self.processes_gain or processes
         step, evaluation = at(self.step_seconds, 1), at(self.eval_seconds, 1)
         return replace(
             self,
-            step_seconds={1: step, processes: step / processes},
+            step_seconds={1: step, processes: step / gain},
             eval_seconds={1: evaluation, processes: evaluation / processes},
             memory=self.memory * processes,
         )
@@ -140,18 +143,19 @@ class Cost:
             flops, memory, gpu = (int(raw[name]) for name in ("flops", "memory", "gpu_memory"))
             pair, gain = (float(raw.get(name, 0.0)) for name in ("pair_seconds", "fused_gain"))
             crowds = {int(n): float(each) for n, each in raw.get("crowd_seconds", {}).items()}
+            together = float(raw.get("processes_gain", 0.0))
         except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
             raise ValueError(f"no cost of a model: {error!r}") from error
         known = 1 in steps and steps.keys() == evaluations.keys() and min(steps) >= 1
         known = known and min(crowds, default=3) > 2
         times = [*steps.values(), *evaluations.values(), *crowds.values()]
         sound = all(0 < seconds < math.inf for seconds in times)
-        sound = sound and 0 <= pair < math.inf and 0 <= gain < math.inf
+        sound = sound and all(0 <= item < math.inf for item in (pair, gain, together))
         if not known or not sound:
             raise ValueError("no cost of a model: its seconds make no sense")
         if min(flops, memory, gpu) < 0:
             raise ValueError("no cost of a model: negative bytes or operations")
-        return cls(steps, evaluations, flops, memory, gpu, pair, gain, crowds)
+        return cls(steps, evaluations, flops, memory, gpu, pair, gain, crowds, together)
 
 
 def at(seconds: Mapping[int, float], threads: int) -> float:

@@ -151,3 +151,4 @@ class Facts:
     # outputs that were seen, also of models with too few outputs for the classes
     output_samples: dict[str, OutputSample] = field(default_factory=dict)
     measured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by a validation_step
+    weights: dict[str, int] = field(default_factory=dict)  # bytes of the parameters

@@ -22,6 +22,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.cost import Cost
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning import fusion_groups
+from asynckfold.planning.calibration import gain_text
 from asynckfold.planning.gpu_sharing import with_gpu_sharing
 from asynckfold.planning.thread_search import Decision, Model, decide
 from asynckfold.planning.workload import (
@@ -91,7 +92,10 @@ def _with_threads(
     processes = workload.plan.params.processes
     if processes > 1:
         why = f"each job trains with {processes} processes"
-        return _fixed(workload, models, dict.fromkeys(names, 1), why)
+        found = _fixed(workload, models, dict.fromkeys(names, 1), why)
+        gains = {name: cost.processes_gain for name, cost in found.costs.items()}
+        more = {name: f", {gain_text(gain)}" if gain else "" for name, gain in gains.items()}
+        return replace(found, why={name: why + more[name] for name, why in found.why.items()})
     if asked is not None:
         return _fixed(workload, models, dict.fromkeys(names, asked), "as asked")
     if before is not None:
@@ -246,4 +250,5 @@ def _estimated(model: Model, workload: Workload) -> Cost:
     cost, facts = model.cost, workload.facts
     if not workload.is_on_gpus:
         cost = cost.scaled(facts.step_seconds.get(model.name, 0.0))
-    return replace(cost, memory=facts.memory.get(model.name, 0))
+    gain = workload.processes_gain(model.name, cost)
+    return replace(cost, memory=facts.memory.get(model.name, 0), processes_gain=gain)

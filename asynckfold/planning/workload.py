@@ -14,6 +14,7 @@ from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, NodeSize, Request
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.planning import cost_cache, fusion_groups
+from asynckfold.planning.calibration import Exchange
 from asynckfold.planning.flop_model import gpu_rule_cost, rule_cost
 from asynckfold.planning.thread_search import LastJobs, Model, Prediction, predict, size_of
 
@@ -139,6 +140,8 @@ class Workload:
         What the comparison of fused and separate jobs on a GPU found, by model that was compared.
     nodes : tuple of NodeSize
         The nodes of a cluster; empty for one machine.
+    exchange : Exchange or None
+        What the processes of a job pay to exchange; None for jobs of one process.
     """
 
     plan: Plan
@@ -149,6 +152,7 @@ class Workload:
     gpus: int = 0
     on_gpu: Mapping[str, Fusibility] = field(default_factory=dict)
     nodes: tuple[NodeSize, ...] = ()
+    exchange: Exchange | None = None
 
     @property
     def each(self) -> tuple[NodeSize, ...]:
@@ -185,6 +189,18 @@ class Workload:
         if self.is_on_gpus:
             return gpu_rule_cost(flops, ratio, products)
         return rule_cost(flops, self.cores, ratio, products)
+
+    def processes_gain(self, name: str, cost: Cost) -> float:
+        """Return how many times as fast as one process a job of several trains; 0 if not known."""
+        params, flops = self.plan.params, self.facts.flops.get(name, 0)
+        if self.exchange is None or not flops or params.on_gpu:
+            return 0.0
+        count, products = params.processes, self.facts.products.get(name)
+        whole, part = (
+            rule_cost(flops // divisor, 1, 1.0, products).step_seconds[1] for divisor in (1, count)
+        )
+        step, size = cost.step_seconds[1], self.facts.weights.get(name, 0)
+        return self.exchange.gain(params.trainer, count, step, step * part / whole, size)
 
     @property
     def is_on_gpus(self) -> bool:

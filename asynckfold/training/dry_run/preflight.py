@@ -93,6 +93,7 @@ def check(
                         sums = sums or dry.criterion_sums()
                         dry.check_parts(sums)
                         facts.memory[name] = dry.memory()
+                        facts.weights[name] = sum(item.nbytes for item in dry.model.parameters())
                         checks.check_storable(f"model {name}", dry.model)
                         dry.check_stepped_optimizer()
                         stepped.add(type(dry.optimizer))
