@@ -95,9 +95,10 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
     eval_transform : callable, optional
         Per-sample transform of samples that are scored.
     preprocess : scikit-learn transformer, optional
-        Last step before the model, after the transforms. A clone is fitted on the training part of
-        each fold, without augmentation, and applied to both parts. It receives each sample as one
-        row of features; its output becomes float32.
+        Last step before the model, after the transforms. A clone is fitted on the samples that a
+        job trains on, without augmentation and without what the job sets aside (`inner_valid`,
+        `inner_val`), and applied to all. It receives each sample as one row of features; its output
+        becomes float32.
     resume : {"auto", "never", "must"}
         What to do with a folder that holds a run. "auto" continues it. "never" trains from scratch
         and renames the folder to ``<root_dir>.earlier-1``, ``-2``, …; a folder that holds anything

@@ -278,14 +278,13 @@ class RebuiltModels:
     @cached_property
     def _members(self) -> list[Member]:
         run, data, preprocess = self.run, self._own, self.run.recipe.preprocess
-        folds = {fold.key: fold for fold in run.results.folds}
+        plan = run.results.plan
         rows = None if preprocess is None else data.inputs(np.arange(data.n_samples))
         members = []
         for job in self.jobs:
-            fold, fit = folds[job.repeat, job.fold], None
+            fold, fit = plan.fold_of(job, run.results.folds), None
             if rows is not None:
-                fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.train)
-            plan = run.results.plan
+                fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.fitted)
             columns = plan.objective_of(job.model).columns
             member = Member(run.model(job), fit, plan.params.precision_on_cores, columns)
             refuse(self._difference(member, job, fold))

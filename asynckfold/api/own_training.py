@@ -59,7 +59,8 @@ class OwnTraining:
         ``load_state_dict``. None sees the held-out fold.
     inner_valid : float, optional
         Share of each training fold to set aside for callbacks and LR schedules that react to a
-        loss. It is stratified and grouped as the folds, and the same for all candidates.
+        loss. It is stratified and grouped as the folds, the last part where folds are in the order
+        of time (``TimeSeriesSplit``), and the same for all candidates. Nothing is fitted on it.
     """
 
     training_step: Callable[..., Any] | None = argument(None, group="training")

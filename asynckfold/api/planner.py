@@ -67,6 +67,12 @@ if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
 
 
+_DIVIDES_GROUPS = (
+    "the LR schedule reacts to a loss on single samples of the training fold, whose groups are "
+    "divided; inner_valid=0.1 sets whole groups aside"
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Checked:
     """Candidates after their dry run: what is known of them, and what workers need."""
@@ -212,7 +218,10 @@ def dry_run(session: Session, opened: OpenedData) -> Checked:
     draft, notes = score_checks.with_objective(
         settings, bundle.plan, data, facts.output_samples, folds
     )
-    bundle = replace(bundle, plan=draft)
+    reacting = tuple(name for name in draft.candidate_names if name in facts.reacting)
+    if reacting and settings.groups is not None and settings.inner_valid is None:
+        notes = (*notes, f"{', '.join(reacting)}: {_DIVIDES_GROUPS}")
+    bundle = replace(bundle, plan=replace(draft, reacting=reacting))
     return Checked(bundle, facts, folds, make, opened.digest, software, notes)
 
 

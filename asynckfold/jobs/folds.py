@@ -52,6 +52,47 @@ class Fold:
         return self.train[~np.isin(self.train, self.inner_valid)]
 
 
+def watched_part(fold: Fold, folds: Sequence[Fold], share: float, seed: int) -> Indices:
+    """Return what a job sets aside for an LR schedule that reacts to a loss: drawn, or the last."""
+    train, count = fold.train, _count_of(len(fold.train), share)
+    if is_ordered(folds):
+        return np.sort(train)[len(train) - count :]
+    order = np.random.default_rng([seed, 1]).permutation(len(train))
+    part: Indices = train[np.sort(order[:count])]
+    return part
+
+
+def is_ordered(folds: Sequence[Fold]) -> bool:
+    """Whether folds move on, each training on samples before those that it holds out, as in time.
+
+    One training part does not tell: it also comes first where a test set was appended to it.
+
+    >>> past = [(np.arange(count), np.arange(count, count + 2)) for count in (4, 6)]
+    >>> folds = make_folds(8, np.zeros(8), past)
+    >>> is_ordered(folds), is_ordered(folds[:1])
+    (True, False)
+    """
+    ends = {int(fold.train.max()) for fold in folds}
+    return len(ends) > 1 and all(fold.train.max() < fold.valid.min() for fold in folds)
+
+
+def _count_of(count: int, share: float) -> int:
+    """Return how many of `count` are a share: at least one, and not all."""
+    return min(max(1, round(count * share)), count - 1)
+
+
+def _last_part(rows: Indices, share: float, groups: npt.NDArray[Any] | None) -> Indices:
+    """Return the last samples, or those of the groups that end last."""
+    units = np.arange(len(rows)) if groups is None else np.unique(groups, return_inverse=True)[1]
+    ends = np.zeros(units.max() + 1, np.int64)
+    np.maximum.at(ends, units, rows)
+    if len(ends) < 2:
+        raise ValueError("it cannot be divided")
+    last = np.argsort(ends)[-_count_of(len(ends), share) :]
+    part: Indices = rows[np.isin(units, last)]
+    return part
+
+
 def make_folds(
     n_samples: int,
     targets: npt.NDArray[Any],
@@ -144,7 +185,8 @@ def with_inner_valid(
     folds : sequence of Fold
         What `make_folds` returned.
     share : float
-        Of the training fold, or of its groups; above 0 and below 1.
+        Of the training fold, or of its groups; above 0 and below 1. Where the folds are ordered,
+        as by ``TimeSeriesSplit``, the last part is set aside.
     strata : ndarray of shape (n_samples,) or (n_samples, n_labels), or None
         What to stratify by, classes or rows of labels; None: nothing.
     groups : array-like of shape (n_samples,), optional
@@ -164,19 +206,19 @@ def with_inner_valid(
     [3, 3]
     """
     group_array = None if groups is None else np.asarray(groups)
-    found, problems = [], []
+    found, problems, ordered = [], [], is_ordered(folds)
     for fold in folds:
         seed = int(np.random.SeedSequence([random_state, *fold.key, 1]).generate_state(1)[0])
         rows = fold.train
+        labels = None if strata is None else strata[rows]
+        members = None if group_array is None else group_array[rows]
         try:
-            inner = _inner_part(
-                len(rows),
-                share,
-                None if strata is None else strata[rows],
-                None if group_array is None else group_array[rows],
-                seed,
+            inner = (
+                _last_part(rows, share, members)
+                if ordered
+                else rows[_inner_part(len(rows), share, labels, members, seed)]
             )
-            found.append(replace(fold, inner_valid=np.sort(rows[inner])))
+            found.append(replace(fold, inner_valid=np.sort(inner)))
         except ValueError as error:
             where = f"{_name(fold.repeat, fold.index)}, {len(rows)} samples"
             problems.append(

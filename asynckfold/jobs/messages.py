@@ -152,3 +152,5 @@ class Facts:
     output_samples: dict[str, OutputSample] = field(default_factory=dict)
     measured: dict[str, tuple[str, ...]] = field(default_factory=dict)  # by a validation_step
     weights: dict[str, int] = field(default_factory=dict)  # bytes of the parameters
+    # by candidate: its LR schedule reacts to a loss
+    reacting: dict[str, bool] = field(default_factory=dict)

@@ -108,6 +108,9 @@ class Plan:
     by_batch : bool
         Whether held-out outputs are scored batch by batch, and losses of an evaluation are means of
         those of batches, since the outputs of all samples would be too large.
+    reacting : tuple of str
+        Candidates whose LR schedule reacts to a loss, so that each job sets samples of its training
+        fold aside for it, unless `inner_valid` does for all.
     """
 
     jobs: tuple[Job, ...]
@@ -128,6 +131,7 @@ class Plan:
     objective: Objective | None = None
     devices: Mapping[str, str] = field(default_factory=dict)
     by_batch: bool = False
+    reacting: tuple[str, ...] = ()
 
     def device_of(self, candidate: str) -> str:
         """Return the kind of device of a candidate's jobs."""
@@ -169,6 +173,16 @@ class Plan:
         """Return this plan with an objective; the ordinary one is stored as None."""
         is_ordinary = objective == ordinary(bool(self.classes))
         return replace(self, objective=None if is_ordinary else objective)
+
+    def fold_of(self, job: Job, folds: Sequence[Fold]) -> Fold:
+        """Return the fold that a job holds out, with what the job sets aside."""
+        from asynckfold.jobs.folds import watched_part
+
+        fold = next(fold for fold in folds if fold.key == (job.repeat, job.fold))
+        if fold.inner_valid.size or job.candidate not in self.reacting:
+            return fold
+        part = watched_part(fold, folds, self.params.inner_val, job.seed)
+        return replace(fold, inner_valid=part)
 
     def group_of(self, job_id: str) -> tuple[str, ...]:
         """Return the ids of a job's fusion group, or just its own."""
@@ -242,6 +256,8 @@ class Plan:
             if not found[name]:
                 # Runs that were begun before there was a choice keep their fingerprint.
                 del found[name]
+        if not self.reacting:
+            del found["reacting"]
         for name in ("ignore_index", "targets", "outputs") if found.get("objective") else ():
             if found["objective"][name] in (None, ()):
                 del found["objective"][name]
@@ -316,6 +332,7 @@ class Plan:
         if not set(self.jobs) <= set(other.jobs):
             return self.first_difference(other)
         mine = {job.id for job in self.jobs}
+        candidates = {job.candidate for job in self.jobs}
         common = replace(
             other,
             jobs=self.jobs,
@@ -327,6 +344,7 @@ class Plan:
             channels_last=tuple(
                 model for model in other.channels_last if model in {job.model for job in self.jobs}
             ),
+            reacting=tuple(name for name in other.reacting if name in candidates),
         ).with_threads(
             {job.model: other.threads_of(job.model) for job in self.jobs},
             {name: count for name, count in other.last_threads.items() if name in mine},
@@ -359,10 +377,10 @@ def _check(plan: Plan) -> None:
     if len(set(grouped)) < len(grouped) or not known.issuperset([*grouped, *plan.last_threads]):
         raise ValueError("the plan groups jobs that it does not have, or has twice")
     candidates = {job.candidate for job in plan.jobs}
-    if not candidates.issuperset(plan.devices) or not {"cpu", "cuda"}.issuperset(
+    if not candidates.issuperset([*plan.devices, *plan.reacting]) or not {"cpu", "cuda"}.issuperset(
         (plan.device, *plan.devices.values())
     ):
-        raise ValueError("the plan names a device that there is none of, or a candidate's twice")
+        raise ValueError("the plan names what there is none of, or a device twice")
     counts = {
         "batch_size": plan.batch_size,
         "threads_per_job": plan.threads_per_job,

@@ -44,7 +44,7 @@ class Recipe:
     opt_fn: Callable[[Any], Any]  # model → optimizer
     # (outputs, targets) → scalar loss; copied for each job
     criterion: Callable[..., Any]
-    # unfitted scikit-learn transformer, cloned and fitted on each training fold
+    # unfitted scikit-learn transformer, cloned and fitted on what each job trains on
     preprocess: Any = None
     # (model, batch, state) → loss, in place of criterion(model(inputs), targets)
     training_step: Callable[..., Any] | None = None

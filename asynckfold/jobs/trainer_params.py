@@ -105,8 +105,8 @@ class TrainerParams(JobTrainer):
     lr_step : {"epoch", "batch"}
         When LR schedules step.
     inner_val : float
-        Share of the training fold that is held out to steer ``ReduceLROnPlateau``. No other LR
-        schedule uses it.
+        Share of the training fold that is held out to steer ``ReduceLROnPlateau``, where there is
+        no `inner_valid`. No other LR schedule uses it.
     clip_grad_norm : float or None
         Largest norm of the gradient. None does not clip.
     eval_batch_size : int

@@ -71,8 +71,8 @@ class FoldEnsemble:
     single models.
 
     Inputs are samples as the run's dataset holds them. They pass the run's eval transform and, for
-    each model, the `preprocess` that is refitted on the training part of its fold; outputs are
-    computed on the CPU in the run's precision. Before the first prediction, each model must
+    each model, the `preprocess` that is refitted on the samples that it was trained on; outputs
+    are computed on the CPU in the run's precision. Before the first prediction, each model must
     reproduce the outputs that the run recorded for some held-out samples.
 
     Attributes

@@ -76,5 +76,5 @@ class Bundle:
     accumulators: Mapping[str, MakeAccumulator] = field(default_factory=dict)
 
     def fold_of(self, job: Job) -> Fold:
-        """Return the fold that `job` holds out."""
-        return next(fold for fold in self.folds if fold.key == (job.repeat, job.fold))
+        """Return the fold that `job` holds out, with what the job sets aside."""
+        return self.plan.fold_of(job, self.folds)

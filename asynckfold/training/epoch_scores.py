@@ -129,7 +129,7 @@ def inner_metrics(training: Training) -> dict[str, float]:
     Diverged
         The loss is not finite.
     """
-    if not training.bundle.fold_of(training.task.job).inner_valid.size:
+    if not training.bundle.folds[0].inner_valid.size:
         return {}
     found = evaluate(training, training.inner_valid)
     if not np.isfinite(found.loss):

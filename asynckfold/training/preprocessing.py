@@ -1,10 +1,10 @@
-"""Apply a scikit-learn transformer: fitted on the training fold, applied to all samples.
+"""Apply a scikit-learn transformer: fitted on what a job trains on, applied to all samples.
 
 ::
 
-    dataset ─ eval view ──┬─ fit on the training fold ─► transformer
-                          └─ transform ─────────────────────► for evaluation, in float32
-    dataset ─ train view ─── transform, batch by batch ─────► for training, in float32
+    dataset ─ eval view ──┬─ fit on `Fold.fitted` ───────► transformer
+                          └─ transform ───────────────────► for evaluation, in float32
+    dataset ─ train view ─── transform, batch by batch ───► for training, in float32
               (if it has transforms of its own, as random ones)
 
 `preprocess` is the last step before the model, after the transforms of the view. It is fitted on

@@ -175,25 +175,23 @@ class _Loop:
         seeding.seed_all(job.seed)
         self.model = recipe.models[job.model]().to(self.device)
         if pretrains and has_pretraining(self.model):
-            seen = fit_transform(data, recipe.preprocess, self.fold.train).to(self.device)
+            seen = fit_transform(data, recipe.preprocess, self.fold.fitted).to(self.device)
             size = plan.params.eval_batch_size
             with NoLog() as log:
-                pretrain(self.model, seen, self.fold.train, job.seed, log, Heartbeat(), size)
+                pretrain(self.model, seen, self.fold.fitted, job.seed, log, Heartbeat(), size)
         self.optimizer = recipe.opt_fn_of(job.lr_schedule)(self.model)
         self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
         self.criterion = criterion_for(recipe, data, self.fold.fitted)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
-        self.lr_schedule, train, inner_valid = build_lr_schedule(
-            bundle, job, self.model, self.optimizer, self.fold
-        )
+        self.lr_schedule = build_lr_schedule(bundle, job, self.model, self.optimizer, self.fold)
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
         self.per_batch = lr_schedules.steps_each_batch(self.lr_schedule, plan.params)
-        self.train = train
-        self.bounds = list(batches.bounds(len(train), plan.batch_size, self.model))
+        self.train = self.fold.fitted
+        self.bounds = list(batches.bounds(len(self.train), plan.batch_size, self.model))
         self.train_view, eval_view = views(bundle, data, self.fold)
         self.inner_valid_loader = DataLoader(
-            Subset(eval_view, inner_valid.tolist()), plan.batch_size
+            Subset(eval_view, self.fold.inner_valid.tolist()), plan.batch_size
         )
         self.valid_loader = DataLoader(Subset(eval_view, self.fold.valid.tolist()), plan.batch_size)
 
@@ -371,12 +369,12 @@ def views(bundle: Bundle, data: Batches, fold: Fold) -> tuple[Dataset[Any], Data
     preprocess = bundle.recipe.preprocess
     if preprocess is None:
         return train, valid
-    seen = fit_transform(data, preprocess, fold.train)
+    seen = fit_transform(data, preprocess, fold.fitted)
     whole = TensorDataset(*seen.eval(torch.arange(seen.n_samples)))
     if seen.one_view:
         return whole, whole
     rows = data.inputs(torch.arange(data.n_samples))
-    return _Preprocessed(train, fit_on(preprocess, rows, data.targets, fold.train)), whole
+    return _Preprocessed(train, fit_on(preprocess, rows, data.targets, fold.fitted)), whole
 
 
 @dataclass(frozen=True, eq=False)

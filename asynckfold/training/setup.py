@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.folds import Fold, Indices
+from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
@@ -63,19 +62,20 @@ def build(
     """
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     stopwatch, fold = Stopwatch(bundle.job_timeout_s), bundle.fold_of(job)
-    data = to_device(fit_transform(data, recipe.preprocess, fold.train), device)
+    train = fold.fitted
+    data = to_device(fit_transform(data, recipe.preprocess, train), device)
     model, pretrained = initial_model(recipe, plan, job, device), Pretrained()
     pretrains = pretrains and pretraining.has_pretraining(model)
     if pretrains and not checkpointing.restorable(bundle, task):
         size, count = plan.params.eval_batch_size, plan.params.processes
         pretrained = pretraining.pretrain(
-            model, data, fold.train, job.seed, log, heartbeat, size, count, cores
+            model, data, train, job.seed, log, heartbeat, size, count, cores
         )
     optimizer = with_fused_kernel(recipe.opt_fn_of(job.lr_schedule), model)
-    schedule, train_part, inner_valid = build_lr_schedule(bundle, job, model, optimizer, fold)
+    schedule = build_lr_schedule(bundle, job, model, optimizer, fold)
     if plan.params.compile:
         compile_whole(model)
-    criterion = criterion_for(recipe, data, fold.fitted)
+    criterion = criterion_for(recipe, data, train)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
     live = model, optimizer, schedule, device
@@ -88,9 +88,9 @@ def build(
         optimizer,
         schedule,
         data,
-        train_part,
-        list(batches.bounds(len(train_part), plan.batch_size, model)),
-        inner_valid,
+        train,
+        list(batches.bounds(len(train), plan.batch_size, model)),
+        fold.inner_valid,
         fold.valid,
         log,
         heartbeat,
@@ -125,28 +125,25 @@ def initial_model(recipe: Recipe, plan: Plan, job: Job, device: torch.device) ->
 
 def build_lr_schedule(
     bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, fold: Fold
-) -> tuple[Any, Indices, Indices]:
-    """Return the LR schedule, the samples to train on, and the inner-validation samples.
+) -> Any:
+    """Return the LR schedule of a job.
 
-    A schedule that reacts to a loss gets inner-validation samples from the training fold, never
-    from the held-out fold; any other gets none, unless the fold sets some aside. A fold too small
-    to be divided is a `ValueError`.
+    Raises
+    ------
+    ValueError
+        It reacts to a loss, and the fold sets no samples aside.
     """
-    plan, spec = bundle.plan, bundle.recipe.lr_schedules[job.lr_schedule]
-    made = None if isinstance(spec, str) else lr_schedules.make(spec, optimizer, 0)
-    train, inner_valid = fold.fitted, fold.inner_valid
-    if not inner_valid.size and (spec == "reduce" or lr_schedules.needs_metric(made)):
-        if len(train) < 2:
-            raise ValueError(
-                f"LR schedule {job.lr_schedule} sets samples of the training fold aside: the fold "
-                f"must have at least 2, it has {len(train)}. Use more data or another LR schedule"
-            )
-        order = np.random.default_rng([job.seed, 1]).permutation(len(train))
-        count = min(max(1, round(len(train) * plan.params.inner_val)), len(train) - 1)
-        train, inner_valid = train[np.sort(order[count:])], train[np.sort(order[:count])]
-    if made is None:
-        made = lr_schedules.make(spec, optimizer, steps_of(plan, len(train), model))
-    return made, train, inner_valid
+    spec = bundle.recipe.lr_schedules[job.lr_schedule]
+    count = len(fold.train) - len(fold.inner_valid)
+    made = lr_schedules.make(spec, optimizer, steps_of(bundle.plan, count, model))
+    if lr_schedules.needs_metric(made) and not fold.inner_valid.size:
+        raise ValueError(
+            f"LR schedule {job.lr_schedule} sets samples of the training fold aside: the fold must "
+            f"have at least 2, it has {len(fold.train)}. Use more data or another LR schedule"
+            if len(fold.train) < 2
+            else f"LR schedule {job.lr_schedule} reacts to a loss, which it did not in the dry run"
+        )
+    return made
 
 
 def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
-from asynckfold.training import loop, own_loop
+from asynckfold.training import loop, lr_schedules, own_loop
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.worker.execute import execute
 
@@ -175,6 +176,8 @@ class Tiny:
             folds_fingerprint(folds),
             data.classes,
         )
+        reacting = (job.candidate for job in plan.jobs if self.reacts(job.lr_schedule))
+        plan = replace(plan, reacting=tuple(dict.fromkeys(reacting)))
         self.root.mkdir(parents=True, exist_ok=True)
         recipe = Recipe(
             self.models,
@@ -196,6 +199,15 @@ class Tiny:
             data.ordinary(),
             job_timeout_s=self.job_timeout_s,
         )
+
+    def reacts(self, name: str) -> bool:
+        """Whether a dry run finds that an LR schedule reacts to a loss."""
+        schedule = self.lr_schedules[name]
+        if isinstance(schedule, str):
+            return schedule == "reduce"
+        with suppress(Exception):  # its jobs fail
+            return lr_schedules.needs_metric(schedule(sgd(nn.Linear(1, 1))))
+        return False
 
     @property
     def jobs(self) -> tuple[Job, ...]:

@@ -6,6 +6,7 @@ import copy
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -90,12 +91,15 @@ class CandidateTrial:
                 recipe.lr_schedules[schedule], self.optimizer, plan.params.epochs
             )
         checks.check_lr_schedule(schedule, self.lr_schedule, recipe)
-        fold = bundle.folds[0]
+        self.reacts = lr_schedules.needs_metric(self.lr_schedule)
+        job = next(job for job in plan.jobs if (job.model, job.lr_schedule) == (name, schedule))
+        reacting = (job.candidate,) if self.reacts else ()
+        fold = replace(plan, reacting=reacting).fold_of(job, bundle.folds)
         self.rows = fold.fitted
         self.data_notes: list[str] = []
         self.first_rows = torch.from_numpy(fold.fitted[: max(2, plan.batch_size)])
         try:
-            self.seen = fit_transform(data, recipe.preprocess, fold.train, self.data_notes.append)
+            self.seen = fit_transform(data, recipe.preprocess, fold.fitted, self.data_notes.append)
         except InputError as error:
             raise Refused.first_of(error) from error
         except Exception as error:
@@ -243,7 +247,8 @@ class CandidateTrial:
         """Refuse callbacks that break a rule."""
         recipe, epochs = self.bundle.recipe, self.bundle.plan.params.epochs
         live = self.model, self.optimizer, self.lr_schedule, self.targets.device
-        found = callbacks_of(recipe, candidate_name(self.name, self.schedule), epochs, live)
+        candidate = candidate_name(self.name, self.schedule)
+        found = callbacks_of(recipe, candidate, epochs, live)
         if found is None:
             return
         names = ["train_loss", "lr", *(self.own.state.measures if self.own else ())]

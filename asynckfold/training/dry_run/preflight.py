@@ -70,6 +70,8 @@ def check(
                     bundle = criterion_trial.with_criterion(bundle, data)
                     recipe = bundle.recipe
                     dry = CandidateTrial(bundle, data, name, schedule)
+                    if dry.reacts:
+                        facts.reacting[candidate] = True
                     architectures[name] = fingerprints.architecture_of(dry.model)
                     has_own = schedule in recipe.optimizers
                     settings[f"{candidate}: optimizer" if has_own else name] = (

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import groupby
@@ -102,10 +102,10 @@ def build(
     folds = [bundle.fold_of(job) for job in jobs]
     begun = [setup.build_model(bundle, job, device) for job in jobs]
     models, own_optimizers = [pair[0] for pair in begun], [pair[1] for pair in begun]
-    seen = _data_by_fold(bundle, folds, data, device)
+    seen = _data_by_job(bundle, folds, data, device)
     samples = [
-        _Samples.of(bundle, job, *pair, seen[fold.key])
-        for job, fold, pair in zip(jobs, folds, begun, strict=True)
+        _Samples.of(bundle, job, *pair, fold, batches)
+        for job, fold, pair, batches in zip(jobs, folds, begun, seen, strict=True)
     ]
     first = samples[0]
     inputs, targets = first.data.train(first.train[: max(2, plan.batch_size)], 0, 0)
@@ -120,7 +120,7 @@ def build(
     replicas = []
     for optimizer in optimizers:
         lead = optimizer.replicas.start
-        schedule, *_ = setup.build_lr_schedule(
+        schedule = setup.build_lr_schedule(
             bundle, jobs[lead], models[lead], optimizer.optimizer, folds[lead]
         )
         for index in optimizer.replicas:
@@ -151,17 +151,17 @@ def build(
     return FusionGroup(fused, losses, optimizers, replicas, list(wanted), heartbeat, fail)
 
 
-def _data_by_fold(
+def _data_by_job(
     bundle: Bundle, folds: Sequence[Fold], data: Batches, device: torch.device
-) -> Mapping[tuple[int, int], Batches]:
-    """Return the data of each fold: the same for all, unless preprocessing is fitted per fold."""
-    preprocess = bundle.recipe.preprocess
-    if preprocess is None:
-        return dict.fromkeys((fold.key for fold in folds), setup.to_device(data, device))
-    return {
-        fold.key: setup.to_device(fit_transform(data, preprocess, fold.train), device)
-        for fold in {fold.key: fold for fold in folds}.values()
-    }
+) -> Iterator[Batches]:
+    """Yield the data of each job: the same for all, unless preprocessing is fitted."""
+    preprocess, made = bundle.recipe.preprocess, dict[Any, Batches]()
+    for fold in folds:
+        # Jobs of one fold set the same samples aside, or none.
+        fitted_on = preprocess is not None and (fold.key, fold.inner_valid.size)
+        if fitted_on not in made:
+            made[fitted_on] = setup.to_device(fit_transform(data, preprocess, fold.fitted), device)
+        yield made[fitted_on]
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,15 +181,16 @@ class _Samples:
         job: Job,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        fold: Fold,
         data: Batches,
     ) -> _Samples:
         # An LR schedule changes the optimizer that it is made for.
         spare = copy.copy(optimizer)
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
-        fold = bundle.fold_of(job)
-        schedule, train, inner_valid = setup.build_lr_schedule(bundle, job, model, spare, fold)
+        schedule = setup.build_lr_schedule(bundle, job, model, spare, fold)
+        train = fold.fitted
         bounds = list(batching.bounds(len(train), bundle.plan.batch_size, model))
-        return cls(data, train, bounds, inner_valid, lr_schedules.needs_metric(schedule))
+        return cls(data, train, bounds, fold.inner_valid, lr_schedules.needs_metric(schedule))
 
 
 def _ranges(jobs: Sequence[Job], samples: Sequence[_Samples]) -> Iterator[range]:
