@@ -19,7 +19,7 @@ from asynckfold.api.execution import StopReason, train
 from asynckfold.api.open_data import folds_of, open_data, read_alone
 from asynckfold.api.pictures import keep_pictures
 from asynckfold.api.planner import dry_run, look_ahead, make_draft, make_plan
-from asynckfold.api.refit import BEST, chosen, on_all_samples, params_on_all_samples
+from asynckfold.api.refit import BEST, chosen, chosen_epochs, on_all_samples
 from asynckfold.api.report import leave_report
 from asynckfold.api.session import Session, hold_run, look_into
 from asynckfold.api.signature import check_call, checked, renamed
@@ -196,13 +196,14 @@ class AsyncKFold:
         )
         session.display.note(f"now {best.name} on all {results.n_samples:,} samples")
         alone, given = copy.copy(self), session.call.grid.given
-        alone.settings = on_all_samples(self.settings, best, left)
+        epochs = chosen_epochs(self.settings, results, best)
+        alone.settings = on_all_samples(self.settings, best, left, epochs)
         try:
             found = alone(
                 {(model := base_of(best.model)): given.models[model]},
                 {(schedule := base_of(best.lr_schedule)): given.lr_schedules[schedule]},
                 given.opt_fn,
-                params_on_all_samples(self.settings, results, best, session.call.trainer_params),
+                session.call.trainer_params,
                 params=session.call.grid.params_for(values_of(best.model, best.lr_schedule)),
             )
         except InterruptedRunError as interrupt:

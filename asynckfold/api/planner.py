@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.api.open_data import OpenedData
+from asynckfold.api.refit import refits
 from asynckfold.api.session import Session, software_of
 from asynckfold.engines.process import preloads
 from asynckfold.engines.ray_cluster import RayCluster
@@ -342,6 +343,7 @@ def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
         may_be_numbered=data.labels.may_be_numbered,
         code=opened.digest.parts if opened.digest.modules else {},
         backend=collectives_backend(draft.params, _gpus(session, opened.cluster)),
+        refits=refits(settings.refit, draft.candidate_names),
     )
 
 

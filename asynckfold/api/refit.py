@@ -4,14 +4,15 @@
 
     root_dir/refit/LeNet5/cosine/run.db …     continued, reported and exported like any run
 
-One job, with the epochs, the batch size and the trainer of the jobs of the folds. No fold is left
-to score it: its scores are those of samples that it was trained on, and what may be expected of it
-on others is what the folds say.
+One job, with the epochs, the batch size and the trainer of the jobs of the folds. Where callbacks
+chose the epochs, it has the LR schedule of the folds and ends after the mean of their epochs. No
+fold is left to score it: its scores are those of samples that it was trained on, and what may be
+expected of it on others is what the folds say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +47,11 @@ def refit_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem
     yield Problem(rule, one_line(asked), remedy)
 
 
+def refits(refit: bool | str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the candidates that `refit` may choose."""
+    return (refit,) if isinstance(refit, str) and refit in names else tuple(names) if refit else ()
+
+
 def chosen(results: CVResults, refit: bool | str) -> Candidate | None:
     """Return the candidate that `refit` asks for, if it has a score on every fold."""
     if refit is True or refit == BEST:
@@ -55,20 +61,20 @@ def chosen(results: CVResults, refit: bool | str) -> Candidate | None:
     return next(rows, None)
 
 
-def params_on_all_samples(
-    settings: Settings, results: CVResults, candidate: Candidate, given: Mapping[str, Any] | None
-) -> Mapping[str, Any] | None:
-    """Return the trainer's parameters: where callbacks chose the epochs, with the mean of them."""
+def chosen_epochs(settings: Settings, results: CVResults, candidate: Candidate) -> int | None:
+    """Return the mean of the epochs that callbacks chose; None for all that were planned."""
     if not any(hasattr(item, "monitor") for item in settings.called_back):
-        return given
+        return None
     jobs = [job for job in results.plan.jobs if job.candidate == candidate.name]
     lasts = [results.results[job.id].epochs[-1] for job in jobs]
     epochs = [last.logged.get(BEST_EPOCH, last.number) for last in lasts]
-    others = {name: value for name, value in (given or {}).items() if name != "max_epochs"}
-    return {**others, "epochs": max(1, round(float(np.mean(epochs))))}
+    mean = max(1, round(float(np.mean(epochs))))
+    return mean if mean < results.plan.params.epochs else None
 
 
-def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | None) -> Settings:
+def on_all_samples(
+    settings: Settings, candidate: Candidate, seconds: float | None, epochs: int | None = None
+) -> Settings:
     """Return the settings of the run that trains a candidate on all samples.
 
     Parameters
@@ -79,8 +85,11 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
         What is to be trained.
     seconds : float or None
         What is left of the time budget.
+    epochs : int or None
+        What `chosen_epochs` returned.
     """
     from asynckfold.data.train_valid import evenly, repeated
+    from asynckfold.training.callbacks import LastEpoch
 
     samples, train, again = repeated(settings.dataset, SEEN_AGAIN)
     rows = np.concatenate([train, evenly(len(train), SEEN_AGAIN)])
@@ -107,7 +116,10 @@ def on_all_samples(settings: Settings, candidate: Candidate, seconds: float | No
         # Not the words themselves: what is continued by the folder is the cross-validation.
         about=about | ({"command": ["asynckfold", *words]} if words else {}),
         # Nothing is left to watch.
-        callbacks=[item for item in settings.called_back if not hasattr(item, "monitor")],
+        callbacks=[
+            *(item for item in settings.called_back if not hasattr(item, "monitor")),
+            *([] if epochs is None else [LastEpoch(epochs)]),
+        ],
         inner_valid=None,
         fuse=False,
         time_budget_s=seconds,

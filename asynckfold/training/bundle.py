@@ -54,6 +54,8 @@ class Bundle:
         Whether class indices beyond a model's outputs may be renumbered.
     backend : {"", "nccl", "gloo"}
         By which all-reduce on several GPUs sends tensors; empty where it is not needed.
+    refits : tuple of str
+        Candidates that may be trained on all samples, too.
     accumulators : Mapping of str to MakeAccumulator
         What scores the outputs of each model, where the plan scores by batch.
     """
@@ -73,6 +75,7 @@ class Bundle:
     highest: int = -1
     may_be_numbered: bool = False
     backend: str = ""
+    refits: tuple[str, ...] = ()
     accumulators: Mapping[str, MakeAccumulator] = field(default_factory=dict)
 
     def fold_of(self, job: Job) -> Fold:

@@ -267,6 +267,24 @@ class BestWeights(_Watching):
         self.weights = tree["weights"]
 
 
+class LastEpoch:
+    """End a job after an epoch; its LR schedule stays that of all planned epochs.
+
+    Parameters
+    ----------
+    number : int
+        Of the epoch, from 1.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_epoch_end(self, state: Any) -> None:
+        """Stop after the epoch."""
+        if state.epoch >= self.number:
+            state.stop()
+
+
 class WeightAverage:
     """Score the mean of the weights over the training, by `torch.optim.swa_utils`.
 

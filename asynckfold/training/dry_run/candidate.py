@@ -92,7 +92,7 @@ class CandidateTrial:
             )
         checks.check_lr_schedule(schedule, self.lr_schedule, recipe)
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
-        job = next(job for job in plan.jobs if (job.model, job.lr_schedule) == (name, schedule))
+        job = replace(plan.jobs[0], model=name, lr_schedule=schedule)
         reacting = (job.candidate,) if self.reacts else ()
         fold = replace(plan, reacting=reacting).fold_of(job, bundle.folds)
         self.rows = fold.fitted
@@ -143,11 +143,14 @@ class CandidateTrial:
     def _fit_of(self, unscheduled: torch.optim.Optimizer) -> schedule_fit.Fit:
         plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[self.schedule]
         sizes = [len(fold.fitted) for fold in self.bundle.folds]
+        refits = candidate_name(self.name, self.schedule) in self.bundle.refits
+        if refits:
+            sizes.append(self.seen.n_samples)
         least, most = (
             setup.steps_of(plan, count, self.model) for count in (min(sizes), max(sizes))
         )
         batches = setup.steps_of(plan, max(sizes), self.model, "batch")
-        steps = schedule_fit.Steps(least, most, plan.params.lr_step, batches)
+        steps = schedule_fit.Steps(least, most, plan.params.lr_step, batches, refits)
 
         def make(optimizer: torch.optim.Optimizer) -> Any:
             # As `setup` does for each job.
@@ -252,14 +255,28 @@ class CandidateTrial:
         if found is None:
             return
         names = ["train_loss", "lr", *(self.own.state.measures if self.own else ())]
+        watched = []
         if self.bundle.folds[0].inner_valid.size:
             is_number = self.bundle.plan.objective_of(self.name).kind == REGRESSION
-            names += ["inner_loss", *([] if is_number else ["inner_accuracy"])]
+            watched = ["inner_loss", *([] if is_number else ["inner_accuracy"])]
         try:
-            try_callbacks(found, dict.fromkeys(names, 0.0))
+            try_callbacks(found, dict.fromkeys([*names, *watched], 0.0))
         except StepError as error:
             raise Refused(*error.args) from error
         checks.check_storable("callbacks", found)
+        left = tuple(item for item in recipe.callbacks if not hasattr(item, "monitor"))
+        again = callbacks_of(replace(recipe, callbacks=left), candidate, epochs, live)
+        if again is None or not watched or candidate not in self.bundle.refits:
+            return
+        try:
+            try_callbacks(again, dict.fromkeys(names, 0.0))
+        except Exception as error:
+            raise Refused(
+                "callbacks must work without inner_valid, which refit leaves out",
+                f"{type(error).__name__}: {first_line(error)}",
+                "Read state.metrics.get('inner_loss'), or give the callback the attribute monitor, "
+                "so that refit leaves it out, too.",
+            ) from error
 
     def measured(self) -> tuple[str, ...]:
         """Return the names of what a `validation_step` measures; refuse one that breaks a rule."""

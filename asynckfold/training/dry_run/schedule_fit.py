@@ -37,19 +37,21 @@ class Steps:
     """Number of LR-schedule steps in the jobs of a candidate.
 
     `least` and `most` are those of the smallest and the largest training fold, `batches` what
-    `most` would be with a step per batch.
+    `most` would be with a step per batch. With `refits`, all samples count as a training fold.
     """
 
     least: int
     most: int
     each: str
     batches: int
+    refits: bool = False
 
     @property
     def text(self) -> str:
         """``"20 steps, one each epoch"``."""
         count = f"{self.most}" if self.least == self.most else f"{self.least} to {self.most}"
-        return f"{count} step{'s' * (self.most != 1)}, one each {self.each}"
+        refit = ", on all samples too" if self.refits and self.least < self.most else ""
+        return f"{count} step{'s' * (self.most != 1)}, one each {self.each}{refit}"
 
     def instead(self, length: int) -> str:
         """Suggest a step per batch if a schedule's length fits that."""
