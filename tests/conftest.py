@@ -27,6 +27,7 @@ from hypothesis import settings
 
 from asynckfold.api import kfold
 from asynckfold.engines import server_process, warm_pool
+from asynckfold.system import background
 from tests import accounts, leftovers, size, stacks
 from tests.nursery import Nursery, fresh_server, nursery
 
@@ -198,12 +199,13 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     folder = request.getfixturevalue("tmp_path") if "tmp_path" in request.fixturenames else None
     before = leftovers.Snapshot.take()
     yield
+    said = background.wait()  # as the exit does
     if request.node.stash.get(_FAILED, False):
         return  # the traceback holds what the test held
     # What other fixtures gave: they are torn down, but pytest holds their values till the very end.
     if request.node.funcargs is not None:  # an interrupt took them
         request.node.funcargs.clear()
-    left = leftovers.left_since(before)
+    left = [*said, *leftovers.left_since(before)]
     if folder is not None:
         left += _wrong_in(folder, request.node)
     if left:

@@ -108,8 +108,9 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         times some batches of it; "none" (or None) leaves it out.
     report : bool
         Write the HTML report, its figures and tables at the end. They lie below ``report`` in the
-        run's folder, also when jobs failed or the call was interrupted. A fault in drawing is a
-        warning and a line in the log; the drawing is no part of the run's seconds.
+        run's folder, also when jobs failed or the call was interrupted. The page is there when the
+        call returns; figures are drawn beside it, at the latest until the process ends. A fault in
+        drawing is a warning; the drawing is no part of the run's seconds.
     plan_from : str or Path, optional
         Folder of another run whose devices, threads, memory formats and fusion groups are taken
         over.

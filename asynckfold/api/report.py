@@ -37,7 +37,7 @@ def leave_report(settings: Settings) -> Iterator[None]:
 def _leave(settings: Settings) -> None:
     if not settings.report:
         return
-    # Drawing imports compiled libraries, which Ctrl-C must not leave halfway.
+    # This imports compiled libraries, which Ctrl-C must not leave halfway.
     with listening(signal.SIGINT):
         _, fault = written(settings.root)
     if fault:
@@ -46,9 +46,10 @@ def _leave(settings: Settings) -> None:
 
 
 def written(root: Path) -> tuple[Path | None, str]:
-    """Write the report of a run; return its page, or what prevented it, which is logged.
+    """Write the page of a run; return it, or what prevented it, which is logged.
 
-    Neither for a run that ended before it had a plan: there is nothing to tell.
+    A process beside this one draws the PNG files; the exit waits for it. Neither
+    for a run that ended before it had a plan: there is nothing to tell.
     """
     if not (root / DATABASE).exists():
         return None, ""
@@ -56,7 +57,7 @@ def written(root: Path) -> tuple[Path | None, str]:
         from asynckfold.results.report.page import write_report
 
         with RunStore.read(root) as store:
-            return (write_report(store), "") if store.has_plan else (None, "")
+            return (write_report(store, beside=True), "") if store.has_plan else (None, "")
     except Exception as error:  # noqa: BLE001
         # Hours of training must not be lost for a drawing.
         fault = f"there is no report: {one_line(error) or type(error).__name__}"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from asynckfold.system import background
 from asynckfold.system.readers import UNREADABLE, CounterReaders
 
 # The kernel counts CPU time in ticks of 10 ms: a shorter window is wrong by more than 5 %.
@@ -142,7 +143,7 @@ class LoadSampler:
         self._parents_at = -math.inf
         self._usage: tuple[float, float, tuple[float, ...]] = (0.0, 0.0, ())
         self._states = {core: next_state(None, math.nan, 0.0, 0.0) for core in self.cores}
-        self._last = self._read({os.getpid(): ()})
+        self._last = self._read(_this_process())
 
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """Read the counters if the last reading is at least a window ago.
@@ -154,7 +155,8 @@ class LoadSampler:
         ----------
         own : Mapping of int to tuple of int, optional
             Processes started by this run and their pinned cores, empty for none; their children
-            count as theirs. The calling process is always own, its other children are not.
+            count as theirs. The calling process and its `background` are always own, its other
+            children are not.
         """
         elapsed = self._clock() - self._last.at
         if elapsed < WINDOW_SECONDS:
@@ -269,7 +271,7 @@ class LoadSampler:
             ancestor = next((name for name in self._ancestors(pid) if name in own), None)
             if ancestor is not None:
                 family[pid] = own[ancestor]
-        return {os.getpid(): (), **family}
+        return {**_this_process(), **family}
 
     def _ancestors(self, pid: int) -> Iterator[int]:
         """Yield the process, its parent, and so on, below this process."""
@@ -294,6 +296,10 @@ class LoadSampler:
             except UNREADABLE:
                 continue  # ended or not ours to look at: unknown in this window
         return processes
+
+
+def _this_process() -> dict[int, tuple[int, ...]]:
+    return dict.fromkeys((os.getpid(), *background.running()), ())
 
 
 def _delta(before: Mapping[int, float], after: Mapping[int, float], key: int) -> float:

@@ -70,6 +70,7 @@ def rows_of(report: Path) -> list[dict[str, str]]:
 @pytest.mark.reports
 def test_a_call_leaves_a_report_that_costs_the_run_no_seconds(root: Path) -> None:
     results = call(root, baseline="measure")
+    results.report()
     assert {path.name for path in (root / "report").iterdir()} > {
         "index.html",
         "results.json",

@@ -23,7 +23,7 @@ from asynckfold.jobs.messages import Started, Task
 from asynckfold.jobs.placement import Gpu, Load, NodeSize, Placement, Request
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts.timeline import _gpu_lanes, _lanes, timeline_svg
+from asynckfold.results.report.inline.timeline import _gpu_lanes, _lanes, timeline_svg
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.tables import fold_rows
 from asynckfold.results.utilization import packing_of

@@ -36,7 +36,7 @@ from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import folds_fingerprint
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.results.report import page
+from asynckfold.results.report import charts, page
 from asynckfold.store import Interim, RunStore, Waiting, snapshot
 from asynckfold.store.integrity import checksum
 from asynckfold.store.layout import MOST_PATH, path_problems
@@ -112,7 +112,7 @@ def copy(honest: Path, root: Path) -> Path:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the figures, which take a second per report."""
-    monkeypatch.setattr(page, "draw", lambda summary: ())
+    monkeypatch.setattr(charts, "draw", lambda summary: ())
 
 
 def seal(root: Path) -> None:

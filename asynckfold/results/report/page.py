@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import functools
 import hashlib
 import io
 import json
@@ -27,8 +28,8 @@ from asynckfold.jobs.result import Epoch
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.read import read_results
 from asynckfold.results.report import page_tables, sentences
-from asynckfold.results.report.charts import draw, inline
-from asynckfold.results.report.charts.files import figure_files
+from asynckfold.results.report.figure_files import update as update_figures
+from asynckfold.results.report.inline.figures import inline
 from asynckfold.results.report.ranking_tables import table_files
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary, summarize
@@ -42,6 +43,8 @@ BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "two_classes
 """Numbers that the page leaves out, in this order, until the rest fits."""
 CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
+_FOLDER = Path(__file__).parent
+
 # Spaces at which a line must not break.
 _TIED = re.compile(r"(?<=\d) (?=%|[MG]iB)|(?<=\bp) (?=[=<] )|(?<=[=±<]) (?=\d)|(?<=\bto) (?=-?\d)")
 
@@ -49,21 +52,25 @@ _TIED = re.compile(r"(?<=\d) (?=%|[MG]iB)|(?<=\bp) (?=[=<] )|(?<=[=±<]) (?=\d)|
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
-def write_report(store: RunReader, folder: Path | None = None, figures: str = "png") -> Path:
+def write_report(
+    store: RunReader, folder: Path | None = None, figures: str = "png", *, beside: bool = False
+) -> Path:
     """Write the page, its figures and tables, by default to ``report`` in the run's folder.
 
-    Figures are written as PNG and, if asked for, as ``"svg"`` or ``"pdf"``.
+    Figures are written as PNG, `beside` by a process that may go on, and, if asked for, as
+    ``"svg"`` or ``"pdf"``.
 
     The run may be incomplete or still running. Returns the path of the page, written last; raises
     `StorageError` and `StoreCorruptError`.
     """
     results = read_results(store)
     summary = summarize(store, results)
-    charts = draw(summary)
     files = {name: csv_table(_records(results, level)) for name, level in CSV_FILES.items()}
-    files |= {f"{chart.name}.png": chart.png for chart in charts}
     files |= table_files(summary)
-    files |= figure_files(summary, figures) if figures != "png" else {}
+    if figures != "png":
+        from asynckfold.results.report.charts.files import figure_files
+
+        files |= figure_files(summary, figures)
     # Without `indent`, which would bypass the C encoder and take ten times as long.
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()
@@ -81,6 +88,7 @@ def write_report(store: RunReader, folder: Path | None = None, figures: str = "p
     with alone(root, folder, left):
         for name, content in files.items():
             write_whole(folder / name, content, root)
+    update_figures(summary, root, folder, beside=beside)
     return folder / "index.html"
 
 
@@ -91,17 +99,9 @@ def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({}))
     """Return the page as text; `pictures` are those of hard samples, see `pictures_of`."""
     limit = EMBEDDED_BYTES + EMBEDDED_BYTES_PER_JOB * summary.counts["planned"]
     numbers, left_out = embedded_numbers(summary, limit)
-    folder = Path(__file__).parent
-    script = (folder / "page.js").read_text("utf-8")
+    script = (_FOLDER / "page.js").read_text("utf-8")
     digest = hashlib.sha256(script.encode()).digest()
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
-    environment.filters["together"] = _together
-    return environment.get_template("page.html.jinja").render(
+    return _template().render(
         run=summary,
         facts=summary.facts,
         say=sentences,
@@ -113,6 +113,18 @@ def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({}))
         numbers=numbers,
         left_out=left_out,
     )
+
+
+@functools.cache
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
+    environment.filters["together"] = _together
+    return environment.get_template("page.html.jinja")
 
 
 def _together(text: str) -> str:

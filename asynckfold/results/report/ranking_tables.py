@@ -13,8 +13,12 @@ from asynckfold.system.plain_text import one_line
 _WORDS = 3
 """Columns that are aligned to the left: rank, model, LR schedule."""
 
-# In the plain text font of TeX these print other signs.
-_LATEX = {"<": "$<$", ">": "$>$", "|": "\\textbar{}", "±": "$\\pm$", "& -": "& $-$"}
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
+    # In the plain text font of TeX these print other signs.
+    **{"<": "$<$", ">": "$>$", "|": "\\textbar{}", "±": "$\\pm$"},
+}
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
@@ -74,11 +78,14 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def latex(header: Sequence[str], rows: Sequence[Sequence[str]], verdict: str) -> str:
     """Return a ``tabular`` with the rules of ``booktabs``, the verdict as a comment above it."""
-    import pandas as pd
-
-    frame = pd.DataFrame([[one_line(cell) for cell in row] for row in rows], columns=list(header))
+    head, *body = (" & ".join(map(_latex_cell, row)) + " \\\\\n" for row in (header, *rows))
     aligned = "l" * _WORDS + "r" * (len(header) - _WORDS)
-    table = frame.to_latex(index=False, escape=True, column_format=aligned)
-    for sign, command in _LATEX.items():
-        table = table.replace(sign, command)
-    return f"% \\usepackage{{booktabs}}\n% {one_line(verdict)}\n{table}"
+    return (
+        f"% \\usepackage{{booktabs}}\n% {one_line(verdict)}\n\\begin{{tabular}}{{{aligned}}}\n"
+        f"\\toprule\n{head}\\midrule\n{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
+    )
+
+
+def _latex_cell(text: str) -> str:
+    cell = one_line(text).translate(str.maketrans(_LATEX))
+    return f"$-${cell[1:]}" if cell.startswith("-") else cell

@@ -352,3 +352,10 @@ def areas(summary: Summary) -> str:
 def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
     """Return the most frequent mistake."""
     return next(iter(mistakes(confusion)), None)
+
+
+def time_unit(longest_seconds: float) -> tuple[float, str]:
+    """Return the seconds of a fitting unit, and its name."""
+    if longest_seconds < 180:
+        return 1.0, "seconds"
+    return (60.0, "minutes") if longest_seconds < 3 * 3600 else (3600.0, "hours")

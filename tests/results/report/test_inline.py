@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts import inline, svg
-from asynckfold.results.report.charts.forest import SHOWN, ForestRow, forest_svg
+from asynckfold.results.report.inline import svg
+from asynckfold.results.report.inline.figures import inline
+from asynckfold.results.report.inline.forest import SHOWN, ForestRow, forest_svg
 from asynckfold.results.report.sanitize import clean
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic

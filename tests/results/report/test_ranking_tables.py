@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from asynckfold.cli import main
-from asynckfold.results.report import page
+from asynckfold.results.report import charts
 from asynckfold.results.report.charts import files
 from asynckfold.results.report.charts.scores import draw_scores
 from asynckfold.results.report.ranking_tables import table_files
@@ -69,7 +69,7 @@ def test_the_ranking_is_a_booktabs_table_whatever_names_hold(summary: Summary) -
 @pytest.fixture
 def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "FIGURES", {"scores": draw_scores})
-    monkeypatch.setattr(page, "draw", lambda summary: ())
+    monkeypatch.setattr(charts, "draw", lambda summary: ())
 
 
 @pytest.mark.usefixtures("_one_figure")

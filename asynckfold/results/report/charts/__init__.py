@@ -7,7 +7,7 @@ They ignore the caller's style. Mathtext is off, so a model called ``$\\frac{`` 
 from __future__ import annotations
 
 from asynckfold.results.report.charts import plots
-from asynckfold.results.report.charts.figures import FIGURES, draw, inline
+from asynckfold.results.report.charts.figures import FIGURES, draw
 from asynckfold.results.report.charts.style import Chart, Drawing, as_svg, plotted, rendered
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Drawing",
     "as_svg",
     "draw",
-    "inline",
     "plots",
     "plotted",
     "rendered",

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from asynckfold.errors import InputError
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import style
+from asynckfold.results.report.inline import svg
 from asynckfold.results.report.sentences import number
 from asynckfold.results.report.summary import CandidateRow, Curve, Summary
 from asynckfold.results.verdict_text import listed
@@ -87,10 +88,10 @@ def _draw_measure(
 
 
 def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
-    if colour != style.OTHERS:
+    if colour != svg.OTHERS:
         for line in curve.folds:
             axes.plot(range(1, len(line) + 1), line, color=colour, linewidth=0.6, alpha=0.3)
-    width = 1.8 if colour != style.OTHERS else 0.9
+    width = 1.8 if colour != svg.OTHERS else 0.9
     epochs = range(1, len(curve.mean) + 1)
     style.draw_line(axes, epochs, curve.mean, color=colour, linewidth=width)
 

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts import lines, style, svg
+from asynckfold.results.report.charts import style
+from asynckfold.results.report.inline.probabilities import panels_of
 from asynckfold.results.report.summary import Summary
-
-HEIGHT = 240
-EDGE = ((0.0, 0.0), (1.0, 1.0))
-UNIT = svg.Scale(0.0, 1.0)
-
-
-@dataclass(frozen=True)
-class _Panel:
-    """A panel, its lines by candidate, and the line of no skill or of perfect calibration."""
-
-    title: str
-    under: str
-    edge: Sequence[tuple[float, float]]
-    curves: Sequence[tuple[str, Sequence[tuple[float, float]], Sequence[str]]]
 
 
 @style.applied
 def draw_probabilities(summary: Summary) -> style.Drawing | None:
     """Draw the curves of two classes, and the calibration of the first candidate."""
-    panels = list(_panels(summary))
+    panels = list(panels_of(summary))
     if not panels:
         return None
     title = sentences.calibrated(summary) or sentences.areas(summary)
@@ -49,74 +32,3 @@ def draw_probabilities(summary: Summary) -> style.Drawing | None:
     drawn = [name for panel in panels for name, _, _ in panel.curves]
     style.name_candidates(figure, colours, drawn, lines=True)
     return style.Drawing(title, "Dashed: no skill, or perfect calibration.", figure)
-
-
-def probabilities_svg(summary: Summary) -> Markup | None:
-    """Draw the same as inline SVG."""
-    panels = list(_panels(summary))
-    if not panels:
-        return None
-    places = {row.name: place for place, row in enumerate(summary.candidates)}
-    edge = len(style.COLOURS)
-    drawn = [
-        lines.panel(
-            panel.title,
-            [
-                *(
-                    lines.PanelLine(places[name], points, said)
-                    for name, points, said in panel.curves
-                ),
-                lines.PanelLine(edge, panel.edge, dashed=True),
-            ],
-            UNIT,
-            UNIT,
-            panel.under,
-            HEIGHT,
-        )
-        for panel in panels
-    ]
-    named = {name: places[name] for panel in panels for name, _, _ in panel.curves}
-    return Markup().join([lines.panels(*drawn), svg.legend(named)])
-
-
-def _panels(summary: Summary) -> Iterator[_Panel]:
-    two = summary.two_classes
-    if two is not None:
-        roc = [
-            (
-                found.candidate,
-                found.roc,
-                [
-                    f"{found.candidate}: finds {sentences.percent(up)} of {two.positive}, with "
-                    f"{sentences.percent(across)} of the others; area {found.roc_area:.4f}"
-                    for across, up in found.roc
-                ],
-            )
-            for found in two.curves
-        ]
-        yield _Panel("ROC: true positive rate", "false positive rate", EDGE, roc)
-        precision = [
-            (
-                found.candidate,
-                found.precision_recall,
-                [
-                    f"{found.candidate}: precision {sentences.percent(up)} at recall "
-                    f"{sentences.percent(across)}; average {found.average_precision:.4f}"
-                    for across, up in found.precision_recall
-                ],
-            )
-            for found in two.curves
-        ]
-        share = ((0.0, two.share), (1.0, two.share))
-        yield _Panel("Precision", "recall", share, precision)
-    sure = summary.calibration
-    if sure is not None:
-        points = list(zip(sure.confidence, sure.accuracy, strict=True))
-        said = [
-            f"{sure.candidate}: {sentences.percent(up)} of {sentences.plural(count, 'prediction')} "
-            f"right, made with a mean probability of {sentences.percent(across)}"
-            for (across, up), count in zip(points, sure.counts, strict=True)
-        ]
-        under = "probability of the predicted class"
-        curve = (sure.candidate, points, said)
-        yield _Panel("Reliability: share that is right", under, EDGE, [curve])

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from asynckfold.results.report.charts import style
+from asynckfold.results.report.inline import svg
 
 _LOG_FROM = 6
 """Ratio of the greatest to the smallest value from which on both axes are logarithmic."""
@@ -88,7 +89,7 @@ def _names(group: Sequence[ScalingLine]) -> list[Line2D]:
 
 
 def _colours(count: int) -> list[str]:
-    return [*style.COLOURS, *[style.OTHERS] * count][:count]
+    return [*svg.COLOURS, *[svg.OTHERS] * count][:count]
 
 
 def _draw_panel(axes: Axes, group: Sequence[ScalingLine], one: float, *, is_speedup: bool) -> None:

@@ -7,51 +7,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.baseline_curves import Line, LossOverTime
-from asynckfold.results.report.charts import style, svg
+from asynckfold.results.report.charts import style
+from asynckfold.results.report.inline import svg
+from asynckfold.results.report.inline.speedup import MODELS, WHOLE, seconds_of
 from asynckfold.results.report.sentences import duration, number
 from asynckfold.results.report.summary import Summary
 
-MODELS = 16
-"""Models with a bar of their own."""
-WHOLE = "whole sweep"
-SERIAL, PACKED = "#8d95a1", style.COLOURS[0]
+SERIAL, PACKED = "#8d95a1", svg.COLOURS[0]
 
 
 @style.applied
 def draw_speedup(summary: Summary) -> style.Drawing | None:
     """Draw serial and packed seconds of each model, and its speedup if it was measured."""
-    found = _seconds(summary)
+    found = seconds_of(summary)
     if found is None:
         return None
     models, whole, kind = found
     ideal = sentences.ideal(summary) if kind == "measured" else None
     return speedup_bars(models, whole, ideal, sentences.speed(summary), kind=kind)
-
-
-def _seconds(
-    summary: Summary,
-) -> tuple[dict[str, tuple[float, float]], tuple[float, float], str] | None:
-    """Return (serial, packed) seconds of each model and of the whole, and their kind."""
-    found = summary.speedup
-    if found is None or found.why_not:
-        return None
-    is_measured = found.ratio is not None
-    pairs: dict[str, tuple[float, float]] = {}
-    for row in summary.candidates:
-        serial, packed = pairs.get(row.model, (0.0, 0.0))
-        own_serial = row.serial_seconds if is_measured else row.estimated_serial_seconds
-        own = [0.0 if math.isnan(it) else it for it in (own_serial, row.packed_seconds)]
-        pairs[row.model] = serial + own[0], packed + own[1]
-    models = {name: pair for name, pair in pairs.items() if min(pair) > 0}
-    serial_seconds = found.serial_seconds if is_measured else found.estimated_serial_seconds
-    return models, (serial_seconds or 0.0, found.packed_seconds), found.kind
 
 
 @style.applied
@@ -102,7 +81,7 @@ def _patch(label: str, kind: str) -> Patch:
 
 def _draw_seconds(axes: Axes, rows: Sequence[tuple[float, float]], kind: str) -> None:
     longest = max(max(pair) for pair in rows)
-    divisor, unit = style.time_unit(longest)
+    divisor, unit = sentences.time_unit(longest)
     for shift, which, colour in ((-0.19, 0, SERIAL), (0.19, 1, PACKED)):
         values = [pair[which] for pair in rows]
         places = [place + shift for place in range(len(rows))]
@@ -121,7 +100,7 @@ def _draw_ratios(axes: Axes, rows: Sequence[tuple[float, float]], ideal: float |
     ratios = [serial / packed for serial, packed in rows]
     places = range(len(rows))
     above = [place - 0.19 if ideal is not None else place for place in places]
-    bars = axes.barh(above, ratios, height=0.34, color=style.COLOURS[2])
+    bars = axes.barh(above, ratios, height=0.34, color=svg.COLOURS[2])
     axes.bar_label(bars, [f"{ratio:.2f}×" for ratio in ratios], padding=4, fontsize=8)
     if ideal is not None:
         look: Any = {"facecolor": "white", "edgecolor": style.FAINT, "linestyle": "--"}
@@ -130,41 +109,6 @@ def _draw_ratios(axes: Axes, rows: Sequence[tuple[float, float]], ideal: float |
     axes.set_xlim(0, 1.25 * max([*ratios, ideal or 1.0]))
     axes.set_xlabel("speedup")
     axes.set_title("serial / packed seconds; longer is better", loc="left")
-
-
-def speedup_svg(summary: Summary) -> Markup | None:
-    """Draw the seconds as inline SVG; where they were measured, the ideal ones, too."""
-    found = _seconds(summary)
-    if found is None:
-        return None
-    models, whole, kind = found
-    ideal = sentences.ideal(summary) if kind == "measured" else None
-    rows = {**dict(list(models.items())[:MODELS]), **({WHOLE: whole} if len(models) != 1 else {})}
-    longest = max(max(pair) for pair in rows.values()) or 1.0
-    about = "" if kind == "measured" else "about "
-    grey = svg.colour(len(style.COLOURS))
-    step = 62 if ideal is None else 80
-    parts = []
-    for line, (name, (serial, packed)) in enumerate(rows.items()):
-        top = step * line
-        parts.append(svg.text(svg.fitted(name, 40), 0, top + 14, font_weight="600"))
-        ratio = f", {serial / packed:.2f}× as fast" if kind == "measured" else ""
-        bars = [
-            (serial, grey, kind != "measured", f"{about}{duration(serial)} serial ({kind})"),
-            (packed, svg.colour(0), False, f"{duration(packed)} packed{ratio}"),
-        ]
-        if ideal is not None:
-            words = f"{duration(serial / ideal)} ideal: one job per core, {ideal}× as fast"
-            bars.append((serial / ideal, grey, True, words))
-        for place, (seconds, colour, is_dashed, words) in enumerate(bars):
-            y = top + 20 + 18 * place
-            wide = max(0.4 * seconds / longest, 0.002)
-            look = {"fill": "none" if is_dashed else colour}
-            look |= {"stroke": colour, "stroke_dasharray": "3 2"} if is_dashed else {}
-            where = {"x": 0, "y": y, "width": svg.percent(wide), "height": 14}
-            parts.append(svg.element("rect", **where, **look))
-            parts.append(svg.text(words, wide, y + 11, dx=6))
-    return svg.figure(step * len(rows), sentences.speed(summary), *parts)
 
 
 # Training loss over time
@@ -195,13 +139,13 @@ def loss_lines(
     processes: int = 1,
 ) -> style.Drawing:
     """Draw a solid line per candidate, packed, and a dashed one where the serial loop is known."""
-    shown = pairs[: len(style.COLOURS)]
+    shown = pairs[: len(svg.COLOURS)]
     title = title or _loss_title(shown[0])
     figure = style.new_figure(3.7, title)
     axes = figure.subplots()
     colours = style.colours_of(names)
     lines = [line for pair in shown for line in (pair.packed, pair.serial) if line]
-    divisor, unit = style.time_unit(max(line[-1][0] for line in lines))
+    divisor, unit = sentences.time_unit(max(line[-1][0] for line in lines))
     for pair in shown:
         for line, dashes in ((pair.serial, (0, (4, 3))), (pair.packed, "-")):
             if line:

@@ -21,10 +21,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from asynckfold.results.report import sentences
+from asynckfold.results.report.inline.svg import COLOURS, OTHERS
 
-# Okabe and Ito (2008), "Color Universal Design": distinct with any colour vision.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")
-OTHERS = "#b4b9c2"
 INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
 SHOWN, WIDTH_INCHES = 40, 7.6
 BOX = "□"
@@ -206,13 +204,6 @@ def add_legend(place: Figure | Axes, handles: Sequence[Line2D | Patch]) -> None:
     longest = max(map(sentences.columns_of, labels), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
     place.legend(handles=list(handles), loc="outside lower left", ncols=columns, fontsize=8)
-
-
-def time_unit(longest_seconds: float) -> tuple[float, str]:
-    """Return the seconds of a fitting unit, and its name."""
-    if longest_seconds < 180:
-        return 1.0, "seconds"
-    return (60.0, "minutes") if longest_seconds < 3 * 3600 else (3600.0, "hours")
 
 
 def draw_line(axes: Axes, places: Sequence[float], values: Sequence[float], **look: Any) -> None:

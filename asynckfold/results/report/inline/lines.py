@@ -8,8 +8,15 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
-from asynckfold.results.report.charts import style, svg
-from asynckfold.results.report.sentences import cpu_use, duration, number, percent, plural
+from asynckfold.results.report.inline import svg
+from asynckfold.results.report.sentences import (
+    cpu_use,
+    duration,
+    number,
+    percent,
+    plural,
+    time_unit,
+)
 from asynckfold.results.report.summary import CandidateRow, CpuUse, Curve, Summary
 
 DRAWN, POINTS, MARKS = 24, 480, 80
@@ -77,7 +84,7 @@ def _across(share: float) -> float:
 def _series(
     line: PanelLine, x: svg.Scale, y: svg.Scale, height: int, points: int, marks: int
 ) -> Markup:
-    own = line.place < len(style.COLOURS)
+    own = line.place < len(svg.COLOURS)
     thin = line.at(_spread(len(line.points), points))
     box: dict[str, object] = {"x": svg.percent(LEFT), "width": svg.percent(1 - LEFT - RIGHT)}
     box |= {"y": TOP, "height": height, "viewBox": "0 0 1000 1000"}
@@ -221,7 +228,7 @@ def loss_over_time(summary: Summary) -> Markup | None:
     disturbed = bool(summary.speedup and summary.speedup.disturbance)
     places = {row.name: place for place, row in enumerate(summary.candidates)}
     pairs = [pair for pair in summary.loss_over_time if pair.serial and pair.packed]
-    pairs = sorted(pairs, key=lambda pair: places[pair.candidate])[: len(style.COLOURS)]
+    pairs = sorted(pairs, key=lambda pair: places[pair.candidate])[: len(svg.COLOURS)]
     lines = []
     for pair in pairs:
         both = [("packed", pair.packed), ("serial", () if disturbed else pair.serial)]
@@ -235,7 +242,7 @@ def loss_over_time(summary: Summary) -> Markup | None:
                 lines.append(PanelLine(place, points, said, dashed=kind == "serial"))
     if not lines:
         return None
-    divisor, unit = style.time_unit(max(line.points[-1][0] for line in lines))
+    divisor, unit = time_unit(max(line.points[-1][0] for line in lines))
     lines = [
         PanelLine(
             line.place,
@@ -261,7 +268,7 @@ def cpu(summary: Summary) -> Markup | None:
     """Draw the cores in use over time, of the serial loop and of the packed run."""
     if not summary.use:
         return None
-    divisor, unit = style.time_unit(max(use.seconds[-1] for use in summary.use))
+    divisor, unit = time_unit(max(use.seconds[-1] for use in summary.use))
     x = svg.Scale.over([0.0, *(at / divisor for use in summary.use for at in use.seconds)])
     return panels(*(_phase(use, x, divisor, unit) for use in summary.use))
 
@@ -285,7 +292,7 @@ def gpus(summary: Summary) -> Markup | None:
     """Draw how busy each GPU was over time."""
     if not summary.gpu_use:
         return None
-    divisor, unit = style.time_unit(max(use.seconds[-1] for use in summary.gpu_use))
+    divisor, unit = time_unit(max(use.seconds[-1] for use in summary.gpu_use))
     x = svg.Scale.over([0.0, *(at / divisor for use in summary.gpu_use for at in use.seconds)])
     drawn = []
     for use in summary.gpu_use:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from asynckfold.results.report.charts import svg
+from asynckfold.results.report.inline import svg
 from asynckfold.results.report.sentences import interval, number, plural
 
 SHOWN = 12

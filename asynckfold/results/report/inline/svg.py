@@ -9,18 +9,21 @@ from __future__ import annotations
 import math
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
-from matplotlib.ticker import LogLocator, MaxNLocator
 
-from asynckfold.results.report.charts import style
 from asynckfold.results.report.sentences import columns_of, plural
 
+# Okabe and Ito (2008), "Color Universal Design": distinct with any colour vision.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F5A00", "#000000")
+OTHERS = "#b4b9c2"
 INK, FAINT = "var(--ink, currentColor)", "var(--faint, currentColor)"
 GRID, PAPER = "var(--line, #8884)", "var(--paper, transparent)"
 FONT = 12
+
+_STEPS = (1, 2, 2.5, 5)
 
 _JOINERS = "\u200d\ufe0f"
 """Zero width joiner, and what asks for an emoji."""
@@ -28,9 +31,9 @@ _JOINERS = "\u200d\ufe0f"
 
 def colour(place: int) -> str:
     """Return the colour of a candidate by its place in the ranking, from 0."""
-    if place >= len(style.COLOURS):
-        return f"var(--others, {style.OTHERS})"
-    return f"var(--c{place}, {style.COLOURS[place]})"
+    if place >= len(COLOURS):
+        return f"var(--others, {OTHERS})"
+    return f"var(--c{place}, {COLOURS[place]})"
 
 
 def element(name: str, *children: str, **attributes: object) -> Markup:
@@ -110,22 +113,40 @@ class Scale:
     def ticks(self, most: int) -> list[float]:
         """Return round values on the axis."""
         if max(abs(self.low), abs(self.high)) > 1e150 or (self.log and self.low < 1e-150):
-            found: Sequence[float] = [self.low, self.high]
+            found = [self.low, self.high]
         elif self.log:
-            decades = math.log10(self.high / self.low)
-            found = self._log_ticks((1.0, 2.0, 5.0), most) if decades < 2 else []
-            # The locator limits the decades, not the ticks within one.
-            if not 0 < len(found) <= most + 1:
-                found = self._log_ticks((1.0,), most)
+            exponents = range(
+                math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1
+            )
+            found = self._within(step * 10.0**at for at in exponents for step in (1, 2, 5))
+            if len(exponents) > 4 or not 0 < len(found) <= most + 1:
+                decades = self._within(10.0**at for at in exponents)
+                found = decades[:: math.ceil(len(decades) / most) or 1]
         else:
-            steps = [1, 2, 2.5, 5, 10]
-            locator = MaxNLocator(most, steps=steps, integer=self.whole)
-            found = locator.tick_values(self.low, self.high)
-        return [float(tick) for tick in found if self.low <= tick <= self.high]
+            found = self._round_ticks(most)
+        return found
 
-    def _log_ticks(self, subs: Sequence[float], most: int) -> list[float]:
-        found = LogLocator(subs=subs, numticks=most + 1).tick_values(self.low, self.high)
-        return [tick for tick in found if self.low <= tick <= self.high]
+    def _round_ticks(self, most: int) -> list[float]:
+        """Return multiples of the least round step that fits; at least two, if that is possible."""
+        least = (self.high / 2 - self.low / 2) * 2 / most or 1.0
+        exponent = math.floor(math.log10(least))
+        steps = [
+            float(f"{step}e{at}") for at in range(exponent - 1, exponent + 2) for step in _STEPS
+        ]
+        steps = [step for step in steps if step % 1 == 0] or [1.0] if self.whole else steps
+        place = next((at for at, step in enumerate(steps) if step >= least), len(steps) - 1)
+        while True:
+            step = steps[place]
+            ends = math.floor(self.low / step), math.ceil(self.high / step)
+            found = self._within(
+                round(at * step, 2 - exponent) for at in range(ends[0], ends[1] + 1)
+            )
+            if len(found) > 1 or not place:
+                return found
+            place -= 1
+
+    def _within(self, values: Iterable[float]) -> list[float]:
+        return [value for value in values if self.low <= value <= self.high]
 
 
 def fitted(name: str, columns: int) -> str:
@@ -151,13 +172,13 @@ def fitted(name: str, columns: int) -> str:
 
 def legend(names: Mapping[str, int]) -> Markup:
     """Name the candidates by the colour of their place; those beyond the colours are one entry."""
-    own = [(name, place) for name, place in names.items() if place < len(style.COLOURS)]
+    own = [(name, place) for name, place in names.items() if place < len(COLOURS)]
     others = len(names) - len(own)
     entries = [
         element("li", fitted(name, 60), data_legend=place, style=f"--own:{colour(place)}")
         for name, place in own
     ]
     if others:
-        look = f"--own:{colour(len(style.COLOURS))}"
+        look = f"--own:{colour(len(COLOURS))}"
         entries.append(element("li", f"{plural(others, 'other candidate')}", style=look))
     return element("ul", *entries, class_="legend")

@@ -1,0 +1,113 @@
+"""A call returns with its page; figures are drawn beside it, once, and a CNN is fused again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults, load_results
+from asynckfold.cli import main
+from tests import leftovers
+from tests.toy import Tiny, adam, samples
+
+SWEEP = """
+import sys, torch
+from asynckfold import AsyncKFold
+from tests.toy import Tiny, adam, samples
+def sweep(root, **settings):
+    kfold = AsyncKFold(2, samples(30), root, torch.nn.CrossEntropyLoss(), 8, verbose=0,
+                       parallelize=False, baseline=None, **settings)
+    return kfold([Tiny], ["constant"], adam, {"epochs": 1})
+"""
+
+
+def call(root: Path, **settings: Any) -> CVResults:
+    words: dict[str, Any] = {"verbose": 0, "parallelize": False, "baseline": None, **settings}
+    kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, **words)
+    return kfold([Tiny], ["constant"], adam, {"epochs": 1})
+
+
+def figures(root: Path) -> dict[str, int]:
+    """Return the time of the last change of each figure by its name."""
+    return {path.name: path.stat().st_mtime_ns for path in (root / "report").glob("*.png")}
+
+
+def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SWEEP + script, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+
+
+def test_a_call_returns_with_its_page_and_its_process_ends_with_the_figures(root: Path) -> None:
+    """A process that another one removes the folder from, or that Ctrl-C hits, says nothing."""
+    ended = run(
+        """
+import os, shutil, signal
+results = sweep(sys.argv[1])
+print(os.path.isfile(sys.argv[1] + "/report/index.html"), "matplotlib" in sys.modules)
+sweep(sys.argv[2])
+shutil.rmtree(sys.argv[2])
+sweep(sys.argv[3], report=False)
+""",
+        root,
+        root.with_name("removed"),
+        root.with_name("silent"),
+    )
+    assert (ended.stdout, ended.stderr, ended.returncode) == ("True False\n", "", 0)
+    assert {"scores.png", "curves.png", "timeline.png"} <= figures(root).keys()
+    assert not root.with_name("removed").exists()
+    assert not (root.with_name("silent") / "report").exists()
+
+
+def test_a_killed_caller_leaves_nothing_at_work(root: Path) -> None:
+    ended = run("import os\nsweep(sys.argv[1])\nos.kill(os.getpid(), 9)", root)
+    assert ended.returncode == -9
+    leftovers.until(lambda: "timeline.png" in figures(root))
+    # The fixture of all tests looks for processes and temporary files.
+    assert (root / "report" / "index.html").is_file()
+
+
+@pytest.mark.reports
+def test_the_report_waits_for_its_figures_and_draws_only_what_has_changed(root: Path) -> None:
+    results = call(root)
+    assert (root / "report" / "index.html").is_file()
+    assert results.report() == root / "report" / "index.html"
+    drawn = figures(root)
+    assert "scores.png" in drawn
+    # Nothing is left to do, and so there is nothing to draw.
+    for _ in range(2):
+        call(root).report()
+        load_results(root).report()
+        assert main(["report", str(root)]) == 0
+    assert figures(root) == drawn
+    (root / "report" / "scores.png").unlink()
+    assert main(["report", str(root)]) == 0
+    assert figures(root).keys() == drawn.keys()
+
+
+@pytest.mark.reports
+def test_more_epochs_are_drawn_anew(root: Path) -> None:
+    call(root).report()
+    before = figures(root)
+    words: dict[str, Any] = {"verbose": 0, "parallelize": False, "baseline": None}
+    kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, resume="never", **words)
+    kfold([Tiny], ["constant", "cosine"], adam, {"epochs": 2}).report()
+    after = figures(root)
+    assert all(after[name] > before[name] for name in before)
+
+
+def test_fonts_that_cannot_be_read_are_a_warning_at_the_exit(root: Path) -> None:
+    folder = root.with_name("broken") / "matplotlib"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ValueError('no ink')")
+    ended = run(f"sys.path.insert(0, {str(folder.parent)!r})\nsweep(sys.argv[1])", root)
+    assert ended.returncode == 0
+    assert "the figures of" in ended.stderr
+    assert "tries again: ValueError: no ink" in ended.stderr
+    assert (root / "report" / "index.html").is_file()
+    assert load_results(root).report().is_file()
+    assert "scores.png" in figures(root)
