@@ -13,12 +13,14 @@ from asynckfold.system.plain_text import one_line
 _WORDS = 3
 """Columns that are aligned to the left: rank, model, LR schedule."""
 
-_LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
-    # In the plain text font of TeX these print other signs.
-    **{"<": "$<$", ">": "$>$", "|": "\\textbar{}", "±": "$\\pm$"},
-}
+_LATEX = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"},
+        # In the plain text font of TeX these print other signs.
+        **{"<": "$<$", ">": "$>$", "|": "\\textbar{}", "±": "$\\pm$"},
+    }
+)
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
@@ -87,5 +89,5 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]], verdict: str) ->
 
 
 def _latex_cell(text: str) -> str:
-    cell = one_line(text).translate(str.maketrans(_LATEX))
+    cell = one_line(text).translate(_LATEX)
     return f"$-${cell[1:]}" if cell.startswith("-") else cell
