@@ -20,8 +20,8 @@ from asynckfold.system.file_descriptors import nameless_file
 MOST = 4
 """Processes at once: some 100 MB each."""
 
-NICE = 10
-"""A tenth of a core where others compute, all of it where none do."""
+NICE = 3
+"""Half the share of others: callers get more of a busy machine, and an exit waits little longer."""
 
 _running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 """By key, with what the exit says if it fails."""

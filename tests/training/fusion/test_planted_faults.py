@@ -1,0 +1,191 @@
+"""Faults planted into the rules of fusion are refused; rounding that flips units is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from asynckfold.training.fusion import Equivalence, FusedModule, backward, check_equivalence
+from asynckfold.training.fusion import equivalence as comparison
+from asynckfold.training.fusion.rules import convolution, linear, normalisation, random
+
+REPLICAS, SAMPLES = 3, 6
+
+
+class Net(nn.Module):
+    """A small LeNet with batch normalisation and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Flatten(), nn.Linear(24, 12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 3)),
+        )
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        return self.layers(inputs)
+
+
+def compared(seed: int = 0) -> Equivalence:
+    torch.manual_seed(seed)
+    models = [Net() for _ in range(REPLICAS)]
+    steps = [
+        [(torch.randn(SAMPLES, 1, 14, 14), torch.randint(3, (SAMPLES,))) for _ in models]
+        for _ in range(2)
+    ]
+    return check_equivalence(
+        models, nn.CrossEntropyLoss(), steps, lambda model: torch.optim.Adam(model.parameters())
+    )
+
+
+affine, convolve = linear.affine, convolution.convolve_images
+normalise, drop, gradients_of = normalisation.normalise_batch, random.drop, FusedModule.gradients_of
+MEAN, VAR, COUNT, WEIGHT, BIAS, USE, UPDATE, MOMENTUM, EPS = range(1, 10)
+
+
+def outputs(right: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Change the outputs of a rule."""
+    return lambda *args: change(right(*args))
+
+
+def with_other(right: Callable[..., Any], place: int, value: Any) -> Callable[..., Any]:
+    """Call a rule with another argument."""
+    return lambda *args: right(*args[:place], value, *args[place + 1 :])
+
+
+def in_format(
+    right: Callable[..., Any], dtype: torch.dtype, only: Callable[[torch.Tensor], bool]
+) -> Callable[..., Any]:
+    """Compute in a short format, where `only` says so of the first argument."""
+
+    def wrong(x: torch.Tensor, *args: Any) -> Any:
+        if not only(x):
+            return right(x, *args)
+        short = [item.to(dtype) if _is_single(item) else item for item in (x, *args)]
+        return right(*short).to(x.dtype)
+
+    return wrong
+
+
+def _is_single(item: Any) -> bool:
+    return isinstance(item, torch.Tensor) and item.dtype is torch.float32
+
+
+class RoundedBackward(torch.autograd.Function):
+    """The identity, whose gradient passes bfloat16 in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.bfloat16().float() if _is_single(grad) else grad
+
+
+def shared_statistics(*args: Any) -> torch.Tensor:
+    found = normalise(*args)
+    if args[UPDATE]:
+        for average in args[MEAN : VAR + 1]:
+            average.data.copy_(average.mean(0, keepdim=True).expand_as(average))
+    return found
+
+
+def normalised_together(x: torch.Tensor, *args: Any) -> torch.Tensor:
+    count, width = args[0].shape if args[0] is not None else (REPLICAS, x.shape[1] // REPLICAS)
+    if not args[USE - 1]:
+        return normalise(x, *args)
+    normalise(x, *args)
+    rows = x.unflatten(1, (count, width)).movedim(1, 0).flatten(0, 1)
+    found = F.batch_norm(rows, None, None, training=True)
+    return found.unflatten(0, (count, -1)).movedim(0, 1).flatten(1, 2)
+
+
+def one_loss(fused: Any, criterion: Any, part: Any, precision: str) -> torch.Tensor:
+    losses = criterion(comparison.outputs_of(fused, part.inputs, precision), part.targets)
+    losses.mean().backward()
+    return losses.detach()
+
+
+def exchanged_gradients(self: FusedModule, replica: int) -> dict[str, torch.Tensor]:
+    return gradients_of(self, (replica + 1) % REPLICAS)
+
+
+LINEAR, CONVOLUTION = (linear, "affine"), (convolution, "convolve_images")
+NORMALISATION, DROPOUT = (normalisation, "normalise_batch"), (random, "drop")
+
+PLANTED: dict[str, tuple[tuple[Any, str], Callable[..., Any]]] = {
+    "replicas exchanged": (LINEAR, outputs(affine, lambda found: found.roll(1, 0))),
+    "channels exchanged": (
+        CONVOLUTION,
+        outputs(convolve, lambda found: found.roll(found.shape[1] // REPLICAS, 1)),
+    ),
+    "a layer scaled": (LINEAR, outputs(affine, lambda found: 1.001 * found)),
+    "a convolution scaled": (CONVOLUTION, outputs(convolve, lambda found: 1.001 * found)),
+    "all but one scaled": (
+        LINEAR,
+        outputs(affine, lambda found: torch.cat([found[:1], 1.1 * found[1:]])),
+    ),
+    "a bias left out": (LINEAR, with_other(affine, 2, None)),
+    "a bias before a normalisation left out": (CONVOLUTION, with_other(convolve, 2, None)),
+    "running statistics shared": (NORMALISATION, shared_statistics),
+    "statistics of all replicas": (NORMALISATION, normalised_together),
+    "statistics not kept": (NORMALISATION, with_other(normalise, UPDATE, False)),
+    "another momentum": (NORMALISATION, with_other(normalise, MOMENTUM, 0.2)),
+    "another eps": (NORMALISATION, with_other(normalise, EPS, 1e-3)),
+    "batches not counted": (NORMALISATION, with_other(normalise, COUNT, None)),
+    "no scale": (NORMALISATION, with_other(normalise, WEIGHT, None)),
+    "no shift": (NORMALISATION, with_other(normalise, BIAS, None)),
+    "running statistics in training": (NORMALISATION, with_other(normalise, USE, False)),
+    "batch statistics in evaluation": (NORMALISATION, with_other(normalise, USE, True)),
+    "dropout shared": (
+        DROPOUT,
+        lambda x, p, generators, order=None: drop(x, p, [generators[0]] * len(generators), order),
+    ),
+    "no dropout": (DROPOUT, lambda x, *_: x),
+    "more dropout": (DROPOUT, with_other(drop, 1, 0.4)),
+    "the mean of the losses": ((backward.__globals__, "_backward"), one_loss),
+    "gradients exchanged": ((FusedModule, "gradients_of"), exchanged_gradients),
+    "bfloat16": (CONVOLUTION, outputs(convolve, lambda found: found.bfloat16().to(found.dtype))),
+    "bfloat16 in float32": (CONVOLUTION, in_format(convolve, torch.bfloat16, _is_single)),
+    "float16 in float32": (LINEAR, in_format(affine, torch.float16, _is_single)),
+    "bfloat16 in the evaluation": (
+        LINEAR,
+        in_format(affine, torch.bfloat16, lambda x: _is_single(x) and not torch.is_grad_enabled()),
+    ),
+    "bfloat16 in the gradient": (CONVOLUTION, outputs(convolve, RoundedBackward.apply)),
+    "outputs in float64": (
+        (FusedModule, "__call__"),
+        outputs(FusedModule.__call__, torch.Tensor.double),
+    ),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_right_passes_whatever_rounding_flips(one_thread: None, seed: int) -> None:
+    found = compared(seed)
+    assert found.refusal is None
+    assert found.float64 is not None
+    assert found.float64.largest < 1e-9
+    assert "in float64 and" in str(found)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_fault_is_refused(
+    one_thread: None, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (place, attribute), wrong = PLANTED[name]
+    if isinstance(place, dict):
+        monkeypatch.setitem(place, attribute, wrong)
+    else:
+        monkeypatch.setattr(place, attribute, wrong)
+    found = compared()
+    assert found.refusal is not None
+    assert "was raised" not in found.refusal
+    assert found.fused is None
