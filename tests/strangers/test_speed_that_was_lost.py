@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, load_results
@@ -111,3 +112,28 @@ def test_fonts_that_cannot_be_read_are_a_warning_at_the_exit(root: Path) -> None
     assert (root / "report" / "index.html").is_file()
     assert load_results(root).report().is_file()
     assert "scores.png" in figures(root)
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU()),
+        *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+def slow(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), 1e-3)
+
+
+def test_a_lenet_with_batch_normalisation_is_fused(root: Path) -> None:
+    """Pictures on a black ground, where rounding flips units: gradients differ by 3 %."""
+    random, pictures = torch.Generator().manual_seed(1), torch.zeros(80, 1, 32, 32)
+    ink = torch.rand(80, 16, 16, generator=random).round()
+    pictures[:, 0, 8:24, 4:20] = ink * torch.rand(80, 1, 1, generator=random)
+    words: dict[str, Any] = {"verbose": 0, "baseline": None, "fuse": True, "random_state": 1}
+    data = pictures, torch.arange(80) % 10
+    kfold = AsyncKFold(2, data, root, nn.CrossEntropyLoss(), 16, **words)
+    results = kfold({"lenet": lenet}, ["constant", "cosine"], slow, {"epochs": 1})
+    assert [len(group) for group in results.plan.groups] == [2, 2]

@@ -36,6 +36,7 @@ from asynckfold.cli.bench.loops import (
     FOLDS,
     Exercise,
     Outcome,
+    batch_norm_lenet,
     cores,
     digits_mlp,
     scratch_folder,
@@ -94,6 +95,7 @@ WORKS = (
     Work("MLP 64-128-10, digits", digits_mlp, "digits", 1_797, epochs=20),
     Work("MLP 784-128-10, MNIST", MLP, "mnist", 6_000),
     Work("LeNet5, MNIST", LeNet5, "mnist", 4_000, size=32),
+    Work("LeNet with BatchNorm, MNIST", batch_norm_lenet, "mnist", 4_000, size=32),
     Work("LeNet, CIFAR-10", LeNet, "cifar10", 2_000),
     Work("VGG11, a quarter wide, CIFAR-10", small_vgg, "cifar10", 600),
     Work("MobileNet, CIFAR-10, 4 steps", MobileNet, "cifar10", 160, epochs=1, counts=(1,)),
@@ -103,7 +105,7 @@ WORKS = (
 )
 """The last four take seconds for a few steps."""
 
-QUICK = {"works": tuple(work.quick() for work in WORKS[:4]), "turns": 1}
+QUICK = {"works": tuple(work.quick() for work in WORKS[:5]), "turns": 1}
 
 
 @dataclass(frozen=True)
@@ -158,9 +160,10 @@ def table(
             "loader: one job after another, torchvision's way: PIL images through transforms, "
             "sample by sample, in a DataLoader; all threads. serial: the same loop over arrays in "
             "memory, whose loading is not timed, with torch's fused Adam, which is asynckfold's "
-            "default. asynckfold: the whole call over loader's data set, with its checkpoints; it "
-            "fuses jobs where its rule expects a gain; unfused: fuse=False. arrays: loading is "
-            "not timed, as for serial and peers. cold: workers start and models are probed.",
+            "default. asynckfold: the whole call over loader's data set, checkpoints and page "
+            "included; it fuses jobs where its rule expects a gain; unfused: fuse=False. arrays: "
+            "loading is not timed, as for serial and peers. cold: workers start and models are "
+            "probed.",
             "GFLOP/s: matrix products and convolutions only; the peak is the product of "
             f"two {MATRIX} × {MATRIX} matrices with all threads: {peak / 1e9:.0f} GFLOP/s.",
             f"Load average before the start: {load:.2g}."
