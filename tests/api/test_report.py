@@ -56,7 +56,7 @@ def call(root: Path, model: type[nn.Module] = Tiny, **settings: Any) -> CVResult
     return kfold([model], ["constant"], adam, {"epochs": 1})
 
 
-def refuses(*_: Any) -> Path:
+def refuses(*_: Any, **settings: Any) -> Path:
     raise ValueError("no ink")
 
 
