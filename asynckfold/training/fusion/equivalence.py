@@ -288,6 +288,11 @@ class ShortFormats(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.counts: Counter[tuple[str, torch.dtype]] = Counter()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # As in `FlopCounter`: torch's own answer imports its compiler, which takes seconds.
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,
