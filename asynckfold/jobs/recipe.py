@@ -13,6 +13,7 @@ import functools
 import importlib
 import io
 import itertools
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -237,6 +238,8 @@ def dump(value: Any, file: Any) -> None:
                 name = vars(obj).get("__name__")
                 if sys.modules.get(name) is obj:
                     return importlib.import_module, (name,)
+            if isinstance(obj, functools._lru_cache_wrapper) and not _is_imported(obj):
+                return _cached, (obj.__wrapped__, obj.cache_parameters())
             if type(obj) is CodeType:
                 # Tracebacks are to name the user's file, which cloudpickle leaves out since 3.1.
                 made, parts = self.dispatch_table[CodeType](obj)
@@ -245,6 +248,24 @@ def dump(value: Any, file: Any) -> None:
             return super().reducer_override(obj)
 
     Pickler(file).dump(value)
+
+
+def _cached(function: Any, parameters: Mapping[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(function)
+
+
+def _is_imported(value: Any) -> bool:
+    """Whether another process finds a value under its name in a module that it imports."""
+    import cloudpickle
+
+    name = value.__module__
+    by_value = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    if any(f"{name}.".startswith(f"{package}.") for package in by_value):
+        return False
+    try:
+        return operator.attrgetter(value.__qualname__)(sys.modules[name]) is value
+    except (AttributeError, KeyError):
+        return False
 
 
 def sending_problems(parts: Mapping[str, Any]) -> list[Problem]:

@@ -1,12 +1,15 @@
 """Whose code it is: the user's own, or a library's, whose version is checked elsewhere.
 
 The user's own is what was typed into a console or notebook, and every file outside the standard
-library and ``site-packages``, also if installed with ``pip install -e``.
+library and ``site-packages`` that no distribution installed there (``pip install --target``). What
+is installed with ``pip install -e`` may be edited at any time, so it is the user's own, too.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
+import hashlib
 import os
 import re
 import site
@@ -27,20 +30,26 @@ def is_own(value: Any) -> bool:
     if isinstance(value, FunctionType):
         scope = value.__globals__
         return _is_own_place(str(scope.get("__name__") or ""), scope.get("__file__"))
-    name = value.__name__ if isinstance(value, ModuleType) else value.__module__
-    module = sys.modules.get(str(name))
+    name = _module_name(value)
+    module = sys.modules.get(name)
     if module is None:
         # Its module lives elsewhere only: it was sent by value.
-        return not is_asynckfold(str(name)) and str(name) != "builtins"
-    return _is_own_place(str(name), getattr(module, "__file__", None))
+        return not is_asynckfold(name) and name != "builtins"
+    return _is_own_place(name, getattr(module, "__file__", None))
+
+
+def _module_name(value: Any) -> str:
+    return str(value.__name__ if isinstance(value, ModuleType) else value.__module__)
 
 
 def _is_own_place(name: str, file: Any) -> bool:
     if name == "__main__":
         return True
-    if is_asynckfold(name) or name.partition(".")[0] in sys.stdlib_module_names:
+    if is_asynckfold(name):
         return False
-    return not isinstance(file, str) or is_own_file(file)
+    if isinstance(file, str):
+        return is_own_file(file)
+    return name.partition(".")[0] not in sys.stdlib_module_names
 
 
 def is_asynckfold(name: str) -> bool:
@@ -53,7 +62,53 @@ def is_own_file(file: str) -> bool:
     """Whether a Python file is the user's own."""
     if file.endswith((".so", ".pyd")) or re.search(r"[/\\](site|dist)-packages[/\\]", file):
         return False
-    return not any(file.startswith(folder) for folder in _library_folders())
+    if any(file.startswith(folder) for folder in _library_folders()):
+        return False
+    folders = (os.path.abspath(folder) for folder in sys.path)  # noqa: PTH100
+    return not any(
+        file.startswith(folder + os.sep) and file in _installed(folder) for folder in folders
+    )
+
+
+@functools.lru_cache(maxsize=256)
+def _installed(folder: str) -> frozenset[str]:
+    """Return the files that distributions installed into a folder of the module search path."""
+    return frozenset(
+        str(Path(folder, row[0]))
+        for record in Path(folder).glob("*.dist-info/RECORD")
+        for row in csv.reader(record.read_text(encoding="utf-8").splitlines())
+    )
+
+
+def package_of(value: Any) -> str:
+    """Return the top-level package of a function, class or module; ``""`` outside of packages."""
+    scope = getattr(value, "__globals__", None) or {"__name__": _module_name(value)}
+    name = str(scope.get("__name__")).partition(".")[0]
+    return name if hasattr(sys.modules.get(name), "__path__") else ""
+
+
+def files_digest(package: str) -> str:
+    """Return the digest of all Python files of a package."""
+    whole = hashlib.sha256()
+    for folder in sys.modules[package].__path__:
+        for file in _files(folder):
+            content = _content(file, Path(file).stat().st_mtime_ns)
+            whole.update(f"{Path(file).relative_to(folder)} {content}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=65536)
+def _content(file: str, changed_ns: int) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _files(folder: str) -> tuple[str, ...]:
+    # Folders without code may hold millions of samples.
+    names = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    files = [entry.path for entry in names if entry.name.endswith(".py")]
+    inner = [entry.path for entry in names if entry.is_dir(follow_symlinks=False)] if files else []
+    return (*files, *(file for path in inner for file in _files(path)))
 
 
 @contextmanager

@@ -9,29 +9,49 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from asynckfold.jobs.digests import bytecode
 from asynckfold.jobs.digests.changes import WEIGHTS
-from asynckfold.jobs.digests.ownership import is_asynckfold, is_own, is_own_file
+from asynckfold.jobs.digests.ownership import (
+    files_digest,
+    is_asynckfold,
+    is_own,
+    is_own_file,
+    package_of,
+)
 from asynckfold.jobs.digests.states import (
+    PLAIN,
+    attributes_of,
     changed_by_use,
     closure_of,
     functions_of,
     is_module,
+    is_named,
+    is_wrapper,
     module_settings,
     reached,
     settings_of,
     steps_of,
+    unwrapped,
 )
 from asynckfold.jobs.digests.values import MOST_ITEMS, Tensors, Values, sha
 
 DEEPEST_NAMED = 4
 """Parts of parts of an object that have a name of their own."""
+
+MOST_STEPS = 1000
+"""Functions of a package that are followed for a part; of more, any change of its files counts.
+
+Measured: of timm, 5,546 functions would be followed, in 60 s.
+"""
+
+MODULE_STEPS = 20
+"""A module that a function imports is compiled, which takes as long as following functions."""
 
 _UNTOLD = {
     *("__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__"),
@@ -43,14 +63,24 @@ _UNTOLD = {
 """What a class has that no result depends on."""
 
 
+class LargePackageError(Exception):
+    """A package is too large to be followed function by function."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+
 class Part:
     """The components of one part.
 
     The user's functions and classes wait in a queue, so a long chain of calls is no deep recursion.
     """
 
-    def __init__(self, tensors: Tensors, *, is_used: bool, is_data: bool) -> None:
+    def __init__(
+        self, tensors: Tensors, whole: Container[str], *, is_used: bool, is_data: bool
+    ) -> None:
         self.is_used, self.is_data = is_used, is_data
+        self._whole, self._counts = whole, Counter[str]()
         self.components: dict[str, str] = {}
         self.skipped: dict[str, None] = {}
         self.modules: set[str] = set()
@@ -61,11 +91,18 @@ class Part:
         self._waiting: deque[Callable[[], None]] = deque()
         self._main: Any = None
         self._within: set[int] = set()
+        self._imports: set[str] = set()
         # An id is nobody else's as long as its object lives.
         self._kept: list[Any] = []
 
     def take(self, value: Any) -> None:
-        """Take the part apart."""
+        """Take the part apart.
+
+        Raises
+        ------
+        LargePackageError
+            Too much of a package that is not in `whole` would have to be followed.
+        """
         self._main = _main_of(value)
         if type(value).__name__ == "InitialState" and is_asynckfold(type(value).__module__):
             self.module("", value.module, whole=True)
@@ -82,19 +119,21 @@ class Part:
         """Return the text for a user's function, class or module, and queue it."""
         if id(value) in self._labels:
             return f"={self._labels[id(value)]}"
-        if not isinstance(value, (type, FunctionType, ModuleType)) or not is_own(value):
-            return None
-        if isinstance(value, ModuleType):
-            label = self._label(value, f"the module {path}")
-            self._waiting.append(functools.partial(self._whole, path, value))
-        elif isinstance(value, type):
-            label = self._label(value, value.__name__)
-            self._waiting.append(functools.partial(self._class, label, value))
-        else:
-            name = value.__name__
-            label = self._label(value, "the lambda" if name == "<lambda>" else f"{name}()")
-            self._waiting.append(functools.partial(self._function, label, value))
-        return f"={label}"
+        if isinstance(value, FunctionType):
+            if is_own(value) or not is_named(value):
+                self._queue(value, value.__name__)
+        elif (
+            isinstance(value, (type, ModuleType))
+            and is_own(value)
+            and not self._is_whole(package_of(value))
+        ):
+            if isinstance(value, ModuleType):
+                label = self._label(value, f"the module {path}")
+                self._waiting.append(functools.partial(self._all_of, path, value))
+            else:
+                label = self._label(value, value.__name__)
+                self._waiting.append(functools.partial(self._class, label, value))
+        return f"={self._labels[id(value)]}" if id(value) in self._labels else None
 
     def module(self, path: str, module: Any, *, whole: bool = False) -> None:
         """Record a torch module: settings by name; its own tensors too, unless it is a model."""
@@ -193,6 +232,9 @@ class Part:
                 return []
             self._put(f"{colon}its method", self._values.text(value.__func__, path))
             return [(f"{colon}self", value.__self__)]
+        if is_wrapper(value) and not isinstance(value, FunctionType):
+            self._put(f"{colon}its class", self._values.text(type(value), path))
+            return [(path, value.__wrapped__)]
         steps = steps_of(value)
         if steps is not None:
             self._steps(path, steps)
@@ -230,19 +272,30 @@ class Part:
 
     # Functions and what they look up
 
+    def _queue(self, function: Any, name: str) -> None:
+        """Queue a function, and the user's under the decorators of libraries."""
+        shown = "the lambda" if name == "<lambda>" else f"{name}()"
+        for layer in (unwrapped(function), function):
+            if id(layer) in self._labels or not isinstance(layer, FunctionType):
+                continue
+            if is_own(layer):
+                if not self._is_whole(package_of(layer)):
+                    take = functools.partial(self._function, self._label(layer, shown), layer)
+                    self._waiting.append(take)
+            else:
+                label = self._label(layer, f"the decorator of {shown}")
+                self._waiting.append(functools.partial(self._decorator, label, layer))
+
     def _function(self, label: str, function: FunctionType) -> None:
         """Record a user's function."""
+        self._count(package_of(function), 1)
         code = function.__code__
         kind = "asserted" if bytecode.is_rewritten(code) else "code"
         self._put(label, f"{kind}:{bytecode.digest(code)}")
         if function.__module__ != "__main__" and function.__module__ in sys.modules:
             self.modules.add(function.__module__)
         of = "" if function is self._main else f"{label}: "
-        given = function.__defaults__ or ()
-        names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
-        defaults = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
-        for name in sorted(defaults):
-            self._expand(f"{of}the default of {name}", defaults[name], 2)
+        self._defaults(of, function)
         used = bytecode.use(code)
         for name, value in closure_of(function):
             # As a dataclass calls the defaults of its fields.
@@ -253,6 +306,39 @@ class Part:
             if not name.startswith("__"):
                 self._expand(f"{of}its attribute {name}", value, 2)
         self._globals(function, used)
+
+    def _decorator(self, label: str, function: FunctionType) -> None:
+        """Record a function that a library made: by name, and what it holds."""
+        code = function.__code__
+        self._put(label, f"={function.__globals__.get('__name__')}.{code.co_name}")
+        self._defaults(f"{label}: ", function)
+        changes = bytecode.use(code).changes
+        for name, value in closure_of(function):
+            if name not in changes:
+                self._held(f"{label}: {name}", value)
+        if is_wrapper(function):
+            self._values.text(vars(function)["__wrapped__"], label)
+
+    def _held(self, word: str, value: Any) -> None:
+        """Record what a library's decorator holds: settings and the user's code, not its state."""
+        if isinstance(value, MethodType):
+            self._put(f"{word}: its method", self._values.text(value.__func__, word))
+            self._held(word, value.__self__)
+        elif _is_telling(value) or isinstance(value, (FunctionType, list, tuple, dict)):
+            self._expand(word, value, 2)
+        else:
+            self._put(f"{word}: its class", self._values.text(type(value), word))
+            changed = changed_by_use(type(value))
+            for name, item in sorted(attributes_of(value).items()):
+                if name not in changed and (_is_telling(item) or self._values.is_known(item)):
+                    self._expand(f"{word}.{name}", item, 2)
+
+    def _defaults(self, of: str, function: FunctionType) -> None:
+        code, given = function.__code__, function.__defaults__ or ()
+        names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
+        defaults = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
+        for name in sorted(defaults):
+            self._expand(f"{of}the default of {name}", defaults[name], 2)
 
     def _globals(self, function: FunctionType, used: bytecode.Use) -> None:
         """Record the globals that a function reads, and the modules that it imports."""
@@ -266,8 +352,8 @@ class Part:
                     path, found, rest = _followed(name, value, chain)
                     self._variable(f"the global {path}", name, found, [rest], used)
         package = str(scope.get("__package__") or "")
-        for name, level in used.imports:
-            self._imported("." * level + name, package, set())
+        for name in used.imports:
+            self._imported(name, package)
 
     def _variable(
         self,
@@ -315,7 +401,7 @@ class Part:
                 self._expand(f"{kind.__name__}.{name}", inspect.getattr_static(kind, name), 2)
         return True
 
-    def _whole(self, path: str, module: ModuleType) -> None:
+    def _all_of(self, path: str, module: ModuleType) -> None:
         """Record all that a user's module defines."""
         for name, value in sorted(vars(module).items()):
             if name.startswith("__") or isinstance(value, ModuleType):
@@ -325,29 +411,30 @@ class Part:
             elif is_own(value):
                 self.refer(value, f"{path}.{name}")
 
-    def _imported(self, name: str, package: str, seen: set[str]) -> None:
+    def _imported(self, name: str, package: str) -> None:
         """Record a user's module that a function imports when it is called, by its file."""
         try:
             full = importlib.util.resolve_name(name, package or None)
             spec = importlib.util.find_spec(full)
-        except (ImportError, AttributeError, ValueError):
+        except Exception:  # noqa: BLE001 - a package is imported to find its modules
             return
         origin = spec.origin if spec else None
-        if spec is None or origin is None or origin in seen or is_asynckfold(full):
+        if spec is None or origin is None or origin in self._imports or is_asynckfold(full):
             return
-        if not origin.endswith(".py") or not is_own_file(origin):
+        self._imports.add(origin)
+        package = full.partition(".")[0]
+        if not origin.endswith(".py") or not is_own_file(origin) or self._is_whole(package):
             return
-        if full.partition(".")[0] in sys.stdlib_module_names:
-            return
-        seen.add(origin)
+        if package in sys.modules and spec.parent:
+            self._count(package, MODULE_STEPS)
         try:
-            code = compile(Path(origin).read_bytes(), origin, "exec", dont_inherit=True)
+            code = _compiled(origin, Path(origin).stat().st_mtime_ns)
         except (OSError, SyntaxError, ValueError):
             return
         self._put(f"the module {full}", f"code:{bytecode.digest(code)}")
         inside = full if spec.submodule_search_locations else full.rpartition(".")[0]
-        for further, level in bytecode.use(code).imports:
-            self._imported("." * level + further, inside, seen)
+        for further in bytecode.use(code).imports:
+            self._imported(further, inside)
 
     # Classes
 
@@ -377,24 +464,51 @@ class Part:
                 self._expand(f"{of}{name}", value, 2)
 
     def _method(self, name: str, function: Any) -> None:
-        if id(function) in self._labels:
-            return
-        if isinstance(function, FunctionType) and is_own(function):
-            label = self._label(function, f"{name}()")
-            self._waiting.append(functools.partial(self._function, label, function))
-        else:
+        self._queue(function, name)
+        if not isinstance(function, FunctionType) or id(function) not in self._labels:
             self._put(name, self._values.text(function, name))
+
+    # Packages that are too large to be followed
+
+    def _count(self, package: str, steps: int) -> None:
+        self._counts[package] += steps
+        if package and self._counts[package] > MOST_STEPS:
+            raise LargePackageError(package)
+
+    def _is_whole(self, package: str) -> bool:
+        """Whether a package counts as a whole; record it then."""
+        if package not in self._whole:
+            return False
+        self._put(f"the package {package}", f"#{files_digest(package)}")
+        return True
 
 
 def _main_of(value: Any) -> Any:
     """Return a part's main function or class: its methods need no prefix."""
     while isinstance(value, functools.partial):
         value = value.func
-    if isinstance(value, (type, FunctionType)):
+    if isinstance(value, FunctionType) or is_wrapper(value):
+        return unwrapped(value)
+    if isinstance(value, type):
         return value
     if isinstance(value, MethodType):
         return type(value.__self__)
     return type(getattr(value, "module", value))
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(file: str, changed_ns: int) -> types.CodeType:
+    return compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
+
+
+def _is_telling(value: Any) -> bool:
+    """Whether a value is a plain setting or holds the user's code."""
+    if isinstance(value, (list, tuple, dict)):
+        return all(map(_is_telling, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, FunctionType) or is_wrapper(value):
+        return value is not unwrapped(value) or is_own(value)
+    plain = (*PLAIN, str, bytes, type, functools.partial)
+    return isinstance(value, plain) or is_module(value) or is_own(type(value))
 
 
 def _lookups(value: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from asynckfold.jobs.digests import bytecode, changes
 from asynckfold.jobs.digests.changes import PYTHON
-from asynckfold.jobs.digests.parts import Part, short_name
+from asynckfold.jobs.digests.parts import LargePackageError, Part, short_name
 from asynckfold.jobs.digests.values import Tensors
 
 
@@ -40,12 +41,23 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
     for name, value in parts.items():
         if value is None:
             continue
-        part = Part(tensors, is_used=name in used, is_data=name == data)
-        part.take(value)
+        part = _taken(value, tensors, is_used=name in used, is_data=name == data)
         found[name] = {**dict(sorted(part.components.items())), PYTHON: bytecode.PYTHON}
         skipped.update(dict.fromkeys(f"{name}: {text}" for text in part.skipped))
         modules |= part.modules
     return Digest(found, tuple(skipped), tuple(sorted(modules)))
+
+
+def _taken(value: Any, tensors: Tensors, *, is_used: bool, is_data: bool) -> Part:
+    whole: set[str] = set()
+    while True:
+        part = Part(tensors, whole, is_used=is_used, is_data=is_data)
+        try:
+            part.take(value)
+        except LargePackageError as error:
+            whole.add(error.package)
+        else:
+            return part
 
 
 def of_run(recipe: Any, settings: Any) -> Digest:
@@ -98,7 +110,7 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
             own[f"scheduler {name}"] = {"scheduler": schedule, "opt_fn": dict(keywords)}
     own["opt_fn"] = recipe.opt_fn
     own["criterion"] = recipe.make_criterion or recipe.criterion
-    own["preprocess"] = recipe.preprocess
+    own["preprocess"] = _unfitted(recipe.preprocess)
     own["training_step"] = recipe.training_step
     own["validation_step"] = recipe.validation_step
     own["fit_fn"] = recipe.fit_fn
@@ -106,6 +118,17 @@ def _of_jobs(recipe: Any) -> dict[str, Any]:
         own["callbacks"] = list(recipe.callbacks)
     own["sampler"] = recipe.sampler
     return own
+
+
+def _unfitted(preprocess: Any) -> Any:
+    """Return a copy without what was fitted: each fold fits it anew."""
+    if preprocess is not None:
+        from sklearn.base import clone
+
+        # What cannot be cloned is refused where it is fitted.
+        with contextlib.suppress(TypeError, RuntimeError):
+            return clone(preprocess)
+    return preprocess
 
 
 def _scorers(scoring: Any) -> Iterator[tuple[str, Any]]:

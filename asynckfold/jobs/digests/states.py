@@ -15,12 +15,16 @@ from typing import Any
 from asynckfold.jobs.digests import bytecode
 from asynckfold.jobs.digests.ownership import is_own
 
+DEEPEST = 25
 PLAIN = (bool, int, float, complex, type(None))
 
 _CONTAINERS = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
 _NAMED = (type, ModuleType, PurePath, enum.Enum, FunctionType, types.BuiltinFunctionType)
 
-_ENTRIES = {"__call__", "__getitem__", "__getitems__", "__iter__", "__len__", "forward"}
+_ENTRIES = {
+    *("__call__", "__getitem__", "__getitems__", "__iter__", "__len__", "forward"),
+    *("__enter__", "__exit__"),
+}
 """Methods that work: what they assign to the object is its state, and no setting."""
 
 Settings = list[tuple[str, Any]]
@@ -38,18 +42,27 @@ def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[st
     kind = type(value)
     if isinstance(value, (*PLAIN, *_CONTAINERS, *_NAMED)):
         return None
-    if callable(getattr(value, "get_params", None)) and _is_of(kind, "sklearn"):
-        return sorted(value.get_params(deep=False).items()), []
     if hasattr(value, "_score_func") and hasattr(value, "_sign"):
         # scikit-learn's scorers have no public attributes.
         names = ("_score_func", "_sign", "_kwargs", "_response_method")
         return [(name.strip("_"), getattr(value, name, None)) for name in names], []
-    own = is_own(kind)
-    attributes = _attributes(value, own)
-    if not own:
-        attributes = {name: item for name, item in attributes.items() if name[:1] != "_"}
-        if not attributes:
-            return None
+    own, state = is_own(kind), _state(value)
+    if callable(getattr(value, "get_params", None)) and _is_of(kind, "sklearn"):
+        # What was fitted counts like an argument; `preprocess` is digested unfitted.
+        attributes = {**value.get_params(deep=False), **vars(value)}
+    elif isinstance(state, dict):
+        attributes = {str(name): item for name, item in state.items()}
+    else:
+        attributes = attributes_of(value)
+        if not own:
+            # Other private attributes of libraries may be caches.
+            attributes = {
+                name: item
+                for name, item in attributes.items()
+                if name[:1] != "_" or hasattr(type(item), "__array__")
+            }
+            if not attributes or state is not None:
+                return None
     changed = changed_by_use(kind) if own and is_used else frozenset()
     found = sorted(attributes)
     return (
@@ -58,10 +71,9 @@ def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[st
     )
 
 
-def _attributes(value: Any, own: bool) -> dict[str, Any]:
-    given = _own_state(value) if own else None
-    found = given if isinstance(given, dict) else getattr(value, "__dict__", {})
-    attributes = {str(name): item for name, item in dict(found).items()}
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return an object's attributes, those in slots included."""
+    attributes = {str(name): item for name, item in dict(getattr(value, "__dict__", {})).items()}
     for base in type(value).__mro__:
         slots = vars(base).get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -70,10 +82,10 @@ def _attributes(value: Any, own: bool) -> dict[str, Any]:
     return attributes
 
 
-def _own_state(value: Any) -> Any:
-    """Return the object's own __getstate__, if it defines one."""
+def _state(value: Any) -> Any:
+    """Return what an object's own __getstate__ gives, if its class defines one."""
     method = getattr(type(value), "__getstate__", None)
-    if not isinstance(method, FunctionType) or not is_own(method):
+    if not isinstance(method, FunctionType):
         return None
     try:
         return method(value)
@@ -97,16 +109,17 @@ def changed_by_use(kind: type) -> frozenset[str]:
             continue
         seen.add(name)
         for method in functions_of(inspect.getattr_static(kind, name, None)):
-            if isinstance(method, FunctionType) and is_own(method):
-                used = bytecode.use(method.__code__)
+            core = unwrapped(method)
+            if isinstance(core, FunctionType):
+                used = bytecode.use(core.__code__)
                 found |= used.attributes
                 wanted += used.methods
     return frozenset(found)
 
 
-def reached(kind: type, names: Iterable[str]) -> tuple[dict[str, FunctionType], set[str]] | None:
+def reached(kind: type, names: Iterable[str]) -> tuple[dict[str, Any], set[str]] | None:
     """Return the methods and attributes that calls of some methods use; None if unknown."""
-    methods: dict[str, FunctionType] = {}
+    methods: dict[str, Any] = {}
     attributes: set[str] = set()
     wanted = list(names)
     while wanted:
@@ -118,9 +131,10 @@ def reached(kind: type, names: Iterable[str]) -> tuple[dict[str, FunctionType], 
             attributes.add(name)
             continue
         (methods[name],) = functions
-        if not isinstance(functions[0], FunctionType) or not is_own(functions[0]):
+        core = unwrapped(functions[0])
+        if not isinstance(core, FunctionType) or not is_own(core):
             return None
-        used = bytecode.use(functions[0].__code__)
+        used = bytecode.use(core.__code__)
         if used.passes:
             return None
         wanted += sorted(used.methods)
@@ -181,7 +195,34 @@ def functions_of(value: Any) -> list[Any]:
         return [item for item in (value.fget, value.fset, value.fdel) if item is not None]
     if isinstance(value, functools.cached_property):
         return [value.func]
-    return []
+    return [value] if is_wrapper(value) else []
+
+
+def is_wrapper(value: Any) -> bool:
+    """Whether a library's decorator made a value around a function, such as `functools.cache`."""
+    wrapped = inspect.getattr_static(value, "__wrapped__", None)
+    return callable(wrapped) and not is_own(type(value)) and not isinstance(value, type)
+
+
+def unwrapped(value: Any) -> Any:
+    """Return the user's function under the decorators of libraries; else the value."""
+    core = value
+    for _ in range(DEEPEST):
+        if isinstance(core, FunctionType) and is_own(core):
+            return core
+        core = inspect.getattr_static(core, "__wrapped__", None)
+    return value
+
+
+def is_named(function: FunctionType) -> bool:
+    """Whether a library's module holds a function under its name."""
+    holder: Any = sys.modules.get(str(function.__module__))
+    if holder is None or is_own(holder):
+        return False
+    for name in function.__qualname__.split("."):
+        holder = inspect.getattr_static(holder, name, None)
+    holder = getattr(holder, "__func__", holder)
+    return holder is function or inspect.unwrap(holder) is function
 
 
 def _is_of(kind: type, package: str) -> bool:

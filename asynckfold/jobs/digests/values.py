@@ -17,7 +17,13 @@ from pathlib import PurePath
 from types import FunctionType, ModuleType
 from typing import Any, Protocol
 
-from asynckfold.jobs.digests.states import PLAIN, closure_of, is_module, settings_of
+from asynckfold.jobs.digests.states import (
+    DEEPEST,
+    PLAIN,
+    is_module,
+    is_wrapper,
+    settings_of,
+)
 
 MOST_ITEMS = 64
 """Containers of a data set that hold more are samples, which its fingerprint covers."""
@@ -25,7 +31,6 @@ MOST_ITEMS = 64
 LARGE = 1000
 """Containers of so many plain values are taken as a whole."""
 
-DEEPEST = 25
 SHOWN = 8
 """Items of a list of numbers that are shown as they are."""
 
@@ -111,7 +116,7 @@ class Values:
         if kind in (dict, OrderedDict, types.MappingProxyType):
             return self._mapping(value, path, depth)
         if isinstance(value, (FunctionType, ModuleType, type)):
-            return self._of_library(value, path, depth)
+            return f"={full_name(value)}"
         found = self._known(value, path, depth)
         return self._object(value, path, depth) if found is None else found
 
@@ -169,13 +174,6 @@ class Values:
         ordered = type(value) is OrderedDict
         return "#" + sha(f"dict {pairs if ordered else sorted(pairs)}")
 
-    def _of_library(self, value: Any, path: str, depth: int) -> str:
-        """Return a library's function, class or module by name."""
-        is_made = isinstance(value, FunctionType) and "<locals>" in value.__qualname__
-        cells = list(closure_of(value)) if is_made else []
-        inside = [(name, self.text(item, f"{path}.{name}", depth)) for name, item in cells]
-        return "#" + sha(f"{full_name(value)} {inside}") if inside else f"={full_name(value)}"
-
     def _known(self, value: Any, path: str, depth: int) -> str | None:
         """Return the text of a value of torch, NumPy, pandas and the like."""
         for package, function in (("torch", self._torch), ("numpy", self._numpy)):
@@ -215,6 +213,8 @@ class Values:
         if isinstance(value, numpy.ndarray):
             if self._is_samples(value.size):
                 return "=ndarray"
+            if value.dtype.names:  # between fields, bytes may be anything
+                return self.text({name: value[name] for name in value.dtype.names}, path, depth)
             if value.dtype.hasobject:
                 return "#" + sha(f"{value.shape} {self.text(value.ravel().tolist(), path, depth)}")
             data = numpy.ascontiguousarray(value).reshape(-1)
@@ -241,9 +241,8 @@ class Values:
             self.named.module(path, value)
             return f"={type(value).__name__}"
         kind = self.text(type(value), path, depth)
-        wrapped = getattr(value, "__wrapped__", None)
-        if isinstance(wrapped, FunctionType):
-            return "#" + sha(f"{kind} {self.text(wrapped, path, depth)}")
+        if is_wrapper(value):
+            return "#" + sha(f"{kind} {self.text(value.__wrapped__, path, depth)}")
         found = settings_of(value, is_used=self.named.is_used)
         if found is None:
             return self._pickled(value, kind, path, depth)
