@@ -16,6 +16,7 @@ import itertools
 import operator
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -238,6 +239,12 @@ def dump(value: Any, file: Any) -> None:
                 name = vars(obj).get("__name__")
                 if sys.modules.get(name) is obj:
                     return importlib.import_module, (name,)
+            if type(obj) is weakref.WeakKeyDictionary:  # of functools.singledispatch
+                return weakref.WeakKeyDictionary, (dict(obj),)
+            if type(obj) is contextlib._GeneratorContextManager:  # used as a decorator
+                return type(obj), (obj.func, obj.args, obj.kwds)
+            if type(obj) is functools.cached_property:  # up to Python 3.11, it holds a lock
+                return _cached_property, (obj.func, obj.attrname)
             if isinstance(obj, functools._lru_cache_wrapper) and not _is_imported(obj):
                 return _cached, (obj.__wrapped__, obj.cache_parameters())
             if type(obj) is CodeType:
@@ -252,6 +259,12 @@ def dump(value: Any, file: Any) -> None:
 
 def _cached(function: Any, parameters: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
+
+
+def _cached_property(function: Any, name: str) -> Any:
+    made = functools.cached_property(function)
+    made.__set_name__(type(None), name)
+    return made
 
 
 def _is_imported(value: Any) -> bool:

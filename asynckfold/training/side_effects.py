@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from asynckfold.jobs.digests import bytecode
+from asynckfold.jobs.digests.states import unwrapped
 
 _INTERNAL = frozenset(vars(nn.Module()))
 _HOOKS = tuple(name for name in sorted(_INTERNAL) if name.endswith("_hooks"))
@@ -99,7 +100,7 @@ def kept(model: nn.Module, criterion: Any, device: torch.device) -> Iterator[str
     """Name what the user's code keeps, or may keep, from step to step, except on the device."""
     own = [item for item in model.modules() if type(item).__module__.split(".")[0] not in _KNOWN]
     for function in (criterion, *(type(item).forward for item in own)):
-        if code := getattr(function, "__code__", None):
+        if code := getattr(unwrapped(function), "__code__", None):
             use = bytecode.use(code)
             changed = use.changes if function is criterion else use.changes | use.attributes
             yield from (f"{code.co_name} changes {name}" for name in sorted(changed))

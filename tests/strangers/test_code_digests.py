@@ -89,6 +89,12 @@ def unwrapped(function): return lambda *given: function(*given)
 @unwrapped
 def under_own(x): return x * 1.14
 
+@contextlib.contextmanager
+def with_gain(gain): yield gain * 1.25
+
+@with_gain(2.5)
+def under_gain(x): return x
+
 def summed(x): return (x * 1.15).sum()
 
 class Base(nn.Module):
@@ -130,7 +136,7 @@ class Net(Base):
             x = under_context(x * factor) * under_two() * self.remembered() * 1.24
         if x is None:
             x = [under_inference_mode, under_lru_cache, under_compile, under_vmap]
-            x = [under_vectorize, under_own, self.inherited, self.shown, self.cached]
+            x = [under_vectorize, under_own, under_gain, self.inherited, self.shown, self.cached]
             x = [self.twice, self.dispatched, self.gradient]
         return self.layer(x)
 """
@@ -142,7 +148,7 @@ NAMED = {
     "1.11": "under_vectorize()", "1.12": "under_two()", "1.13": "under_context()",
     "1.14": "under_own()", "1.15": "summed()", "1.16": "Base.inherited()", "0.17": "fill()",
     "1.18": "shown()", "1.19": "cached()", "1.21": "remembered()", "1.22": "scaled()",
-    "1.23": "dispatched()", "1.24": "forward()",
+    "1.23": "dispatched()", "1.24": "forward()", "1.25": "with_gain()",
 }  # fmt: skip
 
 
@@ -170,6 +176,7 @@ def test_an_edit_under_a_decorator_is_refused_by_name(decorated: Path, number: s
         ("@torch.vmap\n", "@functools.partial(torch.vmap, in_dims=1)\n"),
         ("@torch.no_grad()\ndef under_no_grad", "def under_no_grad"),
         ("by=2.0", "by=3.0"),
+        ("with_gain(2.5)", "with_gain(3.5)"),
     ],
 )  # fmt: skip
 def test_another_decorator_or_argument_is_refused(decorated: Path, old: str, new: str) -> None:
@@ -212,7 +219,7 @@ def test_steps_and_transforms_under_a_decorator_count(tmp_path: Path) -> None:
     assert call(STEPS) == call(STEPS)
     with pytest.raises(PlanMismatchError, match=r"validation_step: validation_step\(\) changed"):
         call(STEPS.replace("* 1.0", "* 7.0"))
-    with pytest.raises(PlanMismatchError, match=r"train_transform: Note.__call__\(\) changed"):
+    with pytest.raises(PlanMismatchError, match=r"train_transform: __call__\(\) changed"):
         call(STEPS.replace("* 1.5", "* 2.5"))
 
 
@@ -428,6 +435,21 @@ def test_cached_functions_work_in_every_engine(tmp_path: Path) -> None:
                 tmp_path / engine, scope["made"], dataset=scope["Samples"](), engine=engine,
                 parallelize=True, n_jobs=1, **views,
             ).to_frame("fold").accuracy.tolist()
+            for engine in ("serial", "process")
+        ]  # fmt: skip
+    finally:
+        close_warm()
+    assert scores[0] == scores[1]
+
+
+def test_decorated_functions_of_a_script_travel_to_workers(tmp_path: Path) -> None:
+    text = DECORATED.replace('@torch.compile(backend="eager")', "")
+    assert text != DECORATED
+    net = as_script(text)["Net"]
+    try:
+        scores = [
+            run(tmp_path / engine, net, engine=engine, parallelize=True, n_jobs=1)
+            .to_frame("fold").accuracy.tolist()
             for engine in ("serial", "process")
         ]  # fmt: skip
     finally:

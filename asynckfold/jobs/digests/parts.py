@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import hashlib
@@ -328,9 +329,13 @@ class Part:
             self._expand(word, value, 2)
         else:
             self._put(f"{word}: its class", self._values.text(type(value), word))
-            changed = changed_by_use(type(value))
+            # A context manager that is made anew for each call keeps its arguments.
+            is_new = isinstance(value, contextlib._GeneratorContextManager)
+            changed = () if is_new else changed_by_use(type(value))
             for name, item in sorted(attributes_of(value).items()):
-                if name not in changed and (_is_telling(item) or self._values.is_known(item)):
+                if name in changed or name.startswith("__"):
+                    continue
+                if _is_telling(item) or self._values.is_known(item):
                     self._expand(f"{word}.{name}", item, 2)
 
     def _defaults(self, of: str, function: FunctionType) -> None:

@@ -200,8 +200,10 @@ def functions_of(value: Any) -> list[Any]:
 
 def is_wrapper(value: Any) -> bool:
     """Whether a library's decorator made a value around a function, such as `functools.cache`."""
+    if isinstance(value, (type, functools.partial)):
+        return False
     wrapped = inspect.getattr_static(value, "__wrapped__", None)
-    return callable(wrapped) and not is_own(type(value)) and not isinstance(value, type)
+    return callable(wrapped) and not is_own(type(value))
 
 
 def unwrapped(value: Any) -> Any:
