@@ -541,8 +541,8 @@ def test_another_layout_of_real_code_is_the_same(name: str) -> None:
     changed = [
         one.co_name for one, other in pairs if bytecode.digest(one) != bytecode.digest(other)
     ]
-    # Conditions over several lines, and the code that they stand in.
-    assert len(changed) <= 0.02 * len(pairs), changed
+    # Conditions over several lines, and the code around them, by version of Python.
+    assert len(changed) <= 0.05 * len(pairs), changed
 
 
 class _OneConstant(ast.NodeTransformer):

@@ -105,7 +105,10 @@ def _content(file: str, changed_ns: int) -> str:
 @functools.lru_cache(maxsize=256)
 def _files(folder: str) -> tuple[str, ...]:
     # Folders without code may hold millions of samples.
-    names = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    try:
+        names = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:  # nobody can import from it
+        return ()
     files = [entry.path for entry in names if entry.name.endswith(".py")]
     inner = [entry.path for entry in names if entry.is_dir(follow_symlinks=False)] if files else []
     return (*files, *(file for path in inner for file in _files(path)))

@@ -200,10 +200,9 @@ def functions_of(value: Any) -> list[Any]:
 
 def is_wrapper(value: Any) -> bool:
     """Whether a library's decorator made a value around a function, such as `functools.cache`."""
-    if isinstance(value, (type, functools.partial)):
+    if isinstance(value, (type, functools.partial)) or is_own(type(value)):
         return False
-    wrapped = inspect.getattr_static(value, "__wrapped__", None)
-    return callable(wrapped) and not is_own(type(value))
+    return callable(_under(value))
 
 
 def unwrapped(value: Any) -> Any:
@@ -212,8 +211,12 @@ def unwrapped(value: Any) -> Any:
     for _ in range(DEEPEST):
         if isinstance(core, FunctionType) and is_own(core):
             return core
-        core = inspect.getattr_static(core, "__wrapped__", None)
+        core = _under(core)
     return value
+
+
+def _under(value: Any) -> Any:
+    return getattr(value, "__dict__", {}).get("__wrapped__")
 
 
 def is_named(function: FunctionType) -> bool:

@@ -269,20 +269,11 @@ def sha(text: str, data: Any = b"") -> str:
     return digest.hexdigest()[:16]
 
 
-_NAMED_BEFORE = {
-    "asynckfold.api.fit": "asynckfold.fitting",
-    "asynckfold.data.sources.datasets": "asynckfold.sources.datasets",
-    "asynckfold.data.sources.images": "asynckfold.sources.images",
-    "asynckfold.training.named_optimizers": "asynckfold.training.optimizers",
-}
-"""Modules whose classes plans know by an earlier name, so that runs begun then can continue."""
-
-
 def full_name(value: Any) -> str:
     """Return a qualified name with its module."""
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     module = getattr(value, "__module__", None) or ""
-    return f"{_NAMED_BEFORE.get(module, module)}.{name or type(value).__name__}".strip(".")
+    return f"{module}.{name or type(value).__name__}".strip(".")
 
 
 def _at(path: str, key: Any) -> str:
