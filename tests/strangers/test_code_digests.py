@@ -305,13 +305,13 @@ def imported(name: str) -> Any:
 def test_a_module_named_like_one_of_the_standard_library_is_the_users(
     tmp_path: Path, folder: Path
 ) -> None:
-    file = folder / "colorsys.py"
+    file = folder / "tabnanny.py"
     file.write_text("from torch import nn\ndef made(): return nn.Linear(8, 3, bias=True)\n")
-    first = run(tmp_path / "run", imported("colorsys").made).fingerprint
-    assert run(tmp_path / "run", imported("colorsys").made).fingerprint == first
+    first = run(tmp_path / "run", imported("tabnanny").made).fingerprint
+    assert run(tmp_path / "run", imported("tabnanny").made).fingerprint == first
     file.write_text(file.read_text().replace("True", "False"))
     with pytest.raises(PlanMismatchError, match=r"made\(\) changed"):
-        run(tmp_path / "run", imported("colorsys").made)
+        run(tmp_path / "run", imported("tabnanny").made)
 
 
 def test_modules_that_a_function_takes_from_a_package_count(tmp_path: Path, folder: Path) -> None:
@@ -391,6 +391,21 @@ def test_what_a_distribution_installed_is_a_library_wherever_it_lies(
     names = _components(tmp_path / "run")
     assert "width()" in names
     assert not [name for name in names if "zoo" in name]
+
+
+def test_what_is_installed_as_editable_may_be_edited(tmp_path: Path, folder: Path) -> None:
+    """As ``pip install -e`` leaves it: its files are elsewhere, and its version stays the same."""
+    record = folder / "mynets-1.0.dist-info" / "RECORD"
+    record.parent.mkdir()
+    (record.parent / "direct_url.json").write_text('{"dir_info": {"editable": true}}')
+    record.write_text("__editable__.mynets-1.0.pth,,\nmynets-1.0.dist-info/RECORD,,\n")
+    (folder / "mynets.py").write_text("from torch import nn\ndef made(): return nn.Linear(8, 3)\n")
+    run(tmp_path / "run", imported("mynets").made)
+    (folder / "mynets.py").write_text(
+        "from torch import nn\ndef made(): return nn.Linear(8, 3, bias=False)\n"
+    )
+    with pytest.raises(PlanMismatchError, match=r"made\(\) changed"):
+        run(tmp_path / "run", imported("mynets").made)
 
 
 # Cached functions travel to workers
