@@ -4,7 +4,8 @@
 
     model "net/width=64"  LR schedule "cosine/lr=0.01"  ──►  candidate "net/cosine/lr=0.01,width=64"
 
-Names that users give hold no slash, so both parts can be read back.
+Names that users give hold no slash, so what stands before the first one is such a name, whatever
+it holds.
 """
 
 from __future__ import annotations
@@ -56,10 +57,10 @@ def with_values(name: str, values: Mapping[str, Value]) -> str:
 def base_of(name: str) -> str:
     """Return the name that the user gave.
 
-    >>> base_of("net/depth=2,width=64")
-    'net'
+    >>> base_of("net/depth=2,width=64"), base_of("dropout=0.1")
+    ('net', 'dropout=0.1')
     """
-    return _parts(name)[0]
+    return name.partition("/")[0]
 
 
 def values_of(*names: str) -> dict[str, Value]:
@@ -68,7 +69,9 @@ def values_of(*names: str) -> dict[str, Value]:
     >>> values_of("net/width=64", "cosine/lr=0.01")
     {'lr': 0.01, 'width': 64}
     """
-    pairs = [pair.partition("=") for name in names for pair in _parts(name)[1].split(",") if pair]
+    pairs = [
+        pair.partition("=") for name in names for pair in name.partition("/")[2].split(",") if pair
+    ]
     return {parameter: value_of(text) for parameter, _, text in sorted(pairs)}
 
 
@@ -92,12 +95,6 @@ def params_of(model: str, lr_schedule: str) -> dict[str, Value]:
     """
     given = values_of(model, lr_schedule)
     return {"model": base_of(model), "scheduler": base_of(lr_schedule), **given}
-
-
-def _parts(name: str) -> tuple[str, str]:
-    """Return the name that the user gave, and its values, "" without any."""
-    base, _, values = name.rpartition("/")
-    return (base, values) if "=" in values else (name, "")
 
 
 def _joined(values: Mapping[str, Value]) -> str:
