@@ -3,7 +3,7 @@
 ::
 
     study.ask ── params ──► run in its own folder, named by the params ── all folds ──► study.tell
-                              │ after each fold: trial.report(mean so far)
+                              │ after each fold: trial.report(mean so far, or its score)
                               └─ trial.should_prune ──► the run ends; its other folds stay pending
 
 A run in a folder continues, so a study that was killed does. Trials with the same parameters share
@@ -60,7 +60,8 @@ def optimize(
         Its `root_dir` gets a folder for each trial. Its `time_budget_s` is that of all trials, and
         only the best candidate is refitted, reported and compared with its `baseline`.
     study : optuna.Study
-        Of one objective, to be maximised: the score that ranks.
+        Of one objective: the score that ranks where it is maximised, else the negative of it, such
+        as the mean squared error for ``neg_mean_squared_error``.
     models, schedulers, opt_fn, trainer_params
         As for a call of `kfold`; one model and one LR schedule.
     params : dict of str to distribution or list
@@ -152,7 +153,8 @@ class _Runs:
         elif found.counts["pending"]:
             return False
         else:
-            self._tell(trial, found.candidates[0].mean(found.plan.scoring[0]))
+            score = found.candidates[0].mean(found.plan.scoring[0])
+            self._tell(trial, _sign(self._study) * score)
         return True
 
     def _tell(self, trial: Any, score: float | None) -> None:
@@ -197,6 +199,7 @@ class _Steps:
 
     def __init__(self, trial: Any) -> None:
         self._trial, self.pruned = trial, ""
+        self._sign, self._by_fold = _sign(trial.study), _compares_folds(trial.study.pruner)
         known = trial.study.get_trials(deepcopy=False)[trial.number]
         self._reported = len(known.intermediate_values)
 
@@ -206,7 +209,7 @@ class _Steps:
             result = results.get(job.id)
             if self.pruned or result is None or result.status != DONE:
                 break
-            scores.append(result.scores[plan.scoring[0]])
+            scores.append(self._sign * result.scores[plan.scoring[0]])
             # The last report of a trial that is continued may have been followed by no answer.
             if len(scores) >= self._reported:
                 self._report(scores, len(plan.jobs))
@@ -215,10 +218,25 @@ class _Steps:
     def _report(self, scores: Sequence[float], count: int) -> None:
         done = len(scores)
         if done > self._reported:
-            self._trial.report(sum(scores) / done, done - 1)
+            self._trial.report(scores[-1] if self._by_fold else sum(scores) / done, done - 1)
             self._reported = done
         if done < count and self._trial.should_prune():
             self.pruned = f"pruned after {done} of {count} folds"
+
+
+def _sign(study: Any) -> int:
+    """Return what turns a score, of which greater is better, into what the study compares."""
+    from optuna.study import StudyDirection
+
+    return -1 if study.direction == StudyDirection.MINIMIZE else 1
+
+
+def _compares_folds(pruner: Any) -> bool:
+    """Whether a pruner pairs the steps of trials, and so needs the score of each fold alone."""
+    from optuna.pruners import WilcoxonPruner
+
+    # A PatientPruner holds the one that decides.
+    return isinstance(getattr(pruner, "_wrapped_pruner", pruner), WilcoxonPruner)
 
 
 def _distribution(value: Any) -> Any:
@@ -235,11 +253,10 @@ def _example(distribution: Any) -> Any:
 def _problems(kfold: Any, study: Any, params: Any, n_trials: Any) -> Iterator[Problem]:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BruteForceSampler, GridSampler
-    from optuna.study import StudyDirection
 
-    if [*study.directions] != [StudyDirection.MAXIMIZE]:
+    if len(study.directions) > 1:
         yield Problem(
-            "a study must maximise one score, of which greater is better",
+            "a study must have one objective, the score that ranks",
             ", ".join(item.name.lower() for item in study.directions),
             "Pass optuna.create_study(direction='maximize').",
         )

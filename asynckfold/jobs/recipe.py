@@ -195,7 +195,11 @@ def _name_problems(names: Sequence[str], what: str) -> list[Problem]:
         if names.count(name) > 1
     ]
     for name in dict.fromkeys(names):
-        if not name.strip() or re.search(r"[/\\\x00-\x1f\x7f]", name) or name in (".", ".."):
+        if (
+            not name.strip()
+            or re.search(r"[/\\\x00-\x1f\x7f\ud800-\udfff]", name)
+            or name in (".", "..")
+        ):
             problems.append(
                 Problem(
                     f"a {what} name must not be empty, leave the run's folder, or hold slashes "

@@ -167,7 +167,8 @@ def test_what_cannot_be_a_study_is_refused_before_anything_starts(tmp_path: Path
 
     from asynckfold.integrations.optuna import optimize
 
-    loss, made = optuna.create_study(), optuna.create_study(direction="maximize")
+    two_scores = optuna.create_study(directions=["maximize", "minimize"])
+    made = optuna.create_study(direction="maximize")
     call = ({"net": network}, ["constant"], sgd)
 
     def refused(message: str, study: Any = made, call: Any = call, **given: Any) -> None:
@@ -175,7 +176,7 @@ def test_what_cannot_be_a_study_is_refused_before_anything_starts(tmp_path: Path
         with pytest.raises(InputError, match=message):
             optimize(kfold(tmp_path / "run"), study, *call, **words)
 
-    refused("direction='maximize'", loss)
+    refused("one objective, .* received maximize, minimize", two_scores)
     sampler = optuna.samplers.GridSampler(GRID)
     brute = optuna.create_study(direction="maximize", sampler=sampler)
     refused("must not try all combinations: received GridSampler", brute)
