@@ -33,7 +33,7 @@ from asynckfold.api.prediction import (
     outputs_by_batch,
     transformed,
 )
-from asynckfold.api.saved_models import export_onnx, save_models
+from asynckfold.api.saved_models import expected_by, export_onnx, save_models
 from asynckfold.data.arrays import Given
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.collation import Collation, structure
@@ -231,6 +231,11 @@ class RebuiltModels:
         """Write the first model as ONNX."""
         with seeding.preserved():
             export_onnx(self._prediction(), path, overwrite=overwrite)
+
+    def expects(self) -> dict[str, str]:
+        """Describe what the first module takes."""
+        with seeding.preserved():
+            return expected_by(self._prediction())
 
     def _prediction(self) -> Prediction:
         run, plan = self.run, self.run.results.plan

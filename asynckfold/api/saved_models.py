@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -141,6 +142,36 @@ def export_onnx(prediction: Prediction, path: Path, *, overwrite: bool) -> None:
     if member.fit is not None:
         inputs = preprocessing.transform(member.fit, inputs.numpy())
     write_whole(path, onnx_of(copy.deepcopy(member.model), inputs))
+
+
+def expected_by(prediction: Prediction) -> dict[str, str]:
+    """Describe what the first model takes; see `FoldEnsemble.expects`."""
+    fit, about = prediction.members[0].fit, dict[str, str]()
+    if prediction.steps:
+        about["eval_transform"] = "; ".join(
+            step_name(step) if inspect.isfunction(step) else str(step) for step in prediction.steps
+        )
+    if fit is not None:
+        arrays: dict[str, torch.Tensor] = {}
+        try:
+            stored = stored_fit(fit, arrays, "")
+        except ValueError:  # none whose settings are known
+            about["preprocess"] = str(fit)
+        else:
+            about["preprocess"] = json.dumps(_with_numbers(stored, arrays))
+    return about
+
+
+def _with_numbers(stored: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
+    """Return a stored transformer with its arrays in place of their names."""
+    if isinstance(stored, list):
+        return [_with_numbers(item, arrays) for item in stored]
+    if not isinstance(stored, dict):
+        return stored
+    if stored.keys() <= {"array", "scalar"} and stored:
+        (place,) = stored.values()
+        return arrays[place].tolist()
+    return {name: _with_numbers(item, arrays) for name, item in stored.items()}
 
 
 def new_file_problems(path: Path, *, overwrite: bool) -> Iterator[Problem]:
@@ -354,6 +385,10 @@ class LoadedModels:
     def export_onnx(self, path: Path, *, overwrite: bool) -> None:
         """Write the first of them as ONNX."""
         export_onnx(self.prediction, path, overwrite=overwrite)
+
+    def expects(self) -> dict[str, str]:
+        """Describe what the first of them takes."""
+        return expected_by(self.prediction)
 
     def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
         """Write them to another file."""

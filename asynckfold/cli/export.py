@@ -1,22 +1,32 @@
-"""The verb ``export``: the weights that a job trained, as a safetensors file."""
+"""The verb ``export``: the weights that a job trained, or all that predicts, as a file."""
 
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asynckfold.api.stored_results import load_results
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run
 from asynckfold.errors import InputError, Problem
-from asynckfold.results.cv_results import CVResults
+from asynckfold.results.cv_results import CVResults, single
 from asynckfold.results.report.sentences import plural
 from asynckfold.store import RunReader
 from asynckfold.system.files import write_whole
 
+if TYPE_CHECKING:
+    from asynckfold.data.sources import Source
+    from asynckfold.results.ensemble import FoldEnsemble
+
+SHOWN = 12
+"""Features that are named."""
+
 
 def export(parsed: argparse.Namespace, out: Output) -> int:
-    """Write a job's trained weights; an existing file is never replaced."""
+    """Write trained weights, or models; an existing file is never replaced."""
     path = Path(parsed.to)
     with open_run(parsed.directory, [*parsed.problems, *new_file_problems(path)]) as store:
         return _export(parsed, path, store, out)
@@ -25,22 +35,106 @@ def export(parsed: argparse.Namespace, out: Output) -> int:
 def _export(parsed: argparse.Namespace, path: Path, store: RunReader, out: Output) -> int:
     results = load_results(store)
     name = parsed.candidate or best(results)
-    state = results.state_dict(name, parsed.fold, parsed.repeat)
+    if parsed.model:
+        return _export_models(parsed, path, store, results, name, out)
+    fold = 0 if parsed.fold is None else parsed.fold
+    state = results.state_dict(name, fold, parsed.repeat)
     import torch
     from safetensors.torch import save
 
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    about = {"candidate": name, "fold": str(parsed.fold), "repeat": str(parsed.repeat)}
+    about = {"candidate": name, "fold": str(fold), "repeat": str(parsed.repeat)}
+    expected, unknown = _expected(parsed, store, results, name, fold)
+    about |= expected
     write_whole(path, save(tensors, about))
     numbers = sum(tensor.numel() for tensor in tensors.values())
     left_out = sorted(state.keys() - tensors.keys())
     out.data({**about, "to": str(path), "tensors": len(tensors), "numbers": numbers})
-    what = "all samples" if parsed.fold == "all" else f"fold {parsed.fold}"
+    what = "all samples" if fold == "all" else f"fold {fold}"
     out.say(f"{name}, {what}: {plural(len(tensors), 'tensor')} in {path}")
     out.say("in Python: model.load_state_dict(safetensors.torch.load_file(...))")
     if left_out:
         out.error(f"left out, not tensors: {', '.join(left_out)}")
+    for line in [*_needs(expected), *unknown]:
+        out.error(line)
     return 0
+
+
+def _export_models(
+    parsed: argparse.Namespace,
+    path: Path,
+    store: RunReader,
+    results: CVResults,
+    name: str,
+    out: Output,
+) -> int:
+    """Write the models of all folds, or that of one, with all that they predict with."""
+    ensemble, source = _live(parsed, store, results, name, parsed.fold)
+    ensemble.save(path)
+    out.data({"candidate": name, "models": ensemble.size, "to": str(path)})
+    out.say(f"{name}: {plural(ensemble.size, 'model')} with all that predicts in {path}")
+    out.say("in Python: asynckfold.load_model(path, factory).predict(...)")
+    if source is not None and source.features:
+        out.error(_columns_text(source.features))
+    return 0
+
+
+def _live(
+    parsed: argparse.Namespace,
+    store: RunReader,
+    results: CVResults,
+    name: str,
+    fold: int | str | None,
+) -> tuple[FoldEnsemble, Source | None]:
+    """Return the models of all folds (None) or of one, made again, and the run's data source."""
+    from asynckfold.cli.predict import command_of, live_results
+
+    live, source = live_results(command_of(parsed, store), results, name)
+    if fold is None:
+        return live.ensemble(name), source
+    return single(live, name, fold, parsed.repeat), source
+
+
+def _expected(
+    parsed: argparse.Namespace, store: RunReader, results: CVResults, name: str, fold: int | str
+) -> tuple[dict[str, str], list[str]]:
+    """Return what weights alone leave out, and why some of it is unknown."""
+    try:
+        ensemble, source = _live(parsed, store, results, name, fold)
+        columns = {"features": json.dumps(source.features)} if source and source.features else {}
+        return {**columns, **ensemble.expects()}, []
+    except InputError as error:
+        classes = {"classes": json.dumps(results.plan.classes)} if results.plan.classes else {}
+        scaler = str(results.plan.recipe.get("preprocess") or "").rpartition(" ")[0]
+        scaled = {"preprocess": scaler} if scaler else {}
+        why = f"transforms and what preprocess fitted are not in the file: {error}"
+        return {**scaled, **classes}, [why]
+
+
+def _needs(expected: dict[str, str]) -> list[str]:
+    """Return what a module with these weights takes and gives, as far as that is known."""
+    lines = []
+    if "features" in expected:
+        lines.append(_columns_text(json.loads(expected["features"])))
+    steps = [expected[key] for key in ("eval_transform",) if key in expected]
+    if "preprocess" in expected:
+        text = expected["preprocess"]
+        name = json.loads(text)["class"] if text.startswith("{") else text
+        steps.append(f"{name}, as fitted in this fold")
+    if steps:
+        lines.append(f"they take inputs after: {'; '.join(steps)}")
+    if lines:
+        lines.append(
+            "the metadata of the file hold these numbers; --model writes a file that applies them"
+        )
+    return lines
+
+
+def _columns_text(features: Sequence[str]) -> str:
+    """Return what the numbers of a row are."""
+    more = f", … {len(features)} in all" if len(features) > SHOWN else ""
+    shown = ", ".join(features[:SHOWN]) + more
+    return f"a row holds, in this order, where column=value is 1 or 0: {shown}"
 
 
 def new_file_problems(path: Path) -> list[Problem]:

@@ -102,6 +102,7 @@ SIMULATE_HELP = (
 
 _DATA = ("data_root", "download", "target", "header")
 _COLUMNS = ("drop", "keep", "category")
+_SAME_MODELS = "the --models of the run, if they name code (pkg.mod:Name)"
 _NOT_ALONE = {"folds": None, "repeats": None, "stratify": None, "refit": None}
 """What one model that is trained alone does not have, and what stands for it."""
 
@@ -330,9 +331,9 @@ def _export(verb: Verb) -> None:
     verb.add_argument(
         "--fold",
         type=lambda text: text if text == "all" else verb.number("--fold", int, 0)(text),
-        default=0,
         metavar="K",
-        help="the fold that was held out, or all for the model of run --refit (default 0)",
+        help="the fold that was held out, or all for the model of run --refit (default 0; with "
+        "--model, the models of all folds)",
     )
     verb.add_argument(
         "--repeat",
@@ -341,6 +342,14 @@ def _export(verb: Verb) -> None:
         metavar="R",
         help="repeat of the folds (default 0)",
     )
+    verb.add_argument(
+        "--model",
+        action="store_true",
+        help="write all that predicts, for asynckfold.load_model: weights of all folds, "
+        "transforms, what preprocess fitted, class names",
+    )
+    add_flags(verb, verb.problems, ("models",), helps={"models": _SAME_MODELS})
+    _sweep_of_run(verb)
 
 
 def _predict(verb: Verb) -> None:
@@ -349,7 +358,7 @@ def _predict(verb: Verb) -> None:
         "data": "samples, as for run; labels may be missing (the column of a csv, y of an npz, the "
         "folders of classes)",
         "target": "csv: column of the labels by name or position (default: that of the run)",
-        "models": "the --models of the run, if they name code (pkg.mod:Name)",
+        "models": _SAME_MODELS,
     }
     add_flags(verb, verb.problems, ("data", *_DATA, "models"), helps=helps, required=("data",))
     verb.add_argument(
@@ -363,6 +372,10 @@ def _predict(verb: Verb) -> None:
         action="store_true",
         help="use the model that run --refit trained on all samples, not those of the folds",
     )
+    _sweep_of_run(verb)
+
+
+def _sweep_of_run(verb: Verb) -> None:
     verb.add_argument(
         "--sweep",
         dest="file",
@@ -462,7 +475,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "resume": ("continue a run of built-in models and data by its folder", "", _resume),
     "status": ("print progress, scores so far, and why cores and GPUs are idle", "", _status),
     "report": ("build the HTML report, figures and tables of a run", "", _report),
-    "export": ("write the trained weights of a job as a safetensors file", "", _export),
+    "export": ("write the trained weights of a job, or its models, as a file", "", _export),
     "predict": (
         "predict other samples with the models of all folds of a candidate",
         PREDICT_HELP,

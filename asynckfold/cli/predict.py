@@ -35,7 +35,7 @@ from asynckfold.store import RunReader
 from asynckfold.system.files import write_whole
 
 if TYPE_CHECKING:
-    from asynckfold.data.sources import Samples
+    from asynckfold.data.sources import Samples, Source
 
 
 def predict(parsed: argparse.Namespace, out: Output) -> int:
@@ -51,13 +51,7 @@ def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outp
 
     stored = load_results(store)
     name = parsed.candidate or best(stored)
-    command = _command_of(parsed, store)
-    models = {job.candidate: job.model for job in store.plan.jobs}
-    model = models.get(name, name.partition("/")[0])
-    settings, recipe, source = predicting_parts(command, model)
-    refuse(_model_problems(model, recipe.models))
-    refuse(code_problems(store.plan, model, recipe, settings))
-    live = with_models(stored, settings, recipe)
+    live, source = live_results(command_of(parsed, store), stored, name)
     ensemble = (live.on_all_samples(name) if parsed.refit else live).ensemble(name)
     samples = load_samples(
         parsed.data,
@@ -92,12 +86,30 @@ def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outp
     return 0
 
 
+def live_results(
+    command: argparse.Namespace, stored: CVResults, name: str
+) -> tuple[CVResults, Source | None]:
+    """Return results that can rebuild a candidate's models, and the data source of the run.
+
+    Raises
+    ------
+    InputError
+        The data, the model or the transforms are not those of the run.
+    """
+    models = {job.candidate: job.model for job in stored.plan.jobs}
+    model = models.get(name, name.partition("/")[0])
+    settings, recipe, source = predicting_parts(command, model)
+    refuse(_model_problems(model, recipe.models))
+    refuse(code_problems(stored.plan, model, recipe, settings))
+    return with_models(stored, settings, recipe), source
+
+
 def _suffix_problems(path: Path) -> Iterator[Problem]:
     if path.suffix not in (".csv", ".npz"):
         yield Problem("--to must be a .csv or .npz file", str(path), "Name it predictions.csv.")
 
 
-def _command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namespace:
+def command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namespace:
     """Return the parsed line that makes the run's models and data."""
     words, again = parse_stored(store.about)
     shown = shlex.join(["asynckfold", *words]) if words else "the script that started it"

@@ -148,7 +148,7 @@ class CVResults(Outcome):
         Takes the arguments of `model` after the path, and writes and raises what
         `FoldEnsemble.save` does: ``results.ensemble().save(path)`` writes the models of all folds.
         """
-        _single(self, candidate, fold, repeat).save(path, overwrite=overwrite)
+        single(self, candidate, fold, repeat).save(path, overwrite=overwrite)
 
     def export_onnx(
         self,
@@ -170,7 +170,7 @@ class CVResults(Outcome):
         InputError
             The file exists, a package is missing, or torch cannot export the module.
         """
-        _single(self, candidate, fold, repeat).export_onnx(path, overwrite=overwrite)
+        single(self, candidate, fold, repeat).export_onnx(path, overwrite=overwrite)
 
     def compare_with(self, estimators: Any) -> EstimatorComparison:
         """Fit scikit-learn estimators on the run's folds, and compare them with its candidates.
@@ -290,7 +290,7 @@ def _ensemble_of(found: CVResults, jobs: Sequence[Job]) -> FoldEnsemble:
     )
 
 
-def _single(found: CVResults, candidate: str | None, fold: int | str, repeat: int) -> FoldEnsemble:
+def single(found: CVResults, candidate: str | None, fold: int | str, repeat: int) -> FoldEnsemble:
     """Return one trained model as a predictor."""
     _live_models(found)
     if fold == "all":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,9 @@ class Predictor(Protocol):
 
     def export_onnx(self, path: Path, *, overwrite: bool) -> None:
         """Write the first model as ONNX."""
+
+    def expects(self) -> dict[str, str]:
+        """Describe what the first module takes, see `FoldEnsemble.expects`."""
 
 
 class FoldModels(Protocol):
@@ -130,6 +134,19 @@ class FoldEnsemble:
             rule, remedy = "module needs a single model", "Use modules, a list."
             refuse([Problem(rule, f"{self.size} models", remedy)])
         return self.modules[0]
+
+    def expects(self) -> dict[str, str]:
+        """Describe what weights alone leave out: what the first module takes, and its classes.
+
+        Returns
+        -------
+        dict of str to str
+            ``eval_transform``: what samples pass first; ``preprocess``: as JSON, the transformer
+            that they pass next, with what it fitted, such as ``mean_`` and ``scale_``;
+            ``classes``: as JSON, their names by index. Each only where there is such.
+        """
+        classes = {"classes": json.dumps(self.classes)} if self.classes else {}
+        return self._outputs.expects() | classes
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write all that predicts to one file, for `asynckfold.load_model`.

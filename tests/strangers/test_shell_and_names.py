@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError
+from asynckfold import AsyncKFold, InputError, load_model, load_results
+from asynckfold.cli import main
+from asynckfold.models import MLP
 from tests.toy import adam, samples
 
 needs_optuna = pytest.mark.skipif(
@@ -107,3 +115,86 @@ def test_a_pruner_that_compares_folds_gets_their_scores(
         assert not np.allclose(scores, running)
     assert best.best_score_ == pytest.approx(sign * study.best_value)
     assert best.best_params_["width"] == study.best_params["width"]
+
+
+# Weights of a table
+
+
+@pytest.fixture(scope="module")
+def table_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a table with columns of other scales, and one of names."""
+    root = tmp_path_factory.mktemp("table")
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(90, 2)) * [100, 0.01] + [1000, 5]
+    names = np.array(["blue", "red"])[random.integers(0, 2, 90)]
+    kinds = np.where((rows[:, 0] > 1000) ^ (names == "red"), "yes", "no")
+    lines = [
+        f"{a},{name},{b},{kind}" for (a, b), name, kind in zip(rows, names, kinds, strict=True)
+    ]
+    (root / "table.csv").write_text("\n".join(["size,colour,weight,kind", *lines]))
+    words = ["--epochs", "2", "--folds", "2", "--engine", "serial", "--no-report", "-q"]
+    assert (
+        main(["run", "--data", f"csv:{root}/table.csv", "--root", str(root / "run"), *words]) == 0
+    )
+    return root
+
+
+def test_exported_weights_say_what_they_take(
+    table_run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, results = table_run / "bare.safetensors", load_results(table_run / "run")
+    assert main(["export", str(table_run / "run"), "--fold", "1", "--to", str(path)]) == 0
+    told = capfd.readouterr().err
+    assert "size, colour=blue, colour=red, weight" in told
+    assert "StandardScaler, as fitted in this fold" in told
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    assert json.loads(about["classes"]) == ["no", "yes"]
+    assert json.loads(about["features"]) == ["size", "colour=blue", "colour=red", "weight"]
+    scaler = json.loads(about["preprocess"])["fitted"]
+    table = pd.read_csv(table_run / "table.csv")
+    columns = [table["size"], table.colour == "blue", table.colour == "red", table.weight]
+    rows = (np.stack(columns, axis=1).astype(float) - scaler["mean_"]) / scaler["scale_"]
+    model = built_in_mlp()
+    model.load_state_dict(load_file(path))
+    valid = results.folds[1].valid
+    with torch.no_grad():
+        outputs = model.eval()(torch.tensor(rows[valid], dtype=torch.float32)).numpy()
+    recorded = results.results["mlp/constant/fold-1"].outputs
+    assert recorded is not None
+    np.testing.assert_allclose(outputs, recorded, rtol=1e-4, atol=1e-5)
+
+
+def test_an_exported_model_predicts_as_the_run_does(table_run: Path) -> None:
+    path, predictions = table_run / "model.safetensors", table_run / "predictions.csv"
+    run, data = str(table_run / "run"), f"csv:{table_run}/table.csv"
+    assert main(["export", run, "--model", "--to", str(path)]) == 0
+    assert main(["predict", run, "--data", data, "--to", str(predictions)]) == 0
+    table = pd.read_csv(table_run / "table.csv")
+    columns = [table["size"], table.colour == "blue", table.colour == "red", table.weight]
+    model = load_model(path, built_in_mlp)
+    assert (model.size, model.classes) == (2, ("no", "yes"))
+    probabilities = model.predict_proba(np.stack(columns, axis=1).astype(float))
+    expected = pd.read_csv(predictions)[["p_no", "p_yes"]]
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    one = table_run / "one.safetensors"
+    assert main(["export", run, "--model", "--fold", "1", "--to", str(one)]) == 0
+    assert load_model(one, built_in_mlp).size == 1
+
+
+def built_in_mlp() -> nn.Module:
+    model: nn.Module = MLP(4, num_classes=2)
+    return model
+
+
+def test_weights_of_a_script_say_what_their_file_lacks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kfold(tmp_path / "run", preprocess=StandardScaler())({"net": linear}, ["constant"], adam)
+    path = tmp_path / "weights.safetensors"
+    assert main(["export", str(tmp_path / "run"), "--to", str(path)]) == 0
+    told = capfd.readouterr().err
+    assert "what preprocess fitted are not in the file" in told
+    assert "inputs after: StandardScaler()" in told
+    with safe_open(path, "pt") as file:
+        assert json.loads(file.metadata()["classes"]) == ["0", "1", "2"]
