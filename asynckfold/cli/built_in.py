@@ -58,10 +58,10 @@ def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
     """Return the objects of a sweep of built-in models and data."""
     import torch
 
+    problems = [*parsed.problems, *_fold_problems(parsed)]
     parsed = with_defaults(parsed)
     names, schedulers = words_of(parsed.models), words_of(parsed.schedulers)
-    problems = [
-        *parsed.problems,
+    problems += [
         *name_problems(parsed, names, schedulers),
         *optimizer_problems(parsed, parsed.batch_size),
     ]
@@ -91,7 +91,7 @@ def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
         schedulers,
         optimizer_of(parsed),
         flag_values(parsed, TrainerParams),
-        {**settings, **flag_settings(parsed)},
+        {**flag_settings(parsed), **settings},
         parsed.param,
     )
 
@@ -118,9 +118,20 @@ def source_of(parsed: argparse.Namespace) -> Source:
         drop=column_words(parsed.drop),
         keep=column_words(parsed.keep),
         category=column_words(parsed.category),
+        groups=column_words(parsed.groups),
+        fold_column=column_words(parsed.fold_column),
         limit=parsed.limit,
         random_state=parsed.seed,
     )
+
+
+def _fold_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
+    """Yield flags that ask for other folds than those of a column."""
+    for name in ("folds", "repeats"):
+        value = getattr(parsed, name)
+        if parsed.fold_column and value is not None:
+            rule = f"--fold-column names the folds, so --{name} has no effect"
+            yield Problem(rule, f"--{name} {value}", "Drop one of the two.")
 
 
 def _check_settings(
@@ -158,6 +169,12 @@ def models_and_views(
     if source.kind == "image":
         settings["train_transform"] = image_transform(source, shape, augment=augment)
         settings["eval_transform"] = image_transform(source, shape, augment=False)
+    if source.groups is not None:
+        settings["groups"] = source.groups
+    if source.fold_of is not None:
+        from sklearn.model_selection import PredefinedSplit
+
+        settings["kfolds"] = PredefinedSplit(source.fold_of)
     if source.standardize:
         from sklearn.preprocessing import StandardScaler
 

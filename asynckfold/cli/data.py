@@ -37,6 +37,8 @@ def data(parsed: argparse.Namespace, out: Output) -> int:
             column_words(parsed.drop),
             column_words(parsed.keep),
             column_words(parsed.category),
+            column_words(parsed.groups),
+            column_words(parsed.fold_column),
         ),
         limit=parsed.limit,
         random_state=parsed.seed,

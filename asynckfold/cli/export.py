@@ -125,7 +125,7 @@ def _needs(expected: dict[str, str]) -> list[str]:
         lines.append(f"they take inputs after: {'; '.join(steps)}")
     if lines:
         lines.append(
-            "the metadata of the file hold these numbers; --model writes a file that applies them"
+            "the metadata of the file say all of this; --model writes a file that applies it"
         )
     return lines
 
@@ -134,7 +134,8 @@ def _columns_text(features: Sequence[str]) -> str:
     """Return what the numbers of a row are."""
     more = f", … {len(features)} in all" if len(features) > SHOWN else ""
     shown = ", ".join(features[:SHOWN]) + more
-    return f"a row holds, in this order, where column=value is 1 or 0: {shown}"
+    encoded = "where column=value is 1 or 0, " if any("=" in name for name in features) else ""
+    return f"a row holds, {encoded}in this order: {shown}"
 
 
 def new_file_problems(path: Path) -> list[Problem]:

@@ -91,6 +91,11 @@ class Named:
     category : str
         Columns of a csv or npz file to treat as categories, one feature per category, even if they
         hold numbers.
+    groups : str
+        Column of a csv or npz file that names groups of rows, such as patients. No group is divided
+        between folds.
+    fold_column : str
+        Column of a csv or npz file each of whose values is a fold.
     limit : int
         Use N samples only, with balanced classes.
     augment : bool
@@ -122,6 +127,8 @@ class Named:
     drop: str | None = argument(None, group="data", metavar="COLUMNS")
     keep: str | None = argument(None, group="data", metavar="COLUMNS")
     category: str | None = argument(None, group="data", metavar="COLUMNS")
+    groups: str | None = argument(None, group="data", metavar="COLUMN")
+    fold_column: str | None = argument(None, group="data", metavar="COLUMN")
     limit: int | None = argument(None, group="data", none="")
     augment: bool = argument(False, group="data")
     models: str = argument("mlp", group="candidates", metavar="A,B", is_common=True)

@@ -101,9 +101,9 @@ SIMULATE_HELP = (
 )
 
 _DATA = ("data_root", "download", "target", "header")
-_COLUMNS = ("drop", "keep", "category")
+_COLUMNS = ("drop", "keep", "category", "groups", "fold_column")
 _SAME_MODELS = "the --models of the run, if they name code (pkg.mod:Name)"
-_NOT_ALONE = {"folds": None, "repeats": None, "stratify": None, "refit": None}
+_NOT_ALONE = dict.fromkeys(("folds", "repeats", "stratify", "refit", "fold_column"))
 """What one model that is trained alone does not have, and what stands for it."""
 
 

@@ -50,13 +50,18 @@ def _entry(name: str, places: dict[type, Argument]) -> Iterator[str]:
     yield f"\n### {name}\n"
     yield f"- {item.typed}" + ("" if item.default is MISSING else f", default `{item.default!r}`")
     in_file = Settings in places and name not in ELSEWHERE
-    where = [_WHERE[place] for place in places] + ["key of `settings` in a sweep file"] * in_file
-    yield f"- {', '.join(where)}" + (f", flag `--{item.flag}`" if item.flag else "")
+    on_line = places[Named] if Named in places and len(places) > 1 else None
+    where = [_WHERE[place] for place in places if place is not Named or not on_line]
+    where += ["key of `settings` in a sweep file"] * in_file
+    flag = item.flag or (on_line and on_line.flag)
+    yield f"- {', '.join(where)}" + (f", flag `--{flag}`" if flag else "")
     if item.is_checked:
         yield f"- must be {item.rule}"
     if item.trainers:
         yield f"- for the trainer {' or '.join(item.trainers)} only"
     yield f"\n{item.text}"
+    if on_line:
+        yield f"\nThe flag takes a name: {on_line.text[0].lower()}{on_line.text[1:]}"
 
 
 if __name__ == "__main__":

@@ -249,9 +249,9 @@ def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     batch_size = settings.pop("batch_size", value_of(parsed, "batch_size"))
     if parsed.verb == "train":
         refuse(_alone_problems(parsed, sweep))
-        aliases = {"cv", "n_splits", "n_repeats", "groups"}
+        aliases = {"cv", "n_splits", "n_repeats"}
         settings = {name: value for name, value in settings.items() if name not in aliases}
-        folds = _held_out(parsed)
+        folds = _held_out(parsed, settings.get("groups") is not None)
     settings.setdefault("verbose", 0 if parsed.quiet else 1 + parsed.verbose)
     about = {**settings.pop("about", {}), "cli": parsed.line, "folder": str(Path.cwd())}
     return AsyncKFold(
@@ -279,9 +279,13 @@ def _alone_problems(parsed: argparse.Namespace, sweep: SweepParts) -> Iterator[P
         yield Problem("train takes one candidate", f"a grid of {names}", "Use run for several.")
 
 
-def _held_out(parsed: argparse.Namespace) -> Any:
-    """Return a splitter that holds a share of the samples out; stratified for built-in data."""
+def _held_out(parsed: argparse.Namespace, grouped: bool) -> Any:
+    """Return a splitter that holds a share of the samples, or of their groups, out.
+
+    Stratified for built-in data without groups.
+    """
     from sklearn import model_selection
 
     kind = model_selection.ShuffleSplit if parsed.file else model_selection.StratifiedShuffleSplit
+    kind = model_selection.GroupShuffleSplit if grouped else kind
     return kind(1, test_size=parsed.held_out, random_state=parsed.seed or 0)

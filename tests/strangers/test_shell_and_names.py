@@ -198,3 +198,151 @@ def test_weights_of_a_script_say_what_their_file_lacks(
     assert "inputs after: StandardScaler()" in told
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["classes"]) == ["0", "1", "2"]
+
+
+# Rows that belong together
+
+
+@pytest.fixture(scope="module")
+def patients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A table with six rows of each of twenty patients, whose class is drawn by coin."""
+    random = np.random.default_rng(0)
+    patient = np.repeat(np.arange(20), 6)
+    rows = pd.DataFrame(random.normal(size=(20, 2))[patient], columns=["a", "b"])
+    rows["a"] += random.normal(size=len(rows)) / 20
+    rows.insert(0, "patient", [f"P{at:02d}" for at in patient])
+    rows["part"] = np.array(["x", "y", "z"])[patient % 3]
+    rows["kind"] = random.integers(0, 2, 20)[patient]
+    path = tmp_path_factory.mktemp("patients") / "patients.csv"
+    rows.to_csv(path, index=False)
+    arrays = rows.assign(patient=patient, part=patient % 3).to_numpy(float)
+    np.savez(path.with_suffix(".npz"), X=arrays[:, :4], y=arrays[:, 4].astype(int))
+    return path
+
+
+QUICK = ("--epochs", "1", "--engine", "serial", "--no-report", "-q")
+
+
+@pytest.mark.parametrize(("source", "column"), [("csv", "patient"), ("npz", "0")])
+def test_no_group_of_a_column_is_on_both_sides(
+    patients: Path, tmp_path: Path, source: str, column: str
+) -> None:
+    data = ["--data", f"{source}:{patients.with_suffix('.' + source)}", "--groups", column]
+    words = [*data, "--folds", "2", "--root", str(tmp_path), *QUICK]
+    assert main(["run", *words]) == 0
+    table = pd.read_csv(patients)
+    for fold in load_results(tmp_path).folds:
+        sides = set(table.patient[fold.train]), set(table.patient[fold.valid])
+        assert not sides[0] & sides[1]
+    alone = tmp_path / "alone"
+    assert main(["train", *data, "--root", str(alone), *QUICK]) == 0
+    (fold,) = load_results(alone).folds
+    assert not set(table.patient[fold.train]) & set(table.patient[fold.valid])
+    assert main(["resume", str(tmp_path), "-q"]) == 0
+
+
+@pytest.mark.parametrize(("source", "column"), [("csv", "part"), ("npz", "3")])
+def test_each_value_of_a_column_is_a_fold(
+    patients: Path, tmp_path: Path, source: str, column: str
+) -> None:
+    data = f"{source}:{patients.with_suffix('.' + source)}"
+    words = ["--data", data, "--fold-column", column, "--root", str(tmp_path), *QUICK]
+    assert main(["run", *words]) == 0
+    table, results = pd.read_csv(patients), load_results(tmp_path)
+    assert [sorted(set(table.part[fold.valid])) for fold in results.folds] == [["x"], ["y"], ["z"]]
+    assert all(len(fold.train) + len(fold.valid) == len(table) for fold in results.folds)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--groups patent", "--groups must be a column of the file"),
+        ("--groups kind", "--groups applies to features only"),
+        ("--groups patient,part", "--groups must be one column"),
+        ("--groups patient --keep patient", "a column is either a feature or none"),
+        ("--fold-column part --folds 3 --repeats 2", "2 problems"),
+        ("--fold-column patient --groups part", "a group must not be on both sides"),
+        ("--groups gap", "--groups must have no missing values"),
+    ],
+)
+def test_columns_that_cannot_divide_are_refused(
+    patients: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    table = pd.read_csv(patients)
+    if "gap" in words:
+        table["gap"] = table.patient.where(table.part != "x")
+    table.to_csv(tmp_path / "table.csv", index=False)
+    data = ["--data", f"csv:{tmp_path}/table.csv", "--target", "kind"]
+    assert main(["run", *data, *words.split(), "--root", str(tmp_path / "run"), *QUICK]) == 2
+    assert told in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_sources_have_no_columns_of_groups(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "digits", "--groups", "a", "--fold-column", "b"]) == 2
+    told = capfd.readouterr().err
+    assert "--groups applies to csv: and npz: only" in told
+    assert "--fold-column applies to csv: and npz: only" in told
+
+
+@pytest.mark.parametrize("drop", [[], ["--drop", "patient"]])
+def test_a_likely_group_is_named(
+    patients: Path, drop: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", f"csv:{patients}", *drop]) == 0
+    told = capfd.readouterr().out
+    assert "each of the 20 values of column 'patient' has one class" in told
+    assert "pass --groups patient" in told
+    assert "column 'part' has one class" not in told
+    assert main(["data", f"csv:{patients}", "--groups", "patient"]) == 0
+    told = capfd.readouterr().out
+    assert "has one class" not in told
+    assert "no value of column 'patient' is divided between folds: 20 groups" in told
+
+
+# Numbers that may be others
+
+
+def test_numbers_that_may_be_others_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ("1E5", "1.037", "0.125", "1e-05"), ("2E3", "950", "1.250", "1.5")
+    rows = [";".join([*kinds[at % 2], str(at * 7 % 11), "ab"[at % 2]]) for at in range(24)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["code;sales;share;rate;n;kind", *rows]))
+    assert main(["data", f"csv:{path}"]) == 0
+    told = capfd.readouterr().out
+    assert "column 'code' such as 1E5, read as 100000; where these are codes, pass --cat" in told
+    assert "column 'sales' such as 1.037, read as 1.037; where the point separates thous" in told
+    for name in ("share", "rate", "n"):
+        assert f"'{name}' such as" not in told
+    assert main(["data", f"csv:{path}", "--category", "code", "--drop", "sales"]) == 0
+    told = capfd.readouterr().out
+    assert "exponent" not in told
+    assert "thousands" not in told
+
+
+def test_a_comma_in_numbers_has_two_remedies(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("a,b,kind\n" + '"1,000",1,x\n"2,500",2,y\n' * 9)
+    assert main(["data", f"csv:{path}"]) == 2
+    told = capfd.readouterr().err
+    assert "1000 for 1,000" in told
+    assert "1.5 for 1,5" in told
+    path.write_text(path.read_text().replace(",000", "000").replace(",500", "500"))
+    assert main(["data", f"csv:{path}"]) == 0
+    assert "1000 … 2500" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("greatest", "code"), [(1, 2), (16, 0), (255, 0)])
+def test_dark_images_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], greatest: int, code: int
+) -> None:
+    images = np.random.default_rng(0).integers(0, greatest + 1, (30, 8, 8)).astype(np.uint8)
+    np.savez(tmp_path / "images.npz", X=images, y=np.arange(30) % 3)
+    assert main(["data", f"npz:{tmp_path}/images.npz"]) == code
+    told = "".join(capfd.readouterr())
+    assert ("Multiply X by 255" in told) == (greatest == 1)
+    assert ("if 16 is, multiply X by 255 / 16" in told) == (greatest == 16)

@@ -65,6 +65,8 @@ def load_source(
     drop: Sequence[str] = (),
     keep: Sequence[str] = (),
     category: Sequence[str] = (),
+    groups: Sequence[str] = (),
+    fold_column: Sequence[str] = (),
     limit: int | None = None,
     random_state: int = 0,
 ) -> Source:
@@ -85,6 +87,9 @@ def load_source(
     drop, keep, category : sequence of str
         For tables only: columns, by name or position, to leave out; to use though they seem to
         count the samples; that hold names, even where these are numbers.
+    groups, fold_column : sequence of str
+        For tables only: the column of which no value is divided between folds; and the one of which
+        each value is a fold. At most one each.
     limit : int, optional
         Use only so many samples, classes balanced.
     random_state : int
@@ -106,7 +111,7 @@ def load_source(
     >>> source.sample_shape, len(source.dataset), source.classes[:3]
     ((1, 8, 8), 100, ('0', '1', '2'))
     """
-    choice = TableOptions(target, header, tuple(drop), tuple(keep), tuple(category))
+    choice = TableOptions(target, header, *map(tuple, (drop, keep, category, groups, fold_column)))
     word, place = _checked(spec, data_root, choice, limit)
     source = _load(spec, word, place, download, choice)
     return source if limit is None else limited(source, limit, random_state)
@@ -233,5 +238,8 @@ def _option_problems(word: str, choice: TableOptions, limit: int | None) -> Iter
             yield Problem(
                 f"{flag} applies to {only} only", f"{flag} {given} with {word}", "Drop it."
             )
+    for flag, words in choice.columns[-2:]:
+        if len(words) > 1:
+            yield Problem(f"{flag} must be one column", ", ".join(words), "Name one.")
     if limit is not None and limit < 1:
         yield Problem("limit must be at least 1", str(limit), "Leave it out to use all samples.")

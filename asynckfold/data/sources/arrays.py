@@ -23,11 +23,20 @@ from asynckfold.data.sources.columns import (
 )
 from asynckfold.data.sources.labels import class_indices, class_note, label_problems
 from asynckfold.data.sources.source import IMAGE, Samples, Source, TableOptions
-from asynckfold.data.sources.tables import Table, column_choice, position_problems, table_source
+from asynckfold.data.sources.tables import (
+    Table,
+    column_choice,
+    divided_by,
+    position_problems,
+    table_source,
+)
 from asynckfold.data.sources.text_files import Head
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
 Array = npt.NDArray[Any]
+
+DARK = 128
+"""Images without a number of this size were perhaps not written with 255 as white."""
 
 
 def npz_source(name: str, path: Path, choice: TableOptions) -> Source:
@@ -102,7 +111,17 @@ class Arrays:
         """Return class names and indices, with problems and all notes."""
         classes, targets = class_indices(self.names())
         problems = list(label_problems("y", classes, len(targets)))
-        return classes, targets, problems, [*self.notes, *class_note("y", classes)]
+        notes = [*self.notes, *class_note("y", classes)]
+        greatest = 255 if self.samples.ndim == 2 else int(self.samples.max())
+        if greatest == 1:
+            rule, remedy = "images in X must be 0 to 255", "Multiply X by 255."
+            problems.append(Problem(rule, "0 and 1, of which 255 makes 0 and 0.0039", remedy))
+        elif greatest < DARK:
+            notes.append(
+                f"the greatest number in X is {greatest}, and 255 is white: if {greatest} is, "
+                f"multiply X by 255 / {greatest}"
+            )
+        return classes, targets, problems, notes
 
 
 def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
@@ -250,10 +269,14 @@ def array_table(arrays: Arrays, choice: TableOptions) -> Table:
         for at, cells in enumerate(np.ascontiguousarray(samples.T))
     ]
     problems += feature_problems("X", judged)
+    division = divided_by(head, pd.DataFrame(samples), chosen, None if problems else targets)
+    problems += division.problems
+    notes += division.notes
     notes += column_notes(judged, None if problems else targets)
     columns = tuple(item.column for item in judged)
     found = columns, tuple(judged), classes, targets, len(samples)
-    return Table(*found, tuple(problems), tuple(notes))
+    told = tuple(problems), tuple(notes)
+    return Table(*found, *told, groups=division.groups, fold_of=division.fold_of)
 
 
 def _images(

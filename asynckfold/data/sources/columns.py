@@ -36,6 +36,7 @@ import numpy.typing as npt
 
 from asynckfold.data.sources.counting import counts
 from asynckfold.data.sources.labels import number
+from asynckfold.data.sources.text_files import EXPONENTS, POINTS, ZEROS
 from asynckfold.errors import Problem
 
 MAX_CATEGORIES = 50
@@ -43,6 +44,7 @@ FEATURE, TARGET, LEFT_OUT, REFUSED = "feature", "target", "left out", "refused"
 NAMES = "names"
 
 _ON_REQUEST, _EMPTY = "--drop", "it is empty and has no name"
+_GROUPS, _FOLDS = "--groups", "--fold-column"
 _NAMED_COLUMNS = 5
 # A row or two may be there twice.
 _NEARLY_ALL = 0.9
@@ -69,7 +71,10 @@ _REMEDIES = {
         "Correct the cells, or pass --category COLUMN if they are codes; if the first row is the "
         "header, pass --header yes."
     ),
-    "numbers must have a decimal point": "Replace the decimal commas first.",
+    "numbers must have a decimal point and no comma": (
+        "Write 1.5 for 1,5 where the comma is a decimal comma; write 1000 for 1,000 where it "
+        "separates thousands."
+    ),
     "numbers must be plain digits": (
         "Remove units and thousands separators first; if they are names, pass --category COLUMN."
     ),
@@ -84,12 +89,25 @@ _REMEDIES = {
         "Greater ones are not exact as features: pass --drop COLUMN, or rescale the column first."
     ),
     f"a column of names must have at most {MAX_CATEGORIES} different ones": (
-        "Leave the column out with --drop, group its values, or turn it into numbers."
+        "Leave the column out with --drop, group its values, or turn it into numbers; if each is a "
+        "group of rows that belong together, such as a patient, pass --groups COLUMN."
     ),
     "a column must hold numbers, or those names, that the models were trained on": (
         "Correct these cells or drop the rows first. Rows count from 1, without the header."
     ),
 }
+_SPELLINGS = {
+    EXPONENTS: (
+        "numbers with an exponent",
+        "where these are codes, pass --category COLUMN or --drop COLUMN",
+    ),
+    POINTS: (
+        "numbers with a decimal point and three digits behind it",
+        "where the point separates thousands, remove it from the file",
+    ),
+}
+"""What numbers are taken for that may be something else, and the remedy."""
+
 (
     _MISSING_RULE,
     _FINITE_RULE,
@@ -133,6 +151,8 @@ class ColumnChoice:
     drop: frozenset[int] = frozenset()
     keep: frozenset[int] = frozenset()
     category: frozenset[int] = frozenset()
+    groups: frozenset[int] = frozenset()
+    fold_column: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +162,7 @@ class Judged:
     column: Column
     values: npt.NDArray[Any] | None = None
     detail: str = ""  # where it breaks the rule, which is the column's `why`
+    spelled: tuple[str, str] | None = None  # see `text_files.spellings`
 
 
 def judge(
@@ -151,20 +172,26 @@ def judge(
     chosen: ColumnChoice,
     *,
     unnamed: bool,
-    zeros: bool = False,
+    spelled: tuple[str, str] | None = None,
 ) -> Judged:
     """Decide what a column other than the target is, by the rule of this module.
 
     `cells` is a Series as pandas read it. `unnamed`: the table has a header, but not for this
-    column. `zeros`: some of its numbers have leading zeros.
+    column. `spelled`: how its numbers are, if they may be something else.
     """
-    if position in chosen.drop:
-        return _left_out(name, cells, _ON_REQUEST)
-    judged = _judge_kept(
-        name, cells, position in chosen.category, zeros and position not in chosen.keep
-    )
+    for why, positions in (
+        (_GROUPS, chosen.groups),
+        (_FOLDS, chosen.fold_column),
+        (_ON_REQUEST, chosen.drop),
+    ):
+        if position in positions:
+            return _left_out(name, cells, why)
+    if position in chosen.keep or position in chosen.category:
+        spelled = None
+    zeros = spelled is not None and spelled[0] == ZEROS
+    judged = _judge_kept(name, cells, position in chosen.category, zeros)
     why = "" if position in chosen.keep else _idle(name, position, cells, judged, unnamed)
-    return _left_out(name, cells, why) if why else judged
+    return _left_out(name, cells, why) if why else replace(judged, spelled=spelled)
 
 
 def _idle(name: str, position: int, cells: Any, judged: Judged, unnamed: bool) -> str:
@@ -346,7 +373,7 @@ def column_notes(
     """Yield notes on columns that are left out, constant, encoded, or suspicious."""
     left_out = [item.column for item in judged if item.column.role == LEFT_OUT]
     for column in left_out:
-        if column.why != _ON_REQUEST:
+        if column.why not in (_ON_REQUEST, _GROUPS, _FOLDS):
             keep = "" if column.why == _EMPTY else f" (--keep {_word(column.name)} uses it)"
             yield f"{_label(column.name)} is left out: {column.why}{keep}"
     if dropped := [_label(column.name) for column in left_out if column.why == _ON_REQUEST]:
@@ -361,6 +388,16 @@ def column_notes(
         yield f"{word} one value only: {', '.join(constant[:_NAMED_COLUMNS])}"
     if encoded := sum(item.column.dtype == NAMES for item in judged if item.values is not None):
         yield f"{encoded} {'column' if encoded == 1 else 'columns'} of names one-hot encoded"
+    for kind, (taken, remedy) in _SPELLINGS.items():
+        spelled = [
+            f"{_label(item.column.name)} such as {item.spelled[1]}, read as "
+            f"{float(item.spelled[1]):g}"
+            for item in judged
+            if item.spelled and item.spelled[0] == kind and item.values is not None
+        ]
+        if spelled:
+            more = f" and {len(spelled) - _NAMED_COLUMNS} more" if spelled[_NAMED_COLUMNS:] else ""
+            yield f"{taken}: {', '.join(spelled[:_NAMED_COLUMNS])}{more}; {remedy}"
     for item in judged:
         if targets is not None and item.values is not None and _tells(item, targets):
             yield (

@@ -27,11 +27,19 @@ class TableOptions:
     drop: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()  # features, although they look like row numbers or identifiers
     category: tuple[str, ...] = ()  # categorical, even where the values are numbers
+    groups: tuple[str, ...] = ()  # at most one, of which no value is divided between folds
+    fold_column: tuple[str, ...] = ()  # at most one, of which each value is a fold
 
     @property
     def columns(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Columns by flag."""
-        return ("--drop", self.drop), ("--keep", self.keep), ("--category", self.category)
+        return (
+            ("--drop", self.drop),
+            ("--keep", self.keep),
+            ("--category", self.category),
+            ("--groups", self.groups),
+            ("--fold-column", self.fold_column),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +62,8 @@ class Source:
     mean: tuple[float, ...] = ()  # of each channel, for values in [0, 1]; empty: no normalisation
     std: tuple[float, ...] = ()
     columns: tuple[Column, ...] = ()  # every column of a table, in order; empty for images
+    groups: npt.NDArray[np.int64] | None = None  # group of each row
+    fold_of: npt.NDArray[np.int64] | None = None  # fold that holds each row out
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:
@@ -105,6 +115,8 @@ def limited(source: Source, limit: int, random_state: int) -> Source:
     note = part_note(limit, total, random_state)
     return replace(
         source,
+        groups=None if source.groups is None else source.groups[chosen],
+        fold_of=None if source.fold_of is None else source.fold_of[chosen],
         dataset=Selection(source.dataset, chosen, source.targets[chosen], source.classes),
         notes=(*source.notes, note),
     )

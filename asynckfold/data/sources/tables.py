@@ -42,11 +42,13 @@ from asynckfold.data.sources.labels import (
     spelling_problems,
 )
 from asynckfold.data.sources.source import TABLE, Samples, Source, TableOptions
-from asynckfold.data.sources.text_files import Head, read_cells, read_head, zeros_before
+from asynckfold.data.sources.text_files import Head, read_cells, read_head, spellings
 from asynckfold.errors import Problem, nearest, refuse
 
 # Not y, which stands beside x as often.
 _TARGET_NAMES = frozenset({"class", "label", "labels", "target"})
+# A logarithm.
+_SOME_ROWS, _BY_CHANCE = 1000, -6
 _SHOWN_COLUMNS, _SHOWN_CLASSES, _SHOWN_LETTERS = 20, 8, 20
 
 
@@ -62,6 +64,8 @@ class Table:
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     repeated: int = 0  # rows that equal an earlier one, where they were counted
+    groups: npt.NDArray[np.int64] | None = None  # number of each row's group
+    fold_of: npt.NDArray[np.int64] | None = None  # number of the fold that holds each row out
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -78,7 +82,8 @@ def read_table(path: Path, choice: TableOptions, *, count_repeats: bool = False)
     refuse([*position_problems(head, choice), *_default_target_problems(head, choice.target)])
     position = head.n_columns - 1 if choice.target is None else position_of(head, choice.target)
     chosen = column_choice(head, choice, position)
-    cells = read_cells(path, head, sorted({position, *chosen.category}))
+    as_text = {position, *chosen.category, *chosen.groups, *chosen.fold_column}
+    cells = read_cells(path, head, sorted(as_text))
     refuse(_no_rows(path, cells))
     label = head.label(position)
     labels = cells[position]
@@ -90,10 +95,13 @@ def read_table(path: Path, choice: TableOptions, *, count_repeats: bool = False)
         problems += label_problems(label, classes, len(targets))
     judged = _judged(path, head, cells, chosen, position)
     problems += feature_problems(str(path), judged)
+    division = divided_by(head, cells, chosen, None if problems else targets)
+    problems += division.problems
     first = "the first row is the header" if head.has_header else "no header"
     notes = [
         f"{first}; the class is {label}: {_shown(classes)}",
         *class_note(label, classes),
+        *division.notes,
         *column_notes(judged, None if problems else targets),
     ]
     missing = int(labels.isna().sum())
@@ -109,6 +117,8 @@ def read_table(path: Path, choice: TableOptions, *, count_repeats: bool = False)
         tuple(problems),
         tuple(notes),
         _repeats(cells, columns) if count_repeats else 0,
+        division.groups,
+        division.fold_of,
     )
 
 
@@ -149,6 +159,8 @@ def table_source(name: str, table: Table) -> Source:
         features=table.features,
         notes=table.notes,
         columns=table.columns,
+        groups=table.groups,
+        fold_of=table.fold_of,
     )
 
 
@@ -200,7 +212,7 @@ def csv_samples(
 def _judged(
     path: Path, head: Head, cells: Any, chosen: ColumnChoice, target: int | None
 ) -> list[Judged]:
-    zeros = zeros_before(path, head, cells)
+    spelled = spellings(path, head, cells)
     return [
         judge(
             head.name(at),
@@ -208,7 +220,7 @@ def _judged(
             cells[at],
             chosen,
             unnamed=head.has_header and not head.names[at],
-            zeros=at in zeros,
+            spelled=spelled.get(at),
         )
         for at in range(head.n_columns)
         if at != target
@@ -235,15 +247,21 @@ def column_choice(head: Head, choice: TableOptions, target: int | None) -> Colum
 
 
 def _choice_problems(head: Head, chosen: ColumnChoice, target: int | None) -> Iterator[Problem]:
-    for flag, given in (("--drop", chosen.drop), ("--keep", chosen.keep)):
+    for flag, given in (
+        ("--drop", chosen.drop),
+        ("--keep", chosen.keep),
+        ("--groups", chosen.groups),
+        ("--fold-column", chosen.fold_column),
+    ):
         if target is not None and target in given:
             rule = f"{flag} applies to features only"
             yield Problem(rule, f"the target, {head.label(target)}", "Pass --target for another.")
     if target is not None and target in chosen.category:
         rule = "--category applies to features only"
         yield Problem(rule, f"the target, {head.label(target)}", "Its values are classes anyway.")
-    for at in sorted(chosen.drop & (chosen.keep | chosen.category)):
-        rule = "a column is either used or dropped"
+    unused = chosen.drop | chosen.groups | chosen.fold_column
+    for at in sorted(unused & (chosen.keep | chosen.category)):
+        rule = "a column is either a feature or none"
         yield Problem(rule, head.label(at), "Leave one of the flags out.")
 
 
@@ -285,6 +303,69 @@ def column_words(text: str | None) -> tuple[str, ...]:
     """
     words = next(csv.reader([text], skipinitialspace=True), []) if text else []
     return tuple(word.strip() for word in words if word.strip())
+
+
+# Rows that belong together
+
+
+@dataclass(frozen=True, eq=False)
+class Division:
+    """What columns say of how rows are to be divided into folds."""
+
+    groups: npt.NDArray[np.int64] | None = None
+    fold_of: npt.NDArray[np.int64] | None = None
+    problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def divided_by(
+    head: Head, cells: Any, chosen: ColumnChoice, targets: npt.NDArray[np.int64] | None
+) -> Division:
+    """Return groups and folds of the rows; where neither is chosen, name what may be groups."""
+    found: dict[str, npt.NDArray[np.int64]] = {}
+    problems, notes = [], []
+    for flag, positions, text in (
+        ("--groups", chosen.groups, "no value of {} is divided between folds: {} groups"),
+        ("--fold-column", chosen.fold_column, "each value of {} is a fold: {} folds"),
+    ):
+        for at in positions:
+            missing = int(cells[at].isna().sum())
+            if missing:
+                rule, received = f"{flag} must have no missing values", f"{missing} cells missing"
+                problems.append(Problem(rule, f"{head.label(at)}, {received}", "Fill them first."))
+                continue
+            names, found[flag] = class_indices([str(text).strip() for text in cells[at]])
+            notes.append(text.format(head.label(at), len(names)))
+    if not found and not problems and targets is not None:
+        notes += _likely_groups(head, cells, targets)
+    groups, fold_of = found.get("--groups"), found.get("--fold-column")
+    return Division(groups, fold_of, tuple(problems), tuple(notes))
+
+
+def _likely_groups(head: Head, cells: Any, targets: npt.NDArray[np.int64]) -> Iterator[str]:
+    """Yield the columns each of whose values has one class, by far too often for chance."""
+    import pandas as pd
+
+    shares = np.bincount(targets) / len(targets)
+    for at in cells.columns:
+        if cells[at].dtype.kind == "f" or cells[at].isna().any():
+            continue
+        # Most columns are no groups, as a few rows tell.
+        for rows in (slice(_SOME_ROWS), slice(None)):
+            codes, values = pd.factorize(cells[at][rows])
+            pairs = pd.unique(codes * len(shares) + targets[rows])
+            if len(pairs) > len(values):
+                break
+        else:
+            sizes = np.bincount(codes)
+            chance = np.log10((shares[None, :] ** sizes[:, None]).sum(axis=1)).sum()
+            if len(values) > len(shares) and chance < _BY_CHANCE:
+                yield (
+                    f"each of the {len(values)} values of {head.label(at)} has one class: if a "
+                    "value is a group of rows that belong together, such as those of a patient, "
+                    f"pass --groups {head.names[at] if head.names else at}, else training and "
+                    "held-out parts share groups, and scores are too good"
+                )
 
 
 # What is wrong with rows

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -37,6 +37,17 @@ _READING: Any = {
     "encoding": "utf-8-sig",
 }
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+ZEROS, EXPONENTS, POINTS = "leading zeros", "exponents", "points"
+"""Spellings of numbers that may be no numbers, or others: see `spellings`."""
+
+_SPELLED = {
+    "i": (ZEROS, re.compile(r"[+-]?0\d")),
+    "f": (EXPONENTS, re.compile(r"\d+[eE]\d+$")),
+}
+"""By kind of the column's dtype."""
+
+# 1.037 may be 1037, if no cell with a point has another form.
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}|[+-]?\d{1,3}|")
 _LEADING_ZERO = re.compile(rb"""(?:^|[,;\t"' +-])0[0-9]""", re.MULTILINE)
 # Read by pandas as they are.
 _COMPRESSED = frozenset({".bz2", ".gz", ".tar", ".xz", ".zip", ".zst"})
@@ -303,14 +314,37 @@ def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | N
     )
 
 
-def zeros_before(path: Path, head: Head, cells: Any) -> frozenset[int]:
-    """Return the integer columns with leading zeros: codes, of which 007 and 7 may be two."""
+def spellings(path: Path, head: Head, cells: Any) -> dict[int, tuple[str, str]]:
+    """Return how columns of numbers are spelled that may be something else, with an example.
+
+    007 and 7 may be two codes; 1E5 may be one; 1.037 may be 1037.
+    """
     whole = [int(at) for at in cells.columns if cells[at].dtype.kind in "iu"]
-    if not whole or not _may_lead_with_zeros(path):
-        return frozenset()
-    written = _frame(path, head, whole, whole)
-    leading = r"[+-]?0\d"
-    return frozenset(at for at in whole if written[at].str.strip().str.match(leading).any())
+    broken = [int(at) for at in cells.columns if cells[at].dtype.kind == "f"]
+    first = _first_rows(path, head.delimiter)[head.has_header :] if broken else []
+    pointed = [at for at in broken if _is_grouped(row[at] for row in first)]
+    numbers = [
+        *(whole if whole and _may_lead_with_zeros(path) else ()),
+        *(at for at in broken if at in pointed or (cells[at].dropna() % 1 == 0).all()),
+    ]
+    found: dict[int, tuple[str, str]] = {}
+    if not numbers:
+        return found
+    written = _frame(path, head, numbers, numbers)
+    for at in numbers:
+        texts = written[at].dropna().str.strip()
+        kind, pattern = _SPELLED["f" if at in broken else "i"]
+        if (those := texts.str.match(pattern)).any():
+            found[at] = kind, texts[those].iloc[0]
+        if at in pointed and _is_grouped(texts):
+            found[at] = POINTS, texts[texts.str.contains(".", regex=False)].iloc[0]
+    return found
+
+
+def _is_grouped(texts: Iterable[str]) -> bool:
+    """Whether points in numbers may separate thousands."""
+    texts = list(texts)
+    return any("." in text for text in texts) and all(map(_GROUPED.fullmatch, texts))
 
 
 def _may_lead_with_zeros(path: Path) -> bool:
