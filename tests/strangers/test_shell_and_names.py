@@ -298,6 +298,8 @@ def test_a_likely_group_is_named(
     told = capfd.readouterr().out
     assert "has one class" not in told
     assert "no value of column 'patient' is divided between folds: 20 groups" in told
+    assert main(["data", f"npz:{patients.with_suffix('.npz')}"]) == 0
+    assert "pass --groups 0" in capfd.readouterr().out
 
 
 # Numbers that may be others

@@ -615,7 +615,10 @@ def test_a_table_is_not_augmented(tmp_path: Path) -> None:
     [
         ({"drop": ["q"]}, "--drop must be a column of the file: received 'q'"),
         ({"keep": ["kind"]}, "--keep applies to features only: received the target"),
-        ({"drop": ["a"], "keep": ["0"]}, "a column is either used or dropped: received column 'a'"),
+        (
+            {"drop": ["a"], "keep": ["0"]},
+            "a column is either a feature or none: received column 'a'",
+        ),
         ({"drop": ["a", "b"]}, "must hold a feature besides the target"),
     ],
 )

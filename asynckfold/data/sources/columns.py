@@ -71,7 +71,7 @@ _REMEDIES = {
         "Correct the cells, or pass --category COLUMN if they are codes; if the first row is the "
         "header, pass --header yes."
     ),
-    "numbers must have a decimal point and no comma": (
+    "numbers must have a decimal point": (
         "Write 1.5 for 1,5 where the comma is a decimal comma; write 1000 for 1,000 where it "
         "separates thousands."
     ),
@@ -374,7 +374,7 @@ def column_notes(
     left_out = [item.column for item in judged if item.column.role == LEFT_OUT]
     for column in left_out:
         if column.why not in (_ON_REQUEST, _GROUPS, _FOLDS):
-            keep = "" if column.why == _EMPTY else f" (--keep {_word(column.name)} uses it)"
+            keep = "" if column.why == _EMPTY else f" (--keep {flag_word(column.name)} uses it)"
             yield f"{_label(column.name)} is left out: {column.why}{keep}"
     if dropped := [_label(column.name) for column in left_out if column.why == _ON_REQUEST]:
         yield f"left out by --drop: {', '.join(dropped)}"
@@ -402,12 +402,12 @@ def column_notes(
         if targets is not None and item.values is not None and _tells(item, targets):
             yield (
                 f"{_label(item.column.name)} tells the class: each class has one value of its own; "
-                f"if it follows from the class, pass --drop {_word(item.column.name)}"
+                f"if it follows from the class, pass --drop {flag_word(item.column.name)}"
             )
         elif item.values is not None and item.values.ndim == 1 and _rises(item.values):
             yield (
                 f"{_label(item.column.name)} rises from row to row, as row numbers do; if that is "
-                f"no feature, pass --drop {_word(item.column.name)}"
+                f"no feature, pass --drop {flag_word(item.column.name)}"
             )
 
 
@@ -415,7 +415,7 @@ def _label(name: str) -> str:
     return name if re.fullmatch(r"column \d+", name) else f"column {name!r}"
 
 
-def _word(name: str) -> str:
+def flag_word(name: str) -> str:
     """Spell a column for a flag: by position where it has no name."""
     nameless = re.fullmatch(r"column (\d+)", name)
     if nameless:

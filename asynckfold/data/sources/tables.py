@@ -31,6 +31,7 @@ from asynckfold.data.sources.columns import (
     column_notes,
     encode_as,
     feature_problems,
+    flag_word,
     judge,
     matrix,
     row_dtype,
@@ -348,22 +349,23 @@ def _likely_groups(head: Head, cells: Any, targets: npt.NDArray[np.int64]) -> It
 
     shares = np.bincount(targets) / len(targets)
     for at in cells.columns:
-        if cells[at].dtype.kind == "f" or cells[at].isna().any():
+        column = cells[at]
+        if column.isna().any() or (column.dtype.kind == "f" and (column % 1 != 0).any()):
             continue
         # Most columns are no groups, as a few rows tell.
         for rows in (slice(_SOME_ROWS), slice(None)):
-            codes, values = pd.factorize(cells[at][rows])
+            codes, values = pd.factorize(column[rows])
             pairs = pd.unique(codes * len(shares) + targets[rows])
             if len(pairs) > len(values):
                 break
         else:
-            sizes = np.bincount(codes)
-            chance = np.log10((shares[None, :] ** sizes[:, None]).sum(axis=1)).sum()
+            # Each further row of a value has its class by chance in at most that share of cases.
+            chance = (len(codes) - len(values)) * np.log10(shares.max())
             if len(values) > len(shares) and chance < _BY_CHANCE:
                 yield (
                     f"each of the {len(values)} values of {head.label(at)} has one class: if a "
                     "value is a group of rows that belong together, such as those of a patient, "
-                    f"pass --groups {head.names[at] if head.names else at}, else training and "
+                    f"pass --groups {flag_word(head.name(at))}, else training and "
                     "held-out parts share groups, and scores are too good"
                 )
 
