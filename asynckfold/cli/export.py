@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from asynckfold.results.ensemble import FoldEnsemble
 
 SHOWN = 12
-"""Features that are named."""
+"""Features, or classes, that are named."""
 
 
 def export(parsed: argparse.Namespace, out: Output) -> int:
@@ -36,16 +35,20 @@ def _export(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outpu
     results = load_results(store)
     name = parsed.candidate or best(results)
     if parsed.model:
-        return _export_models(parsed, path, store, results, name, out)
+        ensemble, _ = _live(parsed, store, results, name, parsed.fold)
+        ensemble.save(path)
+        out.data({"candidate": name, "models": ensemble.size, "to": str(path)})
+        out.say(f"{name}: {plural(ensemble.size, 'model')}, with all that predicts, in {path}")
+        out.say("in Python: asynckfold.load_model(path, factory).predict(...)")
+        return 0
     fold = 0 if parsed.fold is None else parsed.fold
     state = results.state_dict(name, fold, parsed.repeat)
     import torch
     from safetensors.torch import save
 
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    about = {"candidate": name, "fold": str(fold), "repeat": str(parsed.repeat)}
-    expected, unknown = _expected(parsed, store, results, name, fold)
-    about |= expected
+    expected, why = _expected(parsed, store, results, name, fold)
+    about = {"candidate": name, "fold": str(fold), "repeat": str(parsed.repeat), **expected}
     write_whole(path, save(tensors, about))
     numbers = sum(tensor.numel() for tensor in tensors.values())
     left_out = sorted(state.keys() - tensors.keys())
@@ -55,27 +58,11 @@ def _export(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outpu
     out.say("in Python: model.load_state_dict(safetensors.torch.load_file(...))")
     if left_out:
         out.error(f"left out, not tensors: {', '.join(left_out)}")
-    for line in [*_needs(expected), *unknown]:
-        out.error(line)
-    return 0
-
-
-def _export_models(
-    parsed: argparse.Namespace,
-    path: Path,
-    store: RunReader,
-    results: CVResults,
-    name: str,
-    out: Output,
-) -> int:
-    """Write the models of all folds, or that of one, with all that they predict with."""
-    ensemble, source = _live(parsed, store, results, name, parsed.fold)
-    ensemble.save(path)
-    out.data({"candidate": name, "models": ensemble.size, "to": str(path)})
-    out.say(f"{name}: {plural(ensemble.size, 'model')} with all that predicts in {path}")
-    out.say("in Python: asynckfold.load_model(path, factory).predict(...)")
-    if source is not None and source.features:
-        out.error(_columns_text(source.features))
+    out.error("the weights expect what the metadata of the file say; --model writes all of it")
+    for key, text in expected.items():
+        out.error(f"{key}: {_short(text)}")
+    if why:
+        out.error(why)
     return 0
 
 
@@ -97,45 +84,32 @@ def _live(
 
 def _expected(
     parsed: argparse.Namespace, store: RunReader, results: CVResults, name: str, fold: int | str
-) -> tuple[dict[str, str], list[str]]:
+) -> tuple[dict[str, str], str]:
     """Return what weights alone leave out, and why some of it is unknown."""
     try:
         ensemble, source = _live(parsed, store, results, name, fold)
         columns = {"features": json.dumps(source.features)} if source and source.features else {}
-        return {**columns, **ensemble.expects()}, []
+        return {**columns, **ensemble.expects()}, ""
     except InputError as error:
         classes = {"classes": json.dumps(results.plan.classes)} if results.plan.classes else {}
         scaler = str(results.plan.recipe.get("preprocess") or "").rpartition(" ")[0]
         scaled = {"preprocess": scaler} if scaler else {}
-        why = f"transforms and what preprocess fitted are not in the file: {error}"
-        return {**scaled, **classes}, [why]
+        return {**scaled, **classes}, f"unknown: transforms, and what preprocess fitted: {error}"
 
 
-def _needs(expected: dict[str, str]) -> list[str]:
-    """Return what a module with these weights takes and gives, as far as that is known."""
-    lines = []
-    if "features" in expected:
-        lines.append(_columns_text(json.loads(expected["features"])))
-    steps = [expected[key] for key in ("eval_transform",) if key in expected]
-    if "preprocess" in expected:
-        text = expected["preprocess"]
-        name = json.loads(text)["class"] if text.startswith("{") else text
-        steps.append(f"{name}, as fitted in this fold")
-    if steps:
-        lines.append(f"they take inputs after: {'; '.join(steps)}")
-    if lines:
-        lines.append(
-            "the metadata of the file say all of this; --model writes a file that applies it"
-        )
-    return lines
+def _short(text: str) -> str:
+    """Return what an entry of the metadata says, without numbers.
 
-
-def _columns_text(features: Sequence[str]) -> str:
-    """Return what the numbers of a row are."""
-    more = f", … {len(features)} in all" if len(features) > SHOWN else ""
-    shown = ", ".join(features[:SHOWN]) + more
-    encoded = "where column=value is 1 or 0, " if any("=" in name for name in features) else ""
-    return f"a row holds, {encoded}in this order: {shown}"
+    >>> _short('["a", "colour=red"]'), _short('{"class": "PCA", "fitted": {"mean_": [0.5]}}')
+    ('a, colour=red', 'PCA')
+    """
+    content = json.loads(text) if text.startswith(("[", "{")) else text
+    if isinstance(content, dict):
+        return str(content["class"])
+    if isinstance(content, str):
+        return content
+    more = f", … {len(content)} in all" if len(content) > SHOWN else ""
+    return ", ".join(content[:SHOWN]) + more
 
 
 def new_file_problems(path: Path) -> list[Problem]:

@@ -34,8 +34,8 @@ def linear(width: int = 8) -> nn.Module:
 
 
 def kfold(root: Path, folds: int = 2, **settings: Any) -> AsyncKFold:
-    given = {"engine": "serial", "verbose": 0, "threads_per_job": 1, "report": False, **settings}
-    return AsyncKFold(folds, samples(), root, nn.CrossEntropyLoss(), 30, **given)
+    words = {"engine": "serial", "verbose": 0, "threads_per_job": 1, "report": False, **settings}
+    return AsyncKFold(folds, samples(), root, nn.CrossEntropyLoss(), 30, **words)
 
 
 # Names
@@ -88,8 +88,8 @@ def studied(root: Path, direction: str, pruner: Any, **settings: Any) -> tuple[A
     study = optuna.create_study(direction=direction, pruner=pruner)
     for width in (8, 4):
         study.enqueue_trial({"width": width})
-    given = ({"net": linear}, ["constant"], adam, {"epochs": 1})
-    best = optimize(kfold(root, 3, **settings), study, *given, params={"width": [8, 4]}, n_trials=2)
+    call = ({"net": linear}, ["constant"], adam, {"epochs": 1})
+    best = optimize(kfold(root, 3, **settings), study, *call, params={"width": [8, 4]}, n_trials=2)
     return study, best
 
 
@@ -144,9 +144,10 @@ def test_exported_weights_say_what_they_take(
 ) -> None:
     path, results = table_run / "bare.safetensors", load_results(table_run / "run")
     assert main(["export", str(table_run / "run"), "--fold", "1", "--to", str(path)]) == 0
-    told = capfd.readouterr().err
-    assert "size, colour=blue, colour=red, weight" in told
-    assert "StandardScaler, as fitted in this fold" in told
+    text = capfd.readouterr().err
+    assert "features: size, colour=blue, colour=red, weight" in text
+    assert "preprocess: StandardScaler" in text
+    assert "classes: no, yes" in text
     with safe_open(path, "pt") as file:
         about = file.metadata()
     assert json.loads(about["classes"]) == ["no", "yes"]
@@ -193,9 +194,9 @@ def test_weights_of_a_script_say_what_their_file_lacks(
     kfold(tmp_path / "run", preprocess=StandardScaler())({"net": linear}, ["constant"], adam)
     path = tmp_path / "weights.safetensors"
     assert main(["export", str(tmp_path / "run"), "--to", str(path)]) == 0
-    told = capfd.readouterr().err
-    assert "what preprocess fitted are not in the file" in told
-    assert "inputs after: StandardScaler()" in told
+    text = capfd.readouterr().err
+    assert "unknown: transforms, and what preprocess fitted" in text
+    assert "preprocess: StandardScaler()" in text
     with safe_open(path, "pt") as file:
         assert json.loads(file.metadata()["classes"]) == ["0", "1", "2"]
 
@@ -254,7 +255,7 @@ def test_each_value_of_a_column_is_a_fold(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "text"),
     [
         ("--groups patent", "--groups must be a column of the file"),
         ("--groups kind", "--groups applies to features only"),
@@ -266,7 +267,7 @@ def test_each_value_of_a_column_is_a_fold(
     ],
 )
 def test_columns_that_cannot_divide_are_refused(
-    patients: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str, told: str
+    patients: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], words: str, text: str
 ) -> None:
     table = pd.read_csv(patients)
     if "gap" in words:
@@ -274,15 +275,15 @@ def test_columns_that_cannot_divide_are_refused(
     table.to_csv(tmp_path / "table.csv", index=False)
     data = ["--data", f"csv:{tmp_path}/table.csv", "--target", "kind"]
     assert main(["run", *data, *words.split(), "--root", str(tmp_path / "run"), *QUICK]) == 2
-    assert told in capfd.readouterr().err
+    assert text in capfd.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
 def test_other_sources_have_no_columns_of_groups(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "digits", "--groups", "a", "--fold-column", "b"]) == 2
-    told = capfd.readouterr().err
-    assert "--groups applies to csv: and npz: only" in told
-    assert "--fold-column applies to csv: and npz: only" in told
+    text = capfd.readouterr().err
+    assert "--groups applies to csv: and npz: only" in text
+    assert "--fold-column applies to csv: and npz: only" in text
 
 
 @pytest.mark.parametrize("drop", [[], ["--drop", "patient"]])
@@ -290,14 +291,14 @@ def test_a_likely_group_is_named(
     patients: Path, drop: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["data", f"csv:{patients}", *drop]) == 0
-    told = capfd.readouterr().out
-    assert "each of the 20 values of column 'patient' has one class" in told
-    assert "pass --groups patient" in told
-    assert "column 'part' has one class" not in told
+    text = capfd.readouterr().out
+    assert "each of the 20 values of column 'patient' has one class" in text
+    assert "pass --groups patient" in text
+    assert "column 'part' has one class" not in text
     assert main(["data", f"csv:{patients}", "--groups", "patient"]) == 0
-    told = capfd.readouterr().out
-    assert "has one class" not in told
-    assert "no value of column 'patient' is divided between folds: 20 groups" in told
+    text = capfd.readouterr().out
+    assert "has one class" not in text
+    assert "no value of column 'patient' is divided between folds: 20 groups" in text
     assert main(["data", f"npz:{patients.with_suffix('.npz')}"]) == 0
     assert "pass --groups 0" in capfd.readouterr().out
 
@@ -313,15 +314,15 @@ def test_numbers_that_may_be_others_are_told(
     path = tmp_path / "table.csv"
     path.write_text("\n".join(["code;sales;share;rate;n;kind", *rows]))
     assert main(["data", f"csv:{path}"]) == 0
-    told = capfd.readouterr().out
-    assert "column 'code' such as 1E5, read as 100000; where these are codes, pass --cat" in told
-    assert "column 'sales' such as 1.037, read as 1.037; where the point separates thous" in told
+    text = capfd.readouterr().out
+    assert "column 'code' such as 1E5, read as 100000; where these are codes, pass --cat" in text
+    assert "column 'sales' such as 1.037, read as 1.037; where the point separates thous" in text
     for name in ("share", "rate", "n"):
-        assert f"'{name}' such as" not in told
+        assert f"'{name}' such as" not in text
     assert main(["data", f"csv:{path}", "--category", "code", "--drop", "sales"]) == 0
-    told = capfd.readouterr().out
-    assert "exponent" not in told
-    assert "thousands" not in told
+    text = capfd.readouterr().out
+    assert "exponent" not in text
+    assert "thousands" not in text
 
 
 def test_a_comma_in_numbers_has_two_remedies(
@@ -330,9 +331,9 @@ def test_a_comma_in_numbers_has_two_remedies(
     path = tmp_path / "table.csv"
     path.write_text("a,b,kind\n" + '"1,000",1,x\n"2,500",2,y\n' * 9)
     assert main(["data", f"csv:{path}"]) == 2
-    told = capfd.readouterr().err
-    assert "1000 for 1,000" in told
-    assert "1.5 for 1,5" in told
+    text = capfd.readouterr().err
+    assert "1000 for 1,000" in text
+    assert "1.5 for 1,5" in text
     path.write_text(path.read_text().replace(",000", "000").replace(",500", "500"))
     assert main(["data", f"csv:{path}"]) == 0
     assert "1000 … 2500" in capfd.readouterr().out
@@ -345,6 +346,6 @@ def test_dark_images_are_told(
     images = np.random.default_rng(0).integers(0, greatest + 1, (30, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "images.npz", X=images, y=np.arange(30) % 3)
     assert main(["data", f"npz:{tmp_path}/images.npz"]) == code
-    told = "".join(capfd.readouterr())
-    assert ("Multiply X by 255" in told) == (greatest == 1)
-    assert ("if 16 is, multiply X by 255 / 16" in told) == (greatest == 16)
+    text = "".join(capfd.readouterr())
+    assert ("Multiply X by 255" in text) == (greatest == 1)
+    assert ("if 16 is, multiply X by 255 / 16" in text) == (greatest == 16)

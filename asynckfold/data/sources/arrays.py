@@ -275,8 +275,8 @@ def array_table(arrays: Arrays, choice: TableOptions) -> Table:
     notes += column_notes(judged, None if problems else targets)
     columns = tuple(item.column for item in judged)
     found = columns, tuple(judged), classes, targets, len(samples)
-    told = tuple(problems), tuple(notes)
-    return Table(*found, *told, groups=division.groups, fold_of=division.fold_of)
+    said = tuple(problems), tuple(notes)
+    return Table(*found, *said, groups=division.groups, fold_of=division.fold_of)
 
 
 def _images(

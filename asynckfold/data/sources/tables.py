@@ -248,13 +248,13 @@ def column_choice(head: Head, choice: TableOptions, target: int | None) -> Colum
 
 
 def _choice_problems(head: Head, chosen: ColumnChoice, target: int | None) -> Iterator[Problem]:
-    for flag, given in (
+    for flag, positions in (
         ("--drop", chosen.drop),
         ("--keep", chosen.keep),
         ("--groups", chosen.groups),
         ("--fold-column", chosen.fold_column),
     ):
-        if target is not None and target in given:
+        if target is not None and target in positions:
             rule = f"{flag} applies to features only"
             yield Problem(rule, f"the target, {head.label(target)}", "Pass --target for another.")
     if target is not None and target in chosen.category:
@@ -323,7 +323,7 @@ def divided_by(
     head: Head, cells: Any, chosen: ColumnChoice, targets: npt.NDArray[np.int64] | None
 ) -> Division:
     """Return groups and folds of the rows; where neither is chosen, name what may be groups."""
-    found: dict[str, npt.NDArray[np.int64]] = {}
+    numbers: dict[str, npt.NDArray[np.int64]] = {}
     problems, notes = [], []
     for flag, positions, text in (
         ("--groups", chosen.groups, "no value of {} is divided between folds: {} groups"),
@@ -335,11 +335,11 @@ def divided_by(
                 rule, received = f"{flag} must have no missing values", f"{missing} cells missing"
                 problems.append(Problem(rule, f"{head.label(at)}, {received}", "Fill them first."))
                 continue
-            names, found[flag] = class_indices([str(text).strip() for text in cells[at]])
+            names, numbers[flag] = class_indices([str(text).strip() for text in cells[at]])
             notes.append(text.format(head.label(at), len(names)))
-    if not found and not problems and targets is not None:
+    if not numbers and not problems and targets is not None:
         notes += _likely_groups(head, cells, targets)
-    groups, fold_of = found.get("--groups"), found.get("--fold-column")
+    groups, fold_of = numbers.get("--groups"), numbers.get("--fold-column")
     return Division(groups, fold_of, tuple(problems), tuple(notes))
 
 

@@ -327,18 +327,18 @@ def spellings(path: Path, head: Head, cells: Any) -> dict[int, tuple[str, str]]:
         *(whole if whole and _may_lead_with_zeros(path) else ()),
         *(at for at in broken if at in pointed or (cells[at].dropna() % 1 == 0).all()),
     ]
-    found: dict[int, tuple[str, str]] = {}
+    odd: dict[int, tuple[str, str]] = {}
     if not numbers:
-        return found
+        return odd
     written = _frame(path, head, numbers, numbers)
     for at in numbers:
         texts = written[at].dropna().str.strip()
         kind, pattern = _SPELLED["f" if at in broken else "i"]
         if (those := texts.str.match(pattern)).any():
-            found[at] = kind, texts[those].iloc[0]
+            odd[at] = kind, texts[those].iloc[0]
         if at in pointed and _is_grouped(texts):
-            found[at] = POINTS, texts[texts.str.contains(".", regex=False)].iloc[0]
-    return found
+            odd[at] = POINTS, texts[texts.str.contains(".", regex=False)].iloc[0]
+    return odd
 
 
 def _is_grouped(texts: Iterable[str]) -> bool:
