@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from asynckfold.api.stored_results import load_results
 from asynckfold.cli.output import Output
+from asynckfold.cli.predict import best, command_of, live_results, new_file_problems
 from asynckfold.cli.run_folder import open_run
-from asynckfold.errors import InputError, Problem
+from asynckfold.errors import InputError
 from asynckfold.results.cv_results import CVResults, single
 from asynckfold.results.report.sentences import plural
 from asynckfold.store import RunReader
@@ -74,8 +75,6 @@ def _live(
     fold: int | str | None,
 ) -> tuple[FoldEnsemble, Source | None]:
     """Return the models of all folds (None) or of one, made again, and the run's data source."""
-    from asynckfold.cli.predict import command_of, live_results
-
     live, source = live_results(command_of(parsed, store), results, name)
     if fold is None:
         return live.ensemble(name), source
@@ -110,29 +109,3 @@ def _short(text: str) -> str:
         return content
     more = f", … {len(content)} in all" if len(content) > SHOWN else ""
     return ", ".join(content[:SHOWN]) + more
-
-
-def new_file_problems(path: Path) -> list[Problem]:
-    """Return why a new file cannot be written there."""
-    if path.exists():
-        return [Problem("--to must be a new file", str(path), "Remove it, or name another.")]
-    if not path.absolute().parent.is_dir():
-        return [Problem("--to must be in an existing folder", str(path), "Make the folder first.")]
-    return []
-
-
-def best(results: CVResults) -> str:
-    """Return the name of the best candidate.
-
-    Raises
-    ------
-    InputError
-        No candidate is best: it must be named.
-    """
-    try:
-        return results.candidates[results.best_index_].name
-    except ValueError as error:
-        remedy = f"Name one, such as {results.candidates[0].name}."
-        raise InputError(
-            [Problem("CANDIDATE must be given if none is best", str(error), remedy)]
-        ) from error

@@ -348,7 +348,8 @@ def _export(verb: Verb) -> None:
         help="write all that predicts, for asynckfold.load_model: weights of all folds, "
         "transforms, what preprocess fitted, class names",
     )
-    add_flags(verb, verb.problems, ("models",), helps={"models": _SAME_MODELS})
+    of_run = ("data_root", "download", "models")
+    add_flags(verb, verb.problems, of_run, helps={"models": _SAME_MODELS})
     _sweep_of_run(verb)
 
 

@@ -14,13 +14,12 @@ import numpy.typing as npt
 
 from asynckfold.api.arguments import Settings
 from asynckfold.api.stored_results import load_results, with_models
-from asynckfold.cli.export import best, new_file_problems
 from asynckfold.cli.flags import imports_user_code, value_of
 from asynckfold.cli.output import Output
 from asynckfold.cli.parser import make_parser, parse_stored
 from asynckfold.cli.run_folder import open_run
 from asynckfold.cli.sweep_file import predicting_parts
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.changes import WEIGHTS
@@ -84,6 +83,32 @@ def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Outp
     if why:
         out.error(why)
     return 0
+
+
+def new_file_problems(path: Path) -> list[Problem]:
+    """Return why a new file cannot be written there."""
+    if path.exists():
+        return [Problem("--to must be a new file", str(path), "Remove it, or name another.")]
+    if not path.absolute().parent.is_dir():
+        return [Problem("--to must be in an existing folder", str(path), "Make the folder first.")]
+    return []
+
+
+def best(results: CVResults) -> str:
+    """Return the name of the best candidate.
+
+    Raises
+    ------
+    InputError
+        No candidate is best: it must be named.
+    """
+    try:
+        return results.candidates[results.best_index_].name
+    except ValueError as error:
+        remedy = f"Name one, such as {results.candidates[0].name}."
+        raise InputError(
+            [Problem("CANDIDATE must be given if none is best", str(error), remedy)]
+        ) from error
 
 
 def live_results(

@@ -239,7 +239,6 @@ def test_no_group_of_a_column_is_on_both_sides(
     assert main(["train", *data, "--root", str(alone), *QUICK]) == 0
     (fold,) = load_results(alone).folds
     assert not set(table.patient[fold.train]) & set(table.patient[fold.valid])
-    assert main(["resume", str(tmp_path), "-q"]) == 0
 
 
 @pytest.mark.parametrize(("source", "column"), [("csv", "part"), ("npz", "3")])
