@@ -19,13 +19,14 @@
 
     KeyboardInterrupt
      └─ InterruptedRunError   Ctrl-C, after everything that can be saved was saved      exit 130
-                              (SIGTERM and SIGHUP, which the command takes: 143)
+                              (SIGTERM and SIGHUP: 143)
                               a time budget over before there was a plan             exit 124
 """
 
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
@@ -54,19 +55,46 @@ class Problem:
         return f"{self.rule}: received {self.received}. {self.remedy}"
 
 
-class _ShortInIPython(BaseException):
-    """An error whose traceback in IPython and notebooks has the user's own frames only."""
+class _ShortError(BaseException):
+    """An error that is printed with the user's own frames only; `__traceback__` keeps all.
+
+    In IPython and notebooks, and in scripts, unless another has set `sys.excepthook`, or in
+    Python's development mode.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Print errors of this kind by `_print`, and all others as before."""
+        if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
+            sys.excepthook = _print
+        return super().__new__(cls, *args, **kwargs)
 
     def _render_traceback_(self) -> list[str]:
         """Return the traceback; IPython calls this in place of its own formatter."""
-        lines: list[str] = []
-        error: BaseException | None = self
-        while error is not None:
-            trace = _users_frames(error.__traceback__)
-            if trace is not None or error is self:
-                lines = [*_rendered(error, trace), *lines]
-            error = error.__cause__
-        return lines
+        return [line for shown in _shown(self) for line in _rendered(*shown)]
+
+
+def _print(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print an error that ends the process: Python's `sys.excepthook`."""
+    if not isinstance(error, _ShortError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    for item, frames in _shown(error):
+        traceback.print_exception(type(item), item, frames, chain=False)
+    # Python itself ends after any KeyboardInterrupt as after Ctrl-C.
+    if getattr(error, "exit_code", 1) == TERMINATED:
+        raise SystemExit(TERMINATED)
+
+
+def _shown(error: BaseException) -> list[tuple[BaseException, TracebackType | None]]:
+    """Return an error with the user's own frames, after those of its causes that have any."""
+    found: list[tuple[BaseException, TracebackType | None]] = []
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = _users_frames(cause.__traceback__)
+        if frames is not None or cause is error:
+            found.insert(0, (cause, frames))
+        cause = cause.__cause__
+    return found
 
 
 def _rendered(error: BaseException, trace: TracebackType | None) -> list[str]:
@@ -99,7 +127,7 @@ def _is_users(frame: FrameType) -> bool:
     return not any(name in frame.f_code.co_filename for name in ("site-packages", "dist-packages"))
 
 
-class AsyncKFoldError(_ShortInIPython, Exception):
+class AsyncKFoldError(_ShortError, Exception):
     """Base of everything that asynckfold raises on purpose."""
 
     exit_code = 1
@@ -226,8 +254,12 @@ OUT_OF_TIME = 124
 """The exit code of a run whose time budget is over: that of the command ``timeout``."""
 
 
-class InterruptedRunError(_ShortInIPython, KeyboardInterrupt):
-    """Ctrl-C, or a signal that the command takes. What was finished is recorded.
+TERMINATED = 143
+"""The exit code after SIGTERM or SIGHUP."""
+
+
+class InterruptedRunError(_ShortError, KeyboardInterrupt):
+    """Ctrl-C, SIGTERM, or SIGHUP of a closed terminal. What was finished is recorded.
 
     The same call continues.
 

@@ -154,9 +154,9 @@ class AsyncKFold:
         NoRoomError
             Nothing could start for `max_wait` seconds; the same call continues.
         InterruptedRunError
-            Ctrl-C, or the time budget is over before there is a plan; the same call continues. A
-            second Ctrl-C does not wait for jobs to save themselves. No handler is installed outside
-            the main thread, or where the host handles SIGINT.
+            Ctrl-C, SIGTERM or SIGHUP, or the time budget is over before there is a plan; the same
+            call continues. A second signal does not wait for jobs to save themselves. No handler is
+            installed outside the main thread, or for a signal that the host handles or ignores.
         """
         call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
         with leave_report(self.settings), hold_run(call) as session:

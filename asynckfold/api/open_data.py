@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -155,7 +154,7 @@ def prepared(
 def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
     """Read the data for a plan that is not carried out; no worker starts unless one must read."""
     with ExitStack() as stack:
-        signals = stack.enter_context(listening(signal.SIGINT))
+        signals = stack.enter_context(listening())
         pool = functools.cache(lambda: stack.enter_context(warm_pool.lent(settings.nice)))
         readers = readers_of(settings, machine, pool, signals, Display(0))
         yield stack.enter_context(prepared(settings, machine, readers))

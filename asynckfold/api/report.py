@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,8 +36,8 @@ def leave_report(settings: Settings) -> Iterator[None]:
 def _leave(settings: Settings) -> None:
     if not settings.report:
         return
-    # This imports compiled libraries, which Ctrl-C must not leave halfway.
-    with listening(signal.SIGINT):
+    # This imports compiled libraries, which a signal must not leave halfway.
+    with listening():
         _, fault = written(settings.root)
     if fault:
         text = f"{fault}. The results stay; `asynckfold report {settings.root}` tries again"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -78,7 +77,7 @@ def hold_run(call: Call) -> Iterator[Session]:
     """Hold the folder of the run, to begin it or to continue it."""
     settings = call.settings
     with (
-        listening(signal.SIGINT) as signals,
+        listening() as signals,
         _held(settings.root, settings.resume) as store,
     ):
         signals.limit(settings.time_budget_s)
@@ -93,7 +92,7 @@ def hold_run(call: Call) -> Iterator[Session]:
 def look_into(call: Call) -> Iterator[Session]:
     """Look at the folder of the run, if there is one; nothing is written."""
     settings = call.settings
-    with Display(settings.verbose) as display, listening(signal.SIGINT) as signals:
+    with Display(settings.verbose) as display, listening() as signals:
         session = Session(call, settings.present_machine(), signals, display)
         if settings.resume != "never" and (settings.root / DATABASE).is_file():
             with RunStore.read(settings.root) as store:

@@ -67,7 +67,7 @@ def program() -> int:
     atexit.register(terminal.flush)
     words = sys.argv[1:]
     try:
-        with listening(*ENDINGS):
+        with listening():
             try:
                 return _program(words)
             except InterruptedRunError as interrupt:
@@ -142,7 +142,7 @@ def _refused(error: InputError) -> int:
 def _run_verb(parsed: argparse.Namespace) -> int:
     """Run the verb and flush its output."""
     # Sweep files and libraries print, too, and the reader may be gone.
-    with terminal.steady_streams(), listening(*ENDINGS) as signals:
+    with terminal.steady_streams(), listening() as signals:
         code = _exit_code(parsed, signals)
         terminal.flush()
         lost = terminal.lost_output()

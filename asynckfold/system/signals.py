@@ -28,7 +28,7 @@ from importlib.machinery import ExtensionFileLoader
 from types import CodeType, FrameType
 from typing import TypeVar
 
-from asynckfold.errors import OUT_OF_TIME, InterruptedRunError
+from asynckfold.errors import OUT_OF_TIME, TERMINATED, InterruptedRunError
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Ctrl-C, the request of a batch system, a closed terminal."""
@@ -179,7 +179,7 @@ class Interruption:
             text = self._reason or f"the time budget of {self._budget_s:g} s is over"
             return InterruptedRunError(text, OUT_OF_TIME)
         name = signal.Signals(self._first).name
-        code = 130 if self._first == signal.SIGINT else 143
+        code = 130 if self._first == signal.SIGINT else TERMINATED
         return InterruptedRunError(f"interrupted by {name}", code)
 
 
@@ -225,8 +225,8 @@ def _stems_from_interruption(error: BaseException | None) -> bool:
 
 
 @contextmanager
-def listening(*numbers: signal.Signals) -> Iterator[Interruption]:
-    """Handle these signals for the length of a call, unless others handle them.
+def listening() -> Iterator[Interruption]:
+    """Handle `ENDINGS` for the length of a call, unless others handle them.
 
     Handlers that a host installed (a notebook, a web server, the calling command) stay, and so do
     ignored signals (``nohup``). Only the main thread installs handlers. A nested `listening` yields
@@ -244,7 +244,7 @@ def listening(*numbers: signal.Signals) -> Iterator[Interruption]:
         outer.limit(None)
         return
     mine = Interruption()
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in ENDINGS}
     try:
         for number, handler in before.items():
             if handler == _UNTOUCHED.get(number, signal.SIG_DFL):

@@ -311,7 +311,7 @@ def test_ctrl_c_takes_no_cursor_away(monkeypatch: pytest.MonkeyPatch, hidden: bo
         time.sleep(60)
 
     monkeypatch.setattr(Console, "show_cursor", struck)
-    with pytest.raises(InterruptedRunError), listening(signal.SIGINT):
+    with pytest.raises(InterruptedRunError), listening():
         show_and_wait()
     text = stream.getvalue()
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
