@@ -30,7 +30,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,9 @@ class Problem:
         return f"{self.rule}: received {self.received}. {self.remedy}"
 
 
+_Error = TypeVar("_Error", bound=BaseException)
+
+
 class _ShortError(BaseException):
     """An error that is printed with the user's own frames only; `__traceback__` keeps all.
 
@@ -62,11 +65,12 @@ class _ShortError(BaseException):
     Python's development mode.
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls: type[_Error], *args: Any, **kwargs: Any) -> _Error:
         """Print errors of this kind by `_print`, and all others as before."""
         if sys.excepthook is sys.__excepthook__ and not sys.flags.dev_mode:
             sys.excepthook = _print
-        return super().__new__(cls, *args, **kwargs)
+        made: _Error = super().__new__(cls, *args, **kwargs)  # type: ignore[misc]
+        return made
 
     def _render_traceback_(self) -> list[str]:
         """Return the traceback; IPython calls this in place of its own formatter."""

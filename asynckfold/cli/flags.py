@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
 from functools import cache
-from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
@@ -383,15 +382,3 @@ def imports_user_code(parsed: argparse.Namespace) -> bool:
     """Whether the command imports code of the user: a sweep file, or pkg.mod:Name."""
     file, models = (getattr(parsed, name, None) for name in ("file", "models"))
     return bool(file) or ":" in (models or "")
-
-
-def from_folder(parsed: argparse.Namespace, folder: Path) -> argparse.Namespace:
-    """Return the parsed line with relative paths resolved against `folder`."""
-    found = argparse.Namespace(**vars(parsed))
-    word, colon, path = (parsed.data or "").partition(":")
-    if colon:
-        found.data = f"{word}:{folder / Path(path).expanduser()}"
-    found.data_root = str(folder / Path(value_of(parsed, "data_root")).expanduser())
-    if parsed.plan_from:
-        found.plan_from = str(folder / Path(parsed.plan_from).expanduser())
-    return found

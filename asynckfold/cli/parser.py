@@ -6,11 +6,10 @@ import argparse
 import io
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any, NoReturn
 
 from asynckfold.cli.config_file import CONFIG, with_config
-from asynckfold.cli.flags import add_flags, flags, from_folder, groups_of, help_of
+from asynckfold.cli.flags import add_flags, flags, groups_of, help_of
 from asynckfold.cli.report import FIGURES
 from asynckfold.cli.run_folder import REMOVED, RUNS, stored_words
 from asynckfold.cli.verb_parser import HelpAll, Verb
@@ -82,8 +81,8 @@ DATA_HELP = (
 PREDICT_HELP = (
     "Writes the mean of the models' probabilities, or of their numbers. Prints a score if the "
     "samples have labels; the score is no estimate if the models were trained on these samples. "
-    "The models and data of the run must be built in, or be named again here: a run's folder is "
-    "never trusted to name code."
+    "The models and data of the run must be built in, or be named again here (--data-root for data "
+    "sets of torchvision): a run's folder is never trusted to name code."
 )
 
 COMPLETION_HELP = (
@@ -130,11 +129,8 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def make_parser(*, is_stored: bool = False) -> argparse.ArgumentParser:
-    """Return the parser of all verbs; the verb's name ends up in ``verb``.
-
-    With `is_stored`, it reads abbreviated flags, as earlier versions did.
-    """
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all verbs; the verb's name ends up in ``verb``."""
     parser = _Command(
         allow_abbrev=False,
         prog="asynckfold",
@@ -142,7 +138,7 @@ def make_parser(*, is_stored: bool = False) -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    verbs = _add_verbs(parser, VERBS, is_stored=is_stored)
+    verbs = _add_verbs(parser, VERBS)
     _add_verbs(verbs[DEV], DEV_VERBS)
     return parser
 
@@ -150,8 +146,6 @@ def make_parser(*, is_stored: bool = False) -> argparse.ArgumentParser:
 def _add_verbs(
     parser: argparse.ArgumentParser,
     verbs: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]],
-    *,
-    is_stored: bool = False,
 ) -> dict[str, Verb]:
     added = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Verb)
     for name, (text, more, adds) in verbs.items():
@@ -162,7 +156,7 @@ def _add_verbs(
             epilog=EXIT_CODES,
             usage=_usage(name) if name in RUNNING else None,
         )
-        verb.adds, verb.is_stored = adds, is_stored
+        verb.adds = adds
     return dict(added.choices)
 
 
@@ -176,8 +170,8 @@ def verbs_of(parser: argparse.ArgumentParser) -> dict[str, Verb]:
     return found
 
 
-def parse(words: Sequence[str], *, is_stored: bool = False) -> argparse.Namespace:
-    """Parse a command line, or one that was stored with a run.
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line.
 
     Raises
     ------
@@ -191,7 +185,7 @@ def parse(words: Sequence[str], *, is_stored: bool = False) -> argparse.Namespac
         _check_verb(f"asynckfold {DEV}", named[1:2], DEV_VERBS, is_question)
     else:
         _check_verb("asynckfold", named[:1], VERBS, is_question)
-    parser = make_parser(is_stored=is_stored)
+    parser = make_parser()
     problems: list[Problem] = []
     if named and named[0] in RUNNING:
         verb = verbs_of(parser)[named[0]]
@@ -473,7 +467,7 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
     "train": ("train one model alone, or continue it", TRAIN_HELP, _train),
     "plan": ("print what a run would do and its expected seconds", PLAN_HELP, _plan),
     "data": ("print the columns, classes and omissions of a data source", DATA_HELP, _data),
-    "resume": ("continue a run of built-in models and data by its folder", "", _resume),
+    "resume": ("continue a run of built-in models on digits by its folder", "", _resume),
     "status": ("print progress, scores so far, and why cores and GPUs are idle", "", _status),
     "report": ("build the HTML report, figures and tables of a run", "", _report),
     "export": ("write the trained weights of a job, or its models, as a file", "", _export),
@@ -507,17 +501,16 @@ DEV_VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
 def parse_stored(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespace | None]:
     """Return the words of the command that started a run, and what they parse to.
 
-    None for a script, and for words that cannot be parsed any more. Paths are resolved against the
-    folder where the command was given.
+    None for a script, and for words that no run stores: with a config file, which is not read here.
     """
-    words, folder = stored_words(about), about.get("folder")
-    nowhere = io.StringIO()
+    words, nowhere = stored_words(about), io.StringIO()
+    if any(word.partition("=")[0] == CONFIG for word in words):
+        return words, None
     try:
         with redirect_stdout(nowhere), redirect_stderr(nowhere):
-            parsed = parse(words, is_stored=True)
+            parsed = parse(words)
     except (InputError, SystemExit):
         return words, None
     if parsed.problems or parsed.verb not in ("run", "train"):
         return words, None
-    words = parsed.line
-    return words, from_folder(parsed, Path(folder)) if isinstance(folder, str) else parsed
+    return parsed.line, parsed

@@ -155,6 +155,11 @@ def command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namespa
         remedy = f"Pass --models {again.models} to predict, too."
         refuse([Problem(f"{distrust}: it must be given", f"a run of {shown}", remedy)])
     again.root = str(store.root)
+    # A text file or arrays are only read; collections of torchvision may hold pickles.
+    again.data_root, again.download = parsed.data_root, parsed.download
+    word, colon, path = (again.data or "").partition(":")
+    if colon:
+        again.data = f"{word}:{Path(store.about.get('folder', ''), path).expanduser()}"
     return again
 
 

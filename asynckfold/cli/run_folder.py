@@ -38,13 +38,19 @@ def own_folder(parsed: argparse.Namespace) -> Iterator[str]:
         return
     parsed.root = str(folder)
     # In place: whoever continues the run holds this list.
-    end = parsed.line.index("--") if "--" in parsed.line else len(parsed.line)
-    parsed.line[end:end] = ["--root", parsed.root]
+    parsed.line[:] = with_root(parsed.line, parsed.root)
     try:
         yield parsed.root
     finally:
         with suppress(OSError):
             folder.rmdir()
+
+
+def with_root(words: Sequence[str], root: str) -> list[str]:
+    """Return the words of a command with another folder for its run."""
+    words = list(_without("--root", words))
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[:end], "--root", root, *words[end:]]
 
 
 def _subject(parsed: argparse.Namespace) -> str:
@@ -120,9 +126,13 @@ def without_restart(words: Sequence[str]) -> Iterator[str]:
     >>> list(without_restart(["run", "--resume", "never", "-q", "--resume=never", "--elastic"]))
     ['run', '-q']
     """
+    yield from (word for word in _without("--resume", words) if word not in REMOVED)
+
+
+def _without(flag: str, words: Sequence[str]) -> Iterator[str]:
     rest = iter(words)
     for word in rest:
-        if word == "--resume":
+        if word == flag:
             next(rest, None)
-        elif not word.startswith("--resume=") and word not in REMOVED:
+        elif not word.startswith(f"{flag}="):
             yield word

@@ -31,8 +31,6 @@ class Verb(argparse.ArgumentParser):
         What is wrong with the line that was parsed last.
     removed : list of str
         Flags of that line that have no effect any more.
-    is_stored : bool
-        Whether the line may be one that an earlier version stored, with abbreviated flags.
     """
 
     shows_all = True
@@ -42,7 +40,6 @@ class Verb(argparse.ArgumentParser):
         self.adds: Callable[[Verb], None] | None = None
         self.problems: list[Problem] = []
         self.removed: list[str] = []
-        self.is_stored = False
 
     def add_own_flags(self) -> None:
         """Add the flags of the verb, if that was not done yet."""
@@ -84,7 +81,8 @@ class Verb(argparse.ArgumentParser):
                 self.removed.append(word)
                 continue
             name, equals, value = word.partition("=")
-            name, action = self._flag_named(name)
+            # Of letters such as -vq, the first.
+            action = self._option_string_actions.get(name if name[:2] == "--" else name[:2])
             if action is None:
                 action = self._add_unknown(name)
                 if not equals and rest and _takes_value(action) and not _is_flag(rest[0]):
@@ -102,24 +100,12 @@ class Verb(argparse.ArgumentParser):
                 shown = action.metavar or "VALUE"
                 self._add(f"{name} takes a value", "none", f"Pass {name} {shown}.")
 
-    def _flag_named(self, name: str) -> tuple[str, argparse.Action | None]:
-        """Return the flag that a word names, in full."""
-        every = self._option_string_actions
-        if not name.startswith("--"):
-            # Letters such as -vq.
-            return name, every.get(name[:2])
-        begun = self._begun_by(name) if self.is_stored and name not in every else []
-        full = begun[0] if len(begun) == 1 else name
-        return full, every.get(full)
-
-    def _begun_by(self, name: str) -> list[str]:
-        return [flag for flag in self._option_string_actions if flag.startswith(name)]
-
     def _add_unknown(self, name: str) -> argparse.Action | None:
         """Add the problem of an unknown flag; return the one that is probably meant."""
         every = self._option_string_actions
         # An abbreviation is closer to what it begins than to what is spelled alike.
-        close = self._begun_by(name)[:MOST_GUESSES] or difflib.get_close_matches(name, every, n=1)
+        begun = [flag for flag in every if flag.startswith(name)]
+        close = begun[:MOST_GUESSES] or difflib.get_close_matches(name, every, n=1)
         shown = f"`{self.prog} {'--help' if self.shows_all else '--help-all'}` shows all flags."
         remedy = f"Did you mean {' or '.join(close)}? {shown}" if close else shown
         self._add(f"flags must be those of `{self.prog}`, spelled out", name, remedy)

@@ -531,27 +531,25 @@ def test_resume_continues_a_built_in_run_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "there").mkdir()
-    rows = "".join(f"{n},{n % 7},{'xyz'[n % 3]}\n" for n in range(60))
-    (tmp_path / "there" / "rows.csv").write_text(f"a,b,label\n{rows}")
     monkeypatch.chdir(tmp_path / "there")
-    line = "run --data csv:rows.csv --folds 2 --epochs 1 --baseline none --no-report"
+    line = "run --data digits --limit 60 --folds 2 --epochs 1 --baseline none --no-report"
     assert main([*shlex.split(line), "--json"]) == 0
     out, err = capsys.readouterr()
     folder = json.loads(out)["root"]
-    assert re.fullmatch(r"runs/rows-\d{8}-\d{4}", folder)
+    assert re.fullmatch(r"runs/digits-\d{8}-\d{4}", folder)
     assert err.splitlines()[0] == f"run: {folder}"
     with RunStore.hold(tmp_path / "there" / folder) as store:
         db = store.file.connection
         db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
         db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
         store.file.write_checksums("attempts", "TRUE")
-        # A run of an earlier version, with a flag that was removed, and an abbreviated one.
+        # A run of an earlier version, with a flag that was removed.
         about = store.reader.about
-        about["cli"] += ["--elastic", "--allow", "--resume", "never"]
+        about["cli"] += ["--elastic", "--resume", "never"]
         with store.file.transaction():
             store.file.put("about", json.dumps(about))
     state = told(capsys, "status", folder)
-    assert state["continue_with"] == f"asynckfold {line} --json --root {folder} --allow"
+    assert state["continue_with"] == f"asynckfold {line} --json --root {folder}"
     fingerprint = state["fingerprint"]
     monkeypatch.chdir(tmp_path)
     assert main(["resume", f"there/{folder}", "--json"]) == 0
