@@ -23,6 +23,7 @@ file that was changed or damaged is refused.
     recovery    after a crash           refusing    another plan in the folder
     integrity   checksums and pages     soundness   possible values
     lock        who holds the run       aside       keep an earlier run
+    arrays      .npz files that cannot unpack to much more than their size
     records     rows as values          layout, schema   names on disk, tables
 """
 

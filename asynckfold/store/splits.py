@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import zipfile
-import zlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,11 +16,11 @@ from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.decoding import FAULTS
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan, folds_fingerprint
+from asynckfold.store.arrays import packed, unpacking
 from asynckfold.store.layout import SPLITS
 from asynckfold.store.soundness import check_folds
 from asynckfold.system.files import read_plain, write_whole
 from asynckfold.system.plain_text import one_line
-from asynckfold.system.process import free_memory
 
 
 def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
@@ -34,10 +32,9 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
         arrays[f"{name}-valid"] = fold.valid
         if fold.inner_valid.size:
             arrays[f"{name}-inner-valid"] = fold.inner_valid
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_whole(root / SPLITS, buffer.getvalue(), root)
-    return hashlib.sha256(buffer.getvalue()).hexdigest()
+    data = packed(arrays)
+    write_whole(root / SPLITS, data, root)
+    return hashlib.sha256(data).hexdigest()
 
 
 def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
@@ -58,7 +55,7 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
     try:
         folds, targets = _unpacked(data, plan)
         check_folds(folds, targets, plan)
-    except (*FAULTS, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+    except FAULTS as error:
         raise StoreCorruptError(f"{path} is damaged: {one_line(str(error))}") from error
     if folds_fingerprint(folds) != plan.folds:
         raise StoreCorruptError(f"{path} holds folds of another plan")
@@ -66,11 +63,10 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
 
 
 def _unpacked(data: bytes, plan: Plan) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        size = sum(item.file_size for item in archive.infolist())
-    if size > free_memory() // 2:
-        raise ValueError(f"unpacked it has {size:,} bytes, more than half of the free memory")
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+    with unpacking(data) as (arrays, shapes):
+        sizes = {name: math.prod(shape) for name, shape in shapes.items() if name != "targets"}
+        if max(sizes.values()) > shapes["targets"][0]:
+            raise ValueError("a fold has more samples than there are targets")
         folds = tuple(
             _fold(arrays, repeat, fold)
             for repeat, fold in sorted({(job.repeat, job.fold) for job in plan.jobs})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import io
-import zipfile
-import zlib
 from collections.abc import Mapping
 
 import numpy as np
 
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.store import RunReader
+from asynckfold.store.arrays import unpacking
 from asynckfold.system.files import read_plain
 
 PICTURES = "oof/pictures.npz"
@@ -24,11 +23,13 @@ def pictures_of(store: RunReader) -> Mapping[int, str]:
     """Return PNG images as addresses by number of sample; nothing if the file is not sound."""
     try:
         data = read_plain(store.root / PICTURES, store.root)
-        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        with unpacking(data) as (arrays, shapes):
+            if max(shapes["pictures"]) > _MOST:
+                return {}
             samples, pictures = arrays["samples"], arrays["pictures"]
-    except (AsyncKFoldError, OSError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+    except (AsyncKFoldError, OSError, ValueError):
         return {}
-    fits = pictures.ndim == 4 and pictures.shape[-1] in (1, 3) and max(pictures.shape) <= _MOST
+    fits = pictures.ndim == 4 and pictures.shape[-1] in (1, 3)
     if not fits or pictures.dtype != np.uint8 or samples.shape != pictures.shape[:1]:
         return {}
     return {int(index): _address(picture) for index, picture in zip(samples, pictures, strict=True)}
