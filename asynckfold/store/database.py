@@ -14,6 +14,7 @@ from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.jobs.decoding import FAULTS
 from asynckfold.store.integrity import checksum, verify
 from asynckfold.store.layout import DATABASE, SPLITS
+from asynckfold.store.lock import why_no_locks
 from asynckfold.store.schema import SCHEMA
 from asynckfold.system.files import open_plain, reading_error, storage_error
 from asynckfold.system.plain_text import one_line
@@ -113,6 +114,10 @@ def from_sqlite(
     path = root / DATABASE
     number = _DISK_FAULTS.get(str(error))
     if number == errno.EAGAIN:
+        # SQLite takes a lock that cannot be had anywhere for one that another holds.
+        if why := why_no_locks(root):
+            text = "lies on a file system without locks (fcntl)"
+            return StorageError(errno.ENOLCK, f"{path} {text}: {why}. Move {root} to a local disk")
         return StorageError(number, f"{path} is locked by another process's commit. Try again")
     if number is not None:
         return disk_error(OSError(number, os.strerror(number)), path)

@@ -66,6 +66,22 @@ def take_lock(root: Path) -> int:
     return descriptor
 
 
+def why_no_locks(root: Path) -> str:
+    """Return why the file system of a run has no locks of the kind that SQLite takes; or ``""``."""
+    try:
+        # Not run.db: closing that would release the locks that SQLite holds in this process.
+        descriptor = open_plain(root / LOCK, os.O_RDONLY, root)
+    except OSError:
+        return ""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno in _NO_LOCKS else ""
+    finally:
+        os.close(descriptor)
+    return ""
+
+
 def shared_problems(root: Path) -> Iterator[Problem]:
     """Yield why others could change the files of a run in a folder."""
     try:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from asynckfold.errors import StorageError
 from asynckfold.store.aside import set_aside
 from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite
-from asynckfold.store.layout import LOCK
+from asynckfold.store.layout import DATABASE, LOCK
 from asynckfold.store.lock import take_lock
 from asynckfold.store.schema import COLUMNS
 from asynckfold.system.files import reading_error
@@ -71,6 +71,7 @@ class RunFile:
         self.broken = ""
         self.is_dirty = False
         self._is_abandoned = False
+        self._opened = None if lock is None else (root / DATABASE).stat()
         if lock is not None:
             _held.add(self)
 
@@ -132,6 +133,7 @@ class RunFile:
         old, self.lock = self.lock, take_lock(self.root)
         os.close(old)
         self.connection = connect(self.root)
+        self._opened = (self.root / DATABASE).stat()
         return earlier
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
@@ -206,16 +208,23 @@ class RunFile:
         self.commit()
 
     def _check_place(self) -> None:
-        """Refuse to write where the folder is not the one that this process holds."""
+        """Refuse to write where folder or file are not those that this process holds."""
         assert self.lock is not None
-        try:
-            is_there = os.path.samestat((self.root / LOCK).lstat(), os.fstat(self.lock))
-        except OSError:
-            is_there = False
-        if not is_there:
-            self.broken = (
-                f"{self.root} was moved, replaced or removed during the run: nothing more is "
-                "written. Put it back, or run the same command with its new place"
-            )
-            self.roll_back()
-            raise StorageError(errno.ENOENT, self.broken)
+        path, remedy = self.root, "Put it back, or run the same command with its new place"
+        if _is(path / LOCK, os.fstat(self.lock)):
+            path, remedy = path / DATABASE, "Restore it from a copy, or use another folder"
+            if self._opened is None or _is(path, self._opened):
+                return
+        self.broken = (
+            f"{path} was moved, replaced or removed during the run, by a job or another program: "
+            f"nothing more is written. {remedy}"
+        )
+        self.roll_back()
+        raise StorageError(errno.ENOENT, self.broken)
+
+
+def _is(path: Path, known: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(path.lstat(), known)
+    except OSError:
+        return False

@@ -166,16 +166,20 @@ class RunStore(Closing):
         stored = file.meta("plan")
         if stored is not None:
             refuse_other(self.root, Plan.from_json(stored), plan, free)
-        if stored != plan.to_json():
-            digest = splits.write(self.root, folds, targets) if stored is None else None
+        is_lost = stored is not None and not splits.is_whole(self.root, file.meta("splits"))
+        if is_lost or stored != plan.to_json():
+            # Written again for a run that goes on: its plan has the fingerprint of the folds.
+            is_needed = is_lost or stored is None
+            digest = splits.write(self.root, folds, targets) if is_needed else None
             with file.transaction():
                 if digest is not None:
                     file.put("format", str(FORMAT))
                     file.put("splits", digest)
-                file.put("plan", plan.to_json())
-                file.put("about", json.dumps(dict(about or {})))
-                # A stored baseline was measured with fewer jobs.
-                file.execute("DELETE FROM meta WHERE key = 'baseline'")
+                if stored != plan.to_json():
+                    file.put("plan", plan.to_json())
+                    file.put("about", json.dumps(dict(about or {})))
+                    # A stored baseline was measured with fewer jobs.
+                    file.execute("DELETE FROM meta WHERE key = 'baseline'")
         with file.transaction():
             file.execute("UPDATE attempts SET outcome = 'lost', seal = NULL WHERE outcome IS NULL")
             file.execute("DELETE FROM results WHERE status NOT IN (?, 'diverged')", (DONE,))
@@ -193,6 +197,8 @@ class RunStore(Closing):
         self._jobs = job_by_id(plan)
         recovery.make_job_folders(self.root, plan.jobs)
         _set_aside_damage(self)
+        if is_lost:
+            self.event("damage", f"{SPLITS} was missing or damaged, and was written again")
         self.flush()
         _replace_summaries(self, _remove_leftovers(self))
 

@@ -22,6 +22,8 @@ from asynckfold.store.soundness import check_folds
 from asynckfold.system.files import read_plain, write_whole
 from asynckfold.system.plain_text import one_line
 
+_AGAIN = ". The call or command that began the run writes it again"
+
 
 def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
     """Write the file and return its digest."""
@@ -37,6 +39,14 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def is_whole(root: Path, digest: str | None) -> bool:
+    """Whether the file is the one that was written."""
+    try:
+        return hashlib.sha256(read_plain(root / SPLITS, root)).hexdigest() == digest
+    except OSError:
+        return False
+
+
 def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
     """Return the folds of a plan and the targets.
 
@@ -49,9 +59,9 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
     try:
         data = read_plain(path, root)
     except OSError as error:
-        raise StoreCorruptError(f"{path} cannot be read: {error.strerror}") from error
+        raise StoreCorruptError(f"{path} cannot be read: {error.strerror}{_AGAIN}") from error
     if hashlib.sha256(data).hexdigest() != digest:
-        raise StoreCorruptError(f"{path} is damaged: it is not what was written")
+        raise StoreCorruptError(f"{path} is damaged: it is not what was written{_AGAIN}")
     try:
         folds, targets = _unpacked(data, plan)
         check_folds(folds, targets, plan)

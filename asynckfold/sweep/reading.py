@@ -107,16 +107,16 @@ class WorkerReaders:
     def _read(
         self, packed: int, number: int, count: int, arrays: Sequence[SharedArray]
     ) -> list[Any]:
-        try:
-            return self._attempt(packed, number, count, arrays)
-        except _ReaderDiedError as found:
-            # Killed from outside, perhaps out of memory: once more, with a single reader.
-            if found.death.outcome != "oom" and not found.death.cause.startswith("SIGKILL"):
-                raise InputError([_problem(found)]) from found.death
-        try:
-            return self._attempt(packed, 1, count, arrays)
-        except _ReaderDiedError as found:
-            raise InputError([_problem(found)]) from found.death
+        deaths: list[_ReaderDiedError] = []
+        # Ended from outside, perhaps out of memory: again, with a single reader, as jobs are.
+        for readers in (number, 1, 1):
+            try:
+                return self._attempt(packed, readers, count, arrays)
+            except _ReaderDiedError as found:
+                deaths.append(found)
+                if _is_its_sample(deaths):
+                    break
+        raise InputError([_problem(deaths)]) from deaths[-1].death
 
     def _attempt(
         self, packed: int, number: int, count: int, arrays: Sequence[SharedArray]
@@ -226,13 +226,29 @@ class _Readers:
         return [future.result() for future in self.futures]
 
 
-def _problem(found: _ReaderDiedError) -> Problem:
-    """Return the problem, with the sample at which a reader died."""
+def _is_its_sample(deaths: Sequence[_ReaderDiedError]) -> bool:
+    """Whether a sample is the cause: its reader hung, or died there twice of what it did itself."""
+    *earlier, last = deaths
+    if last.death.outcome == "hang":
+        return True
+    is_killed = last.death.outcome == "oom" or last.death.cause.startswith("SIGKILL")
+    return not is_killed and any(item.place == last.place for item in earlier)
+
+
+def _problem(deaths: Sequence[_ReaderDiedError]) -> Problem:
+    """Return the problem, with the sample at which the last reader died."""
     from asynckfold.training.worker.reads import STEPS
 
-    death = found.death
+    found, death = deaths[-1], deaths[-1].death
     places = {0: "the dataset", STEPS: "dataset[0] and others, with their transform,"}
     place = places.get(found.place, f"dataset[{found.place - 1}]")
+    if not _is_its_sample(deaths):
+        return Problem(
+            "the processes that read the dataset must not be ended from outside",
+            f"{', '.join(item.death.cause for item in deaths)}; the last one read {place}",
+            "Look who ended them (dmesg shows what the kernel ended for want of memory), and make "
+            "the same call again.",
+        )
     if death.outcome == "hang":
         rule, received = "must be read in time", f"no end within stall_timeout: {death.cause}"
     else:

@@ -28,8 +28,8 @@ from asynckfold.errors import StorageError
 TEMPORARY = re.compile(r".+\.\d+\.tmp")
 """Names of files that are being written, or that a crash has left."""
 
-FOLDER_MODE, FILE_MODE = 0o700, 0o600
-"""Private by default; the owner of a run may open it to others."""
+FOLDER_MODE, FILE_MODE = 0o755, 0o644
+"""Of what is new, less the umask: nobody else may write to a run."""
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,39}")
 
@@ -50,8 +50,18 @@ _KINDS = {
 }
 
 
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
+    errno.EFBIG: "raise the limit (ulimit -f)",
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "make it writable"),
+    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR), "put back what was moved or removed"),
+    errno.EIO: "look for a broken disk (dmesg)",
+    **dict.fromkeys((errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS), "move it to a local disk"),
+}
+
+
 def write_whole(path: Path, data: bytes | memoryview, root: Path | None = None) -> None:
-    """Replace `path` by `data`: every observer sees the old file or the new one.
+    """Replace `path` by `data`: every observer sees the old file or the new one, with its mode.
 
     No link is followed below `root`, the run's folder.
 
@@ -88,6 +98,10 @@ def _write_in(folder: int, name: str, write: Callable[[BinaryIO], None]) -> None
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=folder)
         with os.fdopen(os.open(temporary, flags, FILE_MODE, dir_fd=folder), "wb") as file:
+            with contextlib.suppress(FileNotFoundError):
+                mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
+                if stat.S_ISREG(mode):
+                    os.fchmod(file.fileno(), mode & 0o777)
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -207,7 +221,7 @@ def _planted(path: Path, folder: int, wanted: str) -> StorageError:
 def open_plain(path: Path, flags: int, root: Path | None = None) -> int:
     """Open a plain file, never a link, a FIFO or a device; return the descriptor.
 
-    No link is followed below `root`, the run's folder. A new file is private to its owner.
+    No link is followed below `root`, the run's folder.
 
     Raises
     ------
@@ -344,7 +358,7 @@ def storage_error(error: OSError, path: Path, needed: int = 0) -> StorageError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         room = f"{_free(path)} bytes free at {path.parent}"
         text += f" (needs {needed} bytes, {room})" if needed else f" ({room})"
-    remedy = "raise the limit (ulimit -f)" if error.errno == errno.EFBIG else "make room"
+    remedy = _REMEDIES.get(error.errno or 0, "remove the cause")
     return StorageError(
         error.errno or errno.EIO,
         f"{text}. What was recorded before stays; {remedy} and run the same command again",

@@ -238,10 +238,11 @@ def test_a_folder_of_another_user_is_refused(root: Path, monkeypatch: pytest.Mon
     assert list(root.iterdir()) == []
 
 
-def test_what_is_made_is_private_whatever_the_mask(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("mask", "file", "folder"), [(0, 0o644, 0o755), (0o077, 0o600, 0o700)])
+def test_of_what_is_made_the_mask_decides_and_nobody_else_may_write(
+    root: Path, mask: int, file: int, folder: int
 ) -> None:
-    before = os.umask(0)
+    before = os.umask(mask)
     try:
         with Path(os.devnull).open("wb") as nowhere:
             work(root / "deep" / "run", nowhere.fileno())
@@ -252,8 +253,8 @@ def test_what_is_made_is_private_whatever_the_mask(
         os.umask(before)
     modes = {stat.S_IMODE(path.lstat().st_mode) for path in root.rglob("*") if path.is_file()}
     folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
-    assert modes == {0o600}
-    assert {stat.S_IMODE(path.lstat().st_mode) for path in folders} == {0o700}
+    assert modes == {file}
+    assert {stat.S_IMODE(path.lstat().st_mode) for path in folders} == {folder}
 
 
 # One writer of a report
