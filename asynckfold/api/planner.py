@@ -27,7 +27,7 @@ from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import Digest
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
-from asynckfold.jobs.placement import NOTHING, Gpu, NodeSize
+from asynckfold.jobs.placement import NOTHING, WORKER_BYTES, Gpu, NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.planning import (
@@ -283,7 +283,8 @@ def make_plan(session: Session, checked: Checked) -> Planned:
     groups = group(work, threads, stored or taken, settings.fuse, machine.max_memory, gpu_bytes)
     threads = foreseen(work, threads, groups)
     expected = {name: cost.memory for name, cost in threads.costs.items()}
-    refuse(room_problems(expected, machine.max_memory, groups.widths))
+    workers = WORKER_BYTES * work.plan.params.processes
+    refuse(room_problems(expected, machine.max_memory, workers, groups.widths))
     checked = replace(checked, bundle=bundle)
     if stored is None and work.plan.device != draft.device:
         software = software_of(session, work.plan, bundle.backend) | _of_nodes(make.cluster)

@@ -41,8 +41,9 @@ class Sharing:
     reserve_cores : int
         Number of cores to leave free. The threads of the models are decided without them.
     max_memory : float, str or None
-        Limit on the estimated memory of all running jobs: a share up to 1, bytes, or a size such as
-        "8GiB".
+        Limit on the estimated memory of all running jobs and their workers: a share up to 1, bytes,
+        or a size such as "8GiB". What all workers share, some 300 MiB, and this process are not
+        counted.
     min_free_memory : float or str
         Start nothing while less memory is free: a share up to 1, bytes, or a size such as "2GiB". A
         running job is never killed for it.

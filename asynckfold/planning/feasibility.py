@@ -180,7 +180,10 @@ def part_problems(draft: Plan, folds: Sequence[Fold]) -> Iterator[Problem]:
 
 
 def room_problems(
-    expected: Mapping[str, int], most: int | None, together: Mapping[str, int] | None = None
+    expected: Mapping[str, int],
+    most: int | None,
+    workers: int,
+    together: Mapping[str, int] | None = None,
 ) -> Iterator[Problem]:
     """Yield the models for which `max_memory` is too little.
 
@@ -189,15 +192,17 @@ def room_problems(
     expected : Mapping of str to int
         Estimated bytes of a job, by model.
     most : int or None
-        Limit on the bytes of all running jobs.
+        Limit on the bytes of all running jobs and their workers.
+    workers : int
+        Bytes of the workers of a job or a group.
     together : Mapping of str to int, optional
         Size of the largest fusion group, by model, for fused models.
     """
     if most is None:
         return
     for model, count in (together or {}).items():
-        size = count * expected[model]
-        if expected[model] <= most < size:
+        size = count * expected[model] + workers
+        if expected[model] + workers <= most < size:
             yield Problem(
                 "max_memory must be enough for a fusion group",
                 f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for "
@@ -205,7 +210,7 @@ def room_problems(
                 f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or fuse fewer.",
             )
     for model, size in expected.items():
-        if size > most:
+        if (size := size + workers) > most:
             yield Problem(
                 "max_memory must be enough for one job of each model",
                 f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for a job of {model}",

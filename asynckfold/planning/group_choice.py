@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from asynckfold.jobs.placement import GPU_CONTEXT_BYTES
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, WORKER_BYTES
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning import fusion_groups, gpu_fusion
 from asynckfold.planning.fusion_groups import Fuse, Grouping, grouped
@@ -63,7 +63,7 @@ def _on_cores(
         name: f"{text}; {fusion_groups.measured_here(gains[name])}" if name in gains else text
         for name, text in facts.fused.items()
     }
-    room = most_bytes or total_memory()
+    room = max(0, (most_bytes or total_memory()) - WORKER_BYTES)
     most = {name: room // size for name, size in facts.memory.items() if room and size}
     failing = facts.failures.keys()
     cores, nodes = work.all_cores, [node.cores for node in work.nodes]

@@ -11,7 +11,7 @@ from asynckfold.jobs.cost import Cost, Timing, Work, gathered, work_of
 from asynckfold.jobs.decoding import decoded, finite, within
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
-from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, NodeSize, Request
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, WORKER_BYTES, NodeSize, Request
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.planning import cost_cache, fusion_groups
 from asynckfold.planning.calibration import Exchange
@@ -335,7 +335,7 @@ def requests(
             job.id,
             cost.shared(per_gpu).fused(gain).seconds(works[job.id], cores),
             cores // params.nodes,
-            cost.memory // params.nodes,
+            (cost.memory + WORKER_BYTES * params.processes) // params.nodes,
             gpu,
             params.gpus if gpu else 1,
             gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu else 0,

@@ -102,9 +102,9 @@ def test_max_memory_must_be_enough_for_a_job_of_each_model(root: Path) -> None:
     with pytest.raises(InputError, match=r"received 1 bytes, and .* expected for a job of Tiny"):
         kfold(root, max_memory="1B")([Tiny], ["step"], adam, {"epochs": 1})
     assert not root.exists()
-    assert list(room_problems({"A": 7}, None)) == []
-    assert len(list(room_problems({"A": 7, "B": 8, "C": 9}, 7))) == 2
-    (problem,) = room_problems({"A": 7, "B": 1}, 20, {"A": 3, "B": 3})
+    assert list(room_problems({"A": 7}, None, 0)) == []
+    assert len(list(room_problems({"A": 6, "B": 7, "C": 8}, 7, 1))) == 2
+    (problem,) = room_problems({"A": 7, "B": 1}, 20, 0, {"A": 3, "B": 3})
     assert "expected for 3 jobs of A" in problem.received
 
 

@@ -15,7 +15,7 @@ from asynckfold.errors import InputError
 from asynckfold.jobs.cost import Timing
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.placement import Request
+from asynckfold.jobs.placement import WORKER_BYTES, Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.group_choice import group
@@ -361,7 +361,7 @@ def test_requests_have_the_models_threads_seconds_and_bytes() -> None:
     assert list(made) == [job.id for job in work.plan.jobs]
     first = work.plan.jobs[0].id
     seconds = found.costs["A"].seconds(work.works()[first], 2)
-    assert made[first] == Request(first, seconds, threads=2, memory=100)
+    assert made[first] == Request(first, seconds, threads=2, memory=WORKER_BYTES + 100)
     assert made["A/cosine/fold-0"].seconds > 0
     assert made["B/cosine/fold-0"].threads == 1
 

@@ -16,7 +16,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import JobEnded, RetryableFailure, Started, Task
-from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.placement import WORKER_BYTES, Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -27,6 +27,7 @@ from tests.sweep.test_loop import Recording, done
 
 GROUP = ("A/cosine/fold-0", "A/cosine/fold-1", "A/cosine/fold-2")
 ALONE = "A/cosine/fold-3"
+ONE = WORKER_BYTES + 10
 
 Behaviour = Callable[[int, Sequence[Task]], Any]
 
@@ -115,7 +116,7 @@ def run(store: RunStore, behaviour: Behaviour) -> tuple[Engine, Recording]:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = Engine(behaviour, inbox), Recording()
     requests = {
-        job.id: Request(job.id, 1.0 + job.fold, memory=10) for job in store.reader.plan.jobs
+        job.id: Request(job.id, 1.0 + job.fold, memory=ONE) for job in store.reader.plan.jobs
     }
     Sweep(store, engine, inbox, requests, lambda found: found, watch, lambda: engine.now).run()
     return engine, watch
@@ -129,7 +130,7 @@ def test_a_group_is_one_placement_and_each_job_has_its_result(store: RunStore) -
     engine, watch = run(store, lambda number, tasks: [done(task) for task in tasks])
     (group,) = engine.of_group()
     assert group.jobs == GROUP
-    assert group.memory == 30
+    assert group.memory == WORKER_BYTES + 30
     # The longest first: the group has the seconds of all its jobs.
     assert [placement.jobs for placement in engine.placed] == [GROUP, (ALONE,)]
     assert engine.placed[1].trainer == "plain"
@@ -146,13 +147,13 @@ def test_a_group_whose_worker_dies_is_tried_again_without_what_ended(store: RunS
 
     engine_inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     engine, watch = Engine(behaviour, engine_inbox), Recording()
-    requests = {job.id: Request(job.id, 1.0, memory=10) for job in store.reader.plan.jobs}
+    requests = {job.id: Request(job.id, 1.0, memory=ONE) for job in store.reader.plan.jobs}
     Sweep(
         store, engine, engine_inbox, requests, lambda found: found, watch, lambda: engine.now
     ).run()
     assert [placement.jobs for placement in engine.of_group()] == [GROUP, (GROUP[0], GROUP[2])]
     # What diverged goes along, in memory and in time.
-    assert {placement.memory for placement in engine.of_group()} == {30}
+    assert {placement.memory for placement in engine.of_group()} == {WORKER_BYTES + 30}
     again = [item for item in store.reader.attempts() if item.attempt == 2]
     assert [(item.job_id, item.expected) for item in again] == [(GROUP[0], 3.0), (GROUP[2], 3.0)]
     waits = [item.waits for item in again]
