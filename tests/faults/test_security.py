@@ -52,6 +52,7 @@ ALLOWED = {
         "network",
     ): "rank 0 of a job on several nodes of Ray; a secret comes before anything is unpickled",
     ("engines/ray_node.py", "temporary file elsewhere"): "a node need not share the run's folder",
+    ("api/process_trials.py", "temporary file elsewhere"): "trials of no run, removed at once",
     (
         "engines/ray_pieces.py",
         "file opened to write",
@@ -61,6 +62,10 @@ ALLOWED = {
         "engines/ray_listener.py",
         "unpickling",
     ): "what own actors answer; Ray unpickles all that its cluster sends",
+    (
+        "results/report/figure_files.py",
+        "unpickling",
+    ): "what to draw, of the process that started it",
     ("results/report/live.py", "HTML by f-string"): "a number of this file",
     (
         "training/process_group/ranks.py",
