@@ -211,6 +211,8 @@ class Batches:
         self.collation = collation
         self._train = train_view
         self._eval = eval_view
+        self.not_finite: tuple[int, ...] = ()
+        """Samples that hold NaN or infinity: the first of the inputs, and of the targets."""
         self.moved: dict[torch.device, Batches] = {}
         """These batches on the device of the last job, if they are kept there for the next."""
 
@@ -464,6 +466,7 @@ class DataHandle:
     collation: Collation | None = None  # the user's, in place of stacking
     stored_as: RaggedLayout | None = None  # of the samples that are stored for it
     columns: Columns | None = None  # of targets of several parts
+    not_finite: tuple[int, ...] = ()  # see `Batches.not_finite`
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}
@@ -474,6 +477,11 @@ class DataHandle:
 
     def open(self, fds: Sequence[int]) -> Batches:
         """Map the arrays; the descriptors stay the caller's and may be closed afterwards."""
+        found = self._opened(fds)
+        found.not_finite = self.not_finite
+        return found
+
+    def _opened(self, fds: Sequence[int]) -> Batches:
         arrays = [spec.map(fd) for spec, fd in zip(self.specs, fds, strict=True)]
         if self.source is not None:
             train, evaluation = (

@@ -96,6 +96,7 @@ class Reading:
     notes: tuple[str, ...] = ()
     random: bool = False  # another read of a sample may give another pair
     digest: bytes = b""  # of samples that no array holds
+    not_finite: tuple[int, ...] = ()  # the first sample of each array that holds NaN or infinity
 
     @property
     def held(self) -> bool:
@@ -264,18 +265,19 @@ def _hold(
     whole = _whole(source, [pipeline.steps for pipeline, _ in stored])
     mapped = None if whole is None or source.rows is not None else mapped_file(whole)
     if mapped is not None and len(stored) == 1:
-        return Reading((mapped,), _slots((0, 0)), notes=tuple(_feature_notes([mapped], None)))
+        notes, rows = _not_finite([mapped], None)
+        return Reading((mapped,), _slots((0, 0)), notes=notes, not_finite=rows)
     specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
     arrays, where = _allocate(specs, memory_budget, folder)
     if not arrays:
         return _Found(where)
-    notes = [where] if where else []
-    slots = (0, len(arrays) - 1)
+    slots = _slots((0, len(arrays) - 1))
     if whole is not None:
         for array in arrays:
             array.fill(whole, source.rows)
-        notes += _feature_notes(arrays, checked.views.layout)
-        return Reading(tuple(arrays), _slots(slots), notes=tuple(notes))
+        notes, rows = _not_finite(arrays, checked.views.layout)
+        notes = (*filter(None, [where]), *notes)
+        return Reading(tuple(arrays), slots, notes=notes, not_finite=rows)
     pipelines = tuple(pipeline for pipeline, _ in stored)
     found = _passed(
         checked, readers, Pass(checked.check.dataset, checked.facts.how, pipelines, True), arrays
@@ -286,8 +288,9 @@ def _hold(
         _refuse_odd_sample(checked.views, found.why)
         return found
     labels = [label for part in found.parts for label in part.labels]
-    notes += _feature_notes(arrays, checked.views.layout)
-    return Reading(tuple(arrays), _slots(slots), labels, tuple(notes))
+    notes, rows = _not_finite(arrays, checked.views.layout)
+    notes = (*filter(None, [where]), *notes)
+    return Reading(tuple(arrays), slots, labels, notes, not_finite=rows)
 
 
 def _whole(source: Opened, stored: Sequence[tuple[Step, ...]]) -> Array | None:
@@ -429,27 +432,32 @@ def _refuse_odd_sample(views: Views, odd: str) -> None:
         refuse([Problem("all samples must have one shape and type", odd, remedy)])
 
 
-def _feature_notes(arrays: Sequence[SharedArray], layout: Layout | None) -> list[str]:
-    notes = []
+def _not_finite(
+    arrays: Sequence[SharedArray], layout: Layout | None
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return notes on samples that hold NaN or infinity, and the first of each array."""
+    notes, first = [], []
     for shared in arrays:
         if np.dtype(shared.spec.dtype).kind != "f" and layout is None:
             continue
         flat = shared.readable().reshape(shared.spec.shape[0], -1)
-        bad = sum(_not_finite(flat[low : low + 4096], layout) for low in range(0, len(flat), 4096))
-        if bad:
-            notes.append(f"{bad} of {len(flat)} samples {NOT_FINITE}")
-    return list(dict.fromkeys(notes))
+        lows = range(0, len(flat), 4096)
+        odd = np.concatenate([low + _odd_rows(flat[low : low + 4096], layout) for low in lows])
+        if odd.size:
+            notes.append(f"{odd.size} of {len(flat)} samples {NOT_FINITE}")
+            first.append(int(odd[0]))
+    return tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(first))
 
 
-def _not_finite(rows: Array, layout: Layout | None) -> int:
-    """Return how many samples hold a number that is not finite."""
+def _odd_rows(rows: Array, layout: Layout | None) -> Array:
+    """Return the places of samples that hold a number that is not finite."""
     if layout is None:
         # A sum is finite only if all its numbers are; it is faster than to look at each.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(rows.sum()):
-                return 0
-        return int((~np.isfinite(rows).all(axis=1)).sum())
+                return np.empty(0, np.int64)
+        return np.flatnonzero(~np.isfinite(rows).all(axis=1))
     found = np.ones(len(rows), bool)
     for item in tensors_in(layout.unpack(torch.tensor(rows))):
         found &= item.isfinite().reshape(len(rows), -1).all(dim=1).numpy()
-    return int((~found).sum())
+    return np.flatnonzero(~found)

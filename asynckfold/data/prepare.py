@@ -39,7 +39,6 @@ from asynckfold.data.transforms import (
     tensors_in,
 )
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import Criterion
 
 _PATIENCE_SECONDS = 5.0
@@ -301,7 +300,7 @@ def _assemble(
     target_array = SharedArray(ArraySpec(targets.shape, str(targets.dtype)))
     target_array.writable()[...] = targets
     shared = (target_array, *reading.arrays)
-    handle = _handle(checked, shared, reading, encoding, labels.objective.targets)
+    handle = _handle(checked, shared, reading, encoding, labels)
     if collate_fn is not None:
         columns = labels.objective.targets
         collation, facts = Collation(collate_fn, checked.facts.form, columns), checked.facts
@@ -337,8 +336,12 @@ def _handle(
     shared: Sequence[SharedArray],
     reading: Reading,
     encoding: Encoding | None,
-    columns: Columns | None,
+    labels: Labels,
 ) -> DataHandle:
+    unlabelled = []
+    if labels.targets.dtype.kind == "f":
+        rows = labels.targets.reshape(len(labels.targets), -1)
+        unlabelled = np.flatnonzero(~np.isfinite(rows).all(axis=1))[:1].tolist()
     return DataHandle(
         tuple(array.spec for array in shared),
         _travelling(checked.views.train, reading.held),
@@ -347,7 +350,8 @@ def _handle(
         None if reading.held else checked.source.without_arrays(),
         encoding=encoding,
         layout=checked.views.layout,
-        columns=columns,
+        columns=labels.objective.targets,
+        not_finite=tuple(dict.fromkeys((*reading.not_finite, *unlabelled))),
     )
 
 

@@ -35,7 +35,7 @@ from asynckfold.training.dry_run import (
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
 from asynckfold.training.dry_run.checks import Refused, first_line
 from asynckfold.training.dry_run.fingerprints import tensors_of
-from asynckfold.training.dry_run.misfit import making, misfit
+from asynckfold.training.dry_run.misfit import criterion_misfit, making, misfit
 from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fused_optimizers import with_fused_kernel
@@ -97,7 +97,9 @@ class CandidateTrial:
         fold = replace(plan, reacting=reacting).fold_of(job, bundle.folds)
         self.rows = fold.fitted
         self.data_notes: list[str] = []
-        self.first_rows = torch.from_numpy(fold.fitted[: max(2, plan.batch_size)])
+        # Those that may break a model or a loss come first.
+        rows = dict.fromkeys((*data.not_finite, *fold.fitted[: max(2, plan.batch_size)].tolist()))
+        self.first_rows = torch.tensor(list(rows)[: max(2, plan.batch_size)])
         try:
             self.seen = fit_transform(data, recipe.preprocess, fold.fitted, self.data_notes.append)
         except InputError as error:
@@ -214,7 +216,6 @@ class CandidateTrial:
         if self.own:
             own_step_trial.step(self.own, self.model.train(), self._given_batch())
             return time.perf_counter() - started
-        criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._fitting_outputs(self.model.train())
         if not isinstance(outputs, torch.Tensor):
             checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
@@ -228,12 +229,12 @@ class CandidateTrial:
             self.outputs = mapped(torch.detach, outputs)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            loss = criterion(outputs, self.targets)
+            loss = self._loss(outputs)
         checks.check_broadcast(
             self.name, outputs, self.targets, [str(item.message) for item in warned]
         )
         checks.check_loss(self.name, loss)
-        checks.check_finite(self.name, self.inputs, loss)
+        checks.check_finite(self.name, self.first_rows, (self.inputs, self.targets), loss)
         loss.backward()
 
         def backward() -> torch.Tensor:
@@ -338,14 +339,24 @@ class CandidateTrial:
                 raise refusal from error
             raise
 
+    def _loss(self, outputs: Any) -> Any:
+        try:
+            return copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets)
+        except Exception as error:
+            asked = self.seen.asked_of(self.targets)
+            if refusal := criterion_misfit(self.name, outputs, self.targets, asked, error):
+                raise refusal from error
+            raise
+
     def _score(self, output_samples: dict[str, OutputSample]) -> None:
         """Refuse a model that is trained by a step of its own, and cannot be scored."""
         with torch.no_grad():
             outputs = self._fitting_outputs(self.model.eval())
             checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
             output_samples[self.name] = self._sample_of(outputs)
-            loss = copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets)
+            loss = self._loss(outputs)
         checks.check_held_out_loss(self.name, loss)
+        checks.check_finite(self.name, self.first_rows, (self.inputs, self.targets), outputs)
         self.outputs = outputs
 
     def check_criterion(self) -> None:

@@ -253,11 +253,21 @@ def check_criterion_takes(name: str, outputs: Any, criterion: Any) -> None:
 def check_broadcast(name: str, outputs: Any, targets: torch.Tensor, warned: list[str]) -> None:
     """Refuse a loss for which torch warns that it broadcasts outputs against targets."""
     if any(text.startswith("Using a target size") for text in warned):
-        raise Refused(
-            f"model {name} must return outputs of the shape of the targets",
-            f"outputs {shape_text(outputs)}, targets {shape_text(targets)}",
-            "Squeeze the outputs in forward, or pass targets of shape (samples, 1).",
-        )
+        raise unlike(name, outputs, targets)
+
+
+def unlike(name: str, outputs: Any, targets: torch.Tensor) -> Refused:
+    """Return the refusal of outputs whose shape is not that of the targets."""
+    fewer = isinstance(outputs, torch.Tensor) and outputs.ndim < targets.ndim
+    remedy = (
+        "Return outputs[:, None] in forward, or pass targets of shape (samples,)."
+        if fewer
+        else "Squeeze the outputs in forward, or pass targets of shape (samples, 1)."
+    )
+    received = f"outputs {shape_text(outputs)}, targets {shape_text(targets)}"
+    return Refused(
+        f"model {name} must return outputs of the shape of the targets", received, remedy
+    )
 
 
 def check_loss(name: str, loss: Any) -> None:
@@ -273,23 +283,39 @@ def check_loss(name: str, loss: Any) -> None:
         )
 
 
-def check_finite(name: str, inputs: Any, loss: torch.Tensor) -> None:
-    """Refuse samples with NaN or infinite numbers that make the loss such a number, too."""
-    if bool(torch.isfinite(loss)):
+def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results: Any) -> None:
+    """Refuse samples with NaN or infinity that make a loss, or outputs, such numbers, too.
+
+    `rows` are the numbers of the samples in `batch`, (inputs, targets).
+    """
+    if all(map(_is_finite, tensors_in(results))):
         return
-    parts = [part for part in tensors_in(inputs) if part.is_floating_point()]
-    missing, infinite = (sum(int(of(part).sum()) for part in parts) for of in _NO_NUMBERS)
-    counts = {"NaN": missing, "infinite": infinite}
-    if found := " and ".join(f"{count} {kind}" for kind, count in counts.items() if count):
-        raise Refused(
-            f"samples must be finite where model {name} does not take others",
-            f"{found} numbers in the first batch, and a loss of {float(loss.detach())}",
-            "Fill them, for instance by preprocess=sklearn.impute.SimpleImputer(), or leave these "
-            "samples out.",
+    for what, part, remedy in zip(("its inputs", "its target"), batch, _FILLED, strict=True):
+        bad = [item for item in tensors_in(part) if not _is_finite(item)]
+        if not bad:
+            continue
+        kinds = " and ".join(
+            kind
+            for kind, of in (("NaN", torch.isnan), ("infinity", torch.isinf))
+            if any(bool(of(item).any()) for item in bad)
         )
+        # A batch of the user's own making need not have a row for each sample.
+        odd = (~torch.isfinite(item).flatten(1).all(1) for item in bad if len(item) == len(rows))
+        first = min((int(rows[found.nonzero()[0]]) for found in odd), default=None)
+        rule = f"samples must be finite where model {name} or its loss does not take others"
+        where = "a first batch" if first is None else f"sample {first}"
+        raise Refused(rule, f"{kinds} in {what} of {where}", remedy)
 
 
-_NO_NUMBERS = (torch.isnan, torch.isinf)
+_FILLED = (
+    "Fill such inputs, for instance by preprocess=sklearn.impute.SimpleImputer(), or leave these "
+    "samples out.",
+    "Leave these samples out, or let the criterion skip such targets.",
+)
+
+
+def _is_finite(item: torch.Tensor) -> bool:
+    return not item.is_floating_point() or bool(torch.isfinite(item).all())
 
 
 def check_held_out_loss(name: str, loss: Any) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from asynckfold.data.transforms import is_tree, kinds_text
 from asynckfold.errors import InputError
 from asynckfold.jobs.digests.ownership import is_asynckfold, is_own_file
+from asynckfold.training.dry_run import checks
 from asynckfold.training.dry_run.checks import Refused, first_line
 
 _LAYER_CALL = "torch.nn.modules.module"
@@ -61,9 +62,7 @@ def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refuse
 
     What the user's own code raises is no refusal: only that model's jobs fail.
     """
-    text = str(error).lower()
-    is_of_inputs = isinstance(error, (RuntimeError, ValueError, TypeError, IndexError))
-    if not (is_of_inputs and _is_of_torch(error)) or any(word in text for word in _OTHER_CAUSES):
+    if not _is_of_shapes(error):
         return None
     layer: nn.Module = model
     received: tuple[Any, ...] = (inputs,)
@@ -81,6 +80,30 @@ def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refuse
         f"{type(error).__name__} in {where} gets {_shapes(received)}: {first_line(error)}",
         "Change the model or transform the samples; pass keep_going=True to train the others.",
     )
+
+
+def criterion_misfit(
+    name: str, outputs: Any, targets: torch.Tensor, asked: Any, error: Exception
+) -> Refused | None:
+    """Return the refusal of a criterion that raised, if torch raised for outputs and targets."""
+    if not _is_of_shapes(error):
+        return None
+    is_one = isinstance(outputs, torch.Tensor) and outputs.shape != targets.shape
+    if is_one and outputs.squeeze(-1).shape == targets.squeeze(-1).shape:
+        return checks.unlike(name, outputs, targets)
+    return Refused(
+        f"the criterion must take the outputs of model {name} and the targets",
+        f"{type(error).__name__} for outputs {kinds_text(outputs)} and targets "
+        f"{kinds_text(asked)}: {first_line(error)}{own_place(error)}",
+        "Change the criterion, the last layer of the model, or the targets.",
+    )
+
+
+def _is_of_shapes(error: Exception) -> bool:
+    """Whether torch raised it for what it was given."""
+    is_of_inputs = isinstance(error, (RuntimeError, ValueError, TypeError, IndexError))
+    is_other = any(word in str(error).lower() for word in _OTHER_CAUSES)
+    return is_of_inputs and not is_other and _is_of_torch(error)
 
 
 def _is_of_torch(error: Exception) -> bool:

@@ -338,8 +338,8 @@ def test_samples_without_a_number_are_refused_where_the_model_does_not_fill_them
     inputs[:, 1], inputs[:, 2] = math.nan, math.inf
     facts = check(tmp_path, data=(inputs, targets), models={"m": Plain, "filling": Filling})
     (problem,) = facts.problems
-    assert problem[0] == "samples must be finite where model m does not take others"
-    assert problem[1] == "10 NaN and 10 infinite numbers in the first batch, and a loss of nan"
+    rule = "samples must be finite where model m or its loss does not take others"
+    assert problem[:2] == (rule, "NaN and infinity in its inputs of sample 0")
     assert "SimpleImputer" in problem[2]
     assert (list(facts.refused), list(facts.step_seconds)) == (["m/constant"], ["filling"])
 
