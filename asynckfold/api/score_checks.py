@@ -9,6 +9,7 @@ import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
         There is no such score, or it cannot be computed.
     """
     names = list(scores.resolve(settings.scoring, data.labels.objective))
-    refuse(_rank_problems(settings, names))
+    refuse([*_rank_problems(settings, names), *_missing_problems(settings, data)])
     given = data.labels.objective
     known = (
         given.kind in (objectives.BINARY, objectives.MULTILABEL)
@@ -159,6 +160,22 @@ def _rank_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem
     if settings.task == objectives.CUSTOM and not all(map(scores.is_custom, own)):
         rule = "task='custom' needs functions (targets, outputs) → float as scores"
         yield Problem(rule, ", ".join(names), "Leave task out for scikit-learn's scores.")
+
+
+def _missing_problems(settings: Settings, data: Prepared) -> Iterator[Problem]:
+    """Yield that targets hold NaN, which the criterion may leave out, and a score does not."""
+    pairs = scores.named_scores(settings.scoring, data.labels.objective.kind)
+    names = [str(name) for name, item in pairs if not scores.is_custom(item)]
+    if data.labels.objective.targets is not None or data.targets.dtype.kind != "f" or not names:
+        return
+    rows = np.isfinite(data.targets.reshape(len(data.targets), -1)).all(axis=1)
+    for at in np.flatnonzero(~rows)[:1]:
+        yield Problem(
+            "targets must be finite for scores of scikit-learn",
+            f"{data.targets[at]} at index {at}, {int((~rows).sum())} in all, scored by {names[0]}",
+            "Remove these samples or fill in their targets; or pass scoring={'name': function}, of "
+            "(targets, outputs) → float, which leaves them out as the criterion does.",
+        )
 
 
 def _task_notes(
@@ -326,34 +343,39 @@ def _trial_problems(
             continue
         if not scores.is_from_sklearn(item):
             continue
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                scores.resolve({name: item}, tried)[str(name)](targets, outputs)
-        except (ValueError, TypeError, AttributeError) as error:
+        if why := _why_not(item, tried, targets, outputs):
+            others = (name for name in _others(item) if not _why_not(name, tried, targets, outputs))
+            fitting = [repr(name) for name in islice(others, 3)]
             yield Problem(
                 "scoring must fit the labels",
-                f"{item if not isinstance(item, str) else repr(item)}, which says: "
-                f"{one_line(error).rstrip('.')}",
-                _others(item),
+                f"{item if not isinstance(item, str) else repr(item)}, which says: {why}",
+                f"Choose another, such as {', '.join(fitting)}."
+                if fitting
+                else "Pass scoring={'name': function}, of (targets, outputs) → float.",
             )
 
 
-def _others(item: Any) -> str:
-    """Return a remedy: variants of the score, such as ``roc_auc_ovr``, or scores that fit most.
+def _why_not(item: Any, found: Objective, targets: Array, outputs: Array) -> str:
+    """Return what a score of scikit-learn raises; empty where it can be computed."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scores.resolve({"": item}, found)[""](targets, outputs)
+    except (ValueError, TypeError, AttributeError) as error:
+        return one_line(error).rstrip(".")
+    return ""
 
-    >>> _others("f1")
-    "Choose another, such as 'f1_macro', 'f1_micro', 'f1_samples'."
+
+def _others(item: Any) -> Iterator[str]:
+    """Yield other scores: variants of this one, such as ``roc_auc_ovr``, and common ones.
+
+    >>> list(_others("f1"))[:4]
+    ['f1_macro', 'f1_micro', 'f1_samples', 'f1_weighted']
     """
     from sklearn.metrics import get_scorer_names
 
-    variants = [name for name in get_scorer_names() if name.startswith(f"{item}_")][:3]
-    if variants:
-        return f"Choose another, such as {', '.join(map(repr, variants))}."
-    return (
-        "Choose another, such as 'accuracy', 'f1_macro' or 'neg_log_loss' for classes, "
-        "'r2' for numbers."
-    )
+    yield from (name for name in get_scorer_names() if name.startswith(f"{item}_"))
+    yield from ("accuracy", "f1_macro", "neg_log_loss", "r2")
 
 
 def _metric_problems(

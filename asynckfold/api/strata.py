@@ -79,9 +79,11 @@ def absent_note(labels: Labels, folds: Sequence[Fold]) -> str:
 def _quantiles(stratify: str | int, labels: Labels, n_splits: int) -> Strata:
     targets = labels.targets
     is_number = labels.objective.kind == "regression" and targets.size == len(targets)
-    if not is_number or (stratify != "quantile" and not isinstance(stratify, int)):
+    missing = not np.isfinite(targets).all()
+    if not is_number or missing or (stratify != "quantile" and not isinstance(stratify, int)):
         rule = "stratify by quantiles needs one number per sample as its target"
-        received = f"stratify={stratify!r} and targets of shape {targets.shape}"
+        of = f"targets of shape {targets.shape}" + ", with NaN" * missing
+        received = f"stratify={stratify!r} and {of}"
         remedy = "Pass stratify='quantile' or a number of bins for a regression, else an array."
         raise InputError.one(rule, received, remedy)
     bins = stratify if isinstance(stratify, int) else min(QUANTILES, len(targets) // n_splits)

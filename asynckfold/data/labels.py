@@ -12,6 +12,7 @@ from torch import Tensor
 from asynckfold.data.target_trees import are_trees, rows_of
 from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, UNKNOWN, Criterion
 from asynckfold.jobs.objective import (
     BINARY,
@@ -30,6 +31,9 @@ from asynckfold.jobs.objective import (
 
 MOST_CLASSES = 1 << 20
 """Whole numbers from here on are names of classes, and no numbers of outputs."""
+
+MOST_OFF = 1e-2
+"""How far the sum of a row of probabilities may be from 1: half precision rounds to 1e-3."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,8 +109,10 @@ def resolve_labels(
     if are_trees(values):
         return _of_parts(values, criterion, task)
     array = label_array(values)
-    if task in (None, CUSTOM):
+    if task is None:
         return _resolved(array, wants_classes, names, criterion)
+    if task == CUSTOM:
+        return _resolved_or_unchanged(array, wants_classes, names, criterion)
     found = _resolved_as(task, array, wants_classes, names, criterion)
     refuse(_task_problems(task, found, array, criterion))
     return found
@@ -134,9 +140,31 @@ def _of_parts(values: Any, criterion: Criterion | None, task: str | None) -> Lab
         )
     refuse(problems)
     objective = Objective(REGRESSION, natural_scale(REGRESSION, None), targets=columns)
-    missing = int(np.isnan(rows).any(axis=1).sum())
+    return Labels(rows, (), False, _missing_notes(rows), objective)
+
+
+def _missing_notes(array: Array) -> tuple[str, ...]:
+    missing = int(np.isnan(array.reshape(len(array), -1)).any(axis=1).sum())
     notes = (f"targets of {missing} samples hold NaN, which the criterion must leave out",)
-    return Labels(rows, (), False, notes * bool(missing), objective)
+    return notes * bool(missing)
+
+
+def _resolved_or_unchanged(
+    array: Array, wants_classes: bool | None, names: Sequence[str], criterion: Criterion | None
+) -> Labels:
+    """Resolve labels; those of no known form stay what they are, for the user's own scores."""
+    try:
+        return _resolved(array, wants_classes, names, criterion)
+    except InputError:
+        if array.dtype.kind == "U" or (array.ndim == 1 and array.dtype.kind != "f"):
+            raise
+    if array.dtype.kind == "f":
+        objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))
+        return Labels(_floats(array), (), False, _missing_notes(array), objective)
+    # As one part of a tree, whose type is kept.
+    columns, rows = Columns.of_arrays(array)
+    objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion), targets=columns)
+    return Labels(rows, (), False, objective=objective)
 
 
 def _resolved_as(
@@ -152,9 +180,7 @@ def _resolved_as(
         whole = array.dtype.kind in "biu" and asked != ODDS
         return dense_labels(array, CLASSES if whole else ODDS, tuple(names), criterion)
     if task in (REGRESSION, RECONSTRUCTION) and asked in (None, ODDS):
-        found = _regression(array, None)
-        scale = natural_scale(REGRESSION, criterion)
-        return replace(found, objective=Objective(REGRESSION, scale))
+        return _regression(array, criterion)
     if task in (BINARY, MULTILABEL) and criterion is None and array.ndim > (task == MULTILABEL):
         criterion = Criterion(f"task={task!r}", ODDS, UNKNOWN)
     return _resolved(array, task == MULTICLASS or wants_classes, names, criterion)
@@ -194,6 +220,8 @@ def _resolved(
         wanted = CLASSES if array.dtype.kind in "biuU" else NUMBERS
     if wanted == NUMBERS:
         return _regression(array, criterion)
+    if criterion is not None and criterion.name == "CrossEntropyLoss" and _are_shares(array):
+        return _regression(array, criterion)
     notes = []
     if array.ndim == 2 and array.shape[1] == 1:
         notes.append(f"labels of shape {array.shape} were squeezed to ({len(array)},)")
@@ -202,6 +230,14 @@ def _resolved(
     refuse(_class_problems(array, ignored))
     objective = Objective(MULTICLASS, natural_scale(MULTICLASS, criterion))
     return _classes(array, tuple(names), notes, objective, ignored)
+
+
+def _are_shares(array: Array) -> bool:
+    """Whether rows are probabilities of classes, and not all of them one-hot."""
+    if array.dtype.kind != "f" or array.ndim != 2 or array.shape[1] < 2 or array.min() < 0:
+        return False
+    sums = np.abs(array.sum(axis=1, dtype=np.float64) - 1)
+    return bool(sums.max() < MOST_OFF) and not np.isin(array, (0, 1)).all()
 
 
 def label_array(values: Any) -> Array:
@@ -239,14 +275,9 @@ def dense_labels(
         wanted = CLASSES if array.dtype.kind in "biu" else NUMBERS
     if wanted == CLASSES:
         return _pixel_classes(array, names, criterion)
-    _refuse_not_finite(array, "targets of pixels must be finite")
     if wanted == NUMBERS:
-        return Labels(
-            _floats(array),
-            (),
-            False,
-            objective=Objective(REGRESSION, natural_scale(REGRESSION, criterion)),
-        )
+        return _regression(array, criterion)
+    _refuse_not_finite(array, "targets of pixels must be finite")
     scale = natural_scale(MASKS, criterion)
     if np.isin(array, (0, 1)).all():
         return Labels(_floats(array), (), False, objective=Objective(MASKS, scale))
@@ -292,9 +323,11 @@ def _regression(array: Array, criterion: Criterion | None) -> Labels:
             f"{_first(array)}, shape {array.shape}",
             "Use a class criterion such as CrossEntropyLoss, or pass targets=.",
         )
-    _refuse_not_finite(array, "regression targets must be finite")
+    # A criterion of the user's own may leave out what is missing.
+    known = array if criterion is not None else np.where(np.isnan(array), 0, array)
+    _refuse_not_finite(known, "regression targets must be finite")
     objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))
-    return Labels(_floats(array), (), False, objective=objective)
+    return Labels(_floats(array), (), False, _missing_notes(array), objective)
 
 
 def _refuse_not_finite(array: Array, rule: str) -> None:
@@ -392,7 +425,10 @@ def _class_problems(array: Array, ignored: int) -> list[Problem]:
         received, remedy = f"shape {array.shape}", "Pass targets= of shape (n,)."
         if array.ndim == 2 and array.dtype.kind != "U":
             received += ", which looks like one-hot or probabilities"
-            remedy = "Pass targets.argmax(axis=1)."
+            remedy = (
+                "Pass targets.argmax(axis=1); or task='custom' and functions that score them, if "
+                "the criterion takes them as they are."
+            )
         return [Problem("class labels must be one index per sample", received, remedy)]
     if array.dtype.kind == "f":
         return _float_problems(array)

@@ -18,8 +18,10 @@ sample (n,), or of several labels (n, L)."""
 
 LOGITS, LOG_PROBABILITIES, PROBABILITIES = "logits", "log-probabilities", "probabilities"
 MARGINS, LOG_RATE, VALUES = "margins", "log-rate", "values"
+SHARE_LOGITS = "logits of shares"
 TRANSFORMED, UNKNOWN = "transformed", "unknown"
-"""Scales of outputs. Margins rank and choose a class, but are no probabilities; of an unknown scale
+"""Scales of outputs. The softmax of the logits of shares is compared with rows of probabilities.
+Margins rank and choose a class, but are no probabilities; of an unknown scale
 is not even known where one class ends; the user's `output_transform` gives what is to be scored."""
 
 

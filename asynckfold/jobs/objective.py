@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 from asynckfold.errors import Problem
 from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import (
+    CLASSES,
     LOG_PROBABILITIES,
     LOG_RATE,
     LOGITS,
     MARGINS,
     PROBABILITIES,
+    SHARE_LOGITS,
     TRANSFORMED,
     UNKNOWN,
     VALUES,
@@ -241,7 +243,7 @@ def _checked(found: Array, count: int, kind: str) -> npt.NDArray[np.float64]:
 
 def _numbers(objective: Objective, outputs: Array, transform: Transform | None) -> Array:
     import numpy as np
-    from scipy.special import expit
+    from scipy.special import expit, softmax
 
     if objective.scale == TRANSFORMED and transform is not None:
         outputs = transform(objective.given(outputs))
@@ -249,6 +251,8 @@ def _numbers(objective: Objective, outputs: Array, transform: Transform | None) 
         outputs = np.exp(outputs.astype(np.float64))
     elif objective.scale == LOGITS:
         outputs = expit(outputs.astype(np.float64))
+    elif objective.scale == SHARE_LOGITS:
+        outputs = softmax(outputs.astype(np.float64), axis=1)
     elif objective.scale == UNKNOWN:
         raise ValueError("pass output_transform= with a function from outputs to predictions")
     return outputs.squeeze(-1) if outputs.shape[1:] == (1,) else outputs
@@ -304,7 +308,8 @@ def scale_of(kind: str, criterion: Criterion | None, sample: OutputSample) -> st
         return UNKNOWN
     given = natural_scale(kind, criterion)
     if kind == REGRESSION:
-        return PROBABILITIES if given == LOGITS and sample.last == "Sigmoid" else given
+        is_share = (given, sample.last) in ((LOGITS, "Sigmoid"), (SHARE_LOGITS, "Softmax"))
+        return PROBABILITIES if is_share else given
     if kind == SEGMENTATION:
         shares = {"Softmax": PROBABILITIES, "LogSoftmax": LOG_PROBABILITIES}
         return given if given != LOGITS else shares.get(sample.last, given)
@@ -326,7 +331,8 @@ def scale_of(kind: str, criterion: Criterion | None, sample: OutputSample) -> st
 def natural_scale(kind: str, criterion: Criterion | None) -> str:
     """Return the scale that a criterion expects."""
     if criterion is not None:
-        return criterion.outputs
+        is_of_shares = kind == REGRESSION and criterion.targets == CLASSES
+        return SHARE_LOGITS if is_of_shares and criterion.outputs == LOGITS else criterion.outputs
     return {MULTICLASS: LOGITS, SEGMENTATION: LOGITS, REGRESSION: VALUES}.get(kind, UNKNOWN)
 
 
@@ -335,8 +341,9 @@ def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -
     if criterion is None or scale in (natural_scale(kind, criterion), UNKNOWN):
         return ""
     name, wanted = criterion.name, natural_scale(kind, criterion)
-    if wanted == LOGITS:
-        last = "softmax" if kind in (MULTICLASS, SEGMENTATION) else "sigmoid"
+    if wanted in (LOGITS, SHARE_LOGITS):
+        is_sigmoid = wanted == LOGITS and kind not in (MULTICLASS, SEGMENTATION)
+        last = "sigmoid" if is_sigmoid else "softmax"
         return (
             f"model {model} ends in a {last} or the like, and {name} applies another one to its "
             f"outputs; its outputs are scored as probabilities. Remove the model's last layer"

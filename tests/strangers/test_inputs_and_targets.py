@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.impute import SimpleImputer
+from sklearn.metrics import r2_score
 from torch import nn
 from torch.nn import functional
 
@@ -30,11 +31,13 @@ def train(
     opt_fn: Any = adam,
     schedule: str = "constant",
     epochs: int = 2,
+    batch_size: Any = 16,
     **arguments: Any,
 ) -> CVResults:
     """Train a model of 3 outputs on 3 folds, in this process."""
     quiet = {"engine": "serial", "report": False, "verbose": 0}
-    kfold = AsyncKFold(3, data, root, criterion, 16, **{**quiet, **arguments})
+    folds = None if "cv" in arguments else 3
+    kfold = AsyncKFold(folds, data, root, criterion, batch_size, **{**quiet, **arguments})
     return kfold({"m": model}, [schedule], opt_fn, {"epochs": epochs})
 
 
@@ -128,3 +131,97 @@ def test_what_torch_raises_in_a_loss_of_ones_own_is_refused(
     message = refused(tmp_path, (X, Y), unfit)
     assert "outputs float32 (16, 3) and targets int64 (16,): size mismatch" in message
     assert "(test_inputs_and_targets.py, line " in message
+
+
+# Targets that only the criterion understands
+
+
+def masked(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs - targets.nan_to_num()) ** 2)[~targets.isnan()].mean()
+
+
+def closeness(targets: Any, outputs: Any) -> float:
+    return -float(np.nanmean((targets - outputs) ** 2))
+
+
+def test_a_loss_that_leaves_out_nan_gets_such_targets(tmp_path: Path) -> None:
+    targets = X[:, :3].copy()
+    targets[7] = np.nan
+    said = {"scoring": {"close": closeness}}
+    for task in (None, "custom"):
+        made = train(tmp_path / f"{task}", (X, targets), masked, task=task, **said)
+        assert made.counts["done"] == 3
+        right = [closeness(targets[f.valid], made.oof["m/constant"][f.valid]) for f in made.folds]
+        assert made.to_frame("fold")["close"].tolist() == pytest.approx(right)
+    # Where loss or score takes no NaN, the sample is named.
+    assert "at index 7, 1 in all, scored by r2" in refused(tmp_path / "r2", (X, targets), masked)
+    plain = refused(tmp_path / "loss", (X, targets), lambda o, t: (o - t).abs().mean(), **said)
+    assert "NaN in its target of sample 7." in plain
+    plain = refused(tmp_path / "mse", (X, targets), nn.MSELoss(), task="custom", **said)
+    assert "NaN in its target of sample 7." in plain
+    assert "at index 7, 1 in all" in refused(tmp_path / "known", (X, targets), nn.MSELoss())
+
+
+def shares() -> Any:
+    found = np.exp(X[:, :3])
+    return found / found.sum(1, keepdims=True)
+
+
+def test_cross_entropy_takes_rows_of_probabilities(tmp_path: Path) -> None:
+    data = X, shares()
+    made = train(tmp_path, data, nn.CrossEntropyLoss(), batch_size="full")
+    outputs = torch.tensor(made.oof["m/constant"])
+    last = made.to_frame("epoch").groupby("fold").valid_loss.last()
+    for fold in made.folds:
+        loss = functional.cross_entropy(outputs[fold.valid], torch.tensor(data[1][fold.valid]))
+        assert last[fold.index] == pytest.approx(float(loss), rel=1e-5)
+    # Probabilities are compared with probabilities.
+    assert np.allclose(made.ensemble().predict(X).sum(1), 1)
+    right = [r2_score(data[1][f.valid], outputs[f.valid].softmax(1)) for f in made.folds]
+    assert made.to_frame("fold").r2.tolist() == pytest.approx(right, rel=1e-5)
+    assert "Choose another, such as 'r2'." in refused(
+        tmp_path / "accuracy", data, nn.CrossEntropyLoss(), scoring="accuracy"
+    )
+
+
+def test_rows_that_are_no_probabilities_are_refused_unless_the_task_is_custom(
+    tmp_path: Path,
+) -> None:
+    onehot = np.eye(3, dtype=np.float32)[Y]
+    for at, targets in enumerate((2 * shares(), onehot, -shares())):
+        message = refused(tmp_path / f"{at}", (X, targets), nn.CrossEntropyLoss())
+        assert "Pass targets.argmax(axis=1); or task='custom'" in message
+    said = {"scoring": {"hits": lambda t, o: float((t.argmax(1) == o.argmax(1)).mean())}}
+    made = train(tmp_path / "hot", (X, onehot), nn.CrossEntropyLoss(), task="custom", **said)
+    whole = train(tmp_path / "whole", (X, Y), nn.CrossEntropyLoss(), scoring="accuracy")
+    assert made.counts["done"] == whole.counts["done"] == 3
+
+
+def test_whole_numbers_reach_a_criterion_of_a_custom_task_as_they_are(tmp_path: Path) -> None:
+    targets = np.stack([Y, 5 * Y - 100], 1)
+
+    def first(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        assert int(targets[:, 1].min()) < 0
+        return functional.cross_entropy(outputs, targets[:, 0])
+
+    def score(found: Any, outputs: Any) -> float:
+        return float(found.dtype == np.int64 and found[:, 1].min() == -100)
+
+    said = {"task": "custom", "scoring": {"same": score}}
+    made = train(tmp_path, (X, targets), first, **said)
+    assert made.to_frame("fold")["same"].tolist() == [1.0] * 3
+
+
+def test_the_remedy_of_a_score_names_scores_that_can_be_computed(tmp_path: Path) -> None:
+    rare = Y.copy()
+    rare[rare == 2] = 0
+    rare[-2:] = 2
+    folds = [(np.arange(20, 60), np.arange(20)), (np.arange(40), np.arange(40, 60))]
+    said = {"cv": folds, "scoring": "roc_auc_ovr"}
+    message = refused(tmp_path, (X, rare), nn.CrossEntropyLoss(), **said)
+    remedy = message.partition("Choose another, such as ")[2]
+    names = [part.strip("' .") for part in remedy.split(",")]
+    assert names
+    said["scoring"] = names
+    made = train(tmp_path / "others", (X, rare), nn.CrossEntropyLoss(), **said)
+    assert made.counts["done"] == 2
