@@ -61,7 +61,13 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
         There is no such score, or it cannot be computed.
     """
     names = list(scores.resolve(settings.scoring, data.labels.objective))
-    refuse([*_rank_problems(settings, names), *_missing_problems(settings, data)])
+    refuse(
+        [
+            *_rank_problems(settings, names),
+            *_missing_problems(settings, data),
+            *_unclear_problems(settings, data),
+        ]
+    )
     given = data.labels.objective
     known = (
         given.kind in (objectives.BINARY, objectives.MULTILABEL)
@@ -121,7 +127,6 @@ def with_objective(
     """
     given, classes = data.labels.objective, data.classes
     if _may_be_classes(settings, data):
-        refuse(_unclear_targets(settings))
         given, classes = replace(given, kind=objectives.BINARY), ("0", "1")
     label, problems = objectives.pos_label_of(settings.pos_label, given, classes)
     found, notes = objectives.decided(
@@ -205,21 +210,27 @@ def _digest(transform: Any) -> str:
 # Floats that are 0 and 1 only, of a criterion of the user's own
 
 
+def _are_unclear(settings: Settings, data: Prepared) -> bool:
+    """Whether targets may be classes as well as numbers, and neither task nor scores say which."""
+    objective = data.labels.objective
+    if settings.known_criterion is not None or settings.task is not None:
+        return False
+    if objective.kind != objectives.REGRESSION or objective.targets is not None:
+        return False
+    if settings.scoring is not None:
+        pairs = scores.named_scores(settings.scoring, objectives.REGRESSION)
+        if all(scores.is_custom(item) or _is_of_numbers(item) for _, item in pairs):
+            return False
+    # Numbers differ in the first rows already.
+    parts = (data.targets[low : low + 1024] for low in range(0, len(data.targets), 1024))
+    is_two = all(bool(((part == 0) | (part == 1)).all()) for part in parts)
+    return is_two and 0 < data.targets.mean() < 1
+
+
 def _may_be_classes(settings: Settings, data: Prepared) -> bool:
-    """Whether targets are classes as well as numbers, and no score says that they are numbers."""
-    if settings.known_criterion is not None or data.labels.objective.kind != objectives.REGRESSION:
-        return False
-    if data.labels.objective.targets is not None:
-        return False
-    if settings.task is not None:
-        return False
-    one = data.targets.ndim == 1 or (data.targets.ndim == 2 and data.targets.shape[1] == 1)
-    if not one or not np.isin(data.targets, (0, 1)).all() or len(np.unique(data.targets)) < 2:
-        return False
-    if settings.scoring is None:
-        return True
-    pairs = scores.named_scores(settings.scoring, objectives.REGRESSION)
-    return any(not scores.is_custom(item) and not _is_of_numbers(item) for _, item in pairs)
+    """Whether such targets are one for each sample."""
+    one = data.targets.size == len(data.targets) and data.targets.ndim < 3
+    return one and _are_unclear(settings, data)
 
 
 def _is_of_numbers(item: Any) -> bool:
@@ -228,15 +239,20 @@ def _is_of_numbers(item: Any) -> bool:
     return str(name).startswith((*ofs, "median_", "root_", "d2_pinball", "d2_tweedie"))
 
 
-def _unclear_targets(settings: Settings) -> Iterator[Problem]:
-    if settings.scoring is None and settings.output_transform is None:
-        yield Problem(
-            "targets of 0 and 1 need a criterion or a score that says whether they are classes "
-            "or numbers",
-            one_line(settings.criterion),
-            "Pass scoring='r2' for numbers, or output_transform=torch.sigmoid (or another function "
-            "from outputs to probabilities) for classes.",
-        )
+def _unclear_problems(settings: Settings, data: Prepared) -> Iterator[Problem]:
+    if settings.scoring is not None or not _are_unclear(settings, data):
+        return
+    dimensions = 1 if _may_be_classes(settings, data) else data.targets.ndim
+    if dimensions == 1 and settings.output_transform is not None:
+        return
+    task = {1: objectives.BINARY, 2: objectives.MULTILABEL}.get(dimensions, objectives.SEGMENTATION)
+    yield Problem(
+        "targets of 0 and 1 need a criterion, a task or a score that says whether they are "
+        "classes or numbers",
+        f"{one_line(settings.criterion)}, and targets of shape {data.targets.shape}",
+        f"Pass task={task!r} and output_transform=torch.sigmoid (or another function from outputs "
+        "to probabilities) for classes, task='regression' for numbers.",
+    )
 
 
 # Whether outputs fit

@@ -225,3 +225,35 @@ def test_the_remedy_of_a_score_names_scores_that_can_be_computed(tmp_path: Path)
     said["scoring"] = names
     made = train(tmp_path / "others", (X, rare), nn.CrossEntropyLoss(), **said)
     assert made.counts["done"] == 2
+
+
+# Targets of 0 and 1
+
+
+def dice(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    shares = outputs.sigmoid()
+    return 1 - (2 * (shares * targets).sum() + 1) / (shares.sum() + targets.sum() + 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "task", "score"),
+    [((2, 2, 2), "segmentation", "dice"), ((8,), "multilabel", "accuracy")],
+)
+def test_zeros_and_ones_of_a_loss_of_ones_own_are_asked_about_before_the_start(
+    tmp_path: Path, shape: tuple[int, ...], task: str, score: str
+) -> None:
+    masks = (X > 0).astype(np.float32).reshape(60, *shape)
+
+    def model() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(8, 8), nn.Unflatten(1, shape))
+
+    data = X.reshape(60, *shape), masks
+    message = refused(tmp_path, data, dice, model)
+    assert f"Pass task='{task}' and output_transform=torch.sigmoid" in message
+    said = {"output_transform": torch.sigmoid}
+    assert f"Pass task='{task}'" in refused(tmp_path, data, dice, model, **said)
+    # The remedies, and a score that says it.
+    made = train(tmp_path / "classes", data, dice, model, task=task, **said)
+    assert made.plan.scoring[0] == score
+    assert train(tmp_path / "numbers", data, dice, model, task="regression").plan.scoring == ("r2",)
+    assert train(tmp_path / "r2", data, dice, model, scoring="r2").counts["done"] == 3

@@ -217,7 +217,12 @@ def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
             f"model {name} must return a score of each class for each pixel, {wanted}",
             f"shape {tuple(outputs.shape)}",
             f"Give its last layer {needed} channels and the height and width of the targets; pass "
-            "ignore_index= to the criterion if a class stands for pixels without one.",
+            "ignore_index= to the criterion if a class stands for pixels without one"
+            + (
+                "; or pass masks of float32, for one output."
+                if needed == 2 and criterion is None
+                else "."
+            ),
         )
     _check_weight(name, bundle.recipe.criterion, criterion, outputs.shape[1])
     return True
