@@ -27,11 +27,11 @@ class SampleArguments:
         which are stored once as offsets and values. Used in training, scoring, prediction and
         refit. Classes arrive as their index. Such jobs are not fused.
     sampler : array-like of shape (n_samples,), callable or "balanced", optional
-        Draws the samples of each epoch from the training fold, as many as it has. Weights of all
-        samples, drawn with replacement; ``"balanced"``, by which each class is as frequent; or a
-        function (targets of the training fold) → their weights, or a torch ``Sampler`` of places in
-        the fold. The generator is that of the job and its epoch. Scores are those of the held-out
-        fold as it is.
+        Draws the samples of each epoch from the training fold. Weights of all samples, drawn with
+        replacement, as many as the fold has; ``"balanced"``, by which each class is as frequent; or
+        a function (targets of the training fold) → their weights, or a torch ``Sampler`` of places
+        in the fold, of any length that all epochs have. The generator is that of the job and its
+        epoch. Scores are those of the held-out fold as it is.
     """
 
     target_key: str | None = argument(None, group="data", spelled="", none="")

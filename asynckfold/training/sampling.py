@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.utils.data import Sampler, WeightedRandomSampler
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms import mapped, seeded
-from asynckfold.errors import InputError
+from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.folds import Indices
 from asynckfold.training import seeding
 from asynckfold.training.batches import epoch_order
@@ -47,6 +48,21 @@ def epoch_samples(sampler: Any, data: Batches, train: Indices, seed: int, epoch:
             found.generator = torch.Generator().manual_seed(own)
         places = list(found)
     return train[_checked(places, len(train))]
+
+
+def samples_per_epoch(sampler: Any, data: Batches, train: Indices, seed: int) -> int:
+    """Return how many samples an epoch draws."""
+    return len(epoch_samples(sampler, data, train, seed, 0)) if callable(sampler) else len(train)
+
+
+def length_problems(first: int, later: int) -> Iterator[Problem]:
+    """Yield that an epoch draws more or fewer samples than the first: steps are planned by it."""
+    if first != later:
+        yield Problem(
+            "a sampler must draw as many samples in each epoch",
+            f"{later} after {first} in the first",
+            "Draw a number that depends on the training fold alone.",
+        )
 
 
 def sampling_seed(seed: int, epoch: int) -> int:
@@ -91,12 +107,12 @@ def _odd(weights: torch.Tensor) -> str:
 def _checked(places: list[Any], count: int) -> Indices:
     array = np.asarray(places)
     whole = array.ndim == 1 and array.dtype.kind in "iu"
-    if not whole or len(array) != count or array.min() < 0 or array.max() >= count:
+    if not whole or not len(array) or array.min() < 0 or array.max() >= count:
         size = len(places)
         inside = f"{array.min()} to {array.max()}" if whole and size else "other items"
         raise InputError.one(
-            "a sampler must draw as many samples as the training fold has, by their place in it",
+            "a sampler must draw samples of the training fold, by their place in it",
             f"{size} draws of {inside} for {count} samples",
-            "Pass num_samples=len(train_targets), and no batch sampler.",
+            "Yield one place from 0 to len(train_targets) - 1 at a time; pass no batch sampler.",
         )
     return array.astype(np.int64)

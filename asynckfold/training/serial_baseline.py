@@ -30,7 +30,7 @@ from asynckfold.jobs.objective import REGRESSION, Objective
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import batches, lr_schedules, seeding
+from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.evaluation import right
 from asynckfold.training.fold_criterion import criterion_for
@@ -42,7 +42,7 @@ from asynckfold.training.precision import outputs_of, scaler_of
 from asynckfold.training.preprocessing import fit_on, fit_transform, transform
 from asynckfold.training.pretraining import has_pretraining, pretrain
 from asynckfold.training.sampling import epoch_samples
-from asynckfold.training.setup import build_lr_schedule
+from asynckfold.training.setup import build_lr_schedule, epoch_bounds
 from asynckfold.training.training_run import EVENT_SECONDS, Report
 
 ESTIMATE_SECONDS = 0.3
@@ -184,11 +184,13 @@ class _Loop:
         self.criterion = criterion_for(recipe, data, self.fold.fitted)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
-        self.lr_schedule = build_lr_schedule(bundle, job, self.model, self.optimizer, self.fold)
+        self.lr_schedule = build_lr_schedule(
+            bundle, job, self.model, self.optimizer, self.fold, data
+        )
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
         self.per_batch = lr_schedules.steps_each_batch(self.lr_schedule, plan.params)
         self.train = self.fold.fitted
-        self.bounds = list(batches.bounds(len(self.train), plan.batch_size, self.model))
+        self.bounds = epoch_bounds(bundle, job, self.model, self.train, data)
         self.train_view, eval_view = views(bundle, data, self.fold)
         self.inner_valid_loader = DataLoader(
             Subset(eval_view, self.fold.inner_valid.tolist()), plan.batch_size

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.folds import Fold, Indices
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
@@ -32,6 +32,7 @@ from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import scaler_of
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import Pretrained
+from asynckfold.training.sampling import samples_per_epoch
 from asynckfold.training.several_optimizers import optimizers_of
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Training
@@ -72,7 +73,7 @@ def build(
             model, data, train, job.seed, log, heartbeat, size, count, cores
         )
     optimizer = with_fused_kernel(recipe.opt_fn_of(job.lr_schedule), model)
-    schedule = build_lr_schedule(bundle, job, model, optimizer, fold)
+    schedule = build_lr_schedule(bundle, job, model, optimizer, fold, data)
     if plan.params.compile:
         compile_whole(model)
     criterion = criterion_for(recipe, data, train)
@@ -89,7 +90,7 @@ def build(
         schedule,
         data,
         train,
-        list(batches.bounds(len(train), plan.batch_size, model)),
+        epoch_bounds(bundle, job, model, train, data),
         fold.inner_valid,
         fold.valid,
         log,
@@ -124,7 +125,12 @@ def initial_model(recipe: Recipe, plan: Plan, job: Job, device: torch.device) ->
 
 
 def build_lr_schedule(
-    bundle: Bundle, job: Job, model: nn.Module, optimizer: torch.optim.Optimizer, fold: Fold
+    bundle: Bundle,
+    job: Job,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    fold: Fold,
+    data: Batches,
 ) -> Any:
     """Return the LR schedule of a job.
 
@@ -134,7 +140,7 @@ def build_lr_schedule(
         It reacts to a loss, and the fold sets no samples aside.
     """
     spec = bundle.recipe.lr_schedules[job.lr_schedule]
-    count = len(fold.train) - len(fold.inner_valid)
+    count = samples_per_epoch(bundle.recipe.sampler, data, fold.fitted, job.seed)
     made = lr_schedules.make(spec, optimizer, steps_of(bundle.plan, count, model))
     if lr_schedules.needs_metric(made) and not fold.inner_valid.size:
         raise ValueError(
@@ -146,8 +152,16 @@ def build_lr_schedule(
     return made
 
 
+def epoch_bounds(
+    bundle: Bundle, job: Job, model: nn.Module, train: Indices, data: Batches
+) -> list[tuple[int, int]]:
+    """Return where each batch lies among the samples that an epoch draws."""
+    count = samples_per_epoch(bundle.recipe.sampler, data, train, job.seed)
+    return list(batches.bounds(count, bundle.plan.batch_size, model))
+
+
 def steps_of(plan: Plan, count: int, model: nn.Module, each: str = "") -> int:
-    """Return how often a job that trains on `count` samples steps its LR schedule.
+    """Return how often a job that trains on `count` samples an epoch steps its LR schedule.
 
     With BatchNorm in the model, the last batch may be a larger one. A step is taken after `each`
     "epoch" or "batch", by default as in the plan.

@@ -16,6 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from asynckfold.data.batches import Batches, OrderedBatches
 from asynckfold.data.device_copies import fetched, fetched_together
 from asynckfold.data.transforms import mapped
+from asynckfold.errors import refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,
@@ -54,7 +55,7 @@ from asynckfold.training.losses import (
 )
 from asynckfold.training.own_step import OwnStep
 from asynckfold.training.own_validation import OwnValidation, joined, measured
-from asynckfold.training.sampling import epoch_samples
+from asynckfold.training.sampling import epoch_samples, length_problems
 from asynckfold.training.several_optimizers import optimizers_of
 from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
 
@@ -202,6 +203,8 @@ class Training:
         seed = self.task.job.seed
         sampler = self.bundle.recipe.sampler
         drawn = epoch_samples(sampler, self.data, self.train, seed, self.epoch)
+        if sampler is not None:
+            refuse(length_problems(self.bounds[-1][1], len(drawn)))
         self.order = torch.from_numpy(drawn)
         self.ordered = self.data.ordered(self.order, seed, self.epoch, training=True)
         self.reported_at = time.monotonic()

@@ -30,7 +30,7 @@ def train(
     *,
     opt_fn: Any = adam,
     schedule: str = "constant",
-    epochs: int = 2,
+    params: Any = None,
     batch_size: Any = 16,
     **arguments: Any,
 ) -> CVResults:
@@ -38,7 +38,7 @@ def train(
     quiet = {"engine": "serial", "report": False, "verbose": 0}
     folds = None if "cv" in arguments else 3
     kfold = AsyncKFold(folds, data, root, criterion, batch_size, **{**quiet, **arguments})
-    return kfold({"m": model}, [schedule], opt_fn, {"epochs": epochs})
+    return kfold({"m": model}, [schedule], opt_fn, params or {"epochs": 2})
 
 
 def refused(root: Path, *positional: Any, **arguments: Any) -> str:
@@ -257,3 +257,70 @@ def test_zeros_and_ones_of_a_loss_of_ones_own_are_asked_about_before_the_start(
     assert made.plan.scoring[0] == score
     assert train(tmp_path / "numbers", data, dice, model, task="regression").plan.scoring == ("r2",)
     assert train(tmp_path / "r2", data, dice, model, scoring="r2").counts["done"] == 3
+
+
+# Samplers of another length than the fold
+
+
+class Drawing(torch.utils.data.Sampler[int]):
+    """Places of a fold with replacement, in groups of one class."""
+
+    def __init__(self, targets: torch.Tensor, count: int) -> None:
+        self.targets, self.count = targets, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Any:
+        for at in range(self.count):
+            places = (self.targets == at // 4 % 3).nonzero().flatten()
+            yield int(places[torch.randint(len(places), ())])
+
+
+@pytest.mark.parametrize("count", [21, 100])
+def test_a_sampler_may_draw_fewer_or_more_samples_than_the_fold_has(
+    tmp_path: Path, count: int
+) -> None:
+    """Two batches of 21 draws, seven of 100: as a loop of one's own sees them."""
+    seen: list[int] = []
+
+    class Seeing(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                seen.append(len(input))
+            return super().forward(input)
+
+    def sampler(targets: torch.Tensor) -> Any:
+        return Drawing(targets, count)
+
+    def run(model: type[nn.Linear], **said: Any) -> CVResults:
+        params = {"epochs": 3, "lr_step": "batch"}
+        root = tmp_path / model.__name__
+        return train(
+            root, (X, Y), nn.CrossEntropyLoss(), lambda: model(8, 3), sampler=sampler,
+            schedule="cosine", params=params, **said,
+        )  # fmt: skip
+
+    alone = run(Seeing, fuse=False)
+    sizes = [16] * (count // 16) + [count % 16]
+    assert seen[-3 * len(sizes) :] == 3 * sizes
+    # The schedule counts these batches.
+    last = alone.to_frame("epoch").lr.iloc[-1]
+    assert last == pytest.approx(1e-2 * (1 + np.cos(np.pi * 2 / 3)) / 2)
+    fused = run(nn.Linear, fuse=True)
+    assert max(fused.to_frame("fold").fused) > 1
+    assert np.allclose(alone.oof["m/cosine"], fused.oof["m/cosine"], atol=1e-5)
+
+
+def test_each_epoch_must_draw_as_many(tmp_path: Path) -> None:
+    def sampler(targets: torch.Tensor) -> Any:
+        return Drawing(targets, int(torch.randint(10, 40, ())))
+
+    message = refused(tmp_path, (X, Y), nn.CrossEntropyLoss(), sampler=sampler)
+    assert "a sampler must draw as many samples in each epoch" in message
+
+    def outside(targets: torch.Tensor) -> Any:
+        return torch.utils.data.SequentialSampler(range(len(targets) + 1))
+
+    message = refused(tmp_path, (X, Y), nn.CrossEntropyLoss(), sampler=outside)
+    assert "41 draws of 0 to 40 for 40 samples" in message

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -45,6 +46,7 @@ from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import has_pretraining
+from asynckfold.training.sampling import samples_per_epoch
 from asynckfold.training.several_optimizers import optimizers_of
 
 REPLICA_BATCH = 8
@@ -144,10 +146,12 @@ class CandidateTrial:
 
     def _fit_of(self, unscheduled: torch.optim.Optimizer) -> schedule_fit.Fit:
         plan, spec = self.bundle.plan, self.bundle.recipe.lr_schedules[self.schedule]
-        sizes = [len(fold.fitted) for fold in self.bundle.folds]
+        every = [fold.fitted for fold in self.bundle.folds]
         refits = candidate_name(self.name, self.schedule) in self.bundle.refits
         if refits:
-            sizes.append(self.seen.n_samples)
+            every.append(np.arange(self.seen.n_samples))
+        sampler = self.bundle.recipe.sampler
+        sizes = [samples_per_epoch(sampler, self.seen, rows, 0) for rows in every]
         least, most = (
             setup.steps_of(plan, count, self.model) for count in (min(sizes), max(sizes))
         )

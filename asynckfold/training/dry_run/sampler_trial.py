@@ -1,14 +1,15 @@
-"""The first epoch of each fold by the user's `sampler`, and the rules that it must keep."""
+"""The first epochs of each fold by the user's `sampler`, and the rules that it must keep."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from asynckfold.data.batches import Batches
+from asynckfold.errors import refuse
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.checks import Refused
 from asynckfold.training.dry_run.misfit import trying
-from asynckfold.training.sampling import BALANCED, epoch_samples
+from asynckfold.training.sampling import BALANCED, epoch_samples, length_problems
 
 
 def check(bundle: Bundle, data: Batches) -> None:
@@ -40,7 +41,10 @@ def check(bundle: Bundle, data: Batches) -> None:
     for fold in bundle.folds:
         rule = "sampler must work on the targets of each training fold"
         with trying(rule, "It gets a tensor, with a class as its index."):
-            first, again = (epoch_samples(sampler, data, fold.fitted, 0, 0) for _ in range(2))
+            first, again, second = (
+                epoch_samples(sampler, data, fold.fitted, 0, epoch) for epoch in (0, 0, 1)
+            )
+            refuse(length_problems(len(first), len(second)))
         if not np.array_equal(first, again):
             raise Refused(
                 "sampler must give the same draws from the same seed",

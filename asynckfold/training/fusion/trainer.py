@@ -23,7 +23,6 @@ from asynckfold.jobs.messages import RetryableFailure, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import batches as batching
 from asynckfold.training import loop, lr_schedules, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
@@ -121,7 +120,7 @@ def build(
     for optimizer in optimizers:
         lead = optimizer.replicas.start
         schedule = setup.build_lr_schedule(
-            bundle, jobs[lead], models[lead], optimizer.optimizer, folds[lead]
+            bundle, jobs[lead], models[lead], optimizer.optimizer, folds[lead], data
         )
         for index in optimizer.replicas:
             job, part = jobs[index], samples[index]
@@ -187,9 +186,9 @@ class _Samples:
         # An LR schedule changes the optimizer that it is made for.
         spare = copy.copy(optimizer)
         spare.param_groups = [dict(group) for group in optimizer.param_groups]
-        schedule = setup.build_lr_schedule(bundle, job, model, spare, fold)
+        schedule = setup.build_lr_schedule(bundle, job, model, spare, fold, data)
         train = fold.fitted
-        bounds = list(batching.bounds(len(train), bundle.plan.batch_size, model))
+        bounds = setup.epoch_bounds(bundle, job, model, train, data)
         return cls(data, train, bounds, fold.inner_valid, lr_schedules.needs_metric(schedule))
 
 
