@@ -145,7 +145,8 @@ def prepared(
         # A transformer may fill in missing values.
         at = "" if settings.preprocess is None else " before preprocess"
         notes = [note + at if note.endswith(NOT_FINITE) else note for note in data.notes]
-        yield replace(data, notes=(*given.notes, *notes))
+        notes = [*given.notes, *notes]
+        yield replace(data, notes=tuple(notes), last_is_target=given.last_is_target)
     finally:
         data.close()
 

@@ -211,6 +211,7 @@ class Batches:
         self.collation = collation
         self._train = train_view
         self._eval = eval_view
+        self.last_is_target = False
         self.not_finite: tuple[int, ...] = ()
         """Samples that hold NaN or infinity: the first of the inputs, and of the targets."""
         self.moved: dict[torch.device, Batches] = {}
@@ -467,6 +468,7 @@ class DataHandle:
     stored_as: RaggedLayout | None = None  # of the samples that are stored for it
     columns: Columns | None = None  # of targets of several parts
     not_finite: tuple[int, ...] = ()  # see `Batches.not_finite`
+    last_is_target: bool = False  # taken to be so, of more than two tensors
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "fds": ()}
@@ -478,7 +480,7 @@ class DataHandle:
     def open(self, fds: Sequence[int]) -> Batches:
         """Map the arrays; the descriptors stay the caller's and may be closed afterwards."""
         found = self._opened(fds)
-        found.not_finite = self.not_finite
+        found.not_finite, found.last_is_target = self.not_finite, self.last_is_target
         return found
 
     def _opened(self, fds: Sequence[int]) -> Batches:

@@ -64,6 +64,7 @@ class Prepared:
     labels: Labels
     _ordinary: tuple[OneByOne, OneByOne]
     _digest: bytes
+    last_is_target: bool = False  # see `Given`
 
     def numbered(self) -> Prepared:
         """Return the data with renumbered labels; earlier handles must not be used any more."""
@@ -96,7 +97,8 @@ class Prepared:
 
     def handle(self) -> DataHandle:
         """Return what a worker needs, with this process's descriptors of the shared arrays."""
-        return replace(self._handle, fds=tuple(array.fd for array in self._shared))
+        fds = tuple(array.fd for array in self._shared)
+        return replace(self._handle, fds=fds, last_is_target=self.last_is_target)
 
     def preprocess_problems(self) -> Iterator[Problem]:
         """Yield that a scikit-learn transformer cannot have samples of several tensors."""

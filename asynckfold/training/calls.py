@@ -70,6 +70,19 @@ def way_of(model: Callable[..., Any], inputs: Any) -> str:
     return known[names, count]
 
 
+def needs_inputs(model: nn.Module, count: int) -> bool:
+    """Whether ``forward`` takes just so many inputs by position, and needs each of them.
+
+    Examples
+    --------
+    >>> needs_inputs(nn.Bilinear(2, 2, 1), 2), needs_inputs(nn.Linear(2, 1), 2)
+    (True, False)
+    """
+    parameters = inspect.signature(model.forward).parameters.values()
+    needed = [item for item in parameters if item.default is item.empty]
+    return len(needed) == count or any(item.kind is item.VAR_POSITIONAL for item in needed)
+
+
 _WAYS: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
 """Answers by function, which must not live longer for it: its globals may hold a data set."""
 

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from asynckfold.training import gradients, lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callback_rules import try_callbacks
 from asynckfold.training.callbacks import callbacks_of
-from asynckfold.training.calls import UnfitInputsError, way_of
+from asynckfold.training.calls import UnfitInputsError, needs_inputs, way_of
 from asynckfold.training.compiling import compile_whole
 from asynckfold.training.dry_run import (
     checks,
@@ -121,6 +122,7 @@ class CandidateTrial:
             self.targets.device,
             plan.params.precision_on_cores,
         )
+        self.last_is_target = data.last_is_target
         self.way = self._way_of_call()
 
     def _way_of_call(self) -> str:
@@ -133,6 +135,14 @@ class CandidateTrial:
                 "pretraining needs samples of one tensor",
                 f"model {self.name}, and {kinds_text(self.inputs)}",
                 "Leave pretrain out, or join the inputs into one tensor.",
+            )
+        if self.last_is_target and not needs_inputs(self.model, len(self.inputs)):
+            raise Refused(
+                "each sample of the dataset must be a pair (x, y), unless forward needs all of a "
+                "TensorDataset's tensors but the last",
+                f"{len(self.inputs) + 1} tensors, and forward{signature(self.model.forward)} of "
+                f"model {self.name}",
+                "Pass TensorDataset(x, y); or ((x, ...), y), a tuple of inputs and the target.",
             )
         try:
             return way_of(self.model, self.inputs)
@@ -220,6 +230,7 @@ class CandidateTrial:
         if self.own:
             own_step_trial.step(self.own, self.model.train(), self._given_batch())
             return time.perf_counter() - started
+        criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._fitting_outputs(self.model.train())
         if not isinstance(outputs, torch.Tensor):
             checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
@@ -233,7 +244,7 @@ class CandidateTrial:
             self.outputs = mapped(torch.detach, outputs)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            loss = self._loss(outputs)
+            loss = self._loss(criterion, outputs)
         checks.check_broadcast(
             self.name, outputs, self.targets, [str(item.message) for item in warned]
         )
@@ -343,9 +354,9 @@ class CandidateTrial:
                 raise refusal from error
             raise
 
-    def _loss(self, outputs: Any) -> Any:
+    def _loss(self, criterion: Any, outputs: Any) -> Any:
         try:
-            return copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.targets)
+            return criterion(outputs, self.targets)
         except Exception as error:
             asked = self.seen.asked_of(self.targets)
             if refusal := criterion_misfit(self.name, outputs, self.targets, asked, error):
@@ -358,7 +369,7 @@ class CandidateTrial:
             outputs = self._fitting_outputs(self.model.eval())
             checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
             output_samples[self.name] = self._sample_of(outputs)
-            loss = self._loss(outputs)
+            loss = self._loss(copy.deepcopy(self.bundle.recipe.criterion), outputs)
         checks.check_held_out_loss(self.name, loss)
         checks.check_finite(self.name, self.first_rows, (self.inputs, self.targets), outputs)
         self.outputs = outputs
