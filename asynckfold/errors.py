@@ -4,7 +4,8 @@
 
     AsyncKFoldError
      ├─ InputError            what the caller passed cannot work; nothing was started   exit 2
-     │   └─ PlanMismatchError the folder holds a run of another plan                    exit 2
+     │   ├─ PlanMismatchError the folder holds a run of another plan                    exit 2
+     │   └─ AbsentError       results lack an attribute; `hasattr` returns False        exit 2
      ├─ SignatureError        an argument that AsyncKFold does not have, or lacks       exit 2
      ├─ RunHeldError          another process works on this folder                      exit 3
      ├─ StoreCorruptError     the run on disk is damaged                                exit 4
@@ -171,6 +172,10 @@ class InputError(AsyncKFoldError, ValueError):
 
 class PlanMismatchError(InputError):
     """The run folder holds another plan."""
+
+
+class AbsentError(InputError, AttributeError):
+    """Results lack an attribute, such as ``best_estimator_`` without ``refit``."""
 
 
 class RunHeldError(AsyncKFoldError):

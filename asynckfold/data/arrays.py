@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from asynckfold.data.transforms import Array
+from asynckfold.data.transforms import Array, native
 from asynckfold.errors import InputError, Problem, refuse
 
 LOST = 1e-6
@@ -55,6 +55,7 @@ class Given:
     train_transform: Any
     eval_transform: Any
     notes: tuple[str, ...] = ()
+    last_is_target: bool = False  # taken to be so, of more than two tensors
 
     @property
     def exact(self) -> bool:
@@ -87,8 +88,6 @@ def as_given(
         return Given((samples, labels), *views, notes)
     if not transformed:
         refuse(_number_problems(dataset[0], samples))
-    if samples.dtype == np.longdouble:
-        samples = samples.astype(np.float64)
     if samples.dtype != np.float64:
         return Given((samples, labels), *views, notes)
     if preprocessed:
@@ -162,7 +161,7 @@ def plain(values: Any, name: str) -> Any:
         raise InputError.one(
             f"{name} must be an array", f"{type(values).__name__}: {error}", remedy
         ) from error
-    return _numbers(array) if array.dtype == object else array
+    return _numbers(array) if array.dtype == object else native(array)
 
 
 def by_position(values: Any, name: str) -> Any:

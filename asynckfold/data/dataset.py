@@ -30,6 +30,7 @@ from asynckfold.data.transforms import (
     kind_of,
     layout_in,
     mapped,
+    native,
     same_sample,
     seed_generators,
     step_name,
@@ -131,12 +132,12 @@ class Opened:
         except (Exception, SystemExit) as error:
             raise InputError([unreadable(index, error)]) from error
         sample, label = self._pair(index, item)
-        if self.recorder is None:
-            return sample, label
-        given = self.recorder.taken(sample)
-        if not given:
-            raise InputError([_not_its_transforms(index)])
-        return given[0], label
+        if self.recorder is not None:
+            given = self.recorder.taken(sample)
+            if not given:
+                raise InputError([_not_its_transforms(index)])
+            sample = given[0]
+        return native(sample), label
 
     def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
         if isinstance(item, dict):

@@ -101,11 +101,10 @@ def _narrow(array: Any, name: str, columns: Any, notes: list[str]) -> Any:
     if short is not array:
         before = str(array.dtype).removeprefix("torch.")
         notes.append(f"{name} was converted from {before} to float32")
-    if isinstance(short, Tensor) or short.dtype not in (np.float64, np.longdouble):
+    if isinstance(short, Tensor) or short.dtype != np.float64:
         return short
-    wide = short.astype(np.float64, copy=False)
     notes.append(f"{name} was converted from float64 to float32")
-    if lost := rounded(wide, name, columns):
+    if lost := rounded(short, name, columns):
         notes.append(f"{lost}: scale it first")
     with np.errstate(over="ignore"):
-        return wide.astype(np.float32)
+        return short.astype(np.float32)

@@ -408,6 +408,7 @@ def _array(path: Path, leaf: Any, whose: str = "") -> Any:
     if array.dtype.kind not in "biuf":
         received = f"{path_text(path)}{whose}, which is {_what(leaf)}"
         raise UnfitTree(received, "Turn it into numbers.")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.kind == "f":
         # As targets that are single numbers.
         return array.astype(np.float32)

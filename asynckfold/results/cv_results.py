@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import AsyncKFoldError, InputError
+from asynckfold.errors import AbsentError, AsyncKFoldError, InputError
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.results import tables
@@ -63,7 +63,10 @@ class CVResults(Outcome):
     @property
     def best_estimator_(self) -> Any:
         """The best candidate's module, trained on all samples; needs ``refit``."""
-        return self.model(fold="all")
+        try:
+            return self.model(fold="all")
+        except InputError as error:
+            raise AbsentError(error.problems) from None
 
     def state_dict(
         self, candidate: str | None = None, fold: int | str = 0, repeat: int = 0

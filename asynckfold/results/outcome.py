@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import refuse
+from asynckfold.errors import AbsentError, refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
@@ -71,10 +71,13 @@ class Outcome:
 
     @property
     def best_index_(self) -> int:
-        """Position of the best complete candidate; `ValueError` if there is none."""
+        """Position of the best complete candidate; `AbsentError` if there is none."""
         if not self.has_best:
-            counts = counts_line(self.counts)
-            raise ValueError(f"no candidate has a score on every fold, so none is best; {counts}")
+            raise AbsentError.one(
+                "no candidate has a score on every fold, so none is best",
+                counts_line(self.counts),
+                "Continue the run, or read in results.to_frame('fold') why jobs failed.",
+            )
         return int(np.argmin(rank(self.candidates, self.plan.scoring[0])))
 
     @property

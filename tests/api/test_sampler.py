@@ -183,7 +183,7 @@ def fails(train_targets: Tensor) -> Any:
         (lambda y: None, {}, "NoneType for 30 samples"),
         (lambda y: "text", {}, "str for 30 samples"),
         (fails, {}, r"ValueError: no weights \(test_sampler.py, line \d+\)"),
-        (lambda y: RandomSampler(y, num_samples=5), {}, "5 draws of"),
+        (lambda y: RandomSampler(range(31)), {}, "31 draws of 0 to 30 for 30 samples"),
         (lambda y: np.random.default_rng().random(len(y)), {}, "the same draws from the same seed"),
         (WEIGHTS, {"trainer": "hogwild", "processes": 2, "engine": "process"}, "plain trainer"),
         ("balanced", {"y": X[:, 0], "criterion": nn.MSELoss(), "stratify": False}, "one class"),

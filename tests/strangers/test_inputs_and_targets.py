@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from sklearn.impute import SimpleImputer
 from sklearn.metrics import r2_score
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import TensorDataset
 
 from asynckfold import AsyncKFold, CVResults
 from asynckfold.errors import InputError
@@ -324,3 +326,73 @@ def test_each_epoch_must_draw_as_many(tmp_path: Path) -> None:
 
     message = refused(tmp_path, (X, Y), nn.CrossEntropyLoss(), sampler=outside)
     assert "41 draws of 0 to 40 for 40 samples" in message
+
+
+# A third tensor
+
+
+class WithMask(nn.Linear):
+    def forward(self, input: torch.Tensor, mask: Any = None) -> torch.Tensor:
+        return super().forward(input)
+
+
+def test_a_third_tensor_is_refused_unless_forward_needs_each_of_the_first(tmp_path: Path) -> None:
+    whole = torch.from_numpy(X), torch.from_numpy(Y), torch.arange(60) % 3
+    triple = TensorDataset(*whole)
+    for model in (WithMask, nn.Linear):
+        made = functools.partial(model, 8, 3)
+        message = refused(tmp_path / model.__name__, triple, nn.CrossEntropyLoss(), made)
+        assert "must be a pair (x, y)" in message
+        assert "received 3 tensors, and forward(" in message
+    # The remedies, and a signature that says it.
+    pair, said = TensorDataset(*whole[:2]), ((X, X), Y)
+    bilinear = functools.partial(nn.Bilinear, 8, 8, 3)
+    both = TensorDataset(whole[0], whole[0], whole[1])
+    loss = nn.CrossEntropyLoss()
+    for at, (data, made) in enumerate([(pair, masked_linear), (said, bilinear), (both, bilinear)]):
+        assert train(tmp_path / f"{at}", data, loss, made).counts["done"] == 3
+
+
+def masked_linear() -> nn.Module:
+    return WithMask(8, 3)
+
+
+# Arrays that torch does not take
+
+
+def reversed_bytes(array: Any) -> Any:
+    return array.astype(array.dtype.newbyteorder(">"))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [lambda array: array[::-1].copy()[::-1], reversed_bytes, lambda array: array.astype("g")],
+    ids=["backwards", "big-endian", "long"],
+)
+def test_arrays_of_any_memory_layout_are_trained_on_and_predicted(
+    tmp_path: Path, form: Callable[[Any], Any]
+) -> None:
+    plain = train(tmp_path / "plain", (X, Y), nn.CrossEntropyLoss())
+    odd = train(tmp_path / "odd", (form(X), Y[::-1][::-1]), nn.CrossEntropyLoss())
+    assert np.array_equal(plain.oof["m/constant"], odd.oof["m/constant"])
+    predicted = plain.ensemble().predict(X)
+    assert np.array_equal(plain.ensemble().predict(form(X)), predicted)
+
+
+def test_so_are_samples_of_a_data_set_and_of_a_transform(tmp_path: Path) -> None:
+    plain = train(tmp_path / "plain", (X[:, ::-1].copy(), Y), nn.CrossEntropyLoss())
+    flipped = train(tmp_path / "items", Items(X[:, ::-1]), nn.CrossEntropyLoss())
+    views = {"train_transform": np.flip, "eval_transform": np.flip}
+    turned = train(tmp_path / "views", (X, Y), nn.CrossEntropyLoss(), **views)
+    for other in (flipped, turned):
+        assert np.array_equal(plain.oof["m/constant"], other.oof["m/constant"])
+
+
+def test_results_without_a_refit_have_no_best_estimator(tmp_path: Path) -> None:
+    results = train(tmp_path / "plain", (X, Y), nn.CrossEntropyLoss())
+    assert not hasattr(results, "best_estimator_")
+    with pytest.raises(InputError, match="refit=True"):
+        _ = results.best_estimator_
+    assert hasattr(results, "best_score_")
+    refitted = train(tmp_path / "refit", (X, Y), nn.CrossEntropyLoss(), refit=True)
+    assert isinstance(refitted.best_estimator_, nn.Linear)

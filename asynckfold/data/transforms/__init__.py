@@ -41,6 +41,7 @@ from asynckfold.data.transforms.samples import (
     copied,
     kind_of,
     misfit,
+    native,
     same_sample,
     to_array,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "leaves_by_path",
     "mapped",
     "misfit",
+    "native",
     "on_device",
     "kinds_text",
     "same_sample",

@@ -137,6 +137,28 @@ def to_array(sample: Any) -> Array:
     return array
 
 
+def native(sample: Any) -> Any:
+    """Return a sample whose arrays torch can take: in native byte order, no stride below 0.
+
+    Lists, which may be long, stay.
+
+    >>> native(np.arange(3, dtype=">i2")[::-1]).tolist()
+    [2, 1, 0]
+    """
+    if is_tree(sample) and not isinstance(sample, list):
+        parts = sample.values() if isinstance(sample, dict) else sample
+        if all(isinstance(part, Tensor) for part in parts):
+            return sample
+        return tree_map(native, sample, is_leaf=lambda item: isinstance(item, list))
+    if not isinstance(sample, np.ndarray) or sample.dtype.kind not in "biufc":
+        return sample
+    if sample.dtype == np.longdouble:
+        sample = sample.astype(np.float64)
+    if not sample.dtype.isnative:
+        sample = sample.astype(sample.dtype.newbyteorder("="))
+    return sample.copy() if any(stride < 0 for stride in sample.strides) else sample
+
+
 def copied(sample: Any) -> Any:
     """Return a copy that shares nothing with the sample."""
     if isinstance(sample, Tensor):

@@ -13,7 +13,7 @@ import torch
 
 from asynckfold.data.transforms.generators import varies
 from asynckfold.data.transforms.packing import Pack
-from asynckfold.data.transforms.samples import copied
+from asynckfold.data.transforms.samples import copied, native
 
 Step = Callable[[Any], Any]
 
@@ -75,7 +75,7 @@ def apply(steps: Sequence[Step], sample: Any) -> Any:
     """Send a sample through steps."""
     for step in steps:
         sample = step(sample)
-    return sample
+    return native(sample) if steps else sample
 
 
 def step_name(step: Any) -> str:
