@@ -260,8 +260,17 @@ def _stacked(values: Any) -> Array:
     if isinstance(values, np.ndarray):
         return values
     items = [_stacked(item) if isinstance(item, Tensor) else item for item in values]
-    ragged = len({np.shape(item) for item in items}) > 1
-    return np.empty(len(items), object) if ragged else np.array(items)
+    shapes = list(dict.fromkeys(map(np.shape, items)))
+    if len(shapes) > 1:
+        raise InputError.one(
+            "labels must be numbers or strings, all of one shape",
+            f"shapes {shapes[0]} and {shapes[1]}" + " and others" * (len(shapes) > 2),
+            "Pad the labels to one length in the data set, with -100, which CrossEntropyLoss "
+            "ignores, and the inputs in collate_fn to the same; pass task='segmentation'."
+            if {len(shape) for shape in shapes} == {1}
+            else "Pass targets= with one class index or name per sample.",
+        )
+    return np.array(items)
 
 
 # A class or number for each pixel

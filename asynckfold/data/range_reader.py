@@ -206,7 +206,8 @@ def _unsteady_pair(index: int) -> Problem:
         "a random dataset must give the same pair (x, y) again under the same seed",
         f"x and y both changed at dataset[{index}]",
         "Draw from the global generators of torch, NumPy or random, which are seeded for each "
-        "sample, not from a generator of your own.",
+        "sample. Seed a library's transform with its own generator before it is applied: in "
+        "__getitem__, transform.set_random_state(seed=int(torch.randint(2**31, ()))) of MONAI.",
     )
 
 

@@ -350,7 +350,7 @@ class CandidateTrial:
         try:
             return self._outputs(model)
         except Exception as error:
-            if refusal := misfit(self.name, self.model, self.inputs, error):
+            if refusal := misfit(self.name, self.model, self.inputs, self.way, error):
                 raise refusal from error
             raise
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from asynckfold.data.transforms import is_tree, kinds_text
 from asynckfold.errors import InputError
 from asynckfold.jobs.digests.ownership import is_asynckfold, is_own_file
+from asynckfold.training.calls import ONE
 from asynckfold.training.dry_run import checks
 from asynckfold.training.dry_run.checks import Refused, first_line
 
@@ -57,11 +59,22 @@ def trying(rule: str, remedy: str) -> Iterator[None]:
         raise Refused(rule, received, remedy) from error
 
 
-def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refused | None:
+def misfit(name: str, model: nn.Module, inputs: Any, way: str, error: Exception) -> Refused | None:
     """Return the refusal of a model whose forward pass raised, if torch raised for its inputs.
+
+    `way` is how it gets them, see `calls`.
 
     What the user's own code raises is no refusal: only that model's jobs fail.
     """
+    if way == ONE and isinstance(inputs, Mapping) and not _is_raised(error):
+        (argument, *_) = signature(model.forward).parameters
+        return Refused(
+            f"model {name} must take the samples, in batches of {_shapes((inputs,))}",
+            f"{type(error).__name__} in its forward(), whose {argument} is one dict of them, since "
+            f"no input has a name that forward takes: {first_line(error)}{own_place(error)}",
+            f"Name the inputs as forward does, such as {{{argument!r}: ...}}, or read the dict in "
+            "forward; pass keep_going=True to train the others.",
+        )
     if not _is_of_shapes(error):
         return None
     layer: nn.Module = model
