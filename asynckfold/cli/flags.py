@@ -245,7 +245,7 @@ def groups_of(verb: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGrou
 
 
 def _reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
-    if item.is_switch or item.flag.startswith("no-"):
+    if item.is_switch:
         return {"action": "store_false" if item.default is True else "store_true"}
     merged = {"action": _Merged} if item.reads is params_of_text else {}
     return {"type": _reader(item, problems), "metavar": _metavar(item), **merged}

@@ -112,7 +112,8 @@ class Argument:
     @property
     def is_switch(self) -> bool:
         """Whether its flag takes no value: off, or on; Python code may also pass a text."""
-        return self.types == (bool,) or (bool in self.types and str in self.types)
+        is_off = (self.spelled or "").startswith("no-")
+        return is_off or self.types == (bool,) or (bool in self.types and str in self.types)
 
     @property
     def sentence(self) -> str:

@@ -220,7 +220,7 @@ class Outcome:
         -------
         pandas.DataFrame
             Seconds in ``*_seconds``, bytes in ``peak_memory`` and, of jobs on GPUs,
-            ``peak_gpu_memory``. Candidates have the seconds of the serial loop, of the kind in
+            ``peak_gpu_memory``. With a serial baseline, candidates have its seconds, of the kind in
             ``baseline``, and their share of the packed run's wall time (``packed_seconds``), in
             proportion to the cores and GPUs that their jobs held; ``speedup`` only from an
             undisturbed, measured baseline. Pretraining epochs precede those of the training;

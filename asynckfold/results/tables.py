@@ -58,6 +58,7 @@ def candidate_rows(
 ) -> list[Row]:
     """Return a row per candidate, best first; `ratio` is ``n_valid / n_train``."""
     first, kinds = metrics[0], {row.device for row in rows}
+    is_timed = any(times[row.name].baseline for row in rows)
     parameters = parameters_of(rows)
     table = []
     for position, row in zip(rank(rows, first), rows, strict=True):
@@ -66,16 +67,18 @@ def candidate_rows(
             **_names_of(row.model, row.lr_schedule, parameters),
             **({"device": row.device} if len(kinds) > 1 else {}),
         }
-        for metric in metrics:
-            entry |= {f"mean_{metric}": row.mean(metric), f"std_{metric}": row.std(metric)}
-        entry["ci_low"], entry["ci_high"] = row.interval(first, ratio)
         entry |= {
             "fit_seconds": row.total_fit_seconds,
             "folds_done": row.done,
             "folds": row.planned,
             "status": row.status,
-            **vars(times[row.name]),
+            **(vars(times[row.name]) if is_timed else {}),
         }
+        # Last, the score that ranks: of a wide table pandas prints the first and last columns.
+        for metric in reversed(metrics):
+            if metric == first:
+                entry["ci_low"], entry["ci_high"] = row.interval(first, ratio)
+            entry |= {f"mean_{metric}": row.mean(metric), f"std_{metric}": row.std(metric)}
         table.append((position, entry))
     return [entry for _, entry in sorted(table, key=lambda pair: pair[0])]
 
@@ -110,7 +113,7 @@ def fold_rows(
             "attempt": result.attempt,
             "fused": len(plan.group_of(job.id)),
             **(_averaging_columns(result) if averaging else {}),
-            "serial_accuracy": serial.get(job.id, math.nan),
+            **({"serial_accuracy": serial.get(job.id, math.nan)} if serial else {}),
             "error": result.error,
         }
 

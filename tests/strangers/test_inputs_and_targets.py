@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.impute import SimpleImputer
@@ -17,6 +18,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from asynckfold import AsyncKFold, CVResults
+from asynckfold.cli import main
 from asynckfold.errors import InputError
 from tests.toy import adam, samples
 
@@ -396,3 +398,111 @@ def test_results_without_a_refit_have_no_best_estimator(tmp_path: Path) -> None:
     assert hasattr(results, "best_score_")
     refitted = train(tmp_path / "refit", (X, Y), nn.CrossEntropyLoss(), refit=True)
     assert isinstance(refitted.best_estimator_, nn.Linear)
+
+
+# Inputs by name, labels of each token, generators of libraries
+
+
+class OfX(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x.flatten(1))
+
+
+def test_a_dict_that_forward_takes_as_one_argument_by_mistake_is_refused(tmp_path: Path) -> None:
+    made, loss = functools.partial(OfX, 8, 3), nn.CrossEntropyLoss()
+    message = refused(tmp_path / "image", ({"image": X}, Y), loss, made)
+    assert "in its forward(), whose x is one dict" in message
+    assert "Name the inputs as forward does, such as {'x': ...}" in message
+    assert train(tmp_path / "x", ({"x": X}, Y), loss, made).counts["done"] == 3
+
+
+class Tagger(nn.Embedding):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).transpose(1, 2)
+
+
+def test_labels_of_each_token_are_to_be_padded(tmp_path: Path) -> None:
+    tokens = [torch.arange(2 + at % 5) for at in range(60)]
+
+    def collate(items: list[Any]) -> Any:
+        ids = torch.nn.utils.rnn.pad_sequence([ids for ids, _ in items], batch_first=True)
+        return functional.pad(ids, (0, 6 - ids.shape[1])), torch.stack([tags for _, tags in items])
+
+    made, loss = functools.partial(Tagger, 6, 3), nn.CrossEntropyLoss()
+    ragged = [(ids, ids % 3) for ids in tokens]
+    message = refused(tmp_path / "ragged", ragged, loss, made, collate_fn=collate)
+    assert "received shapes (2,) and (3,) and others. Pad the labels to one length" in message
+    padded = [(ids, functional.pad(tags, (0, 6 - len(tags)), value=-100)) for ids, tags in ragged]
+    said = {"collate_fn": collate, "task": "segmentation"}
+    assert train(tmp_path / "padded", padded, loss, made, **said).counts["done"] == 3
+
+
+class Flip:
+    """Flips image and mask, by a generator of its own, as MONAI's ``RandFlipd``."""
+
+    def __init__(self) -> None:
+        self.R = np.random.RandomState()
+
+    def set_random_state(self, seed: int) -> None:
+        self.R = np.random.RandomState(seed)
+
+    def __call__(self, parts: dict[str, Any]) -> dict[str, Any]:
+        turns = self.R.rand() < 0.5
+        return {name: part[::-1].copy() if turns else part for name, part in parts.items()}
+
+
+class Flipped(Items):
+    def __init__(self, seeds: bool) -> None:
+        super().__init__(X)
+        self.flip, self.seeds = Flip(), seeds
+
+    def __getitem__(self, index: int) -> Any:
+        if self.seeds:
+            self.flip.set_random_state(seed=int(torch.randint(2**31, ())))
+        row = self.inputs[index]
+        return self.flip({"x": row, "label": (row > 0).astype(np.int64)})
+
+
+class EachOfTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x[..., None]).transpose(1, 2)
+        return found
+
+
+def test_what_cannot_be_seeded_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    said = {"target_key": "label", "task": "segmentation"}
+    loss = nn.CrossEntropyLoss()
+    message = refused(tmp_path / "own", Flipped(False), loss, EachOfTwo, **said)
+    assert "transform.set_random_state(seed=int(torch.randint(2**31, ())))" in message
+    seeded = [train(tmp_path / f"{n}", Flipped(True), loss, EachOfTwo, **said) for n in range(2)]
+    assert not seeded[0].bit_identity.reasons
+    assert np.array_equal(*(results.oof["m/constant"] for results in seeded))
+
+
+# Remedies and tables
+
+
+def test_a_switch_is_named_without_a_value(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "rare.csv"
+    rows = [f"{at},{at % 7},{'x' if at else 'y'}" for at in range(30)]
+    table.write_text("\n".join(["a,b,label", *rows]))
+    arguments = ["--data", f"csv:{table}", "--root", str(tmp_path / "run"), "--epochs", "1"]
+    assert main(["run", *arguments]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "or pass --no-stratify." in said
+
+
+def test_a_printed_table_shows_means_and_deviations_in_80_columns(tmp_path: Path) -> None:
+    results = train(tmp_path, (X, Y), nn.CrossEntropyLoss())
+    frame = results.to_frame()
+    assert {"speedup", "serial_seconds", "baseline"}.isdisjoint(frame.columns)
+    assert "serial_accuracy" not in results.to_frame("fold")
+    with pd.option_context("display.width", 80, "display.max_columns", 0):
+        header = str(frame).splitlines()[0]
+    assert {"model", "mean_accuracy", "std_accuracy"} <= {*header.split()}
