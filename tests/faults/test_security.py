@@ -65,7 +65,7 @@ ALLOWED = {
     (
         "results/report/figure_files.py",
         "unpickling",
-    ): "what to draw, of the process that started it",
+    ): "what to draw, from its parent",
     ("results/report/live.py", "HTML by f-string"): "a number of this file",
     (
         "training/process_group/ranks.py",
