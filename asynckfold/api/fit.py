@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -103,7 +103,7 @@ def fit(
     optimizer : callable or torch.optim.Optimizer
         Model → optimizer, or an optimizer of the module's parameters.
     criterion : callable
-        (outputs, targets) → scalar loss.
+        (outputs, targets) → scalar loss. Parameters of its own are trained in place, too.
     root_dir : str or Path
         Folder of the run: checkpoints, log, results.
     batch_size : int or "full"
@@ -148,8 +148,10 @@ def fit(
     >>> len(found.epochs), found.score > 0.7
     (3, True)
     """
+    from asynckfold.training.fold_criterion import trained_parameters
+
     is_module = hasattr(model, "state_dict") and not isinstance(model, type)
-    opt_fn, schedule = _given(model, optimizer, scheduler, is_module)
+    opt_fn, schedule = _given(model, criterion, optimizer, scheduler, is_module)
     named = {type(model).__name__: InitialState(copy.deepcopy(model))} if is_module else [model]
     samples, train, held_out = _parts(dataset, valid)
     if valid is None:
@@ -160,7 +162,10 @@ def fit(
     if results.counts["pending"]:
         raise InterruptedRunError("the time budget is over; the same call continues", OUT_OF_TIME)
     trained = model if is_module else model()
-    trained.load_state_dict(results.state_dict(results.candidates[0].name))
+    best = results.candidates[0].name
+    trained.load_state_dict(results.state_dict(best))
+    if is_module and trained_parameters(criterion):
+        cast("nn.Module", criterion).load_state_dict(results.state_dict(best, of="criterion"))
     return Fitted(trained, results)
 
 
@@ -336,9 +341,9 @@ class _SameOptimizer:
     # Weights of the model, not a setting of the optimizer.
     _parameters: list[Any]
 
-    def __call__(self, model: Any) -> Any:
-        own = dict(zip(map(id, self._parameters), model.parameters(), strict=True))
-        return copy.deepcopy(self.optimizer, own)
+    def __call__(self, model: Any, criterion: Any) -> Any:
+        own = _parameters_of(model, criterion)
+        return copy.deepcopy(self.optimizer, dict(zip(map(id, self._parameters), own, strict=True)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -356,17 +361,24 @@ class _SameSchedule:
         return copy.deepcopy(self.schedule, {id(self.schedule.optimizer): optimizer})
 
 
-def _given(model: Any, optimizer: Any, scheduler: Any, is_module: bool) -> tuple[Any, Any]:
+def _parameters_of(*parts: Any) -> list[Any]:
+    return [item for part in parts if hasattr(part, "parameters") for item in part.parameters()]
+
+
+def _given(
+    model: Any, criterion: Any, optimizer: Any, scheduler: Any, is_module: bool
+) -> tuple[Any, Any]:
     """Return the factories of optimizer and LR schedule."""
     if not hasattr(optimizer, "param_groups"):
         return optimizer, _schedule_of(scheduler, None)
-    own = {id(item): item for item in model.parameters()} if is_module else {}
+    own = {id(item): item for item in _parameters_of(model, criterion)} if is_module else {}
     held = [item for group in optimizer.param_groups for item in group["params"]]
     if not all(id(item) in own for item in held):
         refuse(
             [
                 Problem(
-                    "an optimizer must hold parameters of the module that is trained",
+                    "an optimizer must hold parameters of the module that is trained, and of the "
+                    "criterion",
                     f"{type(optimizer).__name__} and {_kind(model)}",
                     "Pass the module itself, or model → optimizer.",
                 )

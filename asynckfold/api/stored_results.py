@@ -77,12 +77,12 @@ def load_results(run: str | Path | RunReader, error_score: float = float("nan"))
 
         return plots.of_run(root, kind, ax)
 
-    def load_weights(result: Result) -> dict[str, Any]:
+    def load_weights(result: Result, part: str) -> dict[str, Any]:
         from asynckfold.training.checkpoint import trained_weights
 
         with RunStore.read(root) as reader:
             refs = reader.checkpoints(result.job_id)
-        return trained_weights(root, refs, result.weights)
+        return trained_weights(root, refs, result.weights, part)
 
     def load_refit(candidate: Candidate) -> CVResults | None:
         folder = refit_folder(root, candidate.model, candidate.lr_schedule)

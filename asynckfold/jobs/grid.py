@@ -32,7 +32,7 @@ from asynckfold.jobs.candidate_names import (
 )
 from asynckfold.jobs.recipe import InitialState
 
-RESERVED = ("model", "optimizer", "scheduler")
+RESERVED = ("model", "criterion", "optimizer", "scheduler")
 """Names of what `AsyncKFold` passes itself, and of columns."""
 
 MOST_TEXT = 60
@@ -259,10 +259,10 @@ class _Takers:
 
     def __init__(self, parts: Parts, names: Sequence[str]) -> None:
         kinds = {
-            "models": {name: _signature(model, 0) for name, model in parts.models.items()},
-            "opt_fn": {"": _signature(parts.opt_fn, 1)},
+            "models": {name: keywords_of(model, 0) for name, model in parts.models.items()},
+            "opt_fn": {"": keywords_of(parts.opt_fn, 1)},
             "lr_schedules": {
-                name: _signature(spec, 1) for name, spec in parts.lr_schedules.items()
+                name: keywords_of(spec, 1) for name, spec in parts.lr_schedules.items()
             },
         }
         self.known = {name for kind in kinds.values() for own, _ in kind.values() for name in own}
@@ -298,7 +298,7 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
         return []  # of C code
 
 
-def _signature(function: Any, passed: int) -> tuple[set[str], bool]:
+def keywords_of(function: Any, passed: int) -> tuple[set[str], bool]:
     """Return the keywords of a factory but for what is `passed`, and whether it takes any."""
     found = _parameters(function)
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -335,7 +335,7 @@ def _name_problems(params: Mapping[Any, Any], parts: Parts) -> Iterator[Problem]
                 "Rename the parameter of the factory.",
             )
         elif name not in takers.taken:
-            known = ", ".join(sorted(takers.known - passed)) or "none"
+            known = ", ".join(sorted(takers.known - passed - {*RESERVED})) or "none"
             yield Problem(
                 "each name in params must be a parameter of a model, opt_fn or LR schedule",
                 repr(name),

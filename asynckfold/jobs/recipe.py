@@ -43,7 +43,7 @@ class Recipe:
     models: Mapping[str, Callable[[], Any]]  # name → factory without arguments
     # name → built-in name, or optimizer → LR schedule
     lr_schedules: Mapping[str, str | Callable[[Any], Any]]
-    opt_fn: Callable[[Any], Any]  # model → optimizer
+    opt_fn: Callable[..., Any]  # model → optimizer; see `opt_fn_for`
     # (outputs, targets) → scalar loss; copied for each job
     criterion: Callable[..., Any]
     # unfitted scikit-learn transformer, cloned and fitted on what each job trains on
@@ -69,11 +69,6 @@ class Recipe:
     def candidates(self) -> tuple[tuple[str, str], ...]:
         """Names of model and LR schedule of each candidate."""
         return self.pairs or tuple(itertools.product(self.models, self.lr_schedules))
-
-    def opt_fn_of(self, lr_schedule: str) -> Callable[[Any], Any]:
-        """Return the optimizer function of the candidates with an LR schedule."""
-        keywords = self.optimizers.get(lr_schedule)
-        return functools.partial(self.opt_fn, **keywords) if keywords else self.opt_fn
 
 
 @dataclass(frozen=True)
@@ -322,14 +317,14 @@ def _refusal(value: Any) -> str | None:
 
 
 def _deepest(value: Any, path: str, reason: str, depth: int) -> tuple[str, str]:
-    for name, part in _parts(value) if depth else ():
+    for name, part in parts_of(value) if depth else ():
         found = _refusal(part)
         if found is not None:
             return _deepest(part, f"{path}{name}", found, depth - 1)
     return path, reason
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what is pickled with a value, and the path to it."""
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", part) for key, part in value.items())

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from asynckfold.errors import AbsentError, AsyncKFoldError, InputError
 from asynckfold.jobs.plan import Job
@@ -48,7 +48,7 @@ class CVResults(Outcome):
 
     _build_report: Callable[[], Path] | None = None
     _draw: Callable[[str, Any], Any] | None = None
-    _load_weights: Callable[[Result], dict[str, Any]] | None = None
+    _load_weights: Callable[[Result, str], dict[str, Any]] | None = None
     _load_refit: Callable[[Candidate], CVResults | None] | None = None
     _models: FoldModels | None = None
 
@@ -69,12 +69,18 @@ class CVResults(Outcome):
             raise AbsentError(error.problems) from None
 
     def state_dict(
-        self, candidate: str | None = None, fold: int | str = 0, repeat: int = 0
+        self,
+        candidate: str | None = None,
+        fold: int | str = 0,
+        repeat: int = 0,
+        *,
+        of: Literal["model", "criterion"] = "model",
     ) -> dict[str, Any]:
         """Return trained weights, for `torch.nn.Module.load_state_dict`.
 
         Takes the arguments of `model` and raises the same errors, but also works on results that
-        were read from the run's folder. What `preprocess` fitted is not included.
+        were read from the run's folder. What `preprocess` fitted is not included. `of` chooses the
+        weights of the model, or those of the job's criterion.
 
         Returns
         -------
@@ -84,9 +90,9 @@ class CVResults(Outcome):
         if self._load_weights is None:
             raise ValueError("these results have no run on disk to load weights from")
         if fold == "all":
-            return self.on_all_samples(candidate).state_dict()
+            return self.on_all_samples(candidate).state_dict(of=of)
         job = done_job(self.plan, self.results, _name_of(self, candidate), fold, repeat)
-        return self._load_weights(self.results[job.id])
+        return self._load_weights(self.results[job.id], of)
 
     def model(self, candidate: str | None = None, fold: int | str = 0, repeat: int = 0) -> Any:
         """Return a trained model: built as its job built it, with the job's weights.

@@ -23,6 +23,7 @@ from torch import nn
 from torch.optim import swa_utils
 
 from asynckfold.jobs.result import BEST_EPOCH
+from asynckfold.training.fold_criterion import as_given, trained_parameters
 from asynckfold.training.own_step import TAKEN, StepError, number_of
 
 METHODS = ("on_fit_start", "on_batch_end", "on_epoch_end", "on_fit_end")
@@ -36,7 +37,7 @@ class FitState:
     ----------
     job : str
         Its id, ``"LeNet/cosine/fold-0"``.
-    model, optimizer, lr_schedule, device : object
+    model, optimizer, lr_schedule, device, criterion : object
         As the job trains them.
     epochs : int
         How many epochs are planned.
@@ -58,7 +59,14 @@ class FitState:
     batch: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     stopped: bool = False
+    criterion: Any = None
     logged: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> nn.Module:
+        """The model; with a criterion that is trained, too, both as one module."""
+        is_trained = bool(trained_parameters(self.criterion))
+        return nn.ModuleList([self.model, self.criterion]) if is_trained else self.model
 
     def log(self, name: str, value: Any) -> None:
         """Record a number in the table of epochs; of several in an epoch, the mean."""
@@ -248,14 +256,14 @@ class BestWeights(_Watching):
     def on_epoch_end(self, state: FitState) -> None:
         """Keep the weights of a better epoch."""
         if self._is_better(state):
-            own = state.model.state_dict()
+            own = state.trained.state_dict()
             self.weights = {name: value.detach().clone() for name, value in own.items()}
         state.log(BEST_EPOCH, self.best_epoch)
 
     def on_fit_end(self, state: FitState) -> None:
         """Put the best weights back."""
         assert self.weights is not None
-        state.model.load_state_dict(self.weights)
+        state.trained.load_state_dict(self.weights)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value, its epoch and its weights."""
@@ -369,10 +377,12 @@ SHIPPED = (_Watching, WeightAverage)
 
 
 def callbacks_of(
-    recipe: Any, job: str, epochs: int, live: tuple[nn.Module, Any, Any, torch.device]
+    recipe: Any, job: str, epochs: int, live: tuple[nn.Module, Any, Any, torch.device, Any]
 ) -> Callbacks | None:
-    """Return the callbacks of a recipe for one job; `live` are the first parts of a `FitState`."""
+    """Return the callbacks of a recipe for one job, which train `live`, see `FitState`."""
     if not recipe.callbacks:
         return None
-    model, optimizer, schedule, device = live
-    return Callbacks(recipe.callbacks, FitState(job, model, optimizer, schedule, device, epochs))
+    model, optimizer, schedule, device, criterion = live
+    state = FitState(job, model, optimizer, schedule, device, epochs)
+    state.criterion = as_given(criterion)
+    return Callbacks(recipe.callbacks, state)

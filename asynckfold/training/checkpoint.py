@@ -241,10 +241,13 @@ def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     raise ValueError(f"unknown kind {kind!r}")
 
 
-def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> dict[str, Any]:
+def trained_weights(
+    root: Path, refs: Sequence[CheckpointRef], digest: str, part: str = "model"
+) -> dict[str, Any]:
     """Return the ``state_dict`` of a finished job from its checkpoints, newest first.
 
     `digest` is the `weights_digest` of the job's result: an older checkpoint does not match it.
+    `part` is "model" or "criterion", which has none if it is a function.
 
     Raises
     ------
@@ -254,12 +257,12 @@ def trained_weights(root: Path, refs: Sequence[CheckpointRef], digest: str) -> d
     found = [f"no checkpoint in {root} is recorded"] if not refs else []
     for ref in refs:
         try:
-            weights: dict[str, Any] = load(root / ref.file, ref.sha256, root)["model"]
+            tree = load(root / ref.file, ref.sha256, root)
         except StoreCorruptError as error:
             found.append(str(error))
             continue
-        if weights_digest(weights) == digest:
-            return weights
+        if weights_digest(tree["model"]) == digest:
+            return tree[part] or {}
         found.append(f"{root / ref.file} was written before the end of the job")
     raise StoreCorruptError(
         f"the trained weights are gone: {found[0]}. The result stays; the same call on a new "

@@ -53,6 +53,12 @@ def criterion_for(recipe: Recipe, data: Batches, train: Indices) -> Callable[...
     return of_rows(found, data)
 
 
+def trained_parameters(criterion: Any) -> list[nn.Parameter]:
+    """Return the parameters of a criterion that a job trains."""
+    parameters = criterion.parameters() if isinstance(criterion, nn.Module) else ()
+    return [item for item in parameters if item.requires_grad]
+
+
 def kind_made_by(factory: Callable[[Any], Any]) -> Criterion | None:
     """Return what the criteria of a factory ask for, told by that for the targets 0 and 1.
 

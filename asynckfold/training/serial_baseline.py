@@ -32,11 +32,12 @@ from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.evaluation import right
+from asynckfold.training.evaluation import right, set_mode
 from asynckfold.training.fold_criterion import criterion_for
 from asynckfold.training.gradients import update
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import NoLog
+from asynckfold.training.job_optimizer import opt_fn_for
 from asynckfold.training.losses import factor_and_count, portions
 from asynckfold.training.precision import outputs_of, scaler_of
 from asynckfold.training.preprocessing import fit_on, fit_transform, transform
@@ -179,11 +180,11 @@ class _Loop:
             size = plan.params.eval_batch_size
             with NoLog() as log:
                 pretrain(self.model, seen, self.fold.fitted, job.seed, log, Heartbeat(), size)
-        self.optimizer = recipe.opt_fn_of(job.lr_schedule)(self.model)
-        self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
         self.criterion = criterion_for(recipe, data, self.fold.fitted)
         if isinstance(self.criterion, nn.Module):
             self.criterion = self.criterion.to(self.device)
+        self.optimizer = opt_fn_for(recipe, job.lr_schedule, self.criterion)(self.model)
+        self.scaler = scaler_of(self.params.precision, self.device, self.optimizer)
         self.lr_schedule = build_lr_schedule(
             bundle, job, self.model, self.optimizer, self.fold, data
         )
@@ -252,7 +253,7 @@ class _Loop:
 
     def evaluate(self, loader: DataLoader[Any]) -> tuple[float, list[Judged]]:
         """Return the mean loss, and targets with predictions."""
-        self.model.eval()
+        set_mode(self.model, self.criterion, train=False)
         total, counted, judged = 0.0, 0.0, []
         for inputs, targets in loader:
             loss, count, right = self.score(inputs, targets)
@@ -305,7 +306,7 @@ def _train(
     judged: list[Judged] = []
     began = reported = time.perf_counter()
     for epoch in range(loop.params.epochs):
-        loop.model.train()
+        set_mode(loop.model, loop.criterion, train=True)
         loss, count = 0.0, 0.0
         loader, batch = iter(loop.train_loader(epoch)), 0
         while step := list(itertools.islice(loader, loop.params.accumulate)):
@@ -343,9 +344,9 @@ def _batch_seconds(
 ) -> tuple[float, float]:
     """Seconds of a batch in training and in evaluation."""
     loop = _Loop(bundle, job, data, device)
-    loop.model.train()
+    set_mode(loop.model, loop.criterion, train=True)
     train = _per_batch(loop.train_loader(0), lambda batch: loop.step([batch]), stop)
-    loop.model.eval()
+    set_mode(loop.model, loop.criterion, train=False)
     return train, _per_batch(loop.valid_loader, lambda batch: loop.score(*batch), stop)
 
 

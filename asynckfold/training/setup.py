@@ -27,6 +27,7 @@ from asynckfold.training.compiling import compile_whole
 from asynckfold.training.fold_criterion import criterion_for
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.job_log import JobLog
+from asynckfold.training.job_optimizer import opt_fn_for
 from asynckfold.training.own_step import own_step
 from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import scaler_of
@@ -72,14 +73,14 @@ def build(
         pretrained = pretraining.pretrain(
             model, data, train, job.seed, log, heartbeat, size, count, cores
         )
-    optimizer = with_fused_kernel(recipe.opt_fn_of(job.lr_schedule), model)
-    schedule = build_lr_schedule(bundle, job, model, optimizer, fold, data)
-    if plan.params.compile:
-        compile_whole(model)
     criterion = criterion_for(recipe, data, train)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
-    live = model, optimizer, schedule, device
+    optimizer = with_fused_kernel(opt_fn_for(recipe, job.lr_schedule, criterion), model)
+    schedule = build_lr_schedule(bundle, job, model, optimizer, fold, data)
+    if plan.params.compile:
+        compile_whole(model)
+    live = model, optimizer, schedule, device, criterion
     return Training(
         task,
         bundle,
@@ -108,11 +109,11 @@ def build(
 
 
 def build_model(
-    bundle: Bundle, job: Job, device: torch.device
+    bundle: Bundle, job: Job, device: torch.device, criterion: Any
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """Seed everything; return the initial model and the optimizer of a job."""
     model = initial_model(bundle.recipe, bundle.plan, job, device)
-    return model, with_fused_kernel(bundle.recipe.opt_fn_of(job.lr_schedule), model)
+    return model, with_fused_kernel(opt_fn_for(bundle.recipe, job.lr_schedule, criterion), model)
 
 
 def initial_model(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:

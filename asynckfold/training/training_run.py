@@ -46,6 +46,7 @@ from asynckfold.training.epoch_scores import (
     numbers,
     score_again,
 )
+from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import (
@@ -403,7 +404,7 @@ class Training:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds: everything needed to continue."""
-        criterion, losses = self.criterion, self.losses
+        criterion, losses = as_given(self.criterion), self.losses
         found: dict[str, Any] = {
             "job": self.task.job.id,
             "plan": self.bundle.plan.fingerprint,
@@ -444,8 +445,8 @@ class Training:
         if tree["optimizer"] is not None:
             self.load_optimizer(tree["optimizer"])
         self.lr_schedule.load_state_dict(tree["lr_schedule"])
-        if isinstance(self.criterion, nn.Module):
-            self.criterion.load_state_dict(tree["criterion"])
+        if isinstance(criterion := as_given(self.criterion), nn.Module):
+            criterion.load_state_dict(tree["criterion"])
         self.epoch, self.batch, self.lr = tree["epoch"], tree["batch"], tree["lr"]
         self.epochs = [Epoch(**item) for item in tree["epochs"]]
         losses = tree["losses"]

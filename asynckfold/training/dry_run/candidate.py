@@ -32,6 +32,7 @@ from asynckfold.training.dry_run import (
     loss_trial,
     own_loop_trial,
     own_step_trial,
+    ownership,
     schedule_fit,
 )
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
@@ -40,8 +41,10 @@ from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.misfit import criterion_misfit, making, misfit
 from asynckfold.training.dry_run.output_samples import output_sample
 from asynckfold.training.flops import FlopCounter
+from asynckfold.training.fold_criterion import trained_parameters
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.job_optimizer import opt_fn_for
 from asynckfold.training.own_step import StepError, own_step
 from asynckfold.training.own_validation import own_validation
 from asynckfold.training.precision import outputs_of
@@ -85,8 +88,9 @@ class CandidateTrial:
                 f"{type(self.model).__name__}",
                 "Return the module from the factory.",
             )
+        self.criterion = copy.deepcopy(recipe.criterion)
         with making(f"opt_fn must make an optimizer for model {name}"):
-            self.optimizer = with_fused_kernel(recipe.opt_fn_of(schedule), self.model)
+            self.optimizer = self._optimizer()
         checks.check_optimizer_kind(self.optimizer, recipe)
         self.unscheduled = schedule_fit.unscheduled(self.optimizer)
         with making(f"LR schedule {schedule} must be made for the optimizer of model {name}"):
@@ -118,12 +122,16 @@ class CandidateTrial:
             recipe,
             plan.params,
             self.optimizer,
-            copy.deepcopy(recipe.criterion),
+            self.criterion,
             self.targets.device,
             plan.params.precision_on_cores,
         )
         self.last_is_target = data.last_is_target
         self.way = self._way_of_call()
+
+    def _optimizer(self) -> Any:
+        make = opt_fn_for(self.bundle.recipe, self.schedule, self.criterion)
+        return with_fused_kernel(make, self.model)
 
     def _way_of_call(self) -> str:
         """Return how the model gets several inputs; empty for one tensor."""
@@ -186,11 +194,15 @@ class CandidateTrial:
             tuple(dict.fromkeys(note for fit in fits for note in fit.notes)),
         )
 
+    def check_ownership(self) -> None:
+        """Refuse an optimizer of tensors outside model and criterion, or of too few of theirs."""
+        live, recipe = (self.model, self.optimizer, self.criterion), self.bundle.recipe
+        ownership.check(self.name, live, recipe, self.bundle.plan.params)
+
     def check_model(self) -> None:
-        """Refuse an optimizer of another model, and a factory that returns one model twice."""
+        """Refuse a factory that returns one model twice."""
         with seeding.preserved():
             again = self.bundle.recipe.models[self.name]()
-        checks.check_optimizer(self.name, self.model, self.optimizer)
         checks.check_new(self.name, self.model, again)
 
     def check_stepped_optimizer(self) -> None:
@@ -213,7 +225,8 @@ class CandidateTrial:
         """
         if self.own or self.bundle.recipe.fit_fn is not None:
             self._score(output_samples)
-        with self.counter:
+        outside = ownership.nothing_outside_changes(self.bundle.recipe, self.name, self.model)
+        with outside, self.counter:
             first = self._step(output_samples)
         is_repeated = self.bundle.recipe.fit_fn is not None
         if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS and not is_repeated:
@@ -230,7 +243,6 @@ class CandidateTrial:
         if self.own:
             own_step_trial.step(self.own, self.model.train(), self._given_batch())
             return time.perf_counter() - started
-        criterion = copy.deepcopy(self.bundle.recipe.criterion)
         outputs = self._fitting_outputs(self.model.train())
         if not isinstance(outputs, torch.Tensor):
             checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
@@ -244,7 +256,7 @@ class CandidateTrial:
             self.outputs = mapped(torch.detach, outputs)
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            loss = self._loss(criterion, outputs)
+            loss = self._loss(self.criterion, outputs)
         checks.check_broadcast(
             self.name, outputs, self.targets, [str(item.message) for item in warned]
         )
@@ -254,7 +266,8 @@ class CandidateTrial:
 
         def backward() -> torch.Tensor:
             self.optimizer.zero_grad()
-            loss: torch.Tensor = criterion(self._fitting_outputs(self.model), self.targets)
+            outputs = self._fitting_outputs(self.model)
+            loss: torch.Tensor = self.criterion(outputs, self.targets)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
@@ -265,7 +278,7 @@ class CandidateTrial:
     def check_callbacks(self) -> None:
         """Refuse callbacks that break a rule."""
         recipe, epochs = self.bundle.recipe, self.bundle.plan.params.epochs
-        live = self.model, self.optimizer, self.lr_schedule, self.targets.device
+        live = self.model, self.optimizer, self.lr_schedule, self.targets.device, self.criterion
         candidate = candidate_name(self.name, self.schedule)
         found = callbacks_of(recipe, candidate, epochs, live)
         if found is None:
@@ -313,11 +326,13 @@ class CandidateTrial:
         recipe, plan = self.bundle.recipe, self.bundle.plan
         seeding.seed_all(self.bundle.folds[0].index)
         self.model = recipe.models[self.name]()
-        self.optimizer = with_fused_kernel(recipe.opt_fn_of(self.schedule), self.model)
+        self.criterion = copy.deepcopy(recipe.criterion)
+        self.optimizer = self._optimizer()
         spec = recipe.lr_schedules[self.schedule]
         schedule = lr_schedules.make(spec, self.optimizer, plan.params.epochs)
         batch, device = mapped(torch.clone, self._given_batch()), self.targets.device
-        found = own_loop_trial.run(self.bundle, self.model, self.optimizer, schedule, batch, device)
+        live = self.model, self.optimizer, schedule, self.criterion
+        found = own_loop_trial.run(self.bundle, live, batch, device)
         own_loop_trial.check_same(self.bits or found, found)
         self.bits = found
 
@@ -424,7 +439,8 @@ class CandidateTrial:
 
     def memory(self) -> int:
         """Estimate bytes: parameters and gradients, optimizer state, some activations."""
-        weights: int = sum(tensor.nbytes for tensor in tensors_of(self.model).values())
+        tensors = [*tensors_of(self.model).values(), *trained_parameters(self.criterion)]
+        weights: int = sum(tensor.nbytes for tensor in tensors)
         state: int = sum(
             value.nbytes
             for entry in self.optimizer.state.values()

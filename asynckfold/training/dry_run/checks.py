@@ -70,17 +70,6 @@ def check_optimizer_kind(optimizer: Any, recipe: Any) -> None:
             )
 
 
-def check_optimizer(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that holds none of the model's parameters."""
-    own = {id(item) for item in model.parameters()}
-    if own and not own & set(map(id, _optimized(optimizer))):
-        raise Refused(
-            "opt_fn must optimise the model that it gets",
-            f"{kind_of(optimizer)}, which holds no parameter of model {name}",
-            "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
-        )
-
-
 def check_new(name: str, model: nn.Module, again: Any) -> None:
     """Refuse a factory whose models share parameters or running statistics.
 
@@ -339,7 +328,7 @@ def check_held_out_loss(name: str, loss: Any) -> None:
 def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuse a backward pass that reached no optimised parameter."""
     own = {id(item) for item in model.parameters()}
-    held = [item for item in _optimized(optimizer) if id(item) in own]
+    held = [item for item in optimized(optimizer) if id(item) in own]
     if held and all(item.grad is None for item in held):
         raise Refused(
             f"the loss of model {name} must have a gradient for the optimised parameters",
@@ -400,7 +389,7 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
                     received,
                     f"Use another, such as SGD or Adam, or leave {tensors_only} out.",
                 )
-    sparse = any(item.grad is not None and item.grad.is_sparse for item in _optimized(optimizer))
+    sparse = any(item.grad is not None and item.grad.is_sparse for item in optimized(optimizer))
     if params.trainer == "allreduce" and sparse:
         raise Refused(
             "gradients that are averaged over processes must be dense",
@@ -458,5 +447,6 @@ def kind_of(optimizer: Any) -> str:
     return " and ".join(type(part).__name__ for part in optimizers_of(optimizer))
 
 
-def _optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+def optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the parameters that an optimizer, or several, holds."""
     return [item for group in optimizer.param_groups for item in group["params"]]

@@ -20,6 +20,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
 from asynckfold.training.dry_run.criterion_trial import with_criterion
+from asynckfold.training.fold_criterion import trained_parameters
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion import (
     backward,
@@ -33,6 +34,7 @@ from asynckfold.training.fusion.backward import Batch
 from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation.guard import isolated
+from asynckfold.training.job_optimizer import opt_fn_for
 
 Step = list[Batch]
 """The batch of each replica."""
@@ -82,6 +84,8 @@ def _unfit(trial: CandidateTrial) -> str:
         return "a part of each training fold is set aside"
     if trial.bundle.recipe.make_criterion is not None:
         return "each fold has a criterion of its own"
+    if trained_parameters(trial.criterion):
+        return "its criterion has parameters, which each job trains"
     if trial.seen.collation is not None:
         return "its batches come of a collate_fn"
     if trial.bundle.plan.params.accumulate > 1:
@@ -100,7 +104,7 @@ def _optimizer_kinds(trial: CandidateTrial) -> Iterator[type]:
         if model == trial.name and schedule in recipe.optimizers:
             # A candidate whose optimizer cannot be made is in no group.
             with contextlib.suppress(Exception), seeding.preserved():
-                yield type(recipe.opt_fn_of(schedule)(trial.model))
+                yield type(opt_fn_for(recipe, schedule, trial.criterion)(trial.model))
 
 
 def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fusibility:
@@ -108,7 +112,8 @@ def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fu
     # An exception of user code in two replicas is the reason.
     try:
         models = [recipe.models[trial.name]().to(device) for _ in range(2)]
-        opt_fn = partial(with_fused_kernel, recipe.opt_fn_of(trial.schedule))
+        make = opt_fn_for(recipe, trial.schedule, trial.criterion)
+        opt_fn = partial(with_fused_kernel, make)
         steps = _steps(trial)
         found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision, device)
         if found.fused is None:

@@ -25,19 +25,20 @@ class _BatchEnded(BaseException):
 
 def run(
     bundle: Bundle,
-    model: nn.Module,
-    optimizer: Any,
-    lr_schedule: Any,
+    live: tuple[nn.Module, Any, Any, Any],
     batch: tuple[Any, Any],
     device: torch.device,
 ) -> str:
     """Train on one batch; return the digest of the weights.
+
+    `live` are model, optimizer, LR schedule and criterion.
 
     Raises
     ------
     Refused
         The function breaks a rule.
     """
+    model, optimizer, lr_schedule, criterion = live
     taken: list[Any] = []
 
     def train_batches() -> Iterator[Any]:
@@ -64,7 +65,7 @@ def run(
         Loader(1, lambda: iter([batch])),
         alone(optimizers_of(optimizer)),
         alone(schedules_of(lr_schedule)),
-        copy.deepcopy(as_given(bundle.recipe.criterion)),
+        as_given(criterion),
         device,
         bundle.folds[0].index,
         bundle.plan.params.epochs,

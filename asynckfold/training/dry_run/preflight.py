@@ -79,6 +79,7 @@ def check(
                     )
                     settings[candidate] = fingerprints.lr_schedule_settings(dry.lr_schedule)
                     checks.check_storable(f"LR schedule {schedule}", dry.lr_schedule)
+                    dry.check_ownership()
                     fit = dry.schedule_fit()
                     problems |= dict.fromkeys(fit.problems)
                     if fit.problems:

@@ -99,7 +99,7 @@ def build(
     by_id = {job.id: job for job in plan.jobs}
     jobs = [by_id[name] for name in plan.group_of(tasks[0].job.id)]
     folds = [bundle.fold_of(job) for job in jobs]
-    begun = [setup.build_model(bundle, job, device) for job in jobs]
+    begun = [setup.build_model(bundle, job, device, criterion) for job in jobs]
     models, own_optimizers = [pair[0] for pair in begun], [pair[1] for pair in begun]
     seen = _data_by_job(bundle, folds, data, device)
     samples = [

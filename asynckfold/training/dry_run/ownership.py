@@ -1,0 +1,165 @@
+"""Whose parameters a job trains: those of its model, and of its copy of the criterion.
+
+Anything else is one object for all jobs of a process: each job would continue what the one before
+it learned, on other folds, and stored weights would lack it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from gc import get_referents
+from itertools import islice
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from asynckfold.jobs.digests.ownership import is_own
+from asynckfold.jobs.recipe import Recipe, parts_of
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.training.dry_run.checks import Refused, kind_of, optimized
+from asynckfold.training.fold_criterion import as_given, trained_parameters
+from asynckfold.training.side_effects import attributes, is_plain
+
+MOST = 10_000
+"""Objects in which modules are looked for, the nearest first: some 20 ms."""
+
+_BOTH = "def opt_fn(model, criterion): return Adam([*model.parameters(), *criterion.parameters()])"
+_REGISTER = (
+    "Register it in the model, as by self.head = nn.Linear(8, 2) in __init__, or by nn.ModuleList: "
+    "all jobs of a process share what is outside, and stored weights lack it"
+)
+
+
+def check(
+    name: str, live: tuple[nn.Module, Any, Any], recipe: Recipe, params: TrainerParams
+) -> None:
+    """Refuse an optimizer of tensors outside, or of too few, and a trainer that leaves some out.
+
+    `live` are a job's model, optimizer and criterion.
+    """
+    model, optimizer, criterion = live
+    held = {id(item): item for item in optimized(optimizer)}
+    of_model, of_criterion = list(model.parameters()), trained_parameters(criterion)
+    if of_model and not any(id(item) in held for item in of_model):
+        raise Refused(
+            "opt_fn must optimise the model that it gets",
+            f"{kind_of(optimizer)}, which holds no parameter of model {name}",
+            "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
+        )
+    inside = {id(item) for item in (*of_model, *of_criterion)}
+    others = [item for key, item in held.items() if key not in inside and item.requires_grad]
+    if others:
+        paths = {id(item): path for path, item in _outside(recipe, name, model, ("self", model))}
+        raise Refused(
+            "opt_fn must optimise parameters of the model and of the criterion only",
+            f"{kind_of(optimizer)} of model {name}, with "
+            + _few([paths.get(id(item), f"one of shape {tuple(item.shape)}") for item in others]),
+            f"{_REGISTER}. For a loss, pass an nn.Module as criterion, and {_BOTH}.",
+        )
+    names = [key for key, _ in as_given(criterion).named_parameters()] if of_criterion else []
+    if names and not any(id(item) in held for item in of_criterion):
+        raise Refused(
+            "opt_fn must optimise the parameters of the criterion, too",
+            f"{kind_of(optimizer)}, which holds none of {_few(names)}",
+            f"Write for instance: {_BOTH}; or list those of the criterion that you pass. If they "
+            "are to stay as they are, call criterion.requires_grad_(False) before.",
+        )
+    if names and params.processes > 1 and params.trainer != "allreduce":
+        raise Refused(
+            "a criterion with parameters is trained by one process, or by trainer='allreduce'",
+            f"trainer={params.trainer!r}, processes={params.processes}, and {_few(names)}",
+            "Pass trainer='allreduce', or processes=1.",
+        )
+
+
+@contextmanager
+def nothing_outside_changes(recipe: Recipe, name: str, model: nn.Module) -> Iterator[None]:
+    """Refuse a step that changes a module outside, or trains the caller's own criterion."""
+    inside = {id(item) for item in (*model.parameters(), *model.buffers())}
+    outside = [
+        (path, item)
+        for path, item in _outside(recipe, name, model)
+        if id(item) not in inside and not item.is_inference() and not is_lazy(item)
+    ]
+    before = [
+        (item._version, None if isinstance(item, nn.Parameter) else item.clone())
+        for _, item in outside
+    ]
+    callers = trained_parameters(recipe.criterion)
+    had_gradient = any(item.grad is not None for item in callers)
+    yield
+    changed = []
+    for (path, item), (version, value) in zip(outside, before, strict=True):
+        if item._version != version:
+            changed.append(path)
+            # In the caller's own process it stays as it was.
+            if value is not None:
+                item.copy_(value)
+    if changed:
+        raise Refused(
+            "a step must change nothing but the model, the criterion and the optimizer",
+            f"model {name}, which changes {_few(changed)}",
+            f"{_REGISTER}. Call eval() on it if it is to stay as it is.",
+        )
+    if any(item.grad is not None for item in callers) and not had_gradient:
+        for item in callers:
+            item.grad = None
+        raise Refused(
+            "the loss must come from the job's copy of the criterion",
+            f"a gradient for the criterion that was passed to the sweep, with model {name}",
+            "Use state.criterion in a training_step, and context.criterion in a fit_fn.",
+        )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _outside(
+    recipe: Recipe, name: str, model: nn.Module, *more: tuple[str, Any]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield path and tensor of parameters and modules that the user's code reaches by name."""
+    functions = recipe.opt_fn, recipe.models[name], recipe.training_step, recipe.fit_fn
+    roots = [*functions, *dict.fromkeys(map(type, model.modules()))]
+    queue, seen = deque([*more, *(("", item) for item in roots)]), dict[int, Any]()
+    while queue and len(seen) < MOST:
+        path, value = queue.popleft()
+        if id(value) in seen:
+            continue
+        # Kept alive: another object could have its id.
+        seen[id(value)] = value
+        if isinstance(value, nn.Parameter):
+            yield path.lstrip("."), value
+        if isinstance(value, nn.Module):
+            named = {**value._parameters, **value._buffers}.items()
+            yield from (
+                (f"{path}.{key}".lstrip("."), item) for key, item in named if item is not None
+            )
+        if isinstance(value, (type, FunctionType)):
+            # Globals and classes have names of their own.
+            path = value.__name__ if isinstance(value, type) else ""
+        parts = islice(_parts_of(value), MOST // 10)
+        queue.extend((f"{path}{step}", part) for step, part in parts if not is_plain(part))
+
+
+def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, nn.Module):
+        inside = {**value._modules, **attributes(value)}
+        yield from ((f".{name}", part) for name, part in inside.items())
+    elif type(value).__name__ in ("_lru_cache_wrapper", "_lru_list_elem"):
+        yield from (("()", part) for part in get_referents(value))
+    elif isinstance(value, (dict, list, tuple, set, frozenset, functools.partial, MethodType)):
+        yield from parts_of(value)
+    elif isinstance(value, (type, FunctionType, ModuleType)):
+        found = inspect.unwrap(value) if isinstance(value, FunctionType) else value
+        yield from parts_of(found) if is_own(found) else ()
+    elif is_own(type(value)):
+        yield from parts_of(value)
