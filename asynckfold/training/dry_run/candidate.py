@@ -225,8 +225,8 @@ class CandidateTrial:
         """
         if self.own or self.bundle.recipe.fit_fn is not None:
             self._score(output_samples)
-        outside = ownership.nothing_outside_changes(self.bundle.recipe, self.name, self.model)
-        with outside, self.counter:
+        live = self.model, self.criterion
+        with ownership.only_inside(self.bundle.recipe, self.name, *live), self.counter:
             first = self._step(output_samples)
         is_repeated = self.bundle.recipe.fit_fn is not None
         if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS and not is_repeated:

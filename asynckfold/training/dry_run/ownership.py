@@ -16,6 +16,7 @@ from itertools import islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
@@ -25,10 +26,12 @@ from asynckfold.jobs.recipe import Recipe, parts_of
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run.checks import Refused, kind_of, optimized
 from asynckfold.training.fold_criterion import as_given, trained_parameters
-from asynckfold.training.side_effects import attributes, is_plain
+from asynckfold.training.side_effects import attributes
 
-MOST = 10_000
-"""Objects in which modules are looked for, the nearest first: some 20 ms."""
+MOST = 5_000
+"""Objects in which modules are looked for, the nearest first: some 30 ms."""
+
+_PLAIN = (bool, int, float, str, bytes, type(None), np.ndarray)
 
 _BOTH = "def opt_fn(model, criterion): return Adam([*model.parameters(), *criterion.parameters()])"
 _REGISTER = (
@@ -80,42 +83,57 @@ def check(
 
 
 @contextmanager
-def nothing_outside_changes(recipe: Recipe, name: str, model: nn.Module) -> Iterator[None]:
-    """Refuse a step that changes a module outside, or trains the caller's own criterion."""
-    inside = {id(item) for item in (*model.parameters(), *model.buffers())}
+def only_inside(recipe: Recipe, name: str, model: nn.Module, criterion: Any) -> Iterator[None]:
+    """Refuse a step that changes a module outside, or computes a gradient for one."""
+    copied, callers = as_given(criterion), as_given(recipe.criterion)
+    inside = {id(item) for part in (model, copied) for item in _tensors_of(part)}
+    roots = [("self", model), ("criterion", copied), ("criterion", callers)]
     outside = [
-        (path, item)
-        for path, item in _outside(recipe, name, model)
+        (path, item, item._version, _gradient_of(item), _kept(item))
+        for path, item in _outside(recipe, name, model, *roots)
         if id(item) not in inside and not item.is_inference() and not is_lazy(item)
     ]
-    before = [
-        (item._version, None if isinstance(item, nn.Parameter) else item.clone())
-        for _, item in outside
-    ]
-    callers = trained_parameters(recipe.criterion)
-    had_gradient = any(item.grad is not None for item in callers)
     yield
-    changed = []
-    for (path, item), (version, value) in zip(outside, before, strict=True):
-        if item._version != version:
+    changed, reached = [], []
+    for path, item, version, gradient, kept in outside:
+        # A kernel of BatchNorm changes statistics without a new version.
+        same = kept is None or torch.equal(item, kept) or bool(kept.isnan().any())
+        if item._version != version or not same:
             changed.append(path)
-            # In the caller's own process it stays as it was.
-            if value is not None:
-                item.copy_(value)
+        if _gradient_of(item) != gradient:
+            reached.append(path)
+        # In the caller's own process all stays as it was.
+        if kept is not None and not same:
+            item.copy_(kept)
+        if gradient is None and item.is_leaf:
+            item.grad = None
     if changed:
         raise Refused(
             "a step must change nothing but the model, the criterion and the optimizer",
             f"model {name}, which changes {_few(changed)}",
             f"{_REGISTER}. Call eval() on it if it is to stay as it is.",
         )
-    if any(item.grad is not None for item in callers) and not had_gradient:
-        for item in callers:
-            item.grad = None
+    if reached:
         raise Refused(
-            "the loss must come from the job's copy of the criterion",
-            f"a gradient for the criterion that was passed to the sweep, with model {name}",
-            "Use state.criterion in a training_step, and context.criterion in a fit_fn.",
+            "the loss must have a gradient for parameters of the model and the criterion only",
+            f"model {name}, with one for {_few(reached)}, which nothing trains",
+            f"{_REGISTER}. Call requires_grad_(False) on it if it is to stay as it is. Use the "
+            "job's copy of the criterion: state.criterion, in a fit_fn context.criterion.",
         )
+
+
+def _tensors_of(part: Any) -> Iterator[torch.Tensor]:
+    if isinstance(part, nn.Module):
+        yield from part.parameters()
+        yield from part.buffers()
+
+
+def _gradient_of(item: torch.Tensor) -> int | None:
+    return item.grad._version if item.is_leaf and item.grad is not None else None
+
+
+def _kept(item: torch.Tensor) -> torch.Tensor | None:
+    return None if isinstance(item, nn.Parameter) else item.detach().clone()
 
 
 def _few(names: Sequence[str]) -> str:
@@ -146,13 +164,15 @@ def _outside(
         if isinstance(value, (type, FunctionType)):
             # Globals and classes have names of their own.
             path = value.__name__ if isinstance(value, type) else ""
-        parts = islice(_parts_of(value), MOST // 10)
-        queue.extend((f"{path}{step}", part) for step, part in parts if not is_plain(part))
+        # A list of a million samples is not worth more.
+        for step, part in islice(_parts_of(value), MOST // 50):
+            if not isinstance(part, _PLAIN):
+                queue.append((f"{path}{step}", part))
 
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, nn.Module):
-        inside = {**value._modules, **attributes(value)}
+        inside = {**attributes(value), **value._modules}
         yield from ((f".{name}", part) for name, part in inside.items())
     elif type(value).__name__ in ("_lru_cache_wrapper", "_lru_list_elem"):
         yield from (("()", part) for part in get_referents(value))
