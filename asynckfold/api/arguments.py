@@ -50,7 +50,8 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         arguments, data or code is refused and names what changed. The command line names a new
         folder by data, date and time where none is given, such as ``runs/digits-20261124-0046``.
     criterion : callable or None
-        Loss function, (outputs, targets) → scalar. Or a function whose only required parameter has
+        Loss function, (outputs, targets) → scalar. Parameters of a module are trained where
+        `opt_fn` optimises them. Or a function whose only required parameter has
         the name ``train_targets``: it returns the loss function of a training fold, for instance
         with weights of its classes. None where a `training_step` or a `fit_fn` trains: then the
         held-out fold has scores, and no loss but that of a `validation_step`.

@@ -124,7 +124,8 @@ class AsyncKFold:
             ``reduce``, ``step``, ``warm``, or optimizer → LR schedule. LightningModules bring their
             own, where this and `opt_fn` are left out.
         opt_fn : callable
-            Model → optimizer.
+            Model → optimizer. It gets the job's criterion, too, if it has a parameter of the name
+            ``criterion``.
         trainer_params : dict, optional
             ``epochs`` and the other fields of `TrainerParams`.
         params : dict of str to list, dict or distribution, optional

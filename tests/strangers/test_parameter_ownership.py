@@ -101,6 +101,27 @@ def test_the_caller_s_parameters_stand_for_those_of_each_job(tmp_path: Path, eng
     assert same(stored, found.state_dict(fold=2, of="criterion"))
 
 
+def test_a_criterion_has_the_bits_of_parameters_in_the_model(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.loss = linear(), Kendall()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.linear(inputs)
+            return found
+
+    def step(model: Any, batch: Any, state: Any) -> Any:
+        return model.loss(model(batch[0]), batch[1])
+
+    first = called(tmp_path / "criterion", *listed(), batch=10)
+    second = called(tmp_path / "model", nn.MSELoss(), of_model, Both, batch=10, training_step=step)
+    for fold in range(3):
+        one, other = first.state_dict(fold=fold, of="criterion"), second.state_dict(fold=fold)
+        assert torch.equal(one["log_variance"], other["loss.log_variance"])
+        assert torch.equal(first.state_dict(fold=fold)["weight"], other["linear.weight"])
+
+
 def sgd(model: nn.Module, criterion: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([*model.parameters(), *criterion.parameters()], 1e-3)
 
@@ -359,15 +380,15 @@ class Cached(Scaled):
 
 
 @pytest.mark.parametrize(
-    ("model", "name"),
+    ("model", "name", "engine"),
     [
-        (Scaled, "HEAD.weight"),
-        (InList, "self.parts[0].weight"),
-        (OnClass, "OnClass.shared[0].weight"),
-        (Cached, "cached()"),
+        (Scaled, "HEAD.weight", "process"),
+        (Scaled, "HEAD.weight", "serial"),
+        (InList, "self.parts[0].weight", "serial"),
+        (OnClass, "OnClass.shared[0].weight", "serial"),
+        (Cached, "cached()", "serial"),
     ],
 )
-@pytest.mark.parametrize("engine", ["serial", "process"])
 def test_an_optimizer_of_modules_outside_is_refused_by_name(
     tmp_path: Path, model: Any, name: str, engine: str
 ) -> None:

@@ -64,7 +64,8 @@ def check(
             "opt_fn must optimise parameters of the model and of the criterion only",
             f"{kind_of(optimizer)} of model {name}, with "
             + _few([paths.get(id(item), f"one of shape {tuple(item.shape)}") for item in others]),
-            f"{_REGISTER}. For a loss, pass an nn.Module as criterion, and {_BOTH}.",
+            f"{_REGISTER}. For a loss, pass an nn.Module as criterion, and take its parameters by "
+            f"{_BOTH}.",
         )
     names = [key for key, _ in as_given(criterion).named_parameters()] if of_criterion else []
     if names and not any(id(item) in held for item in of_criterion):
