@@ -89,6 +89,9 @@ class CVResults(Outcome):
         """
         if self._load_weights is None:
             raise ValueError("these results have no run on disk to load weights from")
+        if of not in ("model", "criterion"):
+            rule, remedy = "of must be 'model' or 'criterion'", "Leave it out for the model."
+            raise InputError.one(rule, repr(of), remedy)
         if fold == "all":
             return self.on_all_samples(candidate).state_dict(of=of)
         job = done_job(self.plan, self.results, _name_of(self, candidate), fold, repeat)

@@ -99,6 +99,8 @@ def test_the_caller_s_parameters_stand_for_those_of_each_job(tmp_path: Path, eng
                 assert torch.allclose(value, module.state_dict()[name], rtol=1e-5, atol=1e-6)
     stored = load_results(tmp_path).state_dict(fold=2, of="criterion")
     assert same(stored, found.state_dict(fold=2, of="criterion"))
+    with pytest.raises(InputError, match="of must be 'model' or 'criterion': received 'loss'"):
+        found.state_dict(of="loss")
 
 
 def test_a_criterion_has_the_bits_of_parameters_in_the_model(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from gc import get_referents
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType
@@ -165,10 +165,11 @@ def _outside(
         if isinstance(value, (type, FunctionType)):
             # Globals and classes have names of their own.
             path = value.__name__ if isinstance(value, type) else ""
-        # A list of a million samples is not worth more.
-        for step, part in islice(_parts_of(value), MOST // 50):
-            if not isinstance(part, _PLAIN):
-                queue.append((f"{path}{step}", part))
+        # Objects of the user's may raise anything; a list of a million samples is not worth more.
+        with suppress(Exception):
+            for step, part in islice(_parts_of(value), MOST // 25):
+                if not isinstance(part, _PLAIN):
+                    queue.append((f"{path}{step}", part))
 
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
