@@ -423,6 +423,24 @@ def test_a_step_that_changes_modules_outside_is_refused(tmp_path: Path) -> None:
     assert same(backbone.state_dict(), before)
 
 
+def test_a_loop_that_trains_a_module_outside_is_refused(tmp_path: Path) -> None:
+    head = nn.Linear(2, 2)
+    stepped = torch.optim.SGD(head.parameters(), 0.1)
+
+    def loop(context: Any) -> None:
+        for inputs, targets in context.train_loader:
+            stepped.zero_grad()
+            context.optimizer.zero_grad()
+            context.criterion(head(context.model(inputs)), targets).backward()
+            stepped.step()
+            context.optimizer.step()
+
+    before = copy.deepcopy(head.state_dict())
+    text = refused(tmp_path, nn.MSELoss(), of_model, fit_fn=loop)
+    assert "model net, which changes head.weight, head.bias" in text
+    assert same(head.state_dict(), before)
+
+
 def test_frozen_parameters_outside_are_allowed(tmp_path: Path) -> None:
     frozen = nn.Linear(5, 2)
 

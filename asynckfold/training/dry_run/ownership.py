@@ -105,7 +105,8 @@ def only_inside(recipe: Recipe, name: str, model: nn.Module, criterion: Any) -> 
             reached.append(path)
         # In the caller's own process all stays as it was.
         if kept is not None and not same:
-            item.copy_(kept)
+            with torch.no_grad():
+                item.copy_(kept)
         if gradient is None and item.is_leaf:
             item.grad = None
     if changed:
@@ -134,7 +135,9 @@ def _gradient_of(item: torch.Tensor) -> int | None:
 
 
 def _kept(item: torch.Tensor) -> torch.Tensor | None:
-    return None if isinstance(item, nn.Parameter) else item.detach().clone()
+    """Return a copy, but of frozen weights, which may be many."""
+    is_frozen = isinstance(item, nn.Parameter) and not item.requires_grad
+    return None if is_frozen else item.detach().clone()
 
 
 def _few(names: Sequence[str]) -> str:
