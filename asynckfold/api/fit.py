@@ -152,7 +152,7 @@ def fit(
 
     is_module = hasattr(model, "state_dict") and not isinstance(model, type)
     opt_fn, schedule = _given(model, criterion, optimizer, scheduler, is_module)
-    named = {type(model).__name__: InitialState(copy.deepcopy(model))} if is_module else [model]
+    named = {type(model).__name__: InitialState.of(model)} if is_module else [model]
     samples, train, held_out = _parts(dataset, valid)
     if valid is None:
         settings["about"] = {"scored": SEEN, **settings.get("about", {})}

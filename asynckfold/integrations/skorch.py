@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import importlib.util
 import inspect
@@ -150,7 +149,7 @@ def _ended(net: Any, criterion: Any) -> type[_Ended] | None:
 
 
 def _factory(module: Any) -> Callable[..., nn.Module]:
-    return InitialState(copy.deepcopy(module)) if isinstance(module, nn.Module) else module
+    return InitialState.of(module) if isinstance(module, nn.Module) else module
 
 
 def _problems(net: Any) -> Iterator[Problem]:

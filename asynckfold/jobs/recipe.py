@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from asynckfold.errors import Problem, nearest
+from asynckfold.errors import InputError, Problem, nearest
 
 LR_SCHEDULES = (
     "constant",
@@ -77,6 +77,28 @@ class InitialState:
 
     module: Any
 
+    @classmethod
+    def of(cls, module: Any) -> InitialState:
+        """Return a factory of copies of a module as it is now.
+
+        Raises
+        ------
+        InputError
+            It cannot be copied, or has no weights yet.
+        """
+        rule = "a model given as an instance must have its weights, and be copied with them"
+        remedy = "Pass the class, or a function that makes the model: each job then makes its own."
+        # Lazy modules get theirs in the first forward.
+        lazy = [name for name, item in module.state_dict().items() if hasattr(item, "materialize")]
+        if lazy:
+            received = f"{type(module).__name__}, whose {lazy[0]} has no shape before a forward"
+            raise InputError.one(rule, received, remedy)
+        try:
+            return cls(copy.deepcopy(module))
+        except Exception as error:
+            received = f"{type(module).__name__}: {type(error).__name__}: {error!s:.200}"
+            raise InputError.one(rule, received, remedy) from error
+
     def __call__(self) -> Any:
         """Return a deep copy of the module."""
         return copy.deepcopy(self.module)
@@ -98,7 +120,10 @@ def named_models(models: Any) -> tuple[dict[str, Callable[[], Any]], list[Proble
     named: dict[str, Callable[[], Any]] = {}
     for name, model in pairs:
         if _is_module_instance(model):
-            named[name] = InitialState(copy.deepcopy(model))
+            try:
+                named[name] = InitialState.of(model)
+            except InputError as error:
+                problems += error.problems
             notes.append(
                 f"model {name} was given as an instance: every job starts from a copy of its "
                 "current weights; pass the class to initialise each fold separately"
