@@ -54,9 +54,7 @@ def evaluated(training: Training, indices: Indices) -> list[torch.Tensor]:
     Outputs, loss, and the accuracy if there is one; or, by batch, the figures of batches, and how
     much each sample counts if not equally.
     """
-    evaluation.set_mode(training.model, training.criterion, train=False)
-    # Not inference_mode: a tensor that the model keeps from it could not be trained with later.
-    with torch.no_grad():
+    with evaluation.evaluating(training):
         if training.bundle.plan.by_batch:
             return [training.figures_of(indices), *_counts(training, indices)]
         outputs = training.outputs_on(indices)
@@ -104,9 +102,8 @@ def accumulate_scores(training: Training) -> dict[str, float]:
     make = training.bundle.accumulators.get(training.task.job.model)
     if make is None:
         return {}
-    evaluation.set_mode(training.model, training.criterion, train=False)
     accumulator = make()
-    with torch.no_grad():
+    with evaluation.evaluating(training):
         columns = training.objective.columns
         for targets, outputs in training.batches_of(training.valid):
             rows = outputs if columns is None else columns.join(outputs)

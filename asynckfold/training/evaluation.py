@@ -6,12 +6,14 @@
               └─ figures_of: batches, in order ── loss and accuracy of each batch
                     where the plan scores by batch: no more than a batch of outputs is held
 
-Of a job on several processes, each computes a share of the batches.
+Of a job on several processes, each computes a share of the batches. What the dry run saw an
+evaluation change in the model is restored after each, see `Kept`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise, zip_longest
 from typing import Any
 
@@ -24,8 +26,11 @@ from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MASKS, MULTICLASS, REGRESSION, SEGMENTATION, Objective
+from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.training.model_state import Kept
 from asynckfold.training.precision import outputs_of
+from asynckfold.training.several_optimizers import optimizers_of
 
 
 def loss_and_accuracy(
@@ -158,8 +163,41 @@ def shares(count: int, size: int, ranks: int) -> list[slice]:
     return [slice(low, high) for low, high in pairwise(edges)]
 
 
-def set_mode(model: nn.Module, criterion: Any, *, train: bool) -> None:
-    """Set the mode of model and criterion."""
+def set_mode(model: nn.Module, criterion: Any, optimizer: Any = None, *, train: bool) -> None:
+    """Set the mode of model and criterion, and of optimizers that have one."""
     model.train(train)
     if isinstance(criterion, nn.Module):
         criterion.train(train)
+    for part in filter(has_modes, optimizers_of(optimizer)):
+        part.train() if train else part.eval()
+
+
+def has_modes(optimizer: Any) -> bool:
+    """Whether an optimizer has other weights for evaluation, as schedule-free ones do.
+
+    See Defazio et al. 2024, arXiv:2405.15682.
+    """
+    return all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+
+
+@contextmanager
+def evaluating(training: Any) -> Iterator[None]:
+    """Leave a job in evaluation mode, and its model as it was."""
+    set_mode(training.model, training.criterion, training.optimizer, train=False)
+    kept = kept_of(training.bundle.plan, training.task.job, training.model)
+    try:
+        # Not inference_mode: a tensor that the model keeps from it could not be trained with later.
+        with torch.no_grad():
+            yield
+    finally:
+        kept.restore()
+
+
+def kept_of(plan: Plan, job: Job, model: nn.Module) -> Kept:
+    """Return the buffers of a job's model, to be restored, where an evaluation changes them."""
+    return Kept(model, needed=plan.recipe.get("settings", {}).get(kept_key(job.model), False))
+
+
+def kept_key(model: str) -> str:
+    """Return under which name of its settings a plan says that an evaluation changes a model."""
+    return f"{model}: restored after evaluation"

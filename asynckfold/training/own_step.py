@@ -134,7 +134,7 @@ class OwnStep:
         precision: str,
         clip_grad_norm: float | None = None,
     ) -> None:
-        self._function, self._precision = function, precision
+        self.function, self._precision = function, precision
         optimizers = optimizers_of(optimizer)
         self.is_several = len(optimizers) > 1
         self.state = StepState(optimizers, criterion, device, precision, clip_grad_norm)
@@ -149,7 +149,7 @@ class OwnStep:
         state.epoch, state.batch_index, state.backwards = epoch, batch_index, 0
         state.measures = {}
         with autocast(state.device, self._precision):
-            found = self._function(model, batch, state)
+            found = self.function(model, batch, state)
         loss = parsed("training_step", found, state, differentiable=not self.is_several)
         assert loss is not None
         return loss.float() if loss.dtype is AUTOCAST.get(self._precision) else loss

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asynckfold.training.evaluation import evaluating
 from asynckfold.training.own_step import StepError, StepState, autocast, parsed
 
 
@@ -87,7 +88,8 @@ def measured(training: Any, valid_loss: float) -> tuple[float, dict[str, float]]
             yield (inputs, training.data.asked_of(targets)), len(targets)
             training.heartbeat.beat()
 
-    loss = own.loss(training.model, batches(), training.epoch)
+    with evaluating(training):
+        loss = own.loss(training.model, batches(), training.epoch)
     return valid_loss if loss is None else loss, own.found
 
 

@@ -24,7 +24,7 @@ from asynckfold.jobs.messages import RunEvent, Started, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import epoch_scores, gradients, setup, training_run
+from asynckfold.training import epoch_scores, evaluation, gradients, setup, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer
 from asynckfold.training.fusion.group import FusionGroup
@@ -123,7 +123,7 @@ def _fused_steps(group: FusionGroup) -> Iterator[Callable[[], object]]:
 def _steps(training: training_run.Training) -> Iterator[Callable[[], object]]:
     """Repeat the steps of the first epoch."""
     training.order_samples()
-    training.model.train()
+    evaluation.set_mode(training.model, training.criterion, training.optimizer, train=True)
 
     def step(batch: int) -> object:
         return gradients.training_step(training, *training.samples_of(batch))

@@ -32,7 +32,7 @@ from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.evaluation import right, set_mode
+from asynckfold.training.evaluation import kept_of, right, set_mode
 from asynckfold.training.fold_criterion import criterion_for
 from asynckfold.training.gradients import update
 from asynckfold.training.isolation.guard import isolated
@@ -198,6 +198,10 @@ class _Loop:
         )
         self.valid_loader = DataLoader(Subset(eval_view, self.fold.valid.tolist()), plan.batch_size)
 
+    def set_mode(self, *, train: bool) -> None:
+        """Set the mode of all that has one."""
+        set_mode(self.model, self.criterion, self.optimizer, train=train)
+
     def train_loader(self, epoch: int) -> DataLoader[Any]:
         """Seed an epoch (from 0) as the sweep does; return its batches in the sweep's order."""
         seeding.seed_all(seeding.epoch_seed(self.job.seed, epoch))
@@ -253,13 +257,15 @@ class _Loop:
 
     def evaluate(self, loader: DataLoader[Any]) -> tuple[float, list[Judged]]:
         """Return the mean loss, and targets with predictions."""
-        set_mode(self.model, self.criterion, train=False)
+        self.set_mode(train=False)
+        kept = kept_of(self.plan, self.job, self.model)
         total, counted, judged = 0.0, 0.0, []
         for inputs, targets in loader:
             loss, count, right = self.score(inputs, targets)
             total += loss
             counted += count
             judged.append((targets, right))
+        kept.restore()
         return total / counted if counted else 0.0, judged
 
 
@@ -306,7 +312,7 @@ def _train(
     judged: list[Judged] = []
     began = reported = time.perf_counter()
     for epoch in range(loop.params.epochs):
-        set_mode(loop.model, loop.criterion, train=True)
+        loop.set_mode(train=True)
         loss, count = 0.0, 0.0
         loader, batch = iter(loop.train_loader(epoch)), 0
         while step := list(itertools.islice(loader, loop.params.accumulate)):
@@ -344,9 +350,9 @@ def _batch_seconds(
 ) -> tuple[float, float]:
     """Seconds of a batch in training and in evaluation."""
     loop = _Loop(bundle, job, data, device)
-    set_mode(loop.model, loop.criterion, train=True)
+    loop.set_mode(train=True)
     train = _per_batch(loop.train_loader(0), lambda batch: loop.step([batch]), stop)
-    set_mode(loop.model, loop.criterion, train=False)
+    loop.set_mode(train=False)
     return train, _per_batch(loop.valid_loader, lambda batch: loop.score(*batch), stop)
 
 

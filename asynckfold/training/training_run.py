@@ -195,7 +195,7 @@ class Training:
             self.random = None
         if self.batch == 0:
             seeding.seed_all(seeding.epoch_seed(self.task.job.seed, self.epoch))
-        evaluation.set_mode(self.model, self.criterion, train=True)
+        evaluation.set_mode(self.model, self.criterion, self.optimizer, train=True)
 
     def order_samples(self) -> None:
         """Begin or continue an epoch, without touching the generators."""
@@ -288,6 +288,8 @@ class Training:
             seen |= {"train_loss": item.train_loss, "lr": item.lr}
             logged = self.callbacks.end_epoch(item.number, seen)
             item = replace(item, logged={**item.logged, **logged})
+            # A callback may leave another mode; what is saved at the end must be what was scored.
+            evaluation.set_mode(self.model, self.criterion, self.optimizer, train=False)
         self.record_epoch(item, started, report)
         if self.ended and self.callbacks is not None and self.callbacks.end():
             score_again(self)
@@ -443,6 +445,10 @@ class Training:
         """Continue from what `state_dict` returned."""
         self.model.load_state_dict(tree["model"])
         if tree["optimizer"] is not None:
+            # Optimizers that have modes may keep the present one outside of their state: it is that
+            # of an evaluation at the end of an epoch. Without a state, they switch no weights.
+            is_amid = tree["batch"] > 0
+            evaluation.set_mode(self.model, self.criterion, self.optimizer, train=is_amid)
             self.load_optimizer(tree["optimizer"])
         self.lr_schedule.load_state_dict(tree["lr_schedule"])
         if isinstance(criterion := as_given(self.criterion), nn.Module):

@@ -49,7 +49,7 @@ def be_stopped() -> None:
 class Hangs(Tiny):
     """Hangs in the third batch of its training, if nobody did before.
 
-    The dry run of the candidates takes two steps at most.
+    The dry run of the candidates takes two steps at most on more than 8 samples.
     """
 
     def __init__(self, how: Callable[[], None], marker: Path) -> None:
@@ -57,7 +57,7 @@ class Hangs(Tiny):
         self.how, self.marker, self.steps = how, marker, 0
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.steps += self.training
+        self.steps += self.training and len(inputs) > 8
         if self.steps == 3 and first(self.marker):
             self.how()
         return super().forward(inputs)
@@ -155,7 +155,7 @@ class HangsAgain(Hangs):
         super().__init__(how, Path())
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.steps += self.training
+        self.steps += self.training and len(inputs) > 8
         if self.steps == 3:
             self.how()
         return Tiny.forward(self, inputs)

@@ -207,7 +207,7 @@ def test_a_run_that_cannot_yield_is_refused(root: Path) -> None:
 
 
 class Waits(Tiny):
-    """Goes on after its fourth batch once somebody was asked to pause; a dry run takes two."""
+    """Goes on after its fourth batch once somebody was asked to pause; a dry run takes three."""
 
     def __init__(self, marker: Path) -> None:
         super().__init__()

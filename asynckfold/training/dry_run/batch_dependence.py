@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 from asynckfold.data.transforms import tensors_in
 from asynckfold.training import seeding
 from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.model_state import Kept
 from asynckfold.training.precision import outputs_of
 
 APART = {"fp32": 1e-3, "bf16": 5e-2}
@@ -39,11 +40,14 @@ def evaluation_depends_on(
     inputs: torch.Tensor,
     precision: str = "fp32",
     batch: Callable[[torch.Tensor], Any] = _as_it_is,
+    *,
+    changes: bool = False,
 ) -> str:
     """Say what else the outputs in evaluation depend on; empty if only on their samples.
 
     Evaluates a copy of the model again with another seed, in halves of the batch, and in reverse
-    order. `batch` makes the model's inputs of what are samples here.
+    order. `batch` makes the model's inputs of what are samples here; `changes`: an evaluation
+    changes the model, and restores it.
 
     Examples
     --------
@@ -57,10 +61,12 @@ def evaluation_depends_on(
     try:
         with seeding.preserved(), torch.no_grad():
             twin = copied(model).eval()
+            kept = Kept(twin, needed=changes)
 
             def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
                 seeding.seed_all(seed)
                 outputs = outputs_of(twin, batch(part.clone()), precision)
+                kept.restore()
                 if isinstance(outputs, list) and len(outputs) == len(part):
                     return pad_sequence([_row(sample) for sample in outputs], batch_first=True)
                 parts = [item.double().reshape(len(item), -1) for item in tensors_in(outputs)]

@@ -36,6 +36,7 @@ from asynckfold.training.dry_run import (
     schedule_fit,
 )
 from asynckfold.training.dry_run.batch_dependence import evaluation_depends_on
+from asynckfold.training.dry_run.checkpoint_trial import CheckpointTrial, Live
 from asynckfold.training.dry_run.checks import Refused, first_line
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.misfit import criterion_misfit, making, misfit
@@ -90,7 +91,7 @@ class CandidateTrial:
             )
         self.criterion = copy.deepcopy(recipe.criterion)
         with making(f"opt_fn must make an optimizer for model {name}"):
-            self.optimizer = self._optimizer()
+            self.optimizer = self._optimizer(self.model, self.criterion)
         checks.check_optimizer_kind(self.optimizer, recipe)
         self.unscheduled = schedule_fit.unscheduled(self.optimizer)
         with making(f"LR schedule {schedule} must be made for the optimizer of model {name}"):
@@ -118,20 +119,29 @@ class CandidateTrial:
                 "It gets an array of numbers, one row for each sample, without column names.",
             ) from error
         self.inputs, self.targets = self.seen.train(self.first_rows, 0, 0)
-        self.own = own_step(
-            recipe,
-            plan.params,
-            self.optimizer,
-            self.criterion,
-            self.targets.device,
-            plan.params.precision_on_cores,
-        )
+        self.again: Live | None = None
+        self.changed_in_evaluation: list[str] = []
+        self.live = self._live(self.model, self.optimizer, self.criterion)
+        self.own = self.live.own
         self.last_is_target = data.last_is_target
         self.way = self._way_of_call()
 
-    def _optimizer(self) -> Any:
-        make = opt_fn_for(self.bundle.recipe, self.schedule, self.criterion)
-        return with_fused_kernel(make, self.model)
+    def _optimizer(self, model: nn.Module, criterion: Any) -> Any:
+        return with_fused_kernel(opt_fn_for(self.bundle.recipe, self.schedule, criterion), model)
+
+    def _live(self, model: nn.Module, optimizer: Any, criterion: Any) -> Live:
+        """Return live objects with a step of the user's own."""
+        recipe, params = self.bundle.recipe, self.bundle.plan.params
+        device = self.targets.device
+        own = own_step(recipe, params, optimizer, criterion, device, params.precision_on_cores)
+        return Live(model, optimizer, criterion, own)
+
+    def _made(self) -> Live:
+        """Return a new model, and what belongs to it; the same each time."""
+        seeding.seed_all(self.bundle.folds[0].index)
+        model = self.bundle.recipe.models[self.name]()
+        criterion = copy.deepcopy(self.bundle.recipe.criterion)
+        return self._live(model, self._optimizer(model, criterion), criterion)
 
     def _way_of_call(self) -> str:
         """Return how the model gets several inputs; empty for one tensor."""
@@ -158,6 +168,11 @@ class CandidateTrial:
             received, remedy = error.args
             rule = f"model {self.name} must take the inputs {kinds_text(self.inputs)}"
             raise Refused(rule, received, remedy) from error
+
+    def _new(self) -> Live:
+        """Return what `check_model` made, or the same once more."""
+        new, self.again = self.again, None
+        return new or self._made()
 
     def _batch(self, rows: torch.Tensor) -> Any:
         return self.seen.train(rows, 0, 0)[0]
@@ -202,8 +217,8 @@ class CandidateTrial:
     def check_model(self) -> None:
         """Refuse a factory that returns one model twice."""
         with seeding.preserved():
-            again = self.bundle.recipe.models[self.name]()
-        checks.check_new(self.name, self.model, again)
+            self.again = self._made()
+        checks.check_new(self.name, self.model, self.again.model)
 
     def check_stepped_optimizer(self) -> None:
         """Refuse an optimizer, after a step, whose state fits no checkpoint or no trainer."""
@@ -240,10 +255,11 @@ class CandidateTrial:
         if self.bundle.recipe.fit_fn is not None:
             self._own_loop()
             return time.perf_counter() - started
+        self.live.set_mode(train=True)
         if self.own:
-            own_step_trial.step(self.own, self.model.train(), self._given_batch())
+            own_step_trial.step(self.own, self.model, self._given_batch())
             return time.perf_counter() - started
-        outputs = self._fitting_outputs(self.model.train())
+        outputs = self._fitting_outputs(self.model)
         if not isinstance(outputs, torch.Tensor):
             checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
             self._see_evaluation(output_samples)
@@ -274,6 +290,42 @@ class CandidateTrial:
         if not isinstance(self.optimizer, torch.optim.LBFGS):
             gradients.take_step(self.optimizer, backward)
         return time.perf_counter() - started
+
+    def check_checkpoint(self) -> None:
+        """Refuse what a checkpoint would lose; note what an evaluation changes."""
+        precision = self.bundle.plan.params.precision_on_cores
+        inputs, targets = self.seen.train(self.first_rows[:REPLICA_BATCH], 0, 0)
+
+        def step(live: Live) -> torch.Tensor:
+            if live.own:
+                batch = inputs, self.seen.asked_of(targets)
+                return own_step_trial.step(live.own, live.model, batch)
+
+            def backward() -> torch.Tensor:
+                live.optimizer.zero_grad()
+                outputs = outputs_of(live.model, inputs, precision)
+                loss: torch.Tensor = live.criterion(outputs, targets)
+                loss.backward()  # type: ignore[no-untyped-call]
+                return loss
+
+            loss = backward()
+            if not isinstance(live.optimizer, torch.optim.LBFGS):
+                gradients.take_step(live.optimizer, backward)
+            return loss
+
+        trial = CheckpointTrial(
+            self.name,
+            self._new,
+            lambda model: outputs_of(model, inputs, precision),
+            step if self.bundle.recipe.fit_fn is None else None,
+        )
+        try:
+            self.changed_in_evaluation = trial.check(self.live)
+        except Refused:
+            raise
+        except Exception:  # noqa: BLE001
+            # A model that does not take fewer samples gets no verdict here.
+            return
 
     def check_callbacks(self) -> None:
         """Refuse callbacks that break a rule."""
@@ -324,10 +376,9 @@ class CandidateTrial:
     def _own_loop(self) -> None:
         """Run the user's loop for one batch, and compare its bits with those of the first run."""
         recipe, plan = self.bundle.recipe, self.bundle.plan
-        seeding.seed_all(self.bundle.folds[0].index)
-        self.model = recipe.models[self.name]()
-        self.criterion = copy.deepcopy(recipe.criterion)
-        self.optimizer = self._optimizer()
+        self.live = self._made()
+        self.model, self.optimizer = self.live.model, self.live.optimizer
+        self.criterion = self.live.criterion
         spec = recipe.lr_schedules[self.schedule]
         schedule = lr_schedules.make(spec, self.optimizer, plan.params.epochs)
         batch, device = mapped(torch.clone, self._given_batch()), self.targets.device
@@ -452,18 +503,29 @@ class CandidateTrial:
     def notes(self) -> Iterator[str]:
         """Yield what preprocessing loses, and what scores depend on besides the samples."""
         yield from filter(None, self.data_notes)
-        precision = self.bundle.plan.params.precision_on_cores
+        precision, changed = self.bundle.plan.params.precision_on_cores, self.changed_in_evaluation
         if self.way:
             collates = self.seen.collation is not None
             text = structure(self.inputs) if collates else kinds_text(self.inputs, samples=True)
             yield f"model {self.name} gets its inputs {self.way}: {text}"
             found = evaluation_depends_on(
-                self.model, self.first_rows[:REPLICA_BATCH], precision, self._batch
+                self.model,
+                self.first_rows[:REPLICA_BATCH],
+                precision,
+                self._batch,
+                changes=bool(changed),
             )
         else:
-            found = evaluation_depends_on(self.model, self.inputs[:REPLICA_BATCH], precision)
+            inputs = self.inputs[:REPLICA_BATCH]
+            found = evaluation_depends_on(self.model, inputs, precision, changes=bool(changed))
         if found:
             yield f"model {self.name}: {found}"
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            yield (
+                f"model {self.name}: its evaluation changes {', '.join(changed[:3])}{more}, which "
+                "each evaluation restores, so that nothing of the held-out fold stays in the model"
+            )
 
     def why_not_channels_last(self) -> str:
         """Return why the model is not trained channels last; empty if it is."""

@@ -16,6 +16,7 @@ from asynckfold.jobs.objective import BINARY, SEGMENTATION
 from asynckfold.planning import fusion_groups
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.evaluation import has_modes
 from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.gradients import needs_closure
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
@@ -127,7 +128,8 @@ def check_storable(what: str, owner: Any) -> None:
         raise Refused(
             "checkpoints must be able to hold the whole state of a job",
             str(error),
-            f"Leave that out of state_dict() of the {what}, or keep it as tensors or numbers.",
+            f"Leave that out of state_dict() of the {what}, as by persistent=False for a buffer "
+            "that stays as it is, or keep it as dense tensors or numbers.",
         ) from error
 
 
@@ -371,6 +373,13 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
     params, kind = bundle.plan.params, type(optimizer).__name__
     if params.processes == 1:
         return
+    if params.trainer != "allreduce" and has_modes(optimizer):
+        raise Refused(
+            "processes that each step their own optimizer need one with the same weights in "
+            "training and evaluation",
+            f"trainer={params.trainer!r}, and {kind}, which has train() and eval()",
+            "Pass trainer='allreduce', where one optimizer steps for all, or processes=1.",
+        )
     tensors_only = "shared_state=True" if params.shared_state else ""
     tensors_only = "trainer='averaging'" if params.trainer == "averaging" else tensors_only
     # In allreduce one optimizer steps for all processes.

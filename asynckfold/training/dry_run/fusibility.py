@@ -20,6 +20,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
 from asynckfold.training.dry_run.criterion_trial import with_criterion
+from asynckfold.training.evaluation import has_modes
 from asynckfold.training.fold_criterion import trained_parameters
 from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion import (
@@ -59,6 +60,7 @@ def on_gpu(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Fus
     try:
         with isolated(patches=True) as traces:
             trial = CandidateTrial(with_criterion(bundle, data), data, job.model, job.lr_schedule)
+            trial.check_checkpoint()
             if refusal := _unfit(trial):
                 return Fusibility(refusal)
             found = _compared(trial, device, bundle.plan.params.precision)
@@ -92,6 +94,10 @@ def _unfit(trial: CandidateTrial) -> str:
         return "each step takes the mean gradient of several batches"
     if trial.bundle.plan.params.precision == "fp16":
         return "in float16, each job scales its own losses"
+    if has_modes(trial.optimizer):
+        return "its optimizer has other weights for evaluation"
+    if trial.changed_in_evaluation:
+        return "its evaluation changes it, and restores it"
     if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):
         return "its candidates have optimizers of different kinds"
     return ""

@@ -22,8 +22,8 @@ from asynckfold.training.own_step import (
 from asynckfold.training.own_validation import OwnValidation, joined
 
 
-def step(own: OwnStep, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Train on the batch; refuse a step that breaks a rule."""
+def step(own: OwnStep, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Train on the batch; return the loss. Refuse a step that breaks a rule."""
     state, stepped = own.state, []
     for optimizer in state.optimizers:
         optimizer.zero_grad()
@@ -37,7 +37,7 @@ def step(own: OwnStep, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor
             raise Refused(*error.args) from error
     if own.is_several:
         _check_several(state.backwards, len(stepped))
-        return
+        return loss
     _check_untouched(state, stepped)
 
     def backward(loss: torch.Tensor | None = None) -> torch.Tensor:
@@ -49,6 +49,7 @@ def step(own: OwnStep, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor
     backward(loss)
     if not isinstance(state.optimizer, torch.optim.LBFGS):
         take_step(state.optimizer, backward)
+    return loss
 
 
 def validate(

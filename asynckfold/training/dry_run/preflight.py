@@ -33,6 +33,7 @@ from asynckfold.training.dry_run import (
 )
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.checks import Refused, TooFewOutputs
+from asynckfold.training.evaluation import kept_key
 from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS
@@ -91,16 +92,19 @@ def check(
                         facts.step_seconds[name] = dry.step_seconds(facts.output_samples)
                         dry.check_learning()
                         dry.check_criterion()
+                        checks.check_storable(f"model {name}", dry.model)
+                        checks.check_storable("criterion", recipe.criterion)
+                        dry.check_stepped_optimizer()
+                        dry.check_checkpoint()
+                        if dry.changed_in_evaluation:
+                            settings[kept_key(name)] = True
                         facts.measured[name] = dry.measured()
                         dry.check_callbacks()
                         sums = sums or dry.criterion_sums()
                         dry.check_parts(sums)
                         facts.memory[name] = dry.memory()
                         facts.weights[name] = sum(item.nbytes for item in dry.model.parameters())
-                        checks.check_storable(f"model {name}", dry.model)
-                        dry.check_stepped_optimizer()
                         stepped.add(type(dry.optimizer))
-                        checks.check_storable("criterion", recipe.criterion)
                         checks.check_servable(bundle, dry.model)
                         checks.check_pretraining(bundle, name, dry.model)
                         checks.check_normalisation(bundle, name, dry.model)
@@ -119,6 +123,7 @@ def check(
                         dry.check_model()
                         dry.step_seconds({})
                         dry.check_stepped_optimizer()
+                        dry.check_checkpoint()
             except Refused as refused:
                 problems[refused.args] = None
                 facts.refused.update(dict.fromkeys(concerned, _told(*refused.args)))

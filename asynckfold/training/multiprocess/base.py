@@ -163,6 +163,7 @@ class MultiprocessTraining(Training):
     def _evaluation_of_share(self, order: _Evaluate) -> Any:
         self.catch_up()
         evaluation.set_mode(self.model, self.criterion, train=False)
+        kept = evaluation.kept_of(self.bundle.plan, self.task.job, self.model)
         try:
             part = order.indices[self._share_of(order.indices)]
             with torch.no_grad():
@@ -175,6 +176,8 @@ class MultiprocessTraining(Training):
                     return frozen(evaluation.figures_of(batches, self.criterion, self.objective))
                 return frozen(evaluation.outputs_on(*way, self.objective.columns))
         finally:
+            # Where ranks share the buffers, rank 0 restores them once all others have answered.
+            kept.restore()
             evaluation.set_mode(self.model, self.criterion, train=True)
 
     def begin(self, epoch: int, step: int) -> None:

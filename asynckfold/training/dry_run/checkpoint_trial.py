@@ -1,0 +1,216 @@
+"""Whether checkpoints and `results.model` have all that training changes.
+
+::
+
+    trained ─ evaluation ─ checkpoint ───── next step ─ evaluation
+                 │             │                  the same loss, weights, outputs?
+                 │             └─► new objects ─ next step ─ evaluation
+                 └─ buffers that it changes
+
+What changes without consequence, such as an attention map kept for a plot, is allowed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from asynckfold.data.transforms import tensors_in
+from asynckfold.training import seeding
+from asynckfold.training.dry_run.checks import Refused
+from asynckfold.training.dry_run.fingerprints import tensors_of
+from asynckfold.training.evaluation import set_mode
+from asynckfold.training.fold_criterion import as_given
+from asynckfold.training.fused_optimizers import follow_parameters
+from asynckfold.training.model_state import Kept, same
+from asynckfold.training.own_step import OwnStep
+from asynckfold.training.several_optimizers import optimizers_of
+from asynckfold.training.side_effects import attributes, describe
+
+MOST_BYTES = 1 << 30
+"""Weights of a larger model are not stepped twice, which would take twice the memory of a job."""
+
+_OF_TORCH = {*vars(torch.optim.SGD([torch.zeros(1)])), "step", "_opt_called"}
+"""Attributes of every optimizer; LR schedules add the last two."""
+
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    """The live objects of a job."""
+
+    model: nn.Module
+    optimizer: Any
+    criterion: Any
+    own: OwnStep | None
+
+    def set_mode(self, *, train: bool) -> None:
+        """Set the mode of all that has one."""
+        set_mode(self.model, self.criterion, self.optimizer, train=train)
+
+
+@dataclass(frozen=True, eq=False)
+class CheckpointTrial:
+    """Compares a trained model with a new one that loads its checkpoint.
+
+    Parameters
+    ----------
+    name : str
+        Of the model.
+    make : callable
+        Returns new objects, with the same seed each time.
+    evaluate : callable
+        Model → its outputs on a batch.
+    step : callable or None
+        Takes a training step, and returns its loss; None where the user's own loop does.
+    """
+
+    name: str
+    make: Callable[[], Live]
+    evaluate: Callable[[nn.Module], Any]
+    step: Callable[[Live], torch.Tensor] | None
+
+    def check(self, trained: Live) -> list[str]:
+        """Return the names of what an evaluation changes in a trained model, which is restored.
+
+        Raises
+        ------
+        Refused
+            The new model differs from the trained one.
+        """
+        with seeding.preserved():
+            kept = Kept(trained.model)
+            self._outputs(trained)
+            if changed := kept.changed():
+                kept.restore()
+            what = self._difference(trained)
+            if what and self._repeats():
+                self._refuse(what, trained)
+        return changed
+
+    def _difference(self, trained: Live) -> str:
+        """Say in what new objects with the checkpoint differ; empty if in nothing."""
+        new = self._loaded(trained)
+        size = sum(item.nbytes for item in trained.model.parameters())
+        if size <= MOST_BYTES and not _equal(self._stepped(trained), self._stepped(new)):
+            return "its next training step differs"
+        same_outputs = _equal(self._outputs(trained), self._outputs(new))
+        return "" if same_outputs else "its evaluation differs"
+
+    def _outputs(self, live: Live) -> list[torch.Tensor]:
+        live.set_mode(train=False)
+        seeding.seed_all(0)
+        with torch.no_grad():
+            return list(tensors_in(self.evaluate(live.model)))
+
+    def _stepped(self, live: Live) -> list[torch.Tensor]:
+        """Take a step, if there is one; return the loss, and the tensors of the model."""
+        if self.step is None:
+            return []
+        live.set_mode(train=True)
+        seeding.seed_all(1)
+        return [self.step(live).detach(), *tensors_of(live.model).values()]
+
+    def _loaded(self, trained: Live) -> Live:
+        """Return new objects that loaded what a checkpoint of the trained ones would hold."""
+        new, what = self.make(), f"model {self.name}"
+        # As the trained ones.
+        new.set_mode(train=False)
+        try:
+            new.model.load_state_dict(trained.model.state_dict())
+            what = "optimizer"
+            # Torch keeps the tensors that it loads.
+            new.optimizer.load_state_dict(copy.deepcopy(trained.optimizer.state_dict()))
+            for part in optimizers_of(new.optimizer):
+                follow_parameters(part)
+            what = "criterion"
+            criterion = as_given(new.criterion)
+            if isinstance(criterion, nn.Module):
+                criterion.load_state_dict(as_given(trained.criterion).state_dict())
+        except Exception as error:
+            raise Refused(
+                f"a new {what} must take the state_dict() of a trained one",
+                " ".join(str(error).split())[:300],
+                "Give each buffer its shape in __init__; register one that each forward computes "
+                "anew with persistent=False.",
+            ) from error
+        return new
+
+    def _repeats(self) -> bool:
+        """Whether two new models are trained and evaluated to the same bits."""
+        one, other = self.make(), self.make()
+        same_step = _equal(self._stepped(one), self._stepped(other))
+        return same_step and _equal(self._outputs(one), self._outputs(other))
+
+    def _refuse(self, what: str, trained: Live) -> None:
+        """Refuse a difference for which there is a name."""
+        if self.step is not None:
+            # That of a checkpoint before the next step.
+            trained = self.make()
+            self._stepped(trained)
+            self._outputs(trained)
+        lost = list(_lost(trained, self._loaded(trained)))
+        if not lost:
+            # Other memory may round otherwise.
+            return
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        raise Refused(
+            f"checkpoints and results.model must have all that training changes in model "
+            f"{self.name}",
+            f"after a step, saved and loaded into a new model, which lacks {', '.join(lost[:3])}"
+            f"{more}, {what}",
+            "Keep it in the state_dict() of model or criterion: in a persistent buffer, or by "
+            "get_extra_state() and set_extra_state(); an optimizer, in its param_groups.",
+        )
+
+
+def _equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
+    return len(one) == len(other) and all(map(same, one, other))
+
+
+def _lost(trained: Live, new: Live) -> Iterator[str]:
+    """Name what differs between trained objects and those that loaded their checkpoint."""
+    for (where, mine), (_, theirs) in zip(_parts(trained), _parts(new), strict=False):
+        yield from (f"{name} of {where}" for name in _differing(mine, theirs))
+
+
+def _parts(live: Live) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each part, and what it holds outside of its ``state_dict``."""
+    for path, module in live.model.named_modules():
+        yield describe(path, module), _unsaved(module)
+    criterion = as_given(live.criterion)
+    for part in criterion.modules() if isinstance(criterion, nn.Module) else [criterion]:
+        yield "the criterion", _unsaved(part)
+    for part in optimizers_of(live.optimizer):
+        yield (
+            "the optimizer",
+            {
+                name: value
+                for name, value in vars(part).items()
+                if name not in _OF_TORCH and not name.startswith("_asynckfold")
+            },
+        )
+    if live.own:
+        yield "the training_step", _unsaved(live.own.function)
+
+
+def _unsaved(owner: Any) -> dict[str, Any]:
+    if not isinstance(owner, nn.Module):
+        return dict(getattr(owner, "__dict__", {}))
+    buffers = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
+    return attributes(owner) | buffers
+
+
+def _differing(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
+    for name in {**mine, **theirs}:
+        # What cannot be pickled may be what differs.
+        equal = False
+        with contextlib.suppress(Exception):
+            equal = same(mine.get(name), theirs.get(name))
+        if not equal:
+            yield name
