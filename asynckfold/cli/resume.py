@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from asynckfold.cli.flags import flags, imports_user_code
 from asynckfold.cli.output import Output
@@ -45,7 +46,7 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
     with open_run(parsed.directory, parsed.problems) as store:
         about = store.about
     words, stored = parse_stored(about)
-    refuse(_trust_problems(words, stored, root, str(about.get("folder", ""))))
+    refuse(_trust_problems(words, stored, root, about))
     assert stored is not None
     stored.root, stored.line, stored.resume = parsed.directory, words, "must"
     stored.json, stored.verbose, stored.quiet = parsed.json, parsed.verbose, parsed.quiet
@@ -54,13 +55,14 @@ def resume(parsed: argparse.Namespace, out: Output) -> int:
 
 
 def _trust_problems(
-    words: list[str], stored: argparse.Namespace | None, root: Path, folder: str
+    words: list[str], stored: argparse.Namespace | None, root: Path, about: Mapping[str, Any]
 ) -> Iterator[Problem]:
     """Yield what the stored command names that a run's folder is not trusted with."""
     named = "" if stored is None else ", ".join(_untrusted(stored))
     if stored is not None and not named:
         return
-    place, line = Path(folder), words
+    folder, line = str(about.get("folder", "")), words
+    place, origin = Path(folder), "command" if "command" in about else "script"
     if stored is not None and (place / (stored.root or "")).resolve() != root.resolve():
         line = with_root(words, str(root.resolve()))  # the folder was moved
     cd = "" if place.resolve() == Path.cwd() else f"cd {shlex.quote(folder)} && "
@@ -68,10 +70,11 @@ def _trust_problems(
     yield Problem(
         "a run's folder is never trusted to name code, files or hosts, and resume continues runs "
         "of built-in models and data only",
-        named or (f"a run of {shlex.join(['asynckfold', *words])}" if words else "a script's run"),
+        named
+        or (f"a run of {shlex.join(['asynckfold', *words])}" if words else f"a run of a {origin}"),
         f"Run that same {shown}{shlex.join(['asynckfold', *line])}"
         if words
-        else "Run that same script again: it continues the run.",
+        else f"Run that same {origin} again: it continues the run.",
     )
 
 
