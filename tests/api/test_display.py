@@ -319,8 +319,8 @@ def test_ctrl_c_takes_no_cursor_away(monkeypatch: pytest.MonkeyPatch, hidden: bo
 
 def test_names_are_no_markup() -> None:
     stream = io.StringIO()
-    drive(Display(2, stream), make_plan(models=("[red]x[/red]",)))
-    assert "[red]x[/red]/step/fold-0" in stream.getvalue()
+    drive(Display(2, stream), make_plan(models=("[red]x[red]",)))
+    assert "[red]x[red]/step/fold-0" in stream.getvalue()
 
 
 def test_a_reader_that_goes_away_stops_nothing() -> None:

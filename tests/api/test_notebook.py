@@ -118,8 +118,8 @@ def test_a_warning_outside_a_sweep_is_an_output_that_is_not_red(
 
 
 def test_names_are_inert(output: Output) -> None:
-    drive(Display(2), make_plan(models=("<script>x</script>",)))
-    assert "<script>x</script>/step/fold-0" in output.text
+    drive(Display(2), make_plan(models=("<script>x<script>",)))
+    assert "<script>x<script>/step/fold-0" in output.text
     assert "<script>" not in output.states[-1][HTML]
     assert "&lt;script&gt;" in output.states[-1][HTML]
 

@@ -228,7 +228,7 @@ def test_without_a_gpu_all_that_is_wrong_is_told_at_once(root: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "params", "told"),
     [
-        ({"trainer": "plain", "processes": 1}, {"accumulate": 2}, "accumulate applies to"),
+        ({"trainer": "averaging"}, {"accumulate": 2}, "accumulate applies to"),
         ({"trainer": "hogwild"}, {"steps_per_round": 2}, "steps_per_round applies to"),
         ({"trainer": "averaging", "shared_state": True}, {}, "shared_state applies to"),
         ({"trainer": "averaging"}, {"steps_per_round": 0}, "steps_per_round must be a whole"),

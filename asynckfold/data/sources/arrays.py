@@ -116,7 +116,7 @@ class Arrays:
         if greatest == 1:
             rule, remedy = "images in X must be 0 to 255", "Multiply X by 255."
             problems.append(Problem(rule, "0 and 1, of which 255 makes 0 and 0.0039", remedy))
-        elif greatest < DARK:
+        elif 0 < greatest < DARK:
             notes.append(
                 f"the greatest number in X is {greatest}, and 255 is white: if {greatest} is, "
                 f"multiply X by 255 / {greatest}"
