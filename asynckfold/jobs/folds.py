@@ -86,8 +86,6 @@ def _last_part(rows: Indices, share: float, groups: npt.NDArray[Any] | None) -> 
     units = np.arange(len(rows)) if groups is None else np.unique(groups, return_inverse=True)[1]
     ends = np.zeros(units.max() + 1, np.int64)
     np.maximum.at(ends, units, rows)
-    if len(ends) < 2:
-        raise ValueError("it cannot be divided")
     last = np.argsort(ends)[-_count_of(len(ends), share) :]
     part: Indices = rows[np.isin(units, last)]
     return part
@@ -218,6 +216,9 @@ def with_inner_valid(
                 if ordered
                 else rows[_inner_part(len(rows), share, labels, members, seed)]
             )
+            # Not every version of scikit-learn raises.
+            if not 0 < len(inner) < len(rows):
+                raise ValueError("it cannot be divided")
             found.append(replace(fold, inner_valid=np.sort(inner)))
         except ValueError as error:
             where = f"{_name(fold.repeat, fold.index)}, {len(rows)} samples"

@@ -181,7 +181,7 @@ def test_cross_entropy_takes_rows_of_probabilities(tmp_path: Path) -> None:
         assert last[fold.index] == pytest.approx(float(loss), rel=1e-5)
     # Probabilities are compared with probabilities.
     assert np.allclose(made.ensemble().predict(X).sum(1), 1)
-    right = [r2_score(data[1][f.valid], outputs[f.valid].softmax(1)) for f in made.folds]
+    right = [r2_score(data[1][f.valid], outputs[f.valid].softmax(1).numpy()) for f in made.folds]
     assert made.to_frame("fold").r2.tolist() == pytest.approx(right, rel=1e-5)
     assert "Choose another, such as 'r2'." in refused(
         tmp_path / "accuracy", data, nn.CrossEntropyLoss(), scoring="accuracy"

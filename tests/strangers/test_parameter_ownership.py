@@ -231,7 +231,7 @@ def test_best_weights_are_those_of_the_criterion_too(tmp_path: Path) -> None:
     found = called(tmp_path, *listed(), callbacks=[best, Noting()])
     rows = found.to_frame("epoch").query("fold == 0")
     kept = float(found.state_dict(of="criterion")["log_variance"][0])
-    assert rows.first.iloc[0] == kept != rows.first.iloc[-1]
+    assert rows["first"].iloc[0] == kept != rows["first"].iloc[-1]
 
 
 def test_allreduce_trains_the_criterion(tmp_path: Path) -> None:

@@ -104,10 +104,13 @@ def test_after_sigterm_a_script_has_its_exit_code() -> None:
 
 def printed(act: Any, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Return what a script prints that ends by an error."""
+    before, sys.excepthook = sys.excepthook, sys.__excepthook__
     try:
         act()
     except Exception as error:  # noqa: BLE001
         sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.excepthook = before
     return capsys.readouterr().err.splitlines()
 
 

@@ -310,6 +310,8 @@ def _frame(path: Path, head: Head, texts: Sequence[int], only: Sequence[int] | N
         dtype=dict.fromkeys(texts, str),
         na_values=list(MISSING),
         low_memory=False,
+        # The default of pandas 2 may miss the last bit; pandas 3 warns of the argument.
+        **({"float_precision": "round_trip"} if pd.__version__ < "3" else {}),
         **_READING,
     )
 

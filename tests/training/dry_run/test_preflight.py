@@ -300,9 +300,9 @@ def test_a_schedule_that_raises_fails_only_its_candidates(tmp_path: Path) -> Non
     ("part", "rule", "received"),
     [
         (
-            {"models": {"m": lambda: nn.Linear(FEATURES, "ten")}},
+            {"models": {"m": lambda: nn.Linear(FEATURES)}},
             "the factory of model m must return a torch.nn.Module",
-            "TypeError: empty()",
+            "TypeError: Linear.__init__() missing 1 required positional argument: 'out_features'",
         ),
         (
             {"opt_fn": lambda model: optim.Adam(model.parameters(), rate=1e-3)},

@@ -22,7 +22,7 @@ from tests.training.tiny import Noisy, Plain, Tiny
 
 CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "dtype": (lambda: torch.set_default_dtype(torch.float64), torch.get_default_dtype),
-    "device": (lambda: torch.set_default_device("meta"), torch.get_default_device),
+    "device": (lambda: torch.set_default_device("meta"), lambda: torch.empty(0).device),
     "threads": (lambda: torch.set_num_threads(2), torch.get_num_threads),
     "gradients": (lambda: torch.set_grad_enabled(False), torch.is_grad_enabled),
     "anomaly": (lambda: torch.set_anomaly_enabled(True), torch.is_anomaly_enabled),
