@@ -56,7 +56,7 @@ def device_mode() -> Any:
 
 
 def default_device() -> torch.device:
-    """Return what `torch.get_default_device` does; torch 2.6 raises there after a reset."""
+    """Return what `torch.get_default_device` does; torch 2.7 raises there after a reset."""
     try:
         return torch.get_default_device()
     except AttributeError:
@@ -64,7 +64,7 @@ def default_device() -> torch.device:
 
 
 def saved_tensors_hooks() -> Any:
-    """Return the innermost pair of hooks for saved tensors, or None; torch 2.6 cannot tell."""
+    """Return the innermost pair of hooks for saved tensors, or None."""
     return _top_saved_tensors_hooks(True)
 
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.backends.opt_einsum  # which torch 2.6 does not import itself
+import torch.backends.opt_einsum  # which torch 2.7 does not import itself
 
 from asynckfold.training import torch_internals
 
