@@ -15,14 +15,8 @@ from types import MappingProxyType
 from torch import nn
 
 from asynckfold.errors import Problem, refuse
-from asynckfold.models.alexnet import AlexNet
-from asynckfold.models.dbn import DBN
-from asynckfold.models.lenet import LeNet
-from asynckfold.models.lenet5 import LeNet5
-from asynckfold.models.mlp import MLP
-from asynckfold.models.mobilenet import MobileNet
-from asynckfold.models.rbm import RBM, Pretraining
-from asynckfold.models.vgg import VGG
+from asynckfold.models.dbn import DBN, RBM, Pretraining
+from asynckfold.models.networks import MLP, VGG, AlexNet, LeNet, LeNet5, MobileNet
 
 __all__ = [
     "ARCHITECTURES",

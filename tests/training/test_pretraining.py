@@ -19,8 +19,8 @@ from asynckfold import AsyncKFold, RunStore
 from asynckfold.jobs.messages import CheckpointWritten, Noted
 from asynckfold.jobs.result import Result, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.models import DBN, Pretraining, rbm
-from asynckfold.models.rbm import alone
+from asynckfold.models import DBN, Pretraining
+from asynckfold.models import dbn as dbn_module
 from asynckfold.results.report.page import _records
 from asynckfold.training import checkpoint
 from asynckfold.training.pretraining import has_pretraining
@@ -181,10 +181,10 @@ def test_processes_of_a_job_share_pretraining_that_accepts_summing(tmp_path: Pat
 
     class Shared(DBN):
         def pretrain(
-            self, inputs: Any, generator: Any, report: Any = None, summing: Any = alone
+            self, inputs: Any, generator: Any, report: Any = None, summing: Any = None
         ) -> Any:
-            met.append(summing is not alone)
-            with mock.patch.object(rbm, "LEAST_ROWS", 1):
+            met.append(summing is not None)
+            with mock.patch.object(dbn_module, "LEAST_ROWS", 1):
                 return super().pretrain(inputs, generator, report, summing)
 
     def stages(name: str, **given: Any) -> list[Any]:
@@ -244,16 +244,14 @@ class Mortal(DBN):
         super().__init__(*given, **more)
         self.doom = doom
 
-    def pretrain(
-        self, inputs: Any, generator: Any, report: Any = None, summing: Any = alone
-    ) -> Any:
+    def pretrain(self, inputs: Any, generator: Any, report: Any = None, summing: Any = None) -> Any:
         def told(*item: Any) -> None:
             report(*item)
             if item[:2] == ("layer 2", 1) and self.doom.exists():
                 self.doom.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        with mock.patch.object(rbm, "LEAST_ROWS", 1):
+        with mock.patch.object(dbn_module, "LEAST_ROWS", 1):
             return super().pretrain(inputs, generator, told, summing)
 
 

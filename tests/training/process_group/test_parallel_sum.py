@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from asynckfold.errors import WorkerDiedError
-from asynckfold.models import RBM, Pretraining
-from asynckfold.models import rbm as rbms
+from asynckfold.models import RBM, Pretraining, dbn
 from asynckfold.training.process_group.parallel_sum import ParallelSum
 from tests.leftovers import descendants
 
@@ -62,17 +61,17 @@ def test_what_a_part_raises_is_raised_here_and_nobody_stays() -> None:
 
 @pytest.fixture
 def _any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rbms, "LEAST_ROWS", 1)
+    monkeypatch.setattr(dbn, "LEAST_ROWS", 1)
 
 
-def fitted(visible: str, by: rbms.Summing, seed: int = 0) -> tuple[RBM, list[Any]]:
+def fitted(visible: str, summing: dbn.Summing | None, seed: int = 0) -> tuple[RBM, list[Any]]:
     """An RBM after some epochs of batches of 7, the last of which has one sample."""
     generator = torch.Generator().manual_seed(seed)
     samples = torch.rand(60, 6, generator=generator, dtype=torch.float64)
     rbm = RBM(6, 4, visible, generator).double()
     how = Pretraining(epochs=3, lr=0.1, gaussian_lr=0.01, k=2, batch_size=7)
     told: list[Any] = []
-    rbm.fit(samples[:50], samples[50:], how, generator, lambda *item: told.append(item), by)
+    rbm.fit(samples[:50], samples[50:], how, generator, lambda *item: told.append(item), summing)
     return rbm, [(epoch, dict(found)) for epoch, found in told]
 
 
@@ -81,7 +80,7 @@ def fitted(visible: str, by: rbms.Summing, seed: int = 0) -> tuple[RBM, list[Any
 @pytest.mark.parametrize("visible", ["binary", "gaussian"])
 def test_several_take_the_steps_of_one_to_rounding(visible: str, processes: int) -> None:
     (one, told), (several, heard) = (
-        fitted(visible, rbms.alone),
+        fitted(visible, None),
         fitted(visible, ParallelSum(processes)),
     )
     torch.testing.assert_close(several.state_dict(), one.state_dict())
@@ -92,7 +91,7 @@ def test_several_take_the_steps_of_one_to_rounding(visible: str, processes: int)
     assert all(torch.equal(again.state_dict()[name], value)
                for name, value in several.state_dict().items())  # fmt: skip
     # The draws matter: with others it ends elsewhere.
-    other, _ = fitted(visible, rbms.alone, seed=1)
+    other, _ = fitted(visible, None, seed=1)
     assert not torch.allclose(other.weight, one.weight)
 
 
@@ -103,7 +102,7 @@ def test_several_take_the_steps_of_one_to_rounding(visible: str, processes: int)
 def test_only_batches_that_are_worth_it_are_divided(
     monkeypatch: pytest.MonkeyPatch, samples: int, batch_size: int, several: bool
 ) -> None:
-    monkeypatch.setattr(rbms, "LEAST_ROWS", 10)
+    monkeypatch.setattr(dbn, "LEAST_ROWS", 10)
     met: list[int] = []
 
     class Noting(ParallelSum):
@@ -120,11 +119,11 @@ def test_only_batches_that_are_worth_it_are_divided(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_drawn_is_what_torch_would_draw(dtype: torch.dtype) -> None:
-    rows = rbms._Rows(0, 7, 7)
+    rows = dbn._Rows(0, 7, 7)
     one, other = (torch.Generator().manual_seed(3) for _ in range(2))
     for _ in range(3):
         mean = torch.rand(7, 5, dtype=dtype)
-        found = rows.chosen(mean, one)
+        found = rows.binary(mean, one)
         assert found.dtype == dtype
         if dtype == torch.float32:
             assert torch.equal(found, torch.bernoulli(mean, generator=other))
