@@ -134,8 +134,7 @@ def _suffices(known: Baseline, wanted: str, done: Sequence[Job]) -> bool:
     """
     if known.kind == wanted + "d" and known.is_disturbed and not known.is_run_disturbed:
         return False
-    timed = known.seconds_by_job
-    is_whole = not timed or all(job.id in timed for job in done)
+    is_whole = all(job.id in known.seconds_by_job for job in done)
     return is_whole and (known.kind == "measured" or wanted == "estimate")
 
 

@@ -120,11 +120,9 @@ class Planned:
         return plan.with_threads(self.choice.threads, self.choice.last_threads)
 
     def _code(self) -> dict[str, Any]:
-        """Digests of the live objects. A plan without them stays without them."""
-        if self.stored is None:
-            return {"code": self.digest.parts}
-        before = self.stored.recipe.get("code")
-        return {} if before is None else {"code": changes.kept(before, self.digest.parts)}
+        """Digests of the live objects; unchanged parts as the stored plan has them."""
+        before = {} if self.stored is None else self.stored.recipe.get("code", {})
+        return {"code": changes.kept(before, self.digest.parts)}
 
     def why_not_kept(self, most_gib: float) -> str:
         """Return why outputs of held-out samples are not kept, ``""`` where they are."""
@@ -148,14 +146,8 @@ class Planned:
         if self.digest.skipped:
             skipped = "; ".join(self.digest.skipped)
             yield f"a later call will compare only the type of these, or nothing: {skipped}"
-        before = None if self.stored is None else self.stored.recipe.get("code")
-        if self.stored is not None and before is None:
-            yield (
-                "this run was begun before the code of models, transforms and scores was recorded: "
-                "changes since then cannot be detected"
-            )
-        elif before is not None:
-            why = changes.incomparable(before, self.digest.parts)
+        if self.stored is not None:
+            why = changes.incomparable(self.stored.recipe.get("code", {}), self.digest.parts)
             if why:
                 yield f"functions cannot be compared with those of the run: {why}"
 
@@ -402,7 +394,7 @@ def _of_nodes(cluster: RayCluster | None) -> dict[str, str]:
 
 def _check(session: Session, make: Engines, bundle: Any) -> Facts:
     everywhere = make.everything("preflight", 1)
-    # Runs of earlier versions may hold candidates that are refused now.
+    # The run may have been begun with keep_going and hold candidates that are refused without.
     plan = bundle.plan if session.settings.keep_going else session.stored
     spared = {job.candidate for job in plan.jobs} if plan else set()
     return DryRun(make, everywhere, make.allotted, make.max_wait, make.signals, spared)(bundle)

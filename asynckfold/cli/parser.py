@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from asynckfold.cli.config_file import CONFIG, with_config
 from asynckfold.cli.flags import add_flags, flags, groups_of, help_of
 from asynckfold.cli.report import FIGURES
-from asynckfold.cli.run_folder import REMOVED, RUNS, stored_words
+from asynckfold.cli.run_folder import RUNS, stored_words
 from asynckfold.cli.verb_parser import HelpAll, Verb
 from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.system import terminal
@@ -194,7 +194,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parsed = parser.parse_args(words)
     parsed.problems += problems
     # Kept with the run: the command that continues it.
-    parsed.line = [word for word in words if word not in REMOVED]
+    parsed.line = list(words)
     return parsed
 
 

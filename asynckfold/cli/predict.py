@@ -171,9 +171,7 @@ def _model_problems(model: str, models: Any) -> Iterator[Problem]:
 
 def code_problems(plan: Plan, model: str, recipe: Recipe, settings: Settings) -> Iterator[Problem]:
     """Yield a problem if the model or the transforms changed since the weights were trained."""
-    stored, here = plan.recipe.get("code"), of_run(recipe, settings).parts
-    if stored is None:
-        return  # a run of an earlier version
+    stored, here = plan.recipe.get("code", {}), of_run(recipe, settings).parts
     view = "train_transform" if settings.eval_transform is None else "eval_transform"
     wanted = (f"model {model}", "preprocess", view)
     there, now = (

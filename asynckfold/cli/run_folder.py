@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 """Holds the folders of runs that were given none."""
 
-REMOVED = ("--elastic",)
-"""Flags of earlier versions; none of them took a value. Commands with them are still accepted."""
-
 
 @contextmanager
 def own_folder(parsed: argparse.Namespace) -> Iterator[str]:
@@ -119,14 +116,14 @@ def continue_with(words: Sequence[str]) -> str:
 
 
 def without_restart(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command without ``--resume`` and without removed flags.
+    """Yield the words of a command without ``--resume``.
 
     Examples
     --------
-    >>> list(without_restart(["run", "--resume", "never", "-q", "--resume=never", "--elastic"]))
+    >>> list(without_restart(["run", "--resume", "never", "-q", "--resume=never"]))
     ['run', '-q']
     """
-    yield from (word for word in _without("--resume", words) if word not in REMOVED)
+    yield from _without("--resume", words)
 
 
 def _without(flag: str, words: Sequence[str]) -> Iterator[str]:

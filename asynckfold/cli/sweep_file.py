@@ -50,8 +50,6 @@ def sweep_parts(parsed: argparse.Namespace) -> SweepParts:
     InputError
         Unknown names, missing files, flags that do not fit.
     """
-    for flag in parsed.removed:
-        complain(f"{flag} was removed and has no effect")
     if parsed.file and parsed.data:
         rule, received = "a run takes a sweep file or --data", f"{parsed.file} and --data"
         refuse([*parsed.problems, Problem(rule, f"{received} {parsed.data}", "Drop one of them.")])

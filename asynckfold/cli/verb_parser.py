@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from asynckfold.cli.flags import flags, groups_of
-from asynckfold.cli.run_folder import REMOVED
 from asynckfold.errors import InputError, Problem
 
 MOST_GUESSES = 3
@@ -29,8 +28,6 @@ class Verb(argparse.ArgumentParser):
         Adds the flags, once.
     problems : list of Problem
         What is wrong with the line that was parsed last.
-    removed : list of str
-        Flags of that line that have no effect any more.
     """
 
     shows_all = True
@@ -39,7 +36,6 @@ class Verb(argparse.ArgumentParser):
         super().__init__(**words, allow_abbrev=False)
         self.adds: Callable[[Verb], None] | None = None
         self.problems: list[Problem] = []
-        self.removed: list[str] = []
 
     def add_own_flags(self) -> None:
         """Add the flags of the verb, if that was not done yet."""
@@ -53,17 +49,16 @@ class Verb(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse a line; add ``problems`` and ``removed`` to what is returned."""
+        """Parse a line; add ``problems`` to what is returned."""
         if self._subparsers is not None:
             # A verb of verbs: the one below looks at its words.
             return super().parse_known_args(args, namespace)
         self.add_own_flags()
         self.problems.clear()
-        self.removed.clear()
         parsed, rest = super().parse_known_args(list(self._readable(args or ())), namespace)
         for word in rest:
             self._add("there must be no further argument", repr(word), "Leave it out.")
-        parsed.problems, parsed.removed = [*self.problems], [*self.removed]
+        parsed.problems = [*self.problems]
         return parsed, []
 
     def _readable(self, words: Sequence[str]) -> Iterator[str]:
@@ -76,9 +71,6 @@ class Verb(argparse.ArgumentParser):
                 return
             if not _is_flag(word):
                 yield word
-                continue
-            if word in REMOVED:
-                self.removed.append(word)
                 continue
             name, equals, value = word.partition("=")
             # Of letters such as -vq, the first.

@@ -251,17 +251,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
-        found = {**asdict(self), "params": self.params.named}
-        for name in ("channels_last", "last_threads", "objective", "devices", "by_batch"):
-            if not found[name]:
-                # Runs that were begun before there was a choice keep their fingerprint.
-                del found[name]
-        if not self.reacting:
-            del found["reacting"]
-        for name in ("ignore_index", "targets", "outputs") if found.get("objective") else ():
-            if found["objective"][name] in (None, ()):
-                del found["objective"][name]
-        return json.dumps(found, sort_keys=True, separators=(",", ":"))
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -285,25 +275,24 @@ class Plan:
         'batch_size: 32 there, 64 here'
         """
         mine, theirs = (json.loads(json.dumps(asdict(plan))) for plan in (self, other))
-        code = mine["recipe"].pop("code", None), theirs["recipe"].pop("code", None)
-        if None not in code:
-            # Told by name; what else is known of them says less, and differs by a docstring.
-            for plan, name in itertools.product((mine, theirs), ("criterion", "preprocess")):
-                plan["recipe"].pop(name, None)
+        code = mine["recipe"].pop("code", {}), theirs["recipe"].pop("code", {})
+        for recipe, name in itertools.product(
+            (mine["recipe"], theirs["recipe"]), ("criterion", "preprocess")
+        ):
+            recipe.pop(name, None)  # compared by code, which docstrings do not change
         order = ("batch_size", "params", "random_state", "jobs")
         later = ("dataset", "folds", "scoring")
         rest = [*later, *(name for name in mine if name not in (*order, *later))]
-        found = _first(order, mine, theirs)
-        if found is None and None not in code:
-            found = changes.difference(*code, self.candidates)
-        return found or _first(rest, mine, theirs)
+        return (
+            _first(order, mine, theirs)
+            or changes.difference(*code, self.candidates)
+            or _first(rest, mine, theirs)
+        )
 
     def changed_parts(self, other: Plan) -> dict[str, str]:
         """Return what changed in the live objects of `other`, by part."""
-        mine, theirs = self.recipe.get("code"), other.recipe.get("code")
-        if mine is None or theirs is None:
-            return {}
-        return changes.changes(mine, changes.common(mine, theirs))
+        mine = self.recipe.get("code", {})
+        return changes.changes(mine, changes.common(mine, other.recipe.get("code", {})))
 
     def obstacle(self, other: Plan, free: Collection[str] = ()) -> str | None:
         """Name the first thing for which `other` is no continuation of this plan, or None.
@@ -337,8 +326,8 @@ class Plan:
             other,
             jobs=self.jobs,
             recipe={
-                name: _common(name, self.recipe.get(name), other.recipe[name])
-                for name in other.recipe
+                name: _common(name, self.recipe.get(name, {}), value)
+                for name, value in other.recipe.items()
             },
             groups=tuple(group for group in other.groups if mine.intersection(group)),
             channels_last=tuple(
@@ -402,7 +391,7 @@ def _common(part: str, mine: Any, theirs: Any) -> Any:
     """Restrict a larger plan's recipe to the candidates of the smaller one."""
     if part == "code":
         return changes.common(mine, theirs)
-    if part not in _BY_CANDIDATE or mine is None:
+    if part not in _BY_CANDIDATE:
         return theirs
     return {name: value for name, value in theirs.items() if name in mine}
 

@@ -25,7 +25,7 @@ TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
     "threads per job",
 )
 CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
-ELASTIC, DENORMALS = "elastic threads", "denormal numbers"
+DENORMALS = "denormal numbers"
 ARITHMETIC, COLLECTIVES = "asynckfold arithmetic", "collectives"
 NUMERICS, LEFT = "settings of torch", "left in the process"
 NODES = "kinds of processor among the nodes"
@@ -65,7 +65,6 @@ DECISIVE = (
     CPU,
     ENVIRONMENT,
     THREADS,
-    ELASTIC,
     CUDA,
     GPU,
     COLLECTIVES,
@@ -123,11 +122,6 @@ def _one_process(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
         )
 
 
-def _fixed_threads(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
-    if any(item.get(ELASTIC) == "yes" for item in sessions):
-        yield "running jobs took cores that became free (elastic), and threads change bits"
-
-
 def _nothing_left(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
     for session in sessions:
         if session.get(LEFT):
@@ -147,7 +141,6 @@ RULES: tuple[Rule, ...] = (
     _one_software,
     _one_kind_of_node,
     _deterministic_kernels,
-    _fixed_threads,
     _one_process,
     _nothing_left,
 )

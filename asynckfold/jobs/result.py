@@ -57,7 +57,7 @@ class Epoch:
     logged: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data; without `logged` if it is empty, as in earlier versions."""
+        """Return plain data; without `logged` if it is empty."""
         return {name: value for name, value in vars(self).items() if value != {}}
 
 
@@ -169,14 +169,12 @@ class Result:
                         None if value is None else float(value).hex()
                         for value in (item.train_loss, item.valid_loss, item.accuracy, item.lr)
                     ),
-                    # Results that logged nothing keep the digest of earlier versions.
                     *([_hexadecimal(item.logged)] if item.logged else []),
                 ]
                 for item in self.epochs
             ],
         }
         if self.pretraining:
-            # Results without such a stage keep the digest that they had before there was one.
             canonical["pretraining"] = [
                 [item.stage, item.number, _hexadecimal(item.measures)] for item in self.pretraining
             ]
@@ -239,12 +237,11 @@ class Baseline:
         Accuracy of each job in the baseline's own training, by its id; empty for an estimate.
     epochs : Mapping of str to tuple of (float, float)
         By job: the seconds that had passed at the end of each epoch, evaluation included, and its
-        mean training loss. Empty for an estimate, and in runs of earlier versions, which recorded
-        it only for jobs of several processes; so is `class_counts`.
+        mean training loss. Empty for an estimate; so is `class_counts`.
     class_counts : Mapping of str to tuple of (int, int)
         By job: of each class, how many held-out samples were recognised, of how many.
     seconds_by_job : Mapping of str to float
-        Seconds of each job that the loop trained, by its id; empty in runs of earlier versions.
+        Seconds of each job that the loop trained, by its id.
     packed_others : float
         Cores' worth of use by other programs during the packed run; NaN if it is not known.
     cores : int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from operator import mul
 from typing import Any, Literal, get_args
@@ -442,35 +442,14 @@ staleness_aware, steps_per_round, target_loss, trainer.
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is not the default, by name, of the fields that the first plans did not have."""
+        """What differs from the defaults, by name; without `epochs`."""
         values = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
         return {
             name: value
             for name, (value, default) in values.items()
-            if name not in _FIRST and value != default
+            if name != "epochs" and value != default
         }
 
-    @property
-    def named(self) -> dict[str, Any]:
-        """Fields by name. Defaults of later fields are left out: older plans keep their hash."""
-        return {name: value for name, value in asdict(self).items() if name in _FIRST} | (
-            self.options
-        )
-
-
-_FIRST = (
-    "epochs",
-    "save_checkpoint_frequency",
-    "print_frequency",
-    "lr_step",
-    "inner_val",
-    "clip_grad_norm",
-    "eval_batch_size",
-    "trainer",
-    "processes",
-    "shared_state",
-)
-"""The fields of the first plans, which every plan holds."""
 
 KINDS = ("cpu", "gpu")
 """What a process of a job computes on."""

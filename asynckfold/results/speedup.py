@@ -161,9 +161,6 @@ def _serial_seconds(
     done = [job.id for job in jobs if _is_done(results, job.id)]
     if baseline is None or not done:
         return math.nan
-    if not baseline.seconds_by_job:
-        # Runs of earlier versions recorded only the sum.
-        return baseline.by_candidate.get(name, math.nan) if len(done) == len(jobs) else math.nan
     return math.fsum(baseline.seconds_by_job.get(job, math.nan) for job in done)
 
 
@@ -238,9 +235,6 @@ def _equal_work(
             f"{lost} of {len(planned)} jobs did not succeed: the packed time includes what was "
             "spent on them, the serial time does not"
         )
-    if not baseline.seconds_by_job:
-        # Runs of earlier versions recorded only the sum, of all jobs.
-        return (None, why) if lost else (baseline.seconds, "")
     missing = [name for name in done if name not in baseline.seconds_by_job]
     if missing:
         return None, (

@@ -59,8 +59,8 @@ def check_schema(db: sqlite3.Connection, path: Path) -> None:
     written = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
     if written and written[0] != str(FORMAT):
         raise StoreCorruptError(
-            f"{path} has format {one_line(str(written[0])[:60])}, this asynckfold reads format "
-            f"{FORMAT}"
+            f"a run must have format {FORMAT}: {path} has {one_line(str(written[0])[:60])}. "
+            "Use another folder, or resume='never'"
         )
     if found != set(STATEMENTS):
         raise StoreCorruptError(f"{path} is not a run of asynckfold: its tables differ")

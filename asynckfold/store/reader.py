@@ -220,7 +220,7 @@ class RunReader(Closing):
 
     @property
     def interim(self) -> Interim | None:
-        """What the sweep recorded of itself last; None in runs of earlier versions."""
+        """What the sweep recorded of itself last, if anything."""
         text = self.file.meta("interim")
         if text is None:
             return None

@@ -30,8 +30,8 @@ class Attempt:
     ``outcome`` is None while it runs, then ``"ok"``, ``"error"``, ``"diverged"``, ``"died"``,
     ``"timeout"``, ``"cancelled"``, or ``"lost"`` if the whole run was killed. ``cores`` and
     ``threads`` are those of its placement, ``changes`` the cores it was moved to, and when.
-    ``memory`` are the bytes reserved for it (None in runs of the earliest versions), ``waits`` what
-    its job waited for before, the longest first, and ``node`` the name of its node in a cluster.
+    ``memory`` are the bytes reserved for it, ``waits`` what its job waited for before, the longest
+    first, and ``node`` the name of its node in a cluster.
     ``peers`` are the further nodes of a job on several nodes, and its cores there.
     """
 

@@ -439,7 +439,7 @@ def _write_summaries(store: RunStore) -> None:
 
 
 def _replace_summaries(store: RunStore, missing: Sequence[Job]) -> None:
-    """Write the summaries that a crash, or an earlier version, left out."""
+    """Write the summaries that a crash left out."""
     results = store.reader.results() if missing else {}
     for job in missing:
         write_summary(store.root, job, results[job.id])

@@ -288,8 +288,8 @@ class OwnLoop(Training):
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds: the user's state, or the end of the job."""
         if self.done:
-            return {**super().state_dict(), "scores": self.scores}
-        found = {
+            return super().state_dict()
+        return {
             "job": self.task.job.id,
             "plan": self.bundle.plan.fingerprint,
             "epoch": self.epoch,
@@ -300,10 +300,8 @@ class OwnLoop(Training):
             "random": self.random_state(),
             "own": self.saved,
             "scores": self.scores,
+            "pretraining": [vars(item) for item in self.pretraining],
         }
-        if self.pretraining:
-            found["pretraining"] = [vars(item) for item in self.pretraining]
-        return found
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -318,7 +316,7 @@ class OwnLoop(Training):
         self.epochs = [Epoch(**item) for item in tree["epochs"]]
         self.random = tree["random"]
         self.stopwatch.continue_from(tree["seconds"])
-        self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
+        self.pretraining = tuple(StageEpoch(**item) for item in tree["pretraining"])
 
 
 def train(

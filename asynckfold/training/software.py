@@ -33,13 +33,10 @@ from asynckfold.training.process_group.collectives import described
 
 REVISION = "2"
 """Revision of asynckfold's own arithmetic: raise it with every change that gives other bits, as
-another kernel, order of summation, or random draw.
-
-2: gradients of fused convolutions over three channels with AVX-512. 1 was not recorded.
-"""
+another kernel, order of summation, or random draw."""
 
 REVISION_ON_GPUS = "3"
-"""The same where GPUs train. 3: fused kernels of optimizers."""
+"""The same where GPUs train."""
 
 EXTENSIONS = {
     *("sse4_2", "avx", "f16c", "fma", "avx2", "avx_vnni"),

@@ -425,10 +425,9 @@ class Training:
             # A second evaluation may differ: a model may draw random numbers in it.
             "outputs": self.outputs if self.ended else None,
             "score_seconds": self.score_seconds,
+            "pretraining": [vars(item) for item in self.pretraining],
+            "scores": self.scores,
         }
-        # Checkpoints of jobs without pretraining keep the format of earlier versions.
-        if self.pretraining:
-            found["pretraining"] = [vars(item) for item in self.pretraining]
         if self.scaler is not None:
             found["scaler"] = self.scaler.state_dict()
         if self.own_step is not None:
@@ -437,8 +436,6 @@ class Training:
             found["measured"] = self.own_validation.found
         if self.callbacks is not None:
             found["callbacks"] = self.callbacks.state_dict(ended=self.ended)
-        if self.scores:
-            found["scores"] = self.scores
         return found
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
@@ -458,10 +455,9 @@ class Training:
         losses = tree["losses"]
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
         self.random, self.outputs = tree["random"], tree["outputs"]
-        # Checkpoints of earlier versions lack these.
-        self.score_seconds = tree.get("score_seconds", 0.0)
-        self.stopwatch.continue_from(tree.get("seconds", 0.0))
-        self.pretraining = tuple(StageEpoch(**item) for item in tree.get("pretraining", ()))
+        self.score_seconds = tree["score_seconds"]
+        self.stopwatch.continue_from(tree["seconds"])
+        self.pretraining = tuple(StageEpoch(**item) for item in tree["pretraining"])
         if self.scaler is not None:
             self.scaler.load_state_dict(tree["scaler"])
         if self.own_step is not None:
@@ -470,7 +466,7 @@ class Training:
             self.own_validation.found = tree["measured"]
         if self.callbacks is not None:
             self.callbacks.load_state_dict(tree["callbacks"])
-        self.scores = tree.get("scores", {})
+        self.scores = tree["scores"]
 
     def averaged(self) -> Averaged | None:
         """Return what parameter averaging has done so far; None for other trainers."""

@@ -334,7 +334,7 @@ def test_a_model_that_cannot_take_the_samples_is_refused_or_left_out(root: Path)
     assert not root.exists()
     with pytest.raises(InputError, match=refusal):
         kfold(root, keep_going=True)({"wide": models["wide"]}, ["step"], adam, EPOCHS)
-    # A run of an earlier version may hold such a model: it continues without the argument.
+    # The run continues without the argument.
     for attempt, keep_going in ((1, True), (2, False)):
         with pytest.warns(JobsFailedWarning, match=f"3 of 6 jobs failed:\n  3 × model {refusal}"):
             results = kfold(root, keep_going=keep_going)(models, ["step"], adam, EPOCHS)

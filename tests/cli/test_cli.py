@@ -543,9 +543,8 @@ def test_resume_continues_a_built_in_run_from_any_folder(
         db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
         db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
         store.file.write_checksums("attempts", "TRUE")
-        # A run of an earlier version, with a flag that was removed.
         about = store.reader.about
-        about["cli"] += ["--elastic", "--resume", "never"]
+        about["cli"] += ["--resume", "never"]
         with store.file.transaction():
             store.file.put("about", json.dumps(about))
     state = told(capsys, "status", folder)
@@ -554,7 +553,6 @@ def test_resume_continues_a_built_in_run_from_any_folder(
     monkeypatch.chdir(tmp_path)
     assert main(["resume", f"there/{folder}", "--json"]) == 0
     out, err = capsys.readouterr()
-    assert "--elastic was removed and has no effect\n" in err
     found = json.loads(out)
     assert (found["done"], found["pending"]) == (2, 0)
     assert found["fingerprint"] != fingerprint

@@ -104,7 +104,7 @@ def test_status_tells_scores_verdict_and_time_of_a_sweep_that_runs(
     write_run(root, run)
     with RunStore.hold(root) as store:
         found = state_of(store.reader)
-        assert (found["progress"], found["verdict"]) == (None, [])  # an earlier version's run
+        assert (found["progress"], found["verdict"]) == (None, [])  # none was recorded yet
         store.set_interim(Interim(30, 120, 75.0, ("So far, A against B: undecided (p = 0.4).",)))
         store.flush()
         state = told(capsys, "status", root)

@@ -66,13 +66,6 @@ def test_cuda_needs_deterministic_kernels() -> None:
     assert reproducibility_of(plan, [{**HERE, "deterministic kernels": "yes"}]).claimed
 
 
-def test_a_run_begun_with_elastic_threads_is_not_reproducible() -> None:
-    elastic = {**HERE, "elastic threads": "yes"}
-    (reason,) = reproducibility_of(PLAN, [elastic]).reasons
-    assert "threads change bits" in reason
-    assert differences(elastic, HERE) == ("elastic threads: yes there, none here",)
-
-
 def test_a_new_reason_is_a_new_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = (*RULES, lambda plan, sessions: iter(["it rained"] if plan.batch_size == 32 else []))
     monkeypatch.setattr("asynckfold.jobs.reproducibility.RULES", rules)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import functools
 import importlib
 import inspect
@@ -919,13 +918,6 @@ def test_candidates_may_be_added_and_those_that_depend_on_a_change_are_named() -
     )
     with pytest.raises(PlanMismatchError, match=r"Undo the change .* resume='never'"):
         refuse_other(Path("run"), grown, edited)
-
-
-def test_a_run_without_recorded_code_continues() -> None:
-    code = _code(net=lambda: nn.Linear(8, 3))
-    assert plan_with(None).obstacle(plan_with(code)) is None
-    other = dataclasses.replace(plan_with(code), batch_size=20)
-    assert plan_with(None).obstacle(other) == "batch_size: 10 there, 20 here"
 
 
 # What workers import by themselves

@@ -149,7 +149,7 @@ def test_a_run_without_a_baseline_shows_no_speedup() -> None:
     )
 
 
-def test_a_baseline_of_an_earlier_version_counts_if_all_jobs_are_done() -> None:
+def test_a_job_that_diverged_leaves_no_speedup() -> None:
     results = make_results(all_scores(), baseline=QUIET)
     lost = {
         name: replace(item, status="diverged") if name.endswith("fold-1") else item

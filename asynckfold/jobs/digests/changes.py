@@ -104,10 +104,8 @@ def affected(
     )
 
 
-def common(mine: Code | None, theirs: Code) -> dict[str, Mapping[str, str]]:
+def common(mine: Code, theirs: Code) -> dict[str, Mapping[str, str]]:
     """Restrict a larger plan's parts to the models and LR schedules of `mine`."""
-    if mine is None:
-        return dict(theirs)
     return {
         name: value
         for name, value in theirs.items()

@@ -138,7 +138,6 @@ def check(
         "preprocess": None
         if recipe.preprocess is None
         else fingerprints.transformer_text(recipe.preprocess),
-        # Plans of other criteria keep the form that they had in earlier versions.
         **(SUMS if sums else {}),
     }
     return replace(facts, recipe=recorded, problems=tuple(problems), notes=tuple(notes))
