@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from asynckfold.api.planner import Planned
-from asynckfold.api.session import Session, interrupted
+from asynckfold.api.context import Call, interrupted
 from asynckfold.errors import NoRoomError, WorkerDiedError
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.jobs.plan import Job
@@ -23,10 +22,10 @@ from asynckfold.store import Sample
 from asynckfold.sweep.single_task import Sampler, ask
 
 
-def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
-    """Time the ordinary serial loop, unless it is known from an earlier session."""
-    store, make = session.run, planned.make
-    wanted, known = session.settings.baseline, store.reader.baseline
+def time_serial_loop(call: Call) -> None:
+    """Time the ordinary serial loop, unless it is known from an earlier call."""
+    store, make, bundle = call.run, call.make, call.bundle
+    wanted, known = call.settings.baseline, store.reader.baseline
     # Only finished jobs count as work of the packed run.
     finished = store.reader.finished()
     done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
@@ -38,14 +37,14 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
         return
     import torch
 
-    session.display.doing(f"{wanted[:-1]}ing the serial baseline")
+    call.display.doing(f"{wanted[:-1]}ing the serial baseline")
     sampler, begun = Sampler(store, "serial"), store.now()
     work = replace(bundle.plan, jobs=done)
-    ordinary = replace(bundle, plan=work, ordinary=planned.data.ordinary())
+    ordinary = replace(bundle, plan=work, ordinary=call.data.ordinary())
     unfit = sending_problems({"dataset": ordinary.ordinary}) if make.pool else []
     if unfit:
         store.event("baseline", f"there is no serial baseline: {unfit[0]}")
-        session.display.note(f"there is no serial baseline: {unfit[0]}")
+        call.display.note(f"there is no serial baseline: {unfit[0]}")
         return
     with make(ordinary) as engine:
         usual = torch.get_num_threads()
@@ -57,8 +56,8 @@ def time_serial_loop(session: Session, planned: Planned, bundle: Any) -> None:
         if placement.threads < min(usual, len(make.machine.unreserved())):
             store.event("baseline", _fewer_threads_text(placement.threads, usual))
         try:
-            hear = _shown(session, planned, ordinary, placement) if wanted == "measure" else None
-            baseline = ask(engine, placement, make.max_wait, session.signals, sampler, hear)
+            hear = _shown(call, ordinary, placement) if wanted == "measure" else None
+            baseline = ask(engine, placement, make.max_wait, call.signals, sampler, hear)
         except (WorkerDiedError, NoRoomError) as error:
             store.event("baseline", f"the serial baseline could not run: {error}")
             return
@@ -91,11 +90,9 @@ def batches_of(bundle: Any) -> dict[str, int]:
     }
 
 
-def _shown(
-    session: Session, planned: Planned, bundle: Any, placement: Placement
-) -> Callable[[], None]:
+def _shown(call: Call, bundle: Any, placement: Placement) -> Callable[[], None]:
     """Show a bar for the serial loop; return what takes its events."""
-    display, inbox, jobs = session.display, planned.make.inbox, bundle.plan.jobs
+    display, inbox, jobs = call.display, call.make.inbox, bundle.plan.jobs
     before = display.progress.results if display.progress else {}
     # The packed jobs tell how long a job takes, compared with others.
     seconds = {job.id: before[job.id].fit_seconds if job.id in before else 0.0 for job in jobs}

@@ -1,48 +1,44 @@
-"""The arguments of one call, read and checked before anything starts."""
+"""The steps of one call, from its arguments to the results, in the order in which they run.
+
+::
+
+    check ── hold_run ── open_data ── dry_run ── make_plan ─┬─ begin ── training ── Sweep.run
+                                                            └─ look_ahead
+
+Each step is a function of the `Call`, and adds its results to it. `AsyncKFold` calls them one after
+another.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import queue
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from asynckfold.api import lightning_modules
+from asynckfold.api import lightning_modules, planner, reading, score_checks
 from asynckfold.api.arguments import Settings
+from asynckfold.api.call_checks import (
+    argument_problems,
+    data_problems,
+    joblib_problems,
+    read_trainer_params,
+)
+from asynckfold.api.context import Call, software_of
 from asynckfold.api.refit import refit_problems
-from asynckfold.engines import joblib_backend, ray_address
-from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.argument import one_line
+from asynckfold.engines import warm_pool
+from asynckfold.engines.process import preloads
+from asynckfold.errors import refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.criteria import is_factory
-from asynckfold.jobs.digests.ownership import sent_by_value
-from asynckfold.jobs.grid import Grid, Parts, make_grid
-from asynckfold.jobs.recipe import (
-    Recipe,
-    named_lr_schedules,
-    named_models,
-    sending_problems,
-)
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.system.machine import resolve_n_jobs
+from asynckfold.jobs.digests.run import of_run
+from asynckfold.jobs.grid import Parts, make_grid
+from asynckfold.jobs.recipe import Recipe, named_lr_schedules, named_models
 
 
-@dataclass(frozen=True, eq=False)
-class Call:
-    """What a call asks for: settings, live objects, parameters, notes, and when it came."""
-
-    settings: Settings
-    recipe: Recipe
-    grid: Grid
-    params: TrainerParams
-    trainer_params: Mapping[str, Any] | None
-    notes: tuple[str, ...]
-    started: float
-
-
-def read_call(
+def check(
     settings: Settings,
     models: Any,
     schedulers: Any,
@@ -59,75 +55,29 @@ def read_call(
         All problems, those of labels and folds among them.
     """
     started = time.monotonic()
-    named, problems, notes = named_models(models)
     is_configured = lightning_modules.are_meant(schedulers, opt_fn)
-    lr_schedules, more = named_lr_schedules(
-        lightning_modules.schedulers() if is_configured else schedulers
-    )
-    problems += more
-    params = TrainerParams()
-    if trainer_params is not None and not isinstance(trainer_params, Mapping):
-        problems.append(
-            Problem(
-                "trainer_params must be a dict",
-                repr(trainer_params)[:80],
-                "Pass for instance {'epochs': 2}.",
-            )
-        )
-    else:
-        try:
-            params = _on_devices(
-                settings,
-                TrainerParams.from_mapping({**settings.trainer_params, **(trainer_params or {})}),
-            )
-        except InputError as error:
-            problems += error.problems
+    params, bad_params = read_trainer_params(settings, trainer_params)
     if is_configured:
+        schedulers = lightning_modules.schedulers()
         opt_fn = lightning_modules.opt_fn(params.epochs)
-    if settings.engine == "joblib":
-        found, told = joblib_backend.checked(resolve_n_jobs(settings.n_jobs, settings.cores()[0]))
-        problems += found
-        notes = [*notes, *told]
-    if settings.engine == "ray":
-        problems += ray_address.checked(settings.ray_address)
-    problems += _process_problems(settings, params)
-    problems += _opt_fn_problems(opt_fn)
-    given = Parts(named, lr_schedules, opt_fn)
-    grid, more, told = make_grid(given, grid_params, n_iter, settings.random_state)
-    problems += more
-    notes = [*notes, *told]
+    named, problems, notes = named_models(models)
+    lr_schedules, bad_schedules = named_lr_schedules(schedulers)
+    parts = Parts(named, lr_schedules, opt_fn)
+    grid, bad_grid, drawn = make_grid(parts, grid_params, n_iter, settings.random_state)
+    problems += [*bad_schedules, *bad_params, *bad_grid]
     if is_configured and not problems:
         taken = lightning_modules.with_steps(settings, grid.models, params, trainer_params)
         settings, params = taken.settings, taken.params
         problems += taken.problems
     elif settings.training_step is None and settings.fit_fn is None:
         notes += lightning_modules.notes(named)
-    problems += settings.own_training_problems(params)
-    problems += settings.sampling_problems(params)
-    if not more:
+    if not bad_grid:
         pairs = grid.pairs or itertools.product(named, lr_schedules)
         problems += refit_problems(settings, [candidate_name(*pair) for pair in pairs])
-    parts = {
-        **{f"model {name}": model for name, model in named.items()},
-        **{f"scheduler {name}": schedule for name, schedule in lr_schedules.items()},
-        **{f"params {name}": values for name, values in grid.options.items()},
-        "opt_fn": opt_fn,
-        "criterion": settings.criterion,
-        "training_step": settings.training_step,
-        "validation_step": settings.validation_step,
-        "fit_fn": settings.fit_fn,
-        **{f"callbacks[{at}]": item for at, item in enumerate(settings.called_back)},
-        "preprocess": settings.preprocess,
-        "train_transform": settings.train_transform,
-        "eval_transform": settings.eval_transform,
-        "collate_fn": settings.collate_fn,
-        "sampler": settings.sampler,
-    }
-    if settings.engine != "serial":
-        with sent_by_value() if settings.engine == "ray" else nullcontext():
-            problems += sending_problems(parts)
+    bad_backend, about_backend = joblib_problems(settings)
+    problems += [*bad_backend, *argument_problems(settings, params, parts, grid)]
     if problems:
-        refuse([*problems, *_data_problems(settings)])
+        refuse([*problems, *data_problems(settings)])
     from asynckfold.training.losses import NoLoss
 
     recipe = Recipe(
@@ -145,82 +95,69 @@ def read_call(
         optimizers=grid.optimizers,
         pairs=grid.pairs,
     )
-    return Call(settings, recipe, grid, params, trainer_params, tuple(notes), started)
+    notes += [*drawn, *about_backend]
+    return Call(settings, params, trainer_params, recipe, grid, notes, started)
 
 
-def _on_devices(settings: Settings, params: TrainerParams) -> TrainerParams:
-    """Give each process of allreduce a GPU where `devices` names GPUs only."""
-    if params.trainer == "allreduce" and params.processes > 1 and settings.names_gpus_only:
-        return replace(params, gpu_processes=params.processes)
-    return params
+def open_data(call: Call) -> None:
+    """Start the pool, read the data and divide them; they stay open until the call ends.
+
+    Raises
+    ------
+    InputError
+        The data cannot be read, divided or scored.
+    """
+    from asynckfold.training.isolation.guard import open_autocast
+
+    refuse(open_autocast())
+    settings, keep = call.settings, call.stack.enter_context
+    # First: the user's code may change what it refers to.
+    call.digest = of_run(call.recipe, settings)
+    lend = functools.cache(lambda: keep(warm_pool.lent(settings.nice, call.digest.modules)))
+    if settings.engine == "process":
+        call.pool = lend()
+        call.is_fresh = not call.pool.workers
+    elif settings.engine == "ray":
+        call.display.doing("starting Ray")
+        call.cluster = keep(reading.cluster_of(call))
+    call.display.doing("reading the data")
+    # The samples are read by workers of this machine, whoever trains.
+    readers = reading.readers_of(settings, call.machine, lend, call.signals, call.display)
+    data = keep(reading.prepared(settings, call.machine, readers))
+    keep(call.signals.noted())
+    call.folds = reading.folds_of(settings, data)
+    call.data = reading.with_leaks_noted(settings, data, call.folds)
+    call.samples = data.checked
 
 
-def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Problem]:
-    """Yield why a job cannot train with several processes here."""
-    count = params.processes
-    if params.processes_per_node is not None and settings.engine != "ray":
-        yield Problem(
-            "processes_per_node spreads a job over the nodes of engine='ray'",
-            f"processes_per_node={params.processes_per_node}, engine={settings.engine!r}",
-            "Pass engine='ray', or leave processes_per_node out.",
-        )
-    if count == 1:
-        return
-    cores = settings.cores()[0]
-    if count > cores and settings.trains_here:
-        yield Problem(
-            "processes must not exceed the cores that this process may use",
-            f"{count} processes on {cores} {'core' if cores == 1 else 'cores'}",
-            f"Pass processes={cores} or less.",
-        )
-    if settings.threads_per_job not in ("auto", 1):
-        yield Problem(
-            "each of several processes of a job has one thread",
-            f"threads_per_job={settings.threads_per_job!r}",
-            "Leave threads_per_job out.",
-        )
-    if settings.batch_size == "full" and params.trainer != "allreduce":
-        yield Problem(
-            "batch_size='full' takes all samples of the training fold in one step, and each "
-            f"process of {params.trainer} has only some of them",
-            f"processes={count}",
-            "Pass trainer='allreduce', processes=1, or a number as batch_size.",
-        )
-    if settings.engine not in ("process", "ray"):
-        name = "engine" if settings.parallelize else "parallelize"
-        yield Problem(
-            "processes > 1 requires worker processes",
-            settings.asked_engine,
-            f"Leave {name} out, or pass processes=1.",
-        )
+def dry_run(call: Call) -> None:
+    """Check every candidate on a few samples, without training.
 
-
-def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
-    ready = isinstance(opt_fn, type) and opt_fn.__module__.startswith("torch.optim")
-    if ready or not callable(opt_fn):
-        name = opt_fn.__name__ if ready else "Adam"
-        yield Problem(
-            "opt_fn must be a function model → optimizer",
-            f"the class {name}" if ready else one_line(opt_fn),
-            f"Write for instance: lambda model: {name}(model.parameters(), lr=1e-3)",
-        )
-
-
-def _data_problems(settings: Settings) -> Sequence[Problem]:
-    """Return what is wrong with labels and folds, as far as a few samples tell."""
-    from asynckfold.data.arrays import by_position
-    from asynckfold.data.dataset import open_source
-    from asynckfold.data.labels import resolve_labels
-
-    try:
-        source = open_source(settings.dataset)
-        given = source.labels
-        if settings.targets is not None:
-            given = by_position(settings.targets, "targets")
-        if given is None or (settings.targets is None and source.rows is not None):
-            return ()
-        labels = resolve_labels(given, None, source.names, settings.known_criterion)
-        settings.divided(len(source), labels)
-    except InputError as error:
-        return error.problems
-    return ()
+    Raises
+    ------
+    InputError
+        The sweep cannot work here, or the run was begun with other software.
+    """
+    settings = call.settings
+    call.bundle, call.make = planner.drafted(call), planner.engines_of(call, queue.SimpleQueue())
+    call.software = software_of(call, call.bundle.plan)
+    # Workers that are there already import what they lack.
+    if call.pool is not None and call.is_fresh:
+        call.pool.preload(preloads(call.bundle, streams=not call.data.held))
+    refuse(planner.misfits(call))
+    call.display.doing("checking the candidates")
+    call.facts = planner.checked_candidates(call)
+    kind = call.data.labels.objective.kind
+    refuse(settings.unmeasured_problems(settings.scoring, call.facts.measured, kind))
+    samples = call.facts.output_samples
+    if score_checks.must_be_numbered(call.data, settings.known_criterion, samples):
+        call.data = call.data.numbered()
+        call.make = replace(call.make, data=call.data)
+        call.bundle = planner.drafted(call)
+        call.facts = planner.checked_candidates(call)
+    draft, notes = score_checks.with_objective(
+        settings, call.bundle.plan, call.data, call.facts.output_samples, call.folds
+    )
+    reacting = tuple(name for name in draft.candidate_names if name in call.facts.reacting)
+    call.bundle = replace(call.bundle, plan=replace(draft, reacting=reacting))
+    call.notes += [*notes, *planner.dry_run_notes(call)]

@@ -1,4 +1,4 @@
-"""Carries out a plan: writes it, trains its jobs, scores them, times the serial loop."""
+"""Carries out a plan: writes it, trains its jobs and scores them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from asynckfold.api import planner
 from asynckfold.api.arguments import Settings
-from asynckfold.api.baseline_timing import batches_of, time_serial_loop
-from asynckfold.api.planner import Planned
+from asynckfold.api.baseline_timing import batches_of
+from asynckfold.api.context import Call, interrupted
 from asynckfold.api.progress import SweepProgress
-from asynckfold.api.session import Session, interrupted
 from asynckfold.errors import StorageError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.reproducibility import CPU, THREADS
 from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
 from asynckfold.planning import workload
+from asynckfold.planning.kept_outputs import why_not_kept
 from asynckfold.results.candidates import candidates
 from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
@@ -48,69 +49,55 @@ StopReason = Callable[[Plan, Mapping[str, Result]], str]
 """(plan, results so far by job) → why the run is to end before its other jobs; "" to go on."""
 
 
-def train(session: Session, planned: Planned, stop_reason: StopReason | None = None) -> None:
-    """Write the plan, train and score its jobs, and time the serial loop."""
-    session.checked.append(planned.data.checked)
-    _begin(session, planned)
-    _log(session, planned)
-    bundle = replace(
-        planned.checked.bundle,
-        plan=session.run.reader.plan,
-        accumulators=planned.accumulators(session.settings),
-    )
-    _sweep(session, planned, bundle, stop_reason)
-    time_serial_loop(session, planned, bundle)
-    session.signals.check()
-
-
-def _begin(session: Session, planned: Planned) -> None:
+def begin(call: Call) -> None:
     """Write the plan; keep an earlier run that makes room for it."""
     from asynckfold.training.checkpoint import save_initial_weights
 
-    settings, store, stored = session.settings, session.run, session.stored
+    settings, store = call.settings, call.run
     # Last, so that a refusal leaves the earlier run where it is.
     is_anew = settings.resume == "never" and store.reader.has_plan
     earlier = store.file.start_over() if is_anew else None
-    given = settings.about
-    store.begin(
-        planned.plan,
-        planned.work.folds,
-        planned.data.targets,
-        {
-            **_about(session.machine, given.get("cli", ())),
-            **given,
-            "decision": planned.choice.to_dict(),
-        },
-        free=settings.free,
-    )
-    if stored is None or "code" in stored.recipe:
-        # Without recorded code, these may differ from the weights that the run began with.
-        save_initial_weights(store.root, session.call.recipe)
+    about = {
+        **_about(call.machine, settings.about.get("cli", ())),
+        **settings.about,
+        "decision": call.choice.to_dict(),
+    }
+    store.begin(call.plan, call.folds, call.data.targets, about, free=settings.free)
+    save_initial_weights(store.root, call.recipe)
     if earlier is not None:
         note = f"the earlier run in {store.root} is kept as {earlier}"
         store.event("plan", note)
-        session.display.note(note)
+        call.display.note(note)
+    _log(call)
+    _fail_refused(call)
+    plan = store.reader.plan
+    call.bundle = replace(call.bundle, plan=plan, accumulators=planner.accumulators(call, plan))
+    requests = workload.requests(call.choice, call.work, call.groups.groups)
+    call.requests, results = requests, list(store.reader.results().values())
+    call.display.doing("")
+    publish = _Publisher(store, call.folds)
+    call.display.begin(plan, requests, results, batches_of(call.bundle), publish=publish)
+    call.is_complete = len(results) == len(plan.jobs)
 
 
-def _log(session: Session, planned: Planned) -> None:
-    settings, store, threads = session.settings, session.run, planned.choice
-    plan, facts = planned.work.plan, planned.work.facts
-    software = planned.checked.software
-    slow = tuple(slow_notes(plan, software))
-    replaced = replaced_notes() if settings.engine != "serial" else ()
+def _log(call: Call) -> None:
+    """Record the notes on the call, and the decisions."""
+    store, threads, plan, facts = call.run, call.choice, call.work.plan, call.facts
     notes = (
-        *filter(None, [session.machine.gpu_note, threads.devices]),
-        *(*network_notes(store.root), *planned.data.notes, *session.call.notes, *planned.notes),
-        *(*facts.notes, *slow, *replaced, *_kept_notes(planned, settings)),
+        *filter(None, [call.machine.gpu_note, threads.devices]),
+        *(*network_notes(store.root), *call.data.notes, *call.notes, *facts.notes),
+        *slow_notes(plan, call.software),
+        *(replaced_notes() if call.settings.engine != "serial" else ()),
+        *_kept_notes(call),
     )
     for note in notes:
         store.event("note", note)
-        session.display.note(note)
+        call.display.note(note)
     for candidate, trace in facts.failures.items():
         store.event("dry-run", trace.strip().splitlines()[-1], candidate)
     logged = {event.text for event in store.reader.events()}
     failed = {model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()}
-    fusing = planned.groups.why
+    fusing = call.groups.why
     for kind, texts in (("probe", failed), ("decision", threads.why), ("fusing", fusing)):
         for model, sentence in texts.items():
             text = f"{model}: {sentence}"
@@ -118,47 +105,39 @@ def _log(session: Session, planned: Planned) -> None:
                 store.event(kind, text)
             is_slower = kind == "decision" and 0 < threads.costs[model].processes_gain < 1
             if kind != "decision" or threads.overturned or is_slower:
-                session.display.note(text, verbose=2 if kind == "fusing" else 1)
-    added = 0 if session.stored is None else len(plan.jobs) - len(session.stored.jobs)
+                call.display.note(text, verbose=2 if kind == "fusing" else 1)
+    added = 0 if call.stored is None else len(plan.jobs) - len(call.stored.jobs)
     if added > 0:
         store.event("plan", f"{added} jobs were added to the plan")
 
 
-def _sweep(session: Session, planned: Planned, bundle: Any, stop_reason: StopReason | None) -> None:
-    """Train the jobs that have no result yet."""
-    settings, store, display = session.settings, session.run, session.display
-    make, plan = planned.make, bundle.plan
-    requests = workload.requests(planned.choice, planned.work, planned.groups.groups)
-    keeps = not planned.why_not_kept(settings.keep_outputs_gib)
-    finish: Finish = _Finish(job_by_id(plan), bundle, planned.data, settings, store.event, keeps)
-    _fail_refused(store, planned)
-    finished = store.reader.results()
+@contextmanager
+def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Sweep]:
+    """Yield what trains the jobs that have no result yet, with its engine started."""
+    settings, store, make, plan = call.settings, call.run, call.make, call.bundle.plan
+    keeps = not _why_not_kept(call)
+    finish: Finish = _Finish(job_by_id(plan), call.bundle, call.data, settings, store.event, keeps)
     if stop_reason is not None:
-        finish = _Watched(finish, plan, dict(finished), stop_reason, session.signals)
+        finish = _Watched(finish, plan, dict(store.reader.results()), stop_reason, call.signals)
         finish.look()
-    display.doing("")
-    publish = _Publisher(store, planned.work.folds)
-    display.begin(plan, requests, list(finished.values()), batches_of(bundle), publish=publish)
-    if len(finished) == len(plan.jobs):
-        return  # a look at a finished run must not lengthen its time
-    store.set_software({THREADS: plan.threads_text, **planned.checked.software})
-    store.packing(time.monotonic() - session.call.started)
+    store.set_software({THREADS: plan.threads_text, **call.software})
+    store.packing(time.monotonic() - call.started)
     try:
-        with make(bundle) as engine:
-            Sweep(
+        with make(call.bundle) as engine:
+            yield Sweep(
                 store,
                 engine,
                 make.inbox,
-                requests,
+                call.requests,
                 finish,
-                display,
-                signals=session.signals,
+                call.display,
+                signals=call.signals,
                 max_wait=make.max_wait,
                 yields=settings.yield_to_others,
-            ).run()
+            )
         achieved = packing_of(store.reader)
         if achieved is not None:
-            display.note(packing_text(achieved), verbose=2)
+            call.display.note(packing_text(achieved), verbose=2)
     except KeyboardInterrupt as interrupt:
         with suppress(StorageError):
             store.event("interrupted", str(interrupt) or "interrupted")
@@ -172,12 +151,12 @@ def _sweep(session: Session, planned: Planned, bundle: Any, stop_reason: StopRea
         store.packing(None)
 
 
-def _fail_refused(store: RunStore, planned: Planned) -> None:
+def _fail_refused(call: Call) -> None:
     """Record the jobs of candidates that break a rule as failed: they never start."""
-    plan, refused = store.reader.plan, planned.checked.facts.refused
+    store, refused = call.run, call.facts.refused
     ended, now = store.reader.finished(), store.now()
     with store.together():
-        for job in plan.jobs:
+        for job in store.reader.plan.jobs:
             if job.candidate in refused and job.id not in ended:
                 error = refused[job.candidate]
                 number = store.start_attempt(job.id, (), 0, "cpu", 0.0)
@@ -305,10 +284,16 @@ def _score_notes(
         yield from (f"{name}: {text}" for text in texts)
 
 
-def _kept_notes(planned: Planned, settings: Settings) -> Iterator[str]:
+def _why_not_kept(call: Call) -> str:
+    """Return why outputs of held-out samples are not kept, ``""`` where they are."""
+    samples, most_gib = call.facts.output_samples, call.settings.keep_outputs_gib
+    return why_not_kept(call.work.plan, call.folds, samples, most_gib)
+
+
+def _kept_notes(call: Call) -> Iterator[str]:
     """Yield that outputs of held-out samples are not kept, and what there is not without them."""
-    if why := planned.why_not_kept(settings.keep_outputs_gib):
-        how = "batch by batch" if planned.work.plan.by_batch else "all the same"
+    if why := _why_not_kept(call):
+        how = "batch by batch" if call.work.plan.by_batch else "all the same"
         yield (
             f"outputs of held-out samples are not kept: {why}; each fold is scored {how}, but "
             "there are no results.oof and no figures of predictions"

@@ -13,15 +13,16 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.call import read_call
+from asynckfold.api.baseline_timing import time_serial_loop
+from asynckfold.api.call import check, dry_run, open_data
+from asynckfold.api.context import Call, hold_run, look_into
 from asynckfold.api.display import Display
-from asynckfold.api.execution import StopReason, train
-from asynckfold.api.open_data import folds_of, open_data, read_alone
+from asynckfold.api.execution import StopReason, begin, training
 from asynckfold.api.pictures import keep_pictures
-from asynckfold.api.planner import dry_run, look_ahead, make_draft, make_plan
+from asynckfold.api.planner import look_ahead, make_draft, make_plan
+from asynckfold.api.reading import folds_of, read_alone
 from asynckfold.api.refit import BEST, chosen, chosen_epochs, on_all_samples
 from asynckfold.api.report import leave_report
-from asynckfold.api.session import Session, hold_run, look_into
 from asynckfold.api.signature import check_call, checked, renamed
 from asynckfold.api.stored_results import load_results, with_models
 from asynckfold.errors import (
@@ -159,53 +160,54 @@ class AsyncKFold:
             call continues. A second signal does not wait for jobs to save themselves. No handler is
             installed outside the main thread, or for a signal that the host handles or ignores.
         """
-        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
-        with leave_report(self.settings), hold_run(call) as session:
-            with session.until_out_of_time():
-                data = open_data(session)
-                checked = dry_run(session, data)
-                planned = make_plan(session, checked)
-                train(session, planned, self._stop_reason)
-                keep_pictures(session.run, data.data)
-            return self._results(session)
+        call = check(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
+        with leave_report(self.settings), hold_run(call):
+            with call.until_out_of_time():
+                open_data(call)
+                dry_run(call)
+                make_plan(call)
+                begin(call)
+                if not call.is_complete:
+                    with training(call, self._stop_reason) as sweep:
+                        sweep.run()
+                time_serial_loop(call)
+                call.signals.check()
+                keep_pictures(call.run, call.data)
+            return self._results(call)
 
-    def _results(self, session: Session) -> CVResults:
+    def _results(self, call: Call) -> CVResults:
         """Read what was recorded, judge failures, and refit the best candidate if asked for."""
-        settings, store = self.settings, session.run
-        found = load_results(store.reader, settings.error_value)
-        results = with_models(found, settings, session.call.recipe, session.checked)
+        settings = self.settings
+        stored = load_results(call.run.reader, settings.error_value)
+        results = with_models(stored, settings, call.recipe, call.samples)
         write_out_of_fold(results)
-        self._judge(results, session.display)
-        if settings.refit and not session.signals.stop_requested():
-            self._refit(session, results)
+        self._judge(results, call.display)
+        if settings.refit and not call.signals.stop_requested():
+            self._refit(call, results)
         return results
 
-    def _refit(self, session: Session, results: CVResults) -> None:
+    def _refit(self, call: Call, results: CVResults) -> None:
         """Train the best candidate, or the one that is named, on all samples."""
-        run = session.run
-        best = chosen(results, self.settings.refit)
+        run, refit = call.run, self.settings.refit
+        best = chosen(results, refit)
         if best is None:
-            asked = self.settings.refit
-            who = "no candidate has" if asked in (True, BEST) else f"{asked} does not have"
+            who = "no candidate has" if refit in (True, BEST) else f"{refit} does not have"
             run.event("refit", f"nothing was refitted: {who} a score on every fold")
             return
         budget = self.settings.time_budget_s
-        left = (
-            None
-            if budget is None
-            else max(0.001, budget - (time.monotonic() - session.call.started))
-        )
-        session.display.note(f"now {best.name} on all {results.n_samples:,} samples")
-        alone, given = copy.copy(self), session.call.grid.given
+        if budget is not None:
+            budget = max(0.001, budget - (time.monotonic() - call.started))
+        call.display.note(f"now {best.name} on all {results.n_samples:,} samples")
+        alone, given = copy.copy(self), call.grid.given
         epochs = chosen_epochs(self.settings, results, best)
-        alone.settings = on_all_samples(self.settings, best, left, epochs)
+        alone.settings = on_all_samples(self.settings, best, budget, epochs)
         try:
-            found = alone(
+            refitted = alone(
                 {(model := base_of(best.model)): given.models[model]},
                 {(schedule := base_of(best.lr_schedule)): given.lr_schedules[schedule]},
                 given.opt_fn,
-                session.call.trainer_params,
-                params=session.call.grid.params_for(values_of(best.model, best.lr_schedule)),
+                call.trainer_params,
+                params=call.grid.params_for(values_of(best.model, best.lr_schedule)),
             )
         except InterruptedRunError as interrupt:
             # Out of time before there was a plan: the results of the folds stay.
@@ -216,11 +218,11 @@ class AsyncKFold:
             text = f"{best.name} failed on all samples; the results of the folds stay"
             run.event("refit", text)
             raise RefitFailedError(f"{text}: {error}") from error
-        if not found.counts["pending"]:
-            place = found.root_dir.relative_to(run.root)
+        if not refitted.counts["pending"]:
+            place = refitted.root_dir.relative_to(run.root)
             text = (
                 f"{best.name} was trained on all {results.n_samples:,} samples in "
-                f"{found.seconds:.1f} s: {place.as_posix()}"
+                f"{refitted.seconds:.1f} s: {place.as_posix()}"
             )
             if text not in {event.text for event in run.reader.events()}:
                 run.event("refit", text)
@@ -245,11 +247,11 @@ class AsyncKFold:
         folds : tuple of Fold
             The samples that would be held out.
         """
-        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
-        machine = self.settings.present_machine()
-        with read_alone(self.settings, machine) as data:
-            folds = folds_of(self.settings, data)
-            return make_draft(call, data, folds, machine), folds
+        call = check(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
+        call.machine = self.settings.present_machine()
+        with read_alone(self.settings, call.machine) as call.data:
+            call.folds = folds_of(self.settings, call.data)
+            return make_draft(call), call.folds
 
     @checked("AsyncKFold.forecast")
     def forecast(
@@ -277,12 +279,12 @@ class AsyncKFold:
         InputError
             As a call would.
         """
-        call = read_call(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
-        with look_into(call) as session:
-            data = open_data(session)
-            checked = dry_run(session, data)
-            planned = make_plan(session, checked)
-            return look_ahead(session, planned)
+        call = check(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
+        with look_into(call):
+            open_data(call)
+            dry_run(call)
+            make_plan(call)
+            return look_ahead(call)
 
     def _judge(self, results: CVResults, display: Display) -> None:
         """Warn of failed jobs, or raise."""

@@ -2,30 +2,24 @@
 
 ::
 
-    open_data ── dry_run ── Checked ── make_plan ── Planned ──┬─ train       carries it out
-                                                              └─ look_ahead  predicts it
+    drafted ── misfits ── checked_candidates ── make_plan ─┬─ the run carries it out
+                                                           └─ look_ahead predicts it
 """
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
-from asynckfold.api.open_data import OpenedData
+from asynckfold.api.context import Call, software_of
 from asynckfold.api.refit import refits
-from asynckfold.api.session import Session, software_of
-from asynckfold.engines.process import preloads
-from asynckfold.engines.ray_cluster import RayCluster
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.accumulator import MakeAccumulator
 from asynckfold.jobs.digests import changes
-from asynckfold.jobs.digests.run import Digest
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.jobs.placement import NOTHING, WORKER_BYTES, Gpu, NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
@@ -49,10 +43,10 @@ from asynckfold.planning.feasibility import (
     span_problems,
 )
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
-from asynckfold.planning.fusion_groups import Fuse, Grouping
+from asynckfold.planning.fusion_groups import Fuse
 from asynckfold.planning.group_choice import group
 from asynckfold.planning.kept_outputs import held_bytes, outputs_problems, why_not_kept
-from asynckfold.planning.workload import Choice, Probe, Workload
+from asynckfold.planning.workload import Probe, Workload
 from asynckfold.results.by_batch import accumulator_of, why_not_by_batch
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
@@ -64,8 +58,7 @@ from asynckfold.sweep.probe import Prober
 from asynckfold.system.machine import Machine, total_memory
 
 if TYPE_CHECKING:
-    from asynckfold.api.call import Call
-    from asynckfold.data.prepare import Prepared
+    pass
 
 
 _DIVIDES_GROUPS = (
@@ -74,151 +67,67 @@ _DIVIDES_GROUPS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Checked:
-    """Candidates after their dry run: what is known of them, and what workers need."""
-
-    bundle: Any
-    facts: Facts
-    folds: tuple[Fold, ...]
-    make: Engines
-    digest: Digest
-    software: dict[str, str]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Planned:
-    """A plan that is decided and not yet written, and what stands ready to carry it out."""
-
-    checked: Checked
-    work: Workload
-    choice: Choice
-    groups: Grouping
-    stored: Plan | None
-
-    @property
-    def make(self) -> Engines:
-        """Makes the engine."""
-        return self.checked.make
-
-    @property
-    def data(self) -> Prepared:
-        """The samples."""
-        return self.checked.make.data
-
-    @property
-    def digest(self) -> Digest:
-        """Of the user's code."""
-        return self.checked.digest
-
-    @property
-    def plan(self) -> Plan:
-        """The plan to write."""
-        recipe = self.work.facts.recipe | self._code()
-        plan = replace(self.work.plan, recipe=recipe, groups=self.groups.groups)
-        return plan.with_threads(self.choice.threads, self.choice.last_threads)
-
-    def _code(self) -> dict[str, Any]:
-        """Digests of the live objects; unchanged parts as the stored plan has them."""
-        before = {} if self.stored is None else self.stored.recipe.get("code", {})
-        return {"code": changes.kept(before, self.digest.parts)}
-
-    def why_not_kept(self, most_gib: float) -> str:
-        """Return why outputs of held-out samples are not kept, ``""`` where they are."""
-        work = self.work
-        return why_not_kept(work.plan, work.folds, work.facts.output_samples, most_gib)
-
-    def accumulators(self, settings: Settings) -> dict[str, MakeAccumulator]:
-        """Return by model what scores outputs by batch; nothing where the plan does not."""
-        plan, measured = self.work.plan, _measured(self.work.facts)
-        return {
-            model: accumulator_of(
-                settings.scoring, plan.objective_of(model), settings.transform, measured
-            )
-            for model in dict.fromkeys(job.model for job in plan.jobs if plan.by_batch)
-        }
-
-    @property
-    def notes(self) -> Iterator[str]:
-        """Notes on outputs, and on objects that cannot be compared between sessions."""
-        yield from self.checked.notes
-        if self.digest.skipped:
-            skipped = "; ".join(self.digest.skipped)
-            yield f"a later call will compare only the type of these, or nothing: {skipped}"
-        if self.stored is not None:
-            why = changes.incomparable(self.stored.recipe.get("code", {}), self.digest.parts)
-            if why:
-                yield f"functions cannot be compared with those of the run: {why}"
-
-
-def dry_run(session: Session, opened: OpenedData) -> Checked:
-    """Check every candidate on a few samples, without training.
-
-    Raises
-    ------
-    InputError
-        The sweep cannot work here, or the run was begun with other software.
-    """
-    from asynckfold.training.process_group.collectives import backend_problems
-
-    settings, data, folds = session.settings, opened.data, opened.folds
-    inbox: Inbox = queue.SimpleQueue()
-    bundle = _drafted(session, data, opened)
-    software = software_of(session, bundle.plan, bundle.backend) | _of_nodes(opened.cluster)
-    make = Engines(
+def engines_of(call: Call, inbox: Inbox) -> Engines:
+    """Return what makes the engine of a call."""
+    settings, params = call.settings, call.params
+    return Engines(
         settings.engine,
-        opened.pool,
-        data,
-        session.machine,
+        call.pool,
+        call.data,
+        call.machine,
         inbox,
-        session.signals,
+        call.signals,
         settings.n_jobs,
-        (settings.threads or 1) * session.call.params.processes,
+        (settings.threads or 1) * params.processes,
         settings.stall_timeout,
         settings.max_wait,
-        opened.cluster,
-        session.call.params.nodes,
-        part_of(session.call.params) if session.call.params.nodes > 1 else NOTHING,
+        call.cluster,
+        params.nodes,
+        part_of(params) if params.nodes > 1 else NOTHING,
     )
-    if settings.engine != "serial" and not data.held:
-        refuse(sending_problems({"dataset": bundle.data}))
-    # Workers that are there already import what they lack.
-    if opened.pool is not None and opened.is_fresh:
-        opened.pool.preload(preloads(bundle, streams=not data.held))
-    found = session.machine.gpus()
-    refuse(
-        [
-            *process_problems(
-                bundle.plan, folds, data.held, settings.devices, found.reason, found.gpus
-            ),
-            *backend_problems(bundle.backend),
-            *node_problems(bundle.plan, {name: s.cores for name, s in make.found_nodes.items()}),
-            *span_problems(bundle.plan.params, make.found_nodes),
-            *part_problems(bundle.plan, folds),
-            *precision_problems(bundle.plan),
-        ]
-    )
-    session.display.doing("checking the candidates")
-    facts = _check(session, make, bundle)
-    kind = data.labels.objective.kind
-    refuse(settings.unmeasured_problems(settings.scoring, facts.measured, kind))
-    if score_checks.must_be_numbered(data, settings.known_criterion, facts.output_samples):
-        data = data.numbered()
-        make = replace(make, data=data)
-        bundle = _drafted(session, data, opened)
-        facts = _check(session, make, bundle)
-    draft, notes = score_checks.with_objective(
-        settings, bundle.plan, data, facts.output_samples, folds
-    )
-    reacting = tuple(name for name in draft.candidate_names if name in facts.reacting)
+
+
+def misfits(call: Call) -> Iterator[Problem]:
+    """Yield why the sweep cannot run on this machine, or on the nodes of the cluster."""
+    from asynckfold.training.process_group.collectives import backend_problems
+
+    plan, make, gpus = call.bundle.plan, call.make, call.machine.gpus()
+    if call.settings.engine != "serial" and not call.data.held:
+        yield from sending_problems({"dataset": call.bundle.data})
+    devices = call.settings.devices
+    yield from process_problems(plan, call.folds, call.data.held, devices, gpus.reason, gpus.gpus)
+    yield from backend_problems(call.bundle.backend)
+    yield from node_problems(plan, {name: s.cores for name, s in make.found_nodes.items()})
+    yield from span_problems(plan.params, make.found_nodes)
+    yield from part_problems(plan, call.folds)
+    yield from precision_problems(plan)
+
+
+def checked_candidates(call: Call) -> Facts:
+    """Run the dry run of all candidates on all cores that are free."""
+    make = call.make
+    # The run may have been begun with keep_going and hold candidates that are refused without.
+    plan = call.bundle.plan if call.settings.keep_going else call.stored
+    spared = {job.candidate for job in plan.jobs} if plan else set()
+    everywhere = make.everything("preflight", 1)
+    return DryRun(make, everywhere, make.allotted, make.max_wait, make.signals, spared)(call.bundle)
+
+
+def dry_run_notes(call: Call) -> Iterator[str]:
+    """Yield notes on LR schedules, and on objects that cannot be compared between sessions."""
+    reacting, settings = call.bundle.plan.reacting, call.settings
     if reacting and settings.groups is not None and settings.inner_valid is None:
-        notes = (*notes, f"{', '.join(reacting)}: {_DIVIDES_GROUPS}")
-    bundle = replace(bundle, plan=replace(draft, reacting=reacting))
-    return Checked(bundle, facts, folds, make, opened.digest, software, notes)
+        yield f"{', '.join(reacting)}: {_DIVIDES_GROUPS}"
+    if call.digest.skipped:
+        skipped = "; ".join(call.digest.skipped)
+        yield f"a later call will compare only the type of these, or nothing: {skipped}"
+    if call.stored is not None:
+        why = changes.incomparable(call.stored.recipe.get("code", {}), call.digest.parts)
+        if why:
+            yield f"functions cannot be compared with those of the run: {why}"
 
 
-def make_plan(session: Session, checked: Checked) -> Planned:
+def make_plan(call: Call) -> None:
     """Choose memory formats, threads and fusion groups; a run that has a plan keeps its own.
 
     Raises
@@ -226,21 +135,20 @@ def make_plan(session: Session, checked: Checked) -> Planned:
     InputError
         There is not enough memory for a model.
     """
-    settings, machine, make = session.settings, session.machine, checked.make
-    stored, folder = session.stored, settings.other_run
+    settings, machine, make = call.settings, call.machine, call.make
+    stored, folder = call.stored, settings.other_run
     taken = None if folder is None else _plan_of(folder)
-    last = memory_format.chosen(checked.bundle.plan, checked.facts.formats, stored or taken)
-    draft = replace(checked.bundle.plan, channels_last=last)
-    checked, draft = _with_outputs(settings, checked, draft, stored or taken)
+    last = memory_format.chosen(call.bundle.plan, call.facts.formats, stored or taken)
+    draft = _with_outputs(call, replace(call.bundle.plan, channels_last=last), stored or taken)
     allowed = settings.kinds(machine, draft.params)
     nodes = make.nodes if "cuda" in allowed else _without_gpus(make.nodes)
     here = min((node.cores for node in nodes), default=make.allotted)
     # A run keeps the nodes that it was planned for, wherever it goes on.
-    nodes = nodes if session.before is None else session.before.nodes
+    nodes = nodes if call.before is None else call.before.nodes
     work = Workload(
         draft,
-        checked.folds,
-        checked.facts,
+        call.folds,
+        call.facts,
         min((node.cores for node in nodes), default=make.allotted),
         identity(machine),
         len(machine.gpus().gpus),
@@ -249,52 +157,45 @@ def make_plan(session: Session, checked: Checked) -> Planned:
         if draft.params.processes > 1
         else None,
     )
-    with make(replace(checked.bundle, plan=draft)) as engine:
-        facts, limit = checked.facts.memory, make.max_wait
+    with make(replace(call.bundle, plan=draft)) as engine:
+        facts, limit = call.facts.memory, make.max_wait
         probers = {
             kind: Prober(
-                engine, replace(draft, device=kind), facts, session.signals, limit, make.inbox
+                engine, replace(draft, device=kind), facts, call.signals, limit, make.inbox
             )
             for kind in allowed
             if make.has_workers and work.cores <= here
         }
         probes = device_choice.Probes(probers, cost_cache.folder())
-        session.display.doing("deciding devices and threads")
+        call.display.doing("deciding devices and threads")
         devices = device_choice.decide(work, allowed, stored or taken, probes)
         work = replace(work, plan=draft.with_devices(devices.kinds))
-        check = FusibilityOnGpu(engine, work.on("cuda").plan, session.signals, limit)
-        work = replace(
-            work, on_gpu=_fusible_on_gpu(session, checked, work, probers.get("cuda"), check)
-        )
-        threads = device_choice.chosen(
-            work, settings.threads, session.before, taken, probes, stored
-        )
+        check = FusibilityOnGpu(engine, work.on("cuda").plan, call.signals, limit)
+        work = replace(work, on_gpu=_fusible_on_gpu(call, work, probers.get("cuda"), check))
+        threads = device_choice.chosen(work, settings.threads, call.before, taken, probes, stored)
     threads = replace(threads, devices=devices.why or threads.devices)
-    bundle = replace(checked.bundle, plan=work.plan)
     gpu_bytes = min((gpu.total for gpu in machine.gpus().gpus), default=0)
     groups = group(work, threads, stored or taken, settings.fuse, machine.max_memory, gpu_bytes)
     threads = foreseen(work, threads, groups)
     expected = {name: cost.memory for name, cost in threads.costs.items()}
     workers = WORKER_BYTES * work.plan.params.processes
     refuse(room_problems(expected, machine.max_memory, workers, groups.widths))
-    checked = replace(checked, bundle=bundle)
+    call.work, call.choice, call.groups = work, threads, groups
+    call.bundle = replace(call.bundle, plan=work.plan)
     if stored is None and work.plan.device != draft.device:
-        software = software_of(session, work.plan, bundle.backend) | _of_nodes(make.cluster)
-        checked = replace(checked, software=software)
-    return Planned(checked, work, threads, groups, stored)
+        call.software = software_of(call, work.plan)
 
 
-def look_ahead(session: Session, planned: Planned) -> Forecast:
+def look_ahead(call: Call) -> Forecast:
     """Return what a run would do; refuse a folder that holds another plan."""
-    stored, settings = planned.stored, session.settings
-    if stored is not None:
-        refuse_other(settings.root, stored, planned.plan, settings.free)
-    return forecast(planned.work, planned.choice, planned.groups)
+    if call.stored is not None:
+        refuse_other(call.settings.root, call.stored, call.plan, call.settings.free)
+    return forecast(call.work, call.choice, call.groups)
 
 
-def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Machine) -> Plan:
+def make_draft(call: Call) -> Plan:
     """Return the plan without what only a dry run tells of the live objects."""
-    settings, recipe = call.settings, call.recipe
+    settings, recipe, data, folds = call.settings, call.recipe, call.data, call.folds
     return Plan(
         jobs_of(recipe.candidates, folds, settings.random_state),
         call.params,
@@ -302,7 +203,7 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
         settings.threads or 1,
         settings.random_state,
         # Kept open until the models are known: then on cores, as in the dry run.
-        "cuda" if settings.kinds(machine, call.params) == ("cuda",) else "cpu",
+        "cuda" if settings.kinds(call.machine, call.params) == ("cuda",) else "cpu",
         score_checks.ranked(settings, resolve(settings.scoring, data.labels.objective)),
         data.fingerprint,
         folds_fingerprint(folds),
@@ -310,39 +211,35 @@ def make_draft(call: Call, data: Prepared, folds: tuple[Fold, ...], machine: Mac
     ).with_objective(data.labels.objective)
 
 
-def _drafted(session: Session, data: Prepared, opened: OpenedData) -> Any:
+def drafted(call: Call) -> Any:
     """Return what workers need, with a plan that knows nothing yet of the live objects."""
     import torch
 
     from asynckfold.training.bundle import Bundle
     from asynckfold.training.isolation import torch_settings
 
-    settings, stored = session.settings, session.stored
-    draft = make_draft(session.call, data, opened.folds, session.machine)
-    if stored is not None and "code" not in stored.recipe:
-        draft = replace(draft, dataset=data.fingerprint_before)
+    settings, data = call.settings, call.data
+    draft = make_draft(call)
     return Bundle(
         draft,
-        opened.folds,
-        session.call.recipe,
+        call.folds,
+        call.recipe,
         data.handle(),
         settings.root.absolute(),
         default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
         deterministic=torch.get_deterministic_debug_mode(),
         numerics=torch_settings.current(),
-        fuse=_asked_to_fuse(settings, draft, stored),
+        fuse=_fuse(settings, draft, call.stored),
         job_timeout_s=settings.job_timeout_s,
         highest=data.labels.highest,
         may_be_numbered=data.labels.may_be_numbered,
-        code=opened.digest.parts if opened.digest.modules else {},
-        backend=collectives_backend(draft.params, _gpus(session, opened.cluster)),
+        code=call.digest.parts if call.digest.modules else {},
+        backend=collectives_backend(draft.params, _gpus(call)),
         refits=refits(settings.refit, draft.candidate_names),
     )
 
 
-def _with_outputs(
-    settings: Settings, checked: Checked, draft: Plan, before: Plan | None
-) -> tuple[Checked, Plan]:
+def _with_outputs(call: Call, draft: Plan, before: Plan | None) -> Plan:
     """Decide whether outputs are scored by batch; count what of them a job holds as its memory.
 
     Raises
@@ -350,9 +247,9 @@ def _with_outputs(
     InputError
         Outputs do not fit in memory, or what scores them cannot be sent to workers.
     """
-    folds, samples = checked.folds, checked.facts.output_samples
+    settings, folds, samples = call.settings, call.folds, call.facts.output_samples
     objective = draft.objective_of(draft.jobs[0].model)
-    why = why_not_by_batch(settings.scoring, objective, _measured(checked.facts))
+    why = why_not_by_batch(settings.scoring, objective, _measured(call.facts))
     if before is not None:
         by_batch, why = before.by_batch, why or "a run that was begun with them"
     else:
@@ -367,8 +264,20 @@ def _with_outputs(
         )
     held = held_bytes(draft, folds, samples)
     refuse(outputs_problems(held, total_memory(), "" if by_batch else why))
-    memory = {name: size + held.get(name, 0) for name, size in checked.facts.memory.items()}
-    return replace(checked, facts=replace(checked.facts, memory=memory)), draft
+    memory = {name: size + held.get(name, 0) for name, size in call.facts.memory.items()}
+    call.facts = replace(call.facts, memory=memory)
+    return draft
+
+
+def accumulators(call: Call, plan: Plan) -> dict[str, MakeAccumulator]:
+    """Return by model what scores outputs by batch; nothing where the plan does not."""
+    settings, measured = call.settings, _measured(call.facts)
+    return {
+        model: accumulator_of(
+            settings.scoring, plan.objective_of(model), settings.transform, measured
+        )
+        for model in dict.fromkeys(job.model for job in plan.jobs if plan.by_batch)
+    }
 
 
 def _measured(facts: Facts) -> set[str]:
@@ -381,35 +290,22 @@ def _without_gpus(nodes: Sequence[NodeSize]) -> tuple[NodeSize, ...]:
     return tuple(replace(node, gpus=0) for node in nodes)
 
 
-def _gpus(session: Session, cluster: RayCluster | None) -> Sequence[Gpu]:
+def _gpus(call: Call) -> Sequence[Gpu]:
     """Return the GPUs of this machine, or of all nodes where a job is on several of them."""
-    if cluster is None or session.call.params.nodes == 1:
-        return session.machine.gpus().gpus
-    return [gpu for node in [*cluster.nodes.values()] for gpu in node.load.gpus]
+    if call.cluster is None or call.params.nodes == 1:
+        return call.machine.gpus().gpus
+    return [gpu for node in [*call.cluster.nodes.values()] for gpu in node.load.gpus]
 
 
-def _of_nodes(cluster: RayCluster | None) -> dict[str, str]:
-    return {} if cluster is None else cluster.software
-
-
-def _check(session: Session, make: Engines, bundle: Any) -> Facts:
-    everywhere = make.everything("preflight", 1)
-    # The run may have been begun with keep_going and hold candidates that are refused without.
-    plan = bundle.plan if session.settings.keep_going else session.stored
-    spared = {job.candidate for job in plan.jobs} if plan else set()
-    return DryRun(make, everywhere, make.allotted, make.max_wait, make.signals, spared)(bundle)
-
-
-def _asked_to_fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:
-    """Return what is asked for the jobs that are not in the plan yet; False where all are."""
+def _fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:
+    """Return `fuse` for the jobs that are not in the plan yet; False if all are."""
     known = set() if stored is None else set(stored.jobs)
     taken_over = stored is None and settings.plan_from is not None
     return False if taken_over or known.issuperset(plan.jobs) else settings.fuse
 
 
 def _fusible_on_gpu(
-    session: Session,
-    checked: Checked,
+    call: Call,
     work: Workload,
     probe: Probe | None,
     check: Callable[[str], Fusibility],
@@ -421,8 +317,8 @@ def _fusible_on_gpu(
     InputError
         A model must be fused and cannot be.
     """
-    part, fuse = work.on("cuda"), checked.bundle.fuse
-    known = set() if session.stored is None else set(session.stored.jobs)
+    part, fuse = work.on("cuda"), call.bundle.fuse
+    known = set() if call.stored is None else set(call.stored.jobs)
     found: dict[str, Fusibility] = {}
     problems = []
     for model in part.models():
@@ -433,10 +329,10 @@ def _fusible_on_gpu(
         refusal = fusion_groups.why_not_paying(fuse, part.plan, work.folds, model.name, flops)
         if fuse == "auto":
             refusal = refusal or gpu_sharing.why_not_timed_fused(
-                part, model.name, session.before, probe
+                part, model.name, call.before, probe
             )
         if not refusal:
-            session.display.doing(f"comparing fused jobs of {model.name} on a GPU")
+            call.display.doing(f"comparing fused jobs of {model.name} on a GPU")
         found[model.name] = Fusibility(refusal) if refusal else check(model.name)
         if found[model.name].refusal and len(jobs) > 1 and fuse not in ("auto", False):
             reason = f"on a GPU, {found[model.name].refusal}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,11 +118,11 @@ def _told_unfinished(store: RunReader) -> RunReader:
 
 
 def with_models(
-    results: CVResults, settings: Settings, recipe: Recipe, checked: Sequence[CheckedDataset] = ()
+    results: CVResults, settings: Settings, recipe: Recipe, samples: CheckedDataset | None = None
 ) -> CVResults:
     """Return results that can rebuild their models and samples.
 
-    `checked` tells how the run took its data set apart, if it did so just now.
+    `samples` tells how the run took its data set apart, if it did so just now.
     """
     from asynckfold.api.fold_models import RunModels
 
@@ -140,18 +139,17 @@ def with_models(
         if candidate.name not in known:
             # Once only, since its samples may be a copy.
             alone = on_all_samples(settings, candidate, None)
-            known[candidate.name] = with_models(found, alone, recipe, checked)
+            known[candidate.name] = with_models(found, alone, recipe, samples)
         return known[candidate.name]
 
     views = settings.train_transform, settings.eval_transform
-    facts = next((item.facts for item in checked), None)
     models = RunModels(
         results,
         recipe,
         settings.dataset,
         *views,
         load_targets,
-        facts,
+        None if samples is None else samples.facts,
         settings.transform,
         settings.output_transform,
         settings.scoring,

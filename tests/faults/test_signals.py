@@ -28,7 +28,7 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, InterruptedRunError
-from asynckfold.api import execution
+from asynckfold.api import kfold
 from asynckfold.cli.output import Output
 from asynckfold.cli.summary import partial_report
 from asynckfold.errors import AsyncKFoldError
@@ -643,14 +643,14 @@ class Struck(Tiny):
 def test_ctrl_c_lets_a_job_of_this_process_save_itself(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = execution._sweep
+    real = kfold.begin
 
-    def sweep(*given: Any) -> None:
-        monkeypatch.setenv("STRIKE", "yes")
+    def begin(*given: Any) -> None:
         real(*given)
+        monkeypatch.setenv("STRIKE", "yes")
 
     # The dry run is over then.
-    monkeypatch.setattr(execution, "_sweep", sweep)
+    monkeypatch.setattr(kfold, "begin", begin)
     with pytest.raises(InterruptedRunError, match="the same call continues") as caught:
         call(root, Struck, parallelize=False)
     assert caught.value.exit_code == 130

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import AsyncKFold, fit
-from asynckfold.api.open_data import read_alone
+from asynckfold.api.reading import read_alone
 from asynckfold.data.prepare import Prepared
 from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError

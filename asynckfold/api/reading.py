@@ -1,4 +1,4 @@
-"""Opens the data of a call: read once, described for all workers, divided into folds."""
+"""Reads the data of a call: once, shared with all workers, divided into folds."""
 
 from __future__ import annotations
 
@@ -6,90 +6,46 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
-from asynckfold.api.session import Session
 from asynckfold.api.strata import absent_note
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
-from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
-from asynckfold.engines.ray_handle import NodeSettings
 from asynckfold.errors import refuse
-from asynckfold.jobs.digests.run import Digest, of_run
 from asynckfold.jobs.folds import Fold
 from asynckfold.sweep.reading import WorkerReaders
 from asynckfold.system.machine import Machine, resolve_n_jobs
 from asynckfold.system.signals import Interruption, listening
 
 if TYPE_CHECKING:
+    from asynckfold.api.context import Call
     from asynckfold.data.prepare import Prepared
+    from asynckfold.engines.ray_cluster import RayCluster
 
 
-@dataclass(frozen=True, eq=False)
-class OpenedData:
-    """Samples and folds, the pool of workers or the cluster, and the digest of the user's code."""
-
-    data: Prepared
-    folds: tuple[Fold, ...]
-    pool: WorkerPool | None
-    cluster: RayCluster | None
-    is_fresh: bool
-    digest: Digest
-
-
-def open_data(session: Session) -> OpenedData:
-    """Start the pool, read the data and divide them; they stay open as long as the session.
-
-    Raises
-    ------
-    InputError
-        The data cannot be read, divided or scored.
-    """
-    from asynckfold.training.isolation.guard import open_autocast
-
-    refuse(open_autocast())
-    settings, keep = session.settings, session.stack.enter_context
-    # First: the user's code may change what it refers to.
-    digest = of_run(session.call.recipe, settings)
-    pool = (
-        keep(warm_pool.lent(settings.nice, digest.modules))
-        if settings.engine == "process"
-        else None
-    )
-    is_fresh = pool is not None and not pool.workers
-    cluster = keep(_cluster(session)) if settings.engine == "ray" else None
-    session.display.doing("reading the data")
-    # The samples are read by workers of this machine, whoever trains.
-    lent = functools.cache(lambda: pool or keep(warm_pool.lent(settings.nice, digest.modules)))
-    readers = readers_of(settings, session.machine, lent, session.signals, session.display)
-    data = keep(prepared(settings, session.machine, readers))
-    keep(session.signals.noted())
-    folds = folds_of(settings, data)
-    noted = with_leaks_noted(settings, data, folds)
-    return OpenedData(noted, folds, pool, cluster, is_fresh, digest)
-
-
-def _cluster(session: Session) -> AbstractContextManager[RayCluster]:
+def cluster_of(call: Call) -> AbstractContextManager[RayCluster]:
     """Return the cluster, or the Ray of this machine, that the call asks for."""
-    settings, machine = session.settings, session.machine
-    session.display.doing("starting Ray")
+    from asynckfold.engines.ray_cluster import ray_cluster
+    from asynckfold.engines.ray_handle import NodeSettings
+
+    settings, machine = call.settings, call.machine
     n_jobs: int | str | None = settings.n_jobs
     if n_jobs is None:
         n_jobs = resolve_n_jobs(None, machine.max_cores) or "auto"
-    told = NodeSettings(
+    of_nodes = NodeSettings(
         settings.sharing().machine, n_jobs, settings.nice, settings.stall_timeout, tuple(sys.argv)
     )
     return ray_cluster(
         settings.ray_address,
         settings.ray_runtime_env,
         settings.connect_timeout_s,
-        told,
+        of_nodes,
         len(machine.cores),
-        session.signals,
+        call.signals,
     )
 
 
