@@ -24,7 +24,7 @@ from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, Workload
-from asynckfold.results.decision import decided_of
+from asynckfold.results.utilization import decided_of
 from asynckfold.store import RunStore
 from asynckfold.store.aside import aside_problems
 from asynckfold.store.layout import DATABASE

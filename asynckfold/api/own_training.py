@@ -9,7 +9,7 @@ from typing import Any
 from asynckfold.errors import Problem, nearest
 from asynckfold.jobs.argument import argument, one_line
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.results.reported_scores import reported_names, with_reported
+from asynckfold.results.score_fit import reported_names, with_reported
 
 _SHAPES = {
     "training_step": (

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.jobs.argument import one_line
-from asynckfold.results.read import read_results
-from asynckfold.results.report.summary.hard_samples import hard_samples
-from asynckfold.results.report.summary.pictures import PICTURES
+from asynckfold.results.cv_results import read_results
+from asynckfold.results.report.predictions import hard_samples
+from asynckfold.results.report.summary import PICTURES
 from asynckfold.store import RunReader, RunStore
 from asynckfold.system.files import make_folders, write_whole
 

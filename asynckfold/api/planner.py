@@ -47,7 +47,7 @@ from asynckfold.planning.fusion_groups import Fuse
 from asynckfold.planning.group_choice import group
 from asynckfold.planning.kept_outputs import held_bytes, outputs_problems, why_not_kept
 from asynckfold.planning.workload import Probe, Workload
-from asynckfold.results.by_batch import accumulator_of, why_not_by_batch
+from asynckfold.results.score_fit import accumulator_of, why_not_by_batch
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.sweep.dry_run import DryRun

@@ -26,7 +26,8 @@ from asynckfold.jobs.objective import (
 )
 from asynckfold.jobs.plan import Plan
 from asynckfold.results import scoring as scores
-from asynckfold.results.accumulated import accumulates
+from asynckfold.results.batch_scores import accumulates
+from asynckfold.results.score_fit import fit_problems, score_notes
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
@@ -92,7 +93,7 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
     )
     given = replace(given, pos_label=label, scale=scale)
     if not problems:
-        problems += scores.fit_problems(settings.scoring, given, [])
+        problems += fit_problems(settings.scoring, given, [])
     if not problems:
         problems += _trial_problems(settings, given, data, folds[0].valid, {})
     refuse(problems)
@@ -135,7 +136,7 @@ def with_objective(
     models = list(dict.fromkeys(job.model for job in draft.jobs))
     known = [model for model in models if model in output_samples] or models
     problems += _shape_problems(found, output_samples)
-    problems += scores.fit_problems(settings.scoring, found, known)
+    problems += fit_problems(settings.scoring, found, known)
     problems += _transform_problems(settings, found, output_samples)
     problems += _count_problems(settings, found, data.targets, output_samples)
     if not problems:
@@ -144,9 +145,7 @@ def with_objective(
     refuse(problems)
     names = ranked(settings, scores.resolve(settings.scoring, found))
     plan = replace(draft, scoring=names, classes=classes).with_objective(found)
-    assumed = scores.score_notes(
-        settings.scoring, found, known, settings.known_criterion is not None
-    )
+    assumed = score_notes(settings.scoring, found, known, settings.known_criterion is not None)
     said = _task_notes(settings, found, data.targets, names)
     return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, found), *said)))
 

@@ -14,8 +14,7 @@ from asynckfold.api.refit import on_all_samples
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.results.candidates import Candidate
-from asynckfold.results.cv_results import CVResults
-from asynckfold.results.read import read_results
+from asynckfold.results.cv_results import CVResults, read_results
 from asynckfold.store import RunReader, RunStore, open_run
 from asynckfold.store.layout import refit_folder
 

@@ -13,10 +13,15 @@ from rich.text import Text
 
 from asynckfold.cli.output import Output
 from asynckfold.cli.run_folder import open_run
-from asynckfold.results.between_runs import CandidateScores, ScoreComparison, compare_scores
-from asynckfold.results.compare import Comparison, compare_runs
-from asynckfold.results.read import read_results
-from asynckfold.results.verdict_text import p_value
+from asynckfold.results.compare import (
+    CandidateScores,
+    Comparison,
+    ScoreComparison,
+    compare_runs,
+    compare_scores,
+)
+from asynckfold.results.cv_results import read_results
+from asynckfold.results.verdict import p_value
 from asynckfold.system.plain_text import one_line
 
 INTERVAL, STD = "95 % interval", "standard deviation"

@@ -22,7 +22,7 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.planning.forecast import Forecast
 from asynckfold.planning.workload import Choice
-from asynckfold.results.decision import forecast_of
+from asynckfold.results.utilization import forecast_of
 from asynckfold.scheduling.place import place
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE

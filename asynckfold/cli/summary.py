@@ -32,7 +32,7 @@ SPARE = ("95 % interval", "seconds")
 def print_results(root: Path, out: Output, *, with_report: bool) -> int:
     """Print the results of a run and, if asked, build its report; return the exit code."""
     from asynckfold.api.stored_results import load_results
-    from asynckfold.results.read import refit_note
+    from asynckfold.results.cv_results import refit_note
 
     with RunStore.read(root) as store:
         results, packing, refit = load_results(store), packing_of(store), refit_note(store)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from asynckfold.errors import AbsentError, AsyncKFoldError, InputError
+from asynckfold.jobs import reproducibility
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate
-from asynckfold.results.ensemble import FoldEnsemble, FoldModels
+from asynckfold.results.ensemble import FoldEnsemble, FoldModels, done_job, done_jobs, find_job
 from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.results.outcome import Outcome
-from asynckfold.results.trained_jobs import done_job, done_jobs, find_job
+from asynckfold.store import RunReader
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -318,3 +320,23 @@ def refit_of(found: CVResults, name: str) -> CVResults | None:
         return None
     refit = found._load_refit(next(row for row in found.candidates if row.name == name))
     return refit if refit is not None and refit.counts["done"] else None
+
+
+def read_results(store: RunReader) -> CVResults:
+    """Return the results of a run on disk, complete or not."""
+    folds, targets = store.splits()
+    return CVResults(
+        plan=store.plan,
+        folds=folds,
+        n_samples=len(targets),
+        results=store.results(folds),
+        seconds=math.fsum(item.packed_seconds for item in store.sessions()),
+        baseline=store.baseline,
+        root_dir=store.root,
+        bit_identity=reproducibility.reproducibility_of(store.plan, store.software()),
+    )
+
+
+def refit_note(store: RunReader) -> str:
+    """Return how the refit of the best candidate ended; ``""`` if there was none."""
+    return next((item.text for item in reversed(store.events()) if item.kind == "refit"), "")

@@ -8,7 +8,7 @@ of ``predict``, ``predict_proba`` and ``decision_function`` it needs, what it re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -28,17 +28,23 @@ from asynckfold.jobs.criteria import (
 )
 from asynckfold.jobs.objective import (
     BINARY,
-    MASKS,
     MULTICLASS,
     MULTILABEL,
     REGRESSION,
-    SEGMENTATION,
     Objective,
     Transform,
     predicted,
     probabilities,
 )
-from asynckfold.results import accumulated, pixels
+from asynckfold.results.batch_scores import (
+    PIXEL_SCORES,
+    accumulated_score,
+    accumulates,
+    count_pixels,
+    metric_problems,
+    name_of,
+    score_of_counts,
+)
 from asynckfold.results.direction import direction_problems
 
 Outputs = npt.NDArray[np.float32]
@@ -49,7 +55,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     BINARY: ("accuracy", "roc_auc"),
     MULTILABEL: ("accuracy", "f1_micro"),
     REGRESSION: ("r2",),
-    **{kind: tuple(names) for kind, names in pixels.SCORES.items()},
+    **{kind: tuple(names) for kind, names in PIXEL_SCORES.items()},
 }
 """Scores if the user names none; the first ranks. As in scikit-learn, a multilabel sample counts as
 accurate if all of its labels are."""
@@ -98,7 +104,7 @@ def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     if isinstance(scoring, Mapping):
         return [
             (
-                accumulated.name_of(item, str(name)) if accumulated.accumulates(item) else name,
+                name_of(item, str(name)) if accumulates(item) else name,
                 _of_pixels(item, kind),
             )
             for name, item in scoring.items()
@@ -109,7 +115,7 @@ def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
 
 def _of_pixels(item: Any, kind: str) -> Any:
     """Return the name of a score of pixels that was taken for one which the user reports."""
-    is_known = isinstance(item, ReportedScore) and item.__name__ in pixels.SCORES.get(kind, ())
+    is_known = isinstance(item, ReportedScore) and item.__name__ in PIXEL_SCORES.get(kind, ())
     return item.__name__ if is_known else item
 
 
@@ -127,8 +133,8 @@ def is_from_sklearn(item: Any) -> bool:
 def _name_of(item: Any) -> str:
     if isinstance(item, str):
         return item
-    if accumulated.accumulates(item):
-        return accumulated.name_of(item)
+    if accumulates(item):
+        return name_of(item)
     function = item._score_func if _is_scorer(item) else item
     return str(getattr(function, "__name__", "score"))
 
@@ -141,7 +147,7 @@ def _is_scorer(item: Any) -> bool:
 def _problems(pairs: Sequence[tuple[Any, Any]], kind: str) -> list[Problem]:
     from sklearn.metrics import get_scorer_names
 
-    valid = [*pixels.SCORES.get(kind, ()), *get_scorer_names()]
+    valid = [*PIXEL_SCORES.get(kind, ()), *get_scorer_names()]
     problems = []
     for _, item in pairs:
         if isinstance(item, str) and item not in valid:
@@ -160,16 +166,16 @@ def _problems(pairs: Sequence[tuple[Any, Any]], kind: str) -> list[Problem]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    metrics = [(name, item) for name, item in pairs if accumulated.accumulates(item)]
+    metrics = [(name, item) for name, item in pairs if accumulates(item)]
     for name, item in metrics:
-        problems += accumulated.metric_problems(str(name), item)
-    others = [(name, item) for name, item in pairs if not accumulated.accumulates(item)]
+        problems += metric_problems(str(name), item)
+    others = [(name, item) for name, item in pairs if not accumulates(item)]
     return [*problems, *direction_problems(others)]
 
 
 def _score(name: str, item: Any, objective: Objective, transform: Transform | None) -> Score:
-    if accumulated.accumulates(item):
-        return lambda targets, outputs: accumulated.score_of(
+    if accumulates(item):
+        return lambda targets, outputs: accumulated_score(
             name, item, objective, transform, targets, outputs
         )
     if is_custom(item):
@@ -185,8 +191,8 @@ def _score(name: str, item: Any, objective: Objective, transform: Transform | No
     if item == "accuracy" and objective.kind == MULTICLASS and transform is None:
         return _accuracy
     if objective.is_dense:
-        return lambda targets, outputs: pixels.score_of_counts(
-            item, objective.kind, pixels.count_pixels(objective, targets, outputs, transform)
+        return lambda targets, outputs: score_of_counts(
+            item, objective.kind, count_pixels(objective, targets, outputs, transform)
         )
     scorer = _scorer_for(item, objective)
 
@@ -347,108 +353,3 @@ def _is_ranking(objective: Objective) -> bool:
     return objective.scale in (LOGITS, LOG_PROBABILITIES, MARGINS) or (
         objective.kind != MULTICLASS and objective.scale == PROBABILITIES
     )
-
-
-# Whether scores fit the outputs
-
-
-def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> Iterator[Problem]:
-    """Yield why scikit-learn's scores cannot be computed from models' outputs."""
-    pairs = [
-        (name, item) for name, item in named_scores(scoring, objective.kind) if not is_custom(item)
-    ]
-    if not pairs:
-        return
-    if objective.targets is not None:
-        yield Problem(
-            "targets of several parts need scores of your own",
-            f"{', '.join(map(str, (name for name, _ in pairs)))}, and targets "
-            f"{objective.targets.text}",
-            "Pass scoring={'name': function}, of (targets, outputs) → float, which takes a part.",
-        )
-        return
-    objectives = {model: objective.of(model) for model in models} or {"": objective}
-    if trees := [model for model, found in objectives.items() if found.outputs]:
-        if objective.scale != TRANSFORMED:
-            columns = objectives[trees[0]].columns
-            assert columns is not None
-            yield Problem(
-                "scores need to know which of several outputs they are of",
-                f"{', '.join(map(str, (name for name, _ in pairs)))}, and model {trees[0]}, which "
-                f"returns {columns.text}",
-                "Pass output_transform= with a function from outputs to probabilities or numbers, "
-                "or scoring={'name': function}, of (targets, outputs) → float.",
-            )
-            return
-    elif any(found.scale == UNKNOWN for found in objectives.values()):
-        shown = "one number for two classes" if objective.kind == BINARY else "outputs"
-        yield Problem(
-            "scores need the meaning of outputs, which this criterion does not define",
-            f"{', '.join(map(str, (name for name, _ in pairs)))} of {shown} of an unknown scale",
-            "Pass output_transform= with a function from outputs to probabilities, such as "
-            "torch.sigmoid; or scoring= with a function (labels, outputs) → float.",
-        )
-    if objective.is_dense:
-        yield from pixels.pixel_problems(pairs, objective)
-        return
-    margins = [model for model, found in objectives.items() if found.scale == MARGINS]
-    for name, item in pairs if margins else []:
-        if _needs_probabilities(item):
-            yield Problem(
-                "scores of probabilities need probabilities or logits as outputs",
-                f"{name!r} of margins, the outputs of {', '.join(margins)}",
-                "Pass output_transform= with a function from outputs to probabilities, such as "
-                "lambda outputs: outputs.softmax(1), or another scoring=.",
-            )
-    two = objective.kind == MULTICLASS and len(objective.labels) == 2
-    if objective.kind == BINARY or two:
-        yield from _positive_problems(pairs, objective)
-
-
-def _needs_probabilities(item: Any) -> bool:
-    from sklearn.metrics import get_scorer
-
-    return bool(getattr(get_scorer(item), "_response_method", "predict") == "predict_proba")
-
-
-def _positive_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -> Iterator[Problem]:
-    """Yield that a score needs a positive class and no label is 1."""
-    labels = objective.all_labels(2).tolist()
-    if objective.pos_label is not None or 1 in labels:
-        return
-    names = [str(name) for name, item in pairs if takes_pos_label(item)]
-    if names:
-        shown = " and ".join(map(repr, labels))
-        yield Problem(
-            f"{', '.join(names)} needs to know which class is positive: scikit-learn takes 1",
-            f"labels {shown}",
-            f"Pass pos_label={labels[-1]!r}, or a score such as 'f1_macro'.",
-        )
-
-
-def score_notes(
-    scoring: Any, objective: Objective, models: Sequence[str], is_known: bool = True
-) -> Iterator[str]:
-    """Yield what scores are computed from, if neither user nor criterion (`is_known`) said it."""
-    if scoring is not None:
-        pairs = [item for _, item in named_scores(scoring, objective.kind) if not is_custom(item)]
-        logits = [model for model in models if objective.of(model).scale == LOGITS]
-        assumed = objective.kind == MULTICLASS and logits and not is_known
-        if assumed and any(map(_needs_probabilities, pairs)):
-            yield (
-                f"probabilities are taken to be the softmax of outputs of {', '.join(logits)}, "
-                "since this criterion does not define it; output_transform= overrides this"
-            )
-        return
-    names = " and ".join(DEFAULTS[objective.kind])
-    scales = dict.fromkeys(objective.of(model).scale for model in models or [""])
-    shown = " or ".join(scales)
-    what = {
-        MULTICLASS: "the class with the greatest output",
-        BINARY: f"one output for two classes ({shown})",
-        MULTILABEL: f"several labels of a sample ({shown})",
-        REGRESSION: f"numbers ({shown})",
-        SEGMENTATION: "the class with the greatest output, over all pixels of a fold",
-        MASKS: f"one output for each pixel ({shown}), over all pixels of a fold",
-    }[objective.kind]
-    yield f"scored by {names} of {what}"

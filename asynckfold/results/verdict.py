@@ -10,17 +10,22 @@ well: then candidates are compared, as if each were a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from asynckfold.jobs.candidate_names import values_of
 from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.result import CANCELLED, DONE
 from asynckfold.results.candidates import Candidate, rank
-from asynckfold.results.factor import Factor, compare_levels
-from asynckfold.results.statistics import Difference, largest_difference
-from asynckfold.results.verdict_text import VerdictText
+from asynckfold.results.statistics import (
+    SIGNIFICANT,
+    Difference,
+    Factor,
+    compare_levels,
+    largest_difference,
+)
 from asynckfold.system.plain_text import one_line
 
 
@@ -134,3 +139,191 @@ def _sole_first(rows: Sequence[Candidate], metric: str) -> Candidate | None:
     """Return the complete candidate with the highest mean; None without one, and of a tie."""
     first = [row for row, place in zip(rows, rank(rows, metric), strict=True) if place == 1]
     return first[0] if len(first) == 1 and first[0].ranks_by(metric) else None
+
+
+SHOWN = 3
+"""Comparisons with a leader that have a sentence of their own, and names in a list."""
+
+
+@dataclass(frozen=True)
+class VerdictText:
+    """Makes sentences about scores of one metric.
+
+    Parameters
+    ----------
+    metric, name : str
+        The score, and its name as it is shown.
+    in_points : bool
+        Whether scores are shares, so that differences are percentage points.
+    folds, repeats : int
+        Planned folds, over all repeats.
+    """
+
+    metric: str
+    name: str
+    in_points: bool
+    folds: int
+    repeats: int
+
+    def of_sweep(
+        self,
+        models: Factor,
+        lr_schedules: Factor,
+        rows: Sequence[Candidate],
+        first: str,
+        beaten: Sequence[str],
+    ) -> list[str]:
+        """Return all sentences; the `first` candidate may have a `beaten` model or LR schedule."""
+        left = [row.status in (CANCELLED, "pending") for row in rows]
+        if all(left) and not any(self._folds_of(row) for row in rows):
+            return ["No fold has a score yet."]
+        pairs = models.pairs + lr_schedules.pairs
+        some = lr_schedules.over
+        is_told = set(some) != {*models.unbeaten} or 1 < len(some) < len(models.names)
+        over = f"With {listed(some)}, " if is_told else ""
+        found = [*self._of_factor(models), *self._of_factor(lr_schedules, over)]
+        found += self._of_the_only_one(rows, is_compared=bool(pairs))
+        if found and any(left):
+            found[0] = f"So far, {found[0]}"
+        if beaten:
+            are = "is" if len(beaten) == 1 else "are"
+            found.insert(
+                0,
+                f"{first} has the highest mean, although {listed(beaten)} {are} beaten on average.",
+            )
+        if models.pairs and len(models.over) < len({row.lr_schedule for row in rows}):
+            found.append(
+                f"Models are compared with {listed(models.over)} alone, since not all have a score "
+                "with the others."
+            )
+        if self.folds == 2 and any(not math.isnan(pair.ci_low) for pair in pairs):
+            found.append("Two folds make a weak test.")
+        return [*found, *self._of_incomplete(rows)]
+
+    def _of_factor(self, factor: Factor, over: str = "") -> Iterator[str]:
+        """Compare the leader with each of the others, the closest first."""
+        for pair in factor.duels[:SHOWN]:
+            yield f"{over}{self.of_pair(pair)}."
+        rest = factor.duels[SHOWN:]
+        beaten = [pair for pair in rest if pair.conclusion == "beats"]
+        undecided = [pair for pair in rest if pair.conclusion != "beats"]
+        if beaten:
+            yield f"{over}{factor.leader} beats {_others(beaten, factor.leader)}."
+        if undecided:
+            yield f"{over}{factor.leader} against {_others(undecided, factor.leader)}: undecided."
+
+    def of_pair(self, pair: Difference) -> str:
+        """Say which of two is better, by how much, and how sure that is."""
+        versus = f"{pair.first} against {pair.second}"
+        if not pair.folds:
+            return f"{versus}: not compared, as no fold has a score of both"
+        where = self._where(pair.folds)
+        if pair.conclusion == "equal":
+            where = f"all {where}" if pair.folds == self.folds > 1 else where
+            return f"{pair.first} and {pair.second} have equal scores on {where}"
+        if pair.conclusion == "undecided":
+            parts = [f"p = {p_value(pair.p)}"]
+            parts += [f"on {where}"] if pair.folds < self.folds else []
+            parts += [f"{self.repeats} repeats"] if self.repeats > 1 else []
+            return f"{versus}: undecided ({'; '.join(parts)})"
+        if not math.isfinite(pair.mean):
+            return f"{versus}: not compared, as a score is infinite"
+        difference, interval = self._amounts(pair)
+        if pair.conclusion == "beats":
+            repeats = f"{self.repeats} repeats; " if self.repeats > 1 else ""
+            return (
+                f"{pair.first} beats {pair.second} by {difference}, on {pair.won} of {where} "
+                f"({repeats}95 % interval {interval})"
+            )
+        ahead = f"{pair.first} is ahead of {pair.second} by {difference} on "
+        if pair.folds == 1:
+            return f"{ahead}{where}; a test needs at least two folds"
+        return f"{ahead}each of {where}; without a spread no test is possible"
+
+    def _of_the_only_one(self, rows: Sequence[Candidate], *, is_compared: bool) -> Iterator[str]:
+        """Name a candidate without a rival."""
+        scored = [row for row in rows if self._folds_of(row)]
+        if len(scored) == 1 and not is_compared:
+            (row,) = scored
+            mean = f"{self.name} {row.mean(self.metric):.4g}"
+            only = "the only candidate" + " with a score" * (len(rows) > 1)
+            yield f"{row.name} is {only}: {mean} over {_count(self._folds_of(row))}."
+
+    def _of_incomplete(self, rows: Sequence[Candidate]) -> Iterator[str]:
+        """Name the candidates that lack folds."""
+        if not any(row.ranks_by(self.metric) for row in rows):
+            article = "an" if self.name[:1].lower() in "aeiou" else "a"
+            yield f"No candidate has {article} {self.name} on every fold, so none is best."
+        missing = [
+            f"{row.name} ({'' if row.status == DONE else f'{row.status}, '}"
+            f"{self._folds_of(row)} of {_count(self.folds)})"
+            for row in rows
+            if self._folds_of(row) < self.folds
+        ]
+        if missing:
+            yield f"Incomplete, and not ranked: {listed(missing)}."
+
+    def _folds_of(self, row: Candidate) -> int:
+        return int((~np.isnan(row.scores[self.metric])).sum())
+
+    def _where(self, folds: int) -> str:
+        if self.folds == 1:
+            return "the only fold"
+        if folds == self.folds:
+            return _count(folds)
+        return f"the {'only fold' if folds == 1 else _count(folds)} that both have"
+
+    def _amounts(self, pair: Difference) -> tuple[str, str]:
+        """Return a difference with its unit, and its interval."""
+        scale = 100 if self.in_points else 1
+        mean, low, high = (scale * value for value in (pair.mean, pair.ci_low, pair.ci_high))
+        # Two digits of the difference, and one of what keeps it from 0.
+        digits = max(int(self.in_points), 1 - _exponent(mean))
+        digits = max(digits, -_exponent(low)) if low > 0 else digits
+        form = f".{digits}f" if digits < 7 else ".2g"
+        return f"{mean:{form}} {self._unit}", f"{low:{form}} to {high:{form}}"
+
+    @property
+    def _unit(self) -> str:
+        if self.in_points:
+            return "points" if self.name == "accuracy" else f"points in {self.name}"
+        error = self.name.removeprefix("neg_")
+        return f"in {self.name if error == self.name else error.replace('_', ' ')}"
+
+
+def _exponent(value: float) -> int:
+    return math.floor(math.log10(value))
+
+
+def _count(folds: int) -> str:
+    return "1 fold" if folds == 1 else f"{folds} folds"
+
+
+def _others(pairs: Sequence[Difference], leader: str) -> str:
+    return listed([pair.first if pair.second == leader else pair.second for pair in pairs])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a list of at most `SHOWN`.
+
+    >>> listed(["A"]), listed(["A", "B"]), listed(["A", "B", "C", "D", "E"])
+    ('A', 'A and B', 'A, B, C and 2 more')
+    """
+    *first, last = names if len(names) <= SHOWN else (*names[:SHOWN], f"{len(names) - SHOWN} more")
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def p_value(value: float) -> str:
+    """Return a p-value with two digits, ``"< 0.001"``, or ``"n/a"``.
+
+    A value near the level of the test keeps four, so that one can see on which side it is.
+
+    >>> p_value(0.26), p_value(0.04962), p_value(0.0502), p_value(0.0002)
+    ('0.26', '0.04962', '0.0502', '< 0.001')
+    """
+    if math.isnan(value):
+        return "n/a"
+    if value < 1e-3:
+        return "< 0.001"
+    text = f"{value:.2g}"
+    return f"{value:.4g}" if text == f"{SIGNIFICANT:g}" else text

@@ -14,8 +14,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold
 from asynckfold.api import pictures
-from asynckfold.results.report.summary import summarize
-from asynckfold.results.report.summary.pictures import PICTURES, pictures_of
+from asynckfold.results.report.summary import PICTURES, pictures_of, summarize
 from asynckfold.store import RunStore
 from tests.toy import adam
 

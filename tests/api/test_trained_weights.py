@@ -25,7 +25,7 @@ from asynckfold import (
 from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.results.read import read_results
+from asynckfold.results.cv_results import read_results
 from asynckfold.store import job_folder
 from asynckfold.training.checkpoint import trained_weights, weights_digest
 from tests.toy import Tiny, adam, samples

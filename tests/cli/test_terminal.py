@@ -30,7 +30,7 @@ from asynckfold.cli import main
 from asynckfold.cli.output import Output
 from asynckfold.cli.status import state_of
 from asynckfold.cli.summary import print_results
-from asynckfold.results.read import read_results
+from asynckfold.results.cv_results import read_results
 from asynckfold.store import Interim, RunStore
 from asynckfold.system.terminal import shows_links
 from tests.synthetic import Synthetic, write_run

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Grouping, gain, grouped
 from asynckfold.planning.workload import Choice, Workload
-from asynckfold.results.decision import forecast_of
+from asynckfold.results.utilization import forecast_of
 from asynckfold.store import RunStore
 from tests.planning.test_thread_choice import LARGE, SMALL, choose, workload
 from tests.synthetic import Synthetic, write_run

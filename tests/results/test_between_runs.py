@@ -18,7 +18,7 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.results.between_runs import ScoreComparison, compare_scores
+from asynckfold.results.compare import ScoreComparison, compare_scores
 from asynckfold.results.cv_results import CVResults
 from asynckfold.store import RunStore
 from tests.results.test_verdict import LENET, MLP, NAN, plus

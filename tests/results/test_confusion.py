@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from asynckfold.results.confusion import class_accuracy, count_classes
-from asynckfold.results.read import read_results
+from asynckfold.results.cv_results import read_results
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, StoreCorruptError, load_results
 from asynckfold.cli import main
-from asynckfold.results.report.summary.pictures import PICTURES, pictures_of
+from asynckfold.results.report.summary import PICTURES, pictures_of
 from asynckfold.store import RunStore, arrays
 from tests.synthetic import Synthetic, write_run
 from tests.toy import Tiny, adam, samples

@@ -33,7 +33,8 @@ from asynckfold.jobs.objective import (
     scale_of,
 )
 from asynckfold.results.direction import ERRORS
-from asynckfold.results.scoring import fit_problems, resolve
+from asynckfold.results.score_fit import fit_problems
+from asynckfold.results.scoring import resolve
 
 Array = npt.NDArray[Any]
 

@@ -25,9 +25,8 @@ from asynckfold.api.arguments import Settings
 from asynckfold.cli.summary import _numbers, result_lines
 from asynckfold.jobs.argument import arguments
 from asynckfold.jobs.result import ENDED, Baseline, Result
-from asynckfold.results.cv_results import CVResults
+from asynckfold.results.cv_results import CVResults, read_results
 from asynckfold.results.outcome import times_of
-from asynckfold.results.read import read_results
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts.serial_loop import draw_loss
 from asynckfold.results.report.page import render, write_report

@@ -27,10 +27,9 @@ from typing import Any
 from markupsafe import escape
 
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.results.read import read_results
+from asynckfold.results.cv_results import read_results
 from asynckfold.results.report.page import render
-from asynckfold.results.report.summary import summarize
-from asynckfold.results.report.summary.pictures import pictures_of
+from asynckfold.results.report.summary import pictures_of, summarize
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 

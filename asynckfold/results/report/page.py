@@ -25,15 +25,13 @@ import jinja2
 from markupsafe import Markup
 
 from asynckfold.jobs.result import Epoch
-from asynckfold.results.cv_results import CVResults
-from asynckfold.results.read import read_results
+from asynckfold.results.cv_results import CVResults, read_results
 from asynckfold.results.report import page_tables, sentences
 from asynckfold.results.report.figure_files import update as update_figures
 from asynckfold.results.report.inline.figures import inline
 from asynckfold.results.report.ranking_tables import table_files
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
-from asynckfold.results.report.summary import Summary, summarize
-from asynckfold.results.report.summary.pictures import pictures_of
+from asynckfold.results.report.summary import Summary, pictures_of, summarize
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 

@@ -11,9 +11,10 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from asynckfold.results.report import sentences as say
+from asynckfold.results.report.candidate_rows import CandidateRow
 from asynckfold.results.report.sanitize import clean
-from asynckfold.results.report.summary import CandidateRow, Summary
-from asynckfold.results.verdict_text import p_value
+from asynckfold.results.report.summary import Summary
+from asynckfold.results.verdict import p_value
 
 FOLDS = 10
 """Folds with a column of their own."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 
 from asynckfold.results.report.summary import Summary
-from asynckfold.results.verdict_text import p_value
+from asynckfold.results.verdict import p_value
 from asynckfold.system.plain_text import one_line
 
 _WORDS = 3

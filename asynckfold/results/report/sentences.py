@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from asynckfold.results.candidates import folds_note as _folds_note
-from asynckfold.results.report.summary import Bar, CandidateRow, Summary
+from asynckfold.results.report.attempts import Bar
+from asynckfold.results.report.candidate_rows import CandidateRow
+from asynckfold.results.report.summary import Summary
 from asynckfold.results.speedup import NOT_TAKEN
 from asynckfold.results.utilization import Packing
-from asynckfold.results.verdict_text import listed
+from asynckfold.results.verdict import listed
 from asynckfold.system import units
 
 ACCURACY_LOSS = 0.01

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold.results.read import read_results
+from asynckfold.results.cv_results import read_results
 from asynckfold.results.report.page import render
-from asynckfold.results.report.summary import summarize
-from asynckfold.results.report.summary.pictures import PICTURES, pictures_of
+from asynckfold.results.report.summary import PICTURES, pictures_of, summarize
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 

@@ -15,7 +15,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 
 from asynckfold.jobs.criteria import MARGINS
 from asynckfold.jobs.objective import MULTICLASS, Objective
-from asynckfold.results.read import read_results
+from asynckfold.results.cv_results import read_results
 from asynckfold.results.report.charts import draw
 from asynckfold.results.report.inline.figures import inline
 from asynckfold.results.report.summary import Summary, summarize

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.summary import AccuracyPair, Summary, summarize
-from asynckfold.results.report.summary.jobs import FailureGroup
+from asynckfold.results.report.attempts import FailureGroup
+from asynckfold.results.report.candidate_rows import AccuracyPair
+from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic

@@ -12,8 +12,9 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import PercentFormatter
 
 from asynckfold.results.report import sentences
+from asynckfold.results.report.candidate_rows import CandidateRow
 from asynckfold.results.report.charts import style
-from asynckfold.results.report.summary import CandidateRow, Summary
+from asynckfold.results.report.summary import Summary
 
 
 @style.applied

@@ -11,11 +11,12 @@ from matplotlib.ticker import MaxNLocator
 
 from asynckfold.errors import InputError
 from asynckfold.results.report import sentences
+from asynckfold.results.report.candidate_rows import CandidateRow, Curve
 from asynckfold.results.report.charts import style
 from asynckfold.results.report.inline import svg
 from asynckfold.results.report.sentences import number
-from asynckfold.results.report.summary import CandidateRow, Curve, Summary
-from asynckfold.results.verdict_text import listed
+from asynckfold.results.report.summary import Summary
+from asynckfold.results.verdict import listed
 
 _MEASURES = {"train_loss": "train loss", "valid_loss": "valid loss", "accuracy": "accuracy"}
 

@@ -29,12 +29,13 @@ from numpy.typing import ArrayLike
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.results.outcome import Outcome
-from asynckfold.results.report.baseline_curves import Line, LossOverTime
+from asynckfold.results.report.attempts import CpuUse
+from asynckfold.results.report.candidate_rows import Line, LossOverTime
 from asynckfold.results.report.charts import classes as class_charts
 from asynckfold.results.report.charts import serial_loop, timeline
 from asynckfold.results.report.charts.figures import FIGURES, ON_AXES
 from asynckfold.results.report.sentences import duration
-from asynckfold.results.report.summary import CpuUse, summarize
+from asynckfold.results.report.summary import summarize
 from asynckfold.store import open_run
 
 __all__ = ["class_accuracy", "cpu_usage", "loss_vs_time", "speedup"]

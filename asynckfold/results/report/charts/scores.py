@@ -9,8 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from asynckfold.results.report import sentences
+from asynckfold.results.report.candidate_rows import CandidateRow
 from asynckfold.results.report.charts import style
-from asynckfold.results.report.summary import CandidateRow, Summary
+from asynckfold.results.report.summary import Summary
 
 
 @style.applied

@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.baseline_curves import Line, LossOverTime
+from asynckfold.results.report.candidate_rows import Line, LossOverTime
 from asynckfold.results.report.charts import style
 from asynckfold.results.report.inline import svg
 from asynckfold.results.report.inline.speedup import MODELS, WHOLE, seconds_of

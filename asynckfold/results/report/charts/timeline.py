@@ -10,10 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from asynckfold.results.report import sentences
+from asynckfold.results.report.attempts import Bar, CpuUse
 from asynckfold.results.report.charts import style
 from asynckfold.results.report.inline import svg
 from asynckfold.results.report.inline.timeline import gantt_title, lanes_of
-from asynckfold.results.report.summary import Bar, CpuUse, Summary
+from asynckfold.results.report.summary import Summary
 
 
 @style.applied

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from markupsafe import Markup
 
+from asynckfold.results.report.attempts import CpuUse
+from asynckfold.results.report.candidate_rows import CandidateRow, Curve
 from asynckfold.results.report.inline import svg
 from asynckfold.results.report.sentences import (
     cpu_use,
@@ -17,7 +19,7 @@ from asynckfold.results.report.sentences import (
     plural,
     time_unit,
 )
-from asynckfold.results.report.summary import CandidateRow, CpuUse, Curve, Summary
+from asynckfold.results.report.summary import Summary
 
 DRAWN, POINTS, MARKS = 24, 480, 80
 """Candidates in a panel, points of all its lines, and those that answer to the pointer."""

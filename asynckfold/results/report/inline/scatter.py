@@ -7,9 +7,9 @@ import math
 from markupsafe import Markup
 
 from asynckfold.results.report.inline import svg
+from asynckfold.results.report.predictions import Predictions
 from asynckfold.results.report.sentences import number
 from asynckfold.results.report.summary import Summary
-from asynckfold.results.report.summary.predictions import Predictions
 
 LEFT, RIGHT, TOP, HEIGHT = 0.1, 0.02, 12, 320
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from markupsafe import Markup
 
 from asynckfold.results.report import sentences
+from asynckfold.results.report.attempts import Bar
 from asynckfold.results.report.inline import svg
 from asynckfold.results.report.sentences import time_unit
-from asynckfold.results.report.summary import Bar, Summary
+from asynckfold.results.report.summary import Summary
 from asynckfold.system.units import named_node
 
 LABELLED = 16

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
 from asynckfold.jobs.candidate_names import candidate_name
-from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import Epoch
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.result import DONE, Baseline, Epoch
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.confusion import class_accuracy
 from asynckfold.results.outcome import Outcome, pairs_of, times_of
-from asynckfold.results.report.baseline_curves import serial_class_accuracy
-from asynckfold.results.report.sanitize import clean
-from asynckfold.results.speedup import AgainstSerial
+from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, shown
+from asynckfold.results.speedup import AgainstSerial, Speedup, accuracy_of
 from asynckfold.results.statistics import Difference, train_valid_ratio
 
 
@@ -184,3 +184,143 @@ def class_names(plan: Plan, confusions: Mapping[str, npt.NDArray[np.int64]]) -> 
     names = tuple(clean(name) for name in plan.classes)
     size = max(map(len, confusions.values()), default=len(names))
     return names + tuple(f"output {index}" for index in range(len(names), size))
+
+
+@dataclass(frozen=True)
+class AccuracyPair:
+    """Mean accuracy of a candidate in the packed run and in the serial baseline."""
+
+    candidate: str
+    packed: float
+    serial: float
+    folds: tuple[FoldPair, ...] = ()  # each fold that both have
+
+
+@dataclass(frozen=True)
+class FoldPair:
+    """Accuracy of one job in the packed run and in the serial baseline."""
+
+    fold: str  # "3", or "repeat.fold"
+    together: int  # size of its fusion group, 1 without one
+    packed: float
+    serial: float
+
+
+@dataclass(frozen=True)
+class TimedSpeedup(Speedup):
+    """Serial against packed wall time, and the accuracy of both."""
+
+    accuracy: tuple[AccuracyPair, ...] = ()  # empty for an estimate, and if it is not scored
+    disturbance: str = ""  # use by other programs during the timing; empty if there was none
+
+
+def timing_of(found: Outcome, rows: Sequence[CandidateRow]) -> TimedSpeedup | None:
+    """Return serial against packed wall time; None without a baseline."""
+    baseline = found.baseline
+    if baseline is None:
+        return None
+    pairs = _fold_pairs(found, baseline)
+    timing = found.timing
+    timing = replace(timing, kind=clean(timing.kind), why_not=clean(timing.why_not, ERROR_LIMIT))
+    accuracy = (
+        AccuracyPair(row.name, row.packed_accuracy, row.serial_accuracy, pairs.get(row.name, ()))
+        for row in rows
+        if math.isfinite(row.packed_accuracy) and math.isfinite(row.serial_accuracy)
+    )
+    return TimedSpeedup(**vars(timing), accuracy=tuple(accuracy), disturbance=baseline.disturbance)
+
+
+def _fold_pairs(found: Outcome, baseline: Baseline) -> dict[str, tuple[FoldPair, ...]]:
+    """Return the accuracy of each fold that both have, by candidate."""
+    repeated = len({job.repeat for job in found.plan.jobs}) > 1
+    pairs: dict[str, tuple[FoldPair, ...]] = {}
+    for job in found.plan.jobs:
+        result = found.results.get(job.id)
+        if result is None or job.id not in baseline.by_job or result.status != DONE:
+            continue
+        accuracy = accuracy_of(result)
+        if accuracy is None:
+            continue
+        fold = f"{job.repeat}.{job.fold}" if repeated else str(job.fold)
+        together = len(found.plan.group_of(job.id))
+        pair = FoldPair(fold, together, accuracy, baseline.by_job[job.id])
+        name = shown(job).candidate
+        pairs[name] = (*pairs.get(name, ()), pair)
+    return pairs
+
+
+Line = tuple[tuple[float, float], ...]
+"""(seconds, mean training loss over the folds) at the end of each epoch."""
+
+
+@dataclass(frozen=True)
+class LossOverTime:
+    """Training loss of one candidate against the seconds that its folds have cost.
+
+    Serial: the folds one after another, until the last has finished the epoch. Packed: the
+    candidate's share of the run's wall time (see `AgainstSerial`), dealt out to epochs as its jobs
+    spent theirs. Evaluations included.
+    """
+
+    candidate: str
+    packed: Line
+    serial: Line  # empty where the serial loop was not run in full
+
+
+def loss_over_time(found: Outcome, times: Mapping[str, AgainstSerial]) -> tuple[LossOverTime, ...]:
+    """Return a pair of lines for each candidate with epochs, over the jobs that both trained."""
+    recorded = found.baseline.epochs if found.baseline else {}
+    lines = []
+    for name, jobs in _by_candidate(found).items():
+        both = [job for job in jobs if recorded.get(job.id)] or jobs
+        ours = [_line(found, job) for job in both]
+        theirs = [recorded[job.id] for job in both if recorded.get(job.id)]
+        spent = math.fsum(line[-1][0] for line in (_line(found, job) for job in jobs))
+        scale = times[name].packed_seconds / spent if spent else math.nan
+        packed = tuple((seconds * scale, loss) for seconds, loss in _together(ours))
+        lines.append(LossOverTime(shown(jobs[0]).candidate, packed, _together(theirs)))
+    return tuple(lines)
+
+
+def _by_candidate(found: Outcome) -> dict[str, list[Job]]:
+    jobs: dict[str, list[Job]] = {}
+    for job in found.plan.jobs:
+        result = found.results.get(job.id)
+        if result is not None and result.epochs:
+            jobs.setdefault(job.candidate, []).append(job)
+    return jobs
+
+
+def _line(found: Outcome, job: Job) -> Line:
+    epochs = found.results[job.id].epochs
+    ends = accumulate(item.seconds for item in epochs)
+    return tuple(zip(ends, (item.train_loss for item in epochs), strict=True))
+
+
+def _together(lines: Sequence[Sequence[Sequence[float]]]) -> Line:
+    """Return the sum of the seconds and the mean of the losses, up to the end of the shortest.
+
+    >>> _together([[(1.0, 0.5), (2.0, 0.25)], [(3.0, 1.5)]])
+    ((4.0, 1.0),)
+    """
+    if not lines:
+        return ()
+    length = min(map(len, lines))
+    table = np.array([line[:length] for line in lines])
+    seconds, losses = table[..., 0].sum(axis=0), table[..., 1].mean(axis=0)
+    return tuple(zip(seconds.tolist(), losses.tolist(), strict=True))
+
+
+def serial_class_accuracy(found: Outcome) -> dict[str, tuple[float, ...]]:
+    """Return the recall of each class in the serial loop by candidate; NaN without samples."""
+    counts = found.baseline.class_counts if found.baseline else {}
+    tables: dict[str, list[Sequence[Sequence[int]]]] = {}
+    for job in found.plan.jobs:
+        if counts.get(job.id):
+            tables.setdefault(job.candidate, []).append([tuple(pair) for pair in counts[job.id]])
+    return {
+        name: tuple(
+            right / of if of else math.nan for right, of in np.array(tables).sum(axis=0).tolist()
+        )
+        for name, tables in tables.items()
+    }

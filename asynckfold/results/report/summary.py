@@ -1,0 +1,306 @@
+"""`Summary`: all numbers of a run, computed from the store."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from asynckfold.errors import AsyncKFoldError
+from asynckfold.jobs.objective import (
+    BINARY,
+    MASKS,
+    MULTICLASS,
+    MULTILABEL,
+    REGRESSION,
+    SEGMENTATION,
+)
+from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.reproducibility import Reproducibility
+from asynckfold.jobs.result import DONE, job_by_id
+from asynckfold.results.confusion import count_classes
+from asynckfold.results.cv_results import read_results, refit_note
+from asynckfold.results.outcome import Outcome, times_of, verdict_of
+from asynckfold.results.report.attempts import (
+    AveragedJob,
+    Bar,
+    CpuUse,
+    FailureGroup,
+    GpuUse,
+    LogLine,
+    averaged,
+    bars,
+    event_log,
+    failures,
+    gpu_uses,
+    shown_packing,
+    uses,
+)
+from asynckfold.results.report.candidate_rows import (
+    CandidateRow,
+    LossOverTime,
+    TimedSpeedup,
+    by_rank,
+    candidate_rows,
+    class_names,
+    fold_names,
+    loss_over_time,
+    timing_of,
+)
+from asynckfold.results.report.predictions import (
+    Calibration,
+    HardSamples,
+    Predictions,
+    TwoClasses,
+    calibration,
+    hard_samples,
+    predictions,
+    two_classes,
+)
+from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat, plain_data
+from asynckfold.results.utilization import Packing
+from asynckfold.results.verdict import Verdict
+from asynckfold.store import RunReader
+from asynckfold.store.arrays import unpacking
+from asynckfold.system.files import read_plain
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All numbers of a run's report."""
+
+    root: str
+    metric: str  # ranks; greater is better
+    metrics: tuple[str, ...]
+    counts: Mapping[str, int]  # jobs by state; `running` is part of pending
+    going: bool  # whether a process works in the run's folder
+    candidates: tuple[CandidateRow, ...]  # by rank, unranked ones last
+    fold_names: tuple[str, ...]
+    highest: str | None  # name of the complete candidate with the highest mean, best or not
+    verdict: Verdict
+    class_names: tuple[str, ...]  # rows and columns of confusion matrices; empty for regression
+    packed_seconds: float  # wall time over all sessions
+    speedup: TimedSpeedup | None
+    packing: Packing | None
+    use: tuple[CpuUse, ...]
+    gpu_use: tuple[GpuUse, ...]  # empty for a run that used no GPU
+    bars: tuple[Bar, ...]
+    failures: tuple[FailureGroup, ...]
+    events: tuple[LogLine, ...]
+    facts: RunFacts
+    command: str  # empty if the run was started from Python
+    about: Mapping[str, str]
+    fingerprint: str
+    bit_identity: Reproducibility
+    loss_over_time: tuple[LossOverTime, ...]
+    averaged: tuple[AveragedJob, ...]
+    predictions: Predictions | None
+    calibration: Calibration | None
+    two_classes: TwoClasses | None
+    hard_samples: HardSamples | None
+    refit: str  # how the refit on all samples ended; empty without one
+
+    @property
+    def on_both(self) -> bool:
+        """Whether candidates are on both kinds of device."""
+        return len({row.device for row in self.candidates}) > 1
+
+    @property
+    def ranked(self) -> tuple[CandidateRow, ...]:
+        """Complete candidates, best first."""
+        return tuple(row for row in self.candidates if row.rank is not None)
+
+    @property
+    def best_row(self) -> CandidateRow | None:
+        """The best complete candidate."""
+        return self.ranked[0] if self.ranked else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain data for JSON: NaN and infinities become None."""
+        return dict(plain_data(self))
+
+
+def _is_on_gpus(store: RunReader) -> bool:
+    return any(item.device != "cpu" for item in store.attempts())
+
+
+_UNSHOWN = ("cli", "command", "folder", "decision")
+"""Recorded facts that the report shows elsewhere, or that are private."""
+
+
+def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
+    """Compute all numbers of a run's report, from its store alone.
+
+    The run may be incomplete or still running; `results` are its own, if they were read already.
+    """
+    found = read_results(store) if results is None else results
+    plan = found.plan
+    _, targets = store.splits()
+    confusions = count_classes(found, targets)
+    rows = candidate_rows(found, confusions, len(plan.classes))
+    jobs, about = job_by_id(plan), store.about
+    ranked = [candidate for candidate, _ in by_rank(found)]
+    return Summary(
+        root=clean(store.root.absolute().name),
+        metric=clean(plan.scoring[0]),
+        metrics=tuple(clean(name) for name in plan.scoring),
+        counts=store.counts(),
+        going=store.holder() is not None,
+        candidates=rows,
+        fold_names=fold_names(plan),
+        highest=rows[0].name if rows and rows[0].rank == 1 else None,
+        verdict=verdict_of(found, clean),
+        class_names=class_names(plan, confusions),
+        packed_seconds=found.seconds,
+        speedup=timing_of(found, rows),
+        packing=shown_packing(store),
+        use=uses(store.samples()),
+        gpu_use=gpu_uses(store.gpu_samples()) if _is_on_gpus(store) else (),
+        bars=bars(store, found.results, jobs),
+        failures=failures(plan, found.results),
+        events=event_log(store, jobs),
+        facts=facts(plan, found),
+        command=command(about),
+        about=flat({key: value for key, value in about.items() if key not in _UNSHOWN}),
+        fingerprint=store.fingerprint(),
+        bit_identity=Reproducibility(
+            tuple(clean(why, ERROR_LIMIT) for why in found.bit_identity.reasons)
+        ),
+        loss_over_time=loss_over_time(found, times_of(found)),
+        averaged=averaged(found),
+        predictions=predictions(found, targets),
+        calibration=calibration(found, targets, ranked),
+        two_classes=two_classes(found, targets, ranked),
+        hard_samples=hard_samples(found, targets),
+        refit=clean(refit_note(store), ERROR_LIMIT),
+    )
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the plan says."""
+
+    models: tuple[str, ...]
+    lr_schedules: tuple[str, ...]
+    folds: int
+    repeats: int
+    samples: int
+    classes: tuple[str, ...]
+    targets: str
+    outputs: str
+    batch_size: int
+    epochs: int
+    stopped_early: bool  # a job ended before its last epoch
+    random_state: int
+    threads_per_job: str
+    device: str
+    params: Mapping[str, Any]
+    recipe: Mapping[str, str]
+    dataset: str
+    folds_fingerprint: str
+    plan_fingerprint: str
+
+
+def facts(plan: Plan, found: Outcome) -> RunFacts:
+    """Return what the plan says, in text that is safe to show."""
+    keys = {fold.key for fold in found.folds}
+    return RunFacts(
+        models=tuple(dict.fromkeys(clean(job.model) for job in plan.jobs)),
+        lr_schedules=tuple(dict.fromkeys(clean(job.lr_schedule) for job in plan.jobs)),
+        folds=len({index for _, index in keys}),
+        repeats=len({repeat for repeat, _ in keys}),
+        samples=found.n_samples,
+        classes=tuple(clean(name) for name in plan.classes),
+        targets=_targets(plan),
+        outputs=_outputs(plan),
+        batch_size=plan.batch_size,
+        epochs=plan.params.epochs,
+        stopped_early=any(
+            item.status == DONE and item.epochs and item.epochs[-1].number < plan.params.epochs
+            for item in found.results.values()
+        ),
+        random_state=plan.random_state,
+        threads_per_job=plan.threads_text,
+        device=clean(plan.device_text),
+        params={
+            **{item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
+            "channels_last": ", ".join(map(clean, plan.channels_last)) or "no model",
+        },
+        recipe=flat(plan.recipe),
+        dataset=clean(plan.dataset),
+        folds_fingerprint=clean(plan.folds),
+        plan_fingerprint=plan.fingerprint,
+    )
+
+
+_KINDS = {
+    MULTICLASS: "one class for each sample",
+    BINARY: "one of two classes for each sample, by one output",
+    MULTILABEL: "several labels for each sample",
+    REGRESSION: "numbers",
+    SEGMENTATION: "a class for each pixel",
+    MASKS: "0 or 1 for each pixel",
+}
+
+
+def _targets(plan: Plan) -> str:
+    objective = plan.objective_of("")
+    if objective.targets is not None:
+        return clean(objective.targets.text)
+    positive = "" if objective.pos_label is None else f"; positive is {objective.pos_label}"
+    return clean(f"{_KINDS[objective.kind]}{positive}")
+
+
+def _outputs(plan: Plan) -> str:
+    """Return the scale of outputs, and the models of each if there are several."""
+    models: dict[str, list[str]] = {}
+    for name in dict.fromkeys(job.model for job in plan.jobs):
+        objective = plan.objective_of(name)
+        told = objective.scale if objective.columns is None else objective.columns.text
+        models.setdefault(told, []).append(name)
+    if len(models) < 2:
+        return clean("".join(models))
+    return clean("; ".join(f"{scale}: {', '.join(names)}" for scale, names in models.items()))
+
+
+def command(about: Mapping[str, Any]) -> str:
+    """Return the shell command; empty if the run was started from Python."""
+    given = about.get("command") or ""
+    text = given if isinstance(given, str) else shlex.join(map(str, given))
+    return clean(text, ERROR_LIMIT)
+
+
+PICTURES = "oof/pictures.npz"
+
+_MOST = 64
+"""Pictures, and pixels of an edge: more than a call writes."""
+
+
+def pictures_of(store: RunReader) -> Mapping[int, str]:
+    """Return PNG images as addresses by number of sample; nothing if the file is not sound."""
+    try:
+        data = read_plain(store.root / PICTURES, store.root)
+        with unpacking(data) as (arrays, shapes):
+            if max(shapes["pictures"]) > _MOST:
+                return {}
+            samples, pictures = arrays["samples"], arrays["pictures"]
+    except (AsyncKFoldError, OSError, ValueError):
+        return {}
+    fits = pictures.ndim == 4 and pictures.shape[-1] in (1, 3)
+    if not fits or pictures.dtype != np.uint8 or samples.shape != pictures.shape[:1]:
+        return {}
+    return {int(index): _address(picture) for index, picture in zip(samples, pictures, strict=True)}
+
+
+def _address(picture: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> str:
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    pixels = picture.squeeze(-1) if picture.shape[-1] == 1 else picture
+    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
