@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms import on_device
 from asynckfold.jobs.messages import Fusibility
 from asynckfold.jobs.plan import Job
 from asynckfold.planning import fusion_groups
@@ -40,8 +39,6 @@ from asynckfold.training.job_optimizer import opt_fn_for
 Step = list[Batch]
 """The batch of each replica."""
 
-_CPU = torch.device("cpu")
-
 
 def on_cores(trial: CandidateTrial) -> Fusibility:
     """Check a model on cores, where the rule says that fusing it may pay."""
@@ -51,7 +48,7 @@ def on_cores(trial: CandidateTrial) -> Fusibility:
     )
     if refusal:
         return Fusibility(refusal)
-    return _compared(trial, _CPU, plan.params.precision_on_cores)
+    return _compared(trial, plan.params.precision_on_cores)
 
 
 def on_gpu(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Fusibility:
@@ -63,7 +60,7 @@ def on_gpu(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Fus
             trial.check_checkpoint()
             if refusal := _unfit(trial):
                 return Fusibility(refusal)
-            found = _compared(trial, device, bundle.plan.params.precision)
+            found = _compared(trial, bundle.plan.params.precision)
             changed = ", ".join(traces.look())
     except (Exception, SystemExit) as error:  # noqa: BLE001
         return Fusibility(f"{type(error).__name__} was raised: {error}")
@@ -113,15 +110,15 @@ def _optimizer_kinds(trial: CandidateTrial) -> Iterator[type]:
                 yield type(opt_fn_for(recipe, schedule, trial.criterion)(trial.model))
 
 
-def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fusibility:
+def _compared(trial: CandidateTrial, precision: str) -> Fusibility:
     recipe = trial.bundle.recipe
     # An exception of user code in two replicas is the reason.
     try:
-        models = [recipe.models[trial.name]().to(device) for _ in range(2)]
+        models = [recipe.models[trial.name]() for _ in range(2)]
         make = opt_fn_for(recipe, trial.schedule, trial.criterion)
         opt_fn = partial(with_fused_kernel, make)
         steps = _steps(trial)
-        found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision, device)
+        found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
         if found.fused is None:
             return Fusibility(str(found.refusal))
         if found.fused.why_vmap:
@@ -130,11 +127,8 @@ def _compared(trial: CandidateTrial, device: torch.device, precision: str) -> Fu
         own = why_not_stackable(found.fused, optimizers, range(2))
         if own is None:
             return Fusibility("", str(found))
-        last = [on_device(batch, device) for batch in steps[-1]]
         criterion = copy.deepcopy(recipe.criterion)
-        if isinstance(criterion, nn.Module):
-            criterion = criterion.to(device)
-        views = _why_not_on_views(models, criterion, opt_fn, last, precision)
+        views = _why_not_on_views(models, criterion, opt_fn, steps[-1], precision)
         if views:
             return Fusibility(f"{own}, and {views}")
         return Fusibility("", f"{found}; each job steps its own optimizer: {own}")

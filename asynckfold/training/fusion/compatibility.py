@@ -11,9 +11,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from asynckfold.training import side_effects
-from asynckfold.training.fusion.arguments import Arguments
 from asynckfold.training.fusion.layouts import NotFusible
-from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.fusion.tracing import Arguments, copied
 from asynckfold.training.side_effects import attributes, describe, is_plain
 
 

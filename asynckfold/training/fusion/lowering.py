@@ -18,8 +18,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from asynckfold.training.fusion import layouts
-from asynckfold.training.fusion.layouts import Layout, NotFusible, Value
-from asynckfold.training.fusion.stacked_parameters import Slot
+from asynckfold.training.fusion.layouts import Layout, NotFusible, Slot, Value
 from asynckfold.training.fusion.tracing import Trace
 
 Emitted = tuple[Layout, Any]

@@ -10,10 +10,9 @@ from torch import nn
 
 from asynckfold.training import seeding
 from asynckfold.training.fusion import compatibility
-from asynckfold.training.fusion.arguments import Arguments, leaves_of
 from asynckfold.training.fusion.backends import Batched, Forward, Programs, Vmapped
-from asynckfold.training.fusion.layouts import NotFusible
-from asynckfold.training.fusion.stacked_parameters import Stack
+from asynckfold.training.fusion.layouts import NotFusible, Stack
+from asynckfold.training.fusion.tracing import Arguments, leaves_of
 
 
 class FusedModule:

@@ -7,8 +7,7 @@ that differ from torch's defaults are recorded with the software.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -136,27 +135,6 @@ def _older_tf32() -> list[Setting]:
 
 def _newer_tf32() -> list[Setting]:
     return [_cell(*cell) for cell in _CELLS if cell[0] == "cuda" and cell[1] != "all"]
-
-
-def tf32_is_allowed() -> bool:
-    """Return whether GPUs may round the inputs of some operation to TF32."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        older = [setting.value() for setting in _older_tf32()]
-        if UNREADABLE not in older:
-            return True in older
-    return any(setting.value() == "tf32" for setting in _newer_tf32())
-
-
-@contextmanager
-def without_tf32() -> Iterator[None]:
-    """Forbid TF32 meanwhile."""
-    before = current()
-    allow_tf32(False)
-    try:
-        yield
-    finally:
-        apply(before)
 
 
 def _attention() -> list[Setting]:

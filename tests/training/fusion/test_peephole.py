@@ -10,7 +10,7 @@ from torch import fx
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asynckfold.training.fusion.peephole import exchange
+from asynckfold.training.fusion.backends import exchange
 from asynckfold.training.fusion.rules import convolution
 
 WEIGHT = torch.randn(6, 3, 3, 3, generator=torch.Generator().manual_seed(0))

@@ -91,15 +91,6 @@ def allowed(state):
     return [values[name] for name in CUDA] + traces.left
 
 
-def forbidden(state):
-    before = current(state)
-    with torch_settings.without_tf32():
-        values = torch_settings.current()
-        found = [values[name] for name in CUDA if values[name] == "tf32"]
-        found += ["allowed"] * torch_settings.tf32_is_allowed()
-    return found, apart(before, torch_settings.current())
-
-
 def tf32_beside_cores(values):
     # What cores compute stays as the caller has it.
     before = torch_settings.current()
@@ -112,8 +103,6 @@ for state in STATES:
         print("carried:", state, found)
     if (found := child(lambda: allowed(state))) != ["tf32"] * 3:
         print("TF32 where it was asked for:", state, found)
-    if (found := child(lambda: forbidden(state))) != [[], {}]:
-        print("no TF32 meanwhile:", state, found)
     for change in STATES if sys.argv[1] == "all" else ["all tf32", "high", "matmul, older"]:
         if found := child(lambda: restored(state, change)):
             print("restored:", state, change, found)

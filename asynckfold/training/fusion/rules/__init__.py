@@ -7,13 +7,9 @@ from asynckfold.training.fusion.rules import (
     convolution,
     elementwise,
     linear,
-    lookup,
-    losses,
     normalisation,
     random,
-    reductions,
     shapes,
-    spatial,
 )
 
 RULES = Rules(
@@ -22,15 +18,11 @@ RULES = Rules(
         **linear.FUNCTIONS,
         **convolution.FUNCTIONS,
         **normalisation.FUNCTIONS,
-        **spatial.FUNCTIONS,
         **shapes.FUNCTIONS,
-        **reductions.FUNCTIONS,
         **random.FUNCTIONS,
-        **lookup.FUNCTIONS,
-        **losses.FUNCTIONS,
     },
-    methods={**elementwise.METHODS, **linear.METHODS, **shapes.METHODS, **reductions.METHODS},
-    leaves={**convolution.LEAVES, **normalisation.LEAVES, **lookup.LEAVES},
+    methods={**elementwise.METHODS, **linear.METHODS, **shapes.METHODS},
+    leaves={**convolution.LEAVES, **normalisation.LEAVES, **linear.LEAVES},
     aliases=elementwise.ALIASES | shapes.ALIASES | random.ALIASES,
     random=random.NAMES,
 )
