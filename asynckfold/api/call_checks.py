@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 from asynckfold.api.arguments import Settings
@@ -23,13 +22,9 @@ def read_trainer_params(settings: Settings, given: Any) -> tuple[TrainerParams, 
         rule, remedy = "trainer_params must be a dict", "Pass for instance {'epochs': 2}."
         return TrainerParams(), [Problem(rule, repr(given)[:80], remedy)]
     try:
-        params = TrainerParams.from_mapping({**settings.trainer_params, **(given or {})})
+        return TrainerParams.from_mapping({**settings.trainer_params, **(given or {})}), []
     except InputError as error:
         return TrainerParams(), error.problems
-    if params.trainer == "allreduce" and params.processes > 1 and settings.names_gpus_only:
-        # Each process has a GPU of its own.
-        return replace(params, gpu_processes=params.processes), []
-    return params, []
 
 
 def argument_problems(
@@ -88,12 +83,6 @@ _SENT = (
 def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Problem]:
     """Yield why a job cannot train with several processes here."""
     count = params.processes
-    if params.processes_per_node is not None and settings.engine != "ray":
-        yield Problem(
-            "processes_per_node spreads a job over the nodes of engine='ray'",
-            f"processes_per_node={params.processes_per_node}, engine={settings.engine!r}",
-            "Pass engine='ray', or leave processes_per_node out.",
-        )
     if count == 1:
         return
     cores = settings.cores()[0]

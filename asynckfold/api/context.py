@@ -178,7 +178,6 @@ def software_of(call: Call, draft: Plan) -> dict[str, str]:
     found = software(
         draft.threads_per_job,
         reading.names,
-        backend=call.bundle.backend,
         in_workers=settings.engine != "serial",
     )
     if settings.threads is None:

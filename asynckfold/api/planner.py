@@ -21,7 +21,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.accumulator import MakeAccumulator
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.messages import Facts, Fusibility
-from asynckfold.jobs.placement import NOTHING, WORKER_BYTES, Gpu, NodeSize
+from asynckfold.jobs.placement import WORKER_BYTES, NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.planning import (
@@ -33,14 +33,11 @@ from asynckfold.planning import (
     memory_format,
 )
 from asynckfold.planning.feasibility import (
-    collectives_backend,
     node_problems,
-    part_of,
     part_problems,
     precision_problems,
     process_problems,
     room_problems,
-    span_problems,
 )
 from asynckfold.planning.forecast import Forecast, forecast, foreseen
 from asynckfold.planning.fusion_groups import Fuse
@@ -82,23 +79,17 @@ def engines_of(call: Call, inbox: Inbox) -> Engines:
         settings.stall_timeout,
         settings.max_wait,
         call.cluster,
-        params.nodes,
-        part_of(params) if params.nodes > 1 else NOTHING,
     )
 
 
 def misfits(call: Call) -> Iterator[Problem]:
     """Yield why the sweep cannot run on this machine, or on the nodes of the cluster."""
-    from asynckfold.training.process_group.collectives import backend_problems
-
     plan, make, gpus = call.bundle.plan, call.make, call.machine.gpus()
     if call.settings.engine != "serial" and not call.data.held:
         yield from sending_problems({"dataset": call.bundle.data})
     devices = call.settings.devices
-    yield from process_problems(plan, call.folds, call.data.held, devices, gpus.reason, gpus.gpus)
-    yield from backend_problems(call.bundle.backend)
+    yield from process_problems(plan, call.folds, call.data.held, devices, gpus.reason)
     yield from node_problems(plan, {name: s.cores for name, s in make.found_nodes.items()})
-    yield from span_problems(plan.params, make.found_nodes)
     yield from part_problems(plan, call.folds)
     yield from precision_problems(plan)
 
@@ -234,7 +225,6 @@ def drafted(call: Call) -> Any:
         highest=data.labels.highest,
         may_be_numbered=data.labels.may_be_numbered,
         code=call.digest.parts if call.digest.modules else {},
-        backend=collectives_backend(draft.params, _gpus(call)),
         refits=refits(settings.refit, draft.candidate_names),
     )
 
@@ -288,13 +278,6 @@ def _measured(facts: Facts) -> set[str]:
 
 def _without_gpus(nodes: Sequence[NodeSize]) -> tuple[NodeSize, ...]:
     return tuple(replace(node, gpus=0) for node in nodes)
-
-
-def _gpus(call: Call) -> Sequence[Gpu]:
-    """Return the GPUs of this machine, or of all nodes where a job is on several of them."""
-    if call.cluster is None or call.params.nodes == 1:
-        return call.machine.gpus().gpus
-    return [gpu for node in [*call.cluster.nodes.values()] for gpu in node.load.gpus]
 
 
 def _fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:

@@ -15,7 +15,6 @@ from asynckfold.jobs.messages import EpochEnded, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
-from asynckfold.scheduling.wait_reasons import named_nodes
 from asynckfold.system.units import duration
 
 AT_ONCE_SECONDS = 0.05
@@ -75,10 +74,8 @@ class PlacementProgress:
             self.placement.cores,
             f" of {self.placement.node}" if self.placement.node else "",
         )
-        if peers := [part.node for part in self.placement.peers]:
-            on += f" and on {named_nodes(peers)}"
         if self.placement.gpu is not None:
-            return f"GPU {','.join(str(index) for index, _ in self.placement.gpus)}{on}"
+            return f"GPU {self.placement.gpu}{on}"
         return f"{'core' if len(cores) == 1 else 'cores'} {','.join(map(str, cores))}{on}"
 
 
@@ -334,7 +331,7 @@ def cores_in_use(progress: SweepProgress) -> str:
     """Return how many cores the jobs hold, and how many other programs use."""
     if progress.load is None:
         return ""
-    running = (part for found in progress.placements for part in found.placement.parts)
+    running = (found.placement for found in progress.placements)
     nodes = [node for node in progress.load.nodes if node.cores]
     taken = {(item.node, core) for item in running for core in item.cores}
     count = sum(len(node.cores) for node in nodes)

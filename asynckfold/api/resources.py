@@ -124,8 +124,7 @@ class Sharing:
 
     def kinds(self, machine: Machine, params: TrainerParams) -> tuple[str, ...]:
         """Return the kinds of device that the jobs may run on."""
-        on_nodes = params.nodes > 1 and params.on_gpu and self.devices != "cpu"
-        if not (machine.gpus().gpus or on_nodes):
+        if not machine.gpus().gpus:
             return ("cpu",)
         if params.on_gpu or params.precision == "fp16" or self.names_gpus_only:
             return ("cuda",)

@@ -133,7 +133,6 @@ def _numbers(found: Forecast) -> dict[str, Any]:
         "spans": [
             {"job": span.job, "start": span.start, "end": span.end, "cores": span.cores}
             | ({} if span.gpu is None else {"gpu": span.gpu})
-            | ({"gpus": span.gpus} if span.peer_gpus else {})
             | ({"node": span.node} if span.node else {})
             | ({"jobs": found.units[span.job].jobs} if found.units[span.job].jobs else {})
             for span in found.simulation.spans

@@ -27,7 +27,7 @@ _TAKEN = re.findall(
     engine epochs epochs_per_round error_score eval_batch_size folds fuse inner_val
     inner_valid job_timeout keep_going keep_outputs limit lr lr_step max_memory max_wait
     memory_format min_free_memory models momentum n_jobs n_pull n_push nice optimizer param
-    partition_size pos_label precision print_frequency processes processes_per_node
+    partition_size pos_label precision print_frequency processes
     random_samples rank_by refit repeats report reserve_cores sampler
     save_checkpoint_frequency schedulers scoring seed shared_state stall_timeout
     staleness_aware steps_per_round stratify target_loss task threads_per_job time_budget

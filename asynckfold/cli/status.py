@@ -97,8 +97,7 @@ def state_of(store: RunReader) -> dict[str, Any]:
     dict
         The jobs by state; ``fingerprint`` and ``bit_identity``; ``holder`` (pid, host, start) or
         None; ``running_jobs``, one entry for each job in training (its worker's pid, attempt,
-        cores, progress, ``node`` if it has a name, and ``peers``, the cores on further nodes of a
-        job on several); ``progress``, the steps done of all and the
+        cores, progress, and ``node`` if it has a name); ``progress``, the steps done of all and the
         expected ``seconds_left``, or None while no sweep runs; ``scores``, of each candidate with a
         result the ``mean`` of the first metric over ``folds`` folds; ``verdict``, sentences on the
         results so far; ``idle``, the free cores and GPUs, the cores that other processes use
@@ -205,8 +204,8 @@ def _scores(store: RunReader) -> list[dict[str, Any]]:
 
 def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
     """Leave out jobs of a batch that wait behind a running one on the same cores."""
-    taken = {item.parts for item in attempts if item.pid}
-    return [item for item in attempts if item.pid or item.parts not in taken]
+    taken = {(item.node, item.last_cores) for item in attempts if item.pid}
+    return [item for item in attempts if item.pid or (item.node, item.last_cores) not in taken]
 
 
 def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
@@ -217,7 +216,6 @@ def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
         "pid": attempt.pid or None,
         **({"node": attempt.node} if attempt.node else {}),
         "cores": attempt.last_cores,
-        **({"peers": dict(attempt.peers)} if attempt.peers else {}),
         "threads": attempt.threads,
         "device": attempt.device,
         "started": attempt.started,
@@ -237,10 +235,9 @@ def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any]
 
 
 def _idle_on(waiting: Waiting, at_work: Sequence[Attempt]) -> dict[str, Any]:
-    parts = [part for item in at_work for part in item.parts]
-    held = {core for node, cores in parts if node == waiting.node for core in cores}
     here = [item for item in at_work if item.node == waiting.node]
-    busy = {number for item in here for number in item.device.removeprefix("cuda:").split(",")}
+    held = {core for item in here for core in item.last_cores}
+    busy = {item.device.removeprefix("cuda:") for item in here}
     return {
         "cores": [core for core in waiting.cores if core not in {*held, *waiting.neighbours}],
         "gpus": [index for index in waiting.gpus if str(index) not in busy],
@@ -280,19 +277,11 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
         yield f"{state['ended']}{then}"
     yield from _score_lines(state["scores"])
     yield from state["verdict"]
-    nodes = {
-        name
-        for item in state["running_jobs"]
-        for name in (item.get("node", ""), *item.get("peers", ()))
-    }
+    nodes = {item.get("node", "") for item in state["running_jobs"]}
     is_cluster = len(nodes) > 1 or "nodes" in (state["idle"] or {})
     for item in state["running_jobs"]:
         where = item["device"] if item["device"] != "cpu" else named_cores(item["cores"])
         where += f" on {named_node(item.get('node', ''))}" if is_cluster else ""
-        where += "".join(
-            f" and {named_cores(cores)} on {named_node(name)}"
-            for name, cores in item.get("peers", {}).items()
-        )
         yield (
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
             f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"

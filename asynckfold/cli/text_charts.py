@@ -54,7 +54,8 @@ def gantt(
         rows.update({_lane("core", core, node): [] for core in range(count)})
     for span in sorted(spans, key=lambda span: (span.gpu is not None, span.gpu or 0, span.start)):
         held = [_lane("core", core, span.node) for core in span.cores]
-        held += [_lane("GPU", number, span.node) for number in span.gpus]
+        if span.gpu is not None:
+            held.append(_lane("GPU", span.gpu, span.node))
         for name in held:
             rows[name].append(span)
     end = max((span.end for span in spans), default=0.0)

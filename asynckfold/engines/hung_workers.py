@@ -65,6 +65,4 @@ class HungWorkers:
 
 
 def _is_watched(placement: Placement) -> bool:
-    # Ranks above 0 wait for rank 0 as long as it takes; its own silence ends them all.
-    is_led = placement.span is not None and placement.span.first > 0
-    return placement.trainer not in UNWATCHED and not is_led
+    return placement.trainer not in UNWATCHED

@@ -250,37 +250,11 @@ class RayCluster:
 
     def lease(self, work: PlacedWork) -> Any:
         """Ask Ray for what a placement needs on its node; return the task that holds it."""
-        from ray.util.scheduling_strategies import (
-            NodeAffinitySchedulingStrategy,
-            PlacementGroupSchedulingStrategy,
-        )
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        strategy: Any = NodeAffinitySchedulingStrategy(work.node.identity, soft=False)
-        if work.reserved is not None:
-            at = work.group.index(work)
-            strategy = PlacementGroupSchedulingStrategy(work.reserved, at)
+        strategy = NodeAffinitySchedulingStrategy(work.node.identity, soft=False)
         task = self._hold.options(**work.wanted, max_retries=0, scheduling_strategy=strategy)
         return task.remote(work.node.address, work.number, work.expected)
-
-    def reserve(self, works: Sequence[PlacedWork]) -> None:
-        """Ask Ray for what the parts of a placement need on their nodes, all at once."""
-        from ray.util import placement_group
-
-        group = placement_group(
-            [work.bundle for work in works],
-            strategy="STRICT_SPREAD",
-            bundle_label_selector=[{"ray.io/node-id": work.node.identity} for work in works],
-        )
-        for work in works:
-            work.reserved = group
-
-    def release(self, works: Sequence[PlacedWork]) -> None:
-        """Give that back."""
-        import ray
-
-        if works[0].reserved is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.util.remove_placement_group(works[0].reserved)
 
     def cancel(self, work: PlacedWork) -> None:
         """Withdraw the request of a placement."""

@@ -7,7 +7,6 @@ tells of them.
 from __future__ import annotations
 
 import contextlib
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,8 +20,8 @@ from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.engines.ray_node import settle
 from asynckfold.engines.ray_room import send
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import CheckpointWritten, Meeting, Noted, Task
-from asynckfold.jobs.placement import NOTHING, Load, NodeSize, Placement, Span
+from asynckfold.jobs.messages import CheckpointWritten, Noted, Task
+from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.reservations import within
 from asynckfold.store.layout import FINAL
 from asynckfold.system.files import make_folders, read_plain, write_whole
@@ -47,11 +46,7 @@ _LOOK_SECONDS = 0.05
 
 @dataclass(eq=False)
 class PlacedWork:
-    """A placement, its future, and the task of Ray that holds its cores.
-
-    `group` are the parts of a placement on several nodes, rank 0's first, and `reserved` is Ray's
-    placement group for them. `outcome` is that of rank 0, while other parts have not ended.
-    """
+    """A placement, its future, and the task of Ray that holds its cores."""
 
     number: int
     placement: Placement
@@ -63,33 +58,18 @@ class PlacedWork:
     is_given_up: bool = False
     cpus: float = 0.0
     future: Future[Answer] = field(default_factory=Future)
-    group: tuple[PlacedWork, ...] = ()
-    reserved: Any = None
-    outcome: tuple[Any, ...] = ()
 
     @property
     def wanted(self) -> dict[str, Any]:
         """What Ray shall hold for it on its node, and the name in Ray's dashboard."""
         placement, node = self.placement, self.node
-        gpus = len(placement.gpus)
-        share = 1 / placement.jobs_per_gpu if gpus == 1 else gpus
+        share = 0.0 if placement.gpu is None else 1 / placement.jobs_per_gpu
         return {
             "num_cpus": self.cpus,
             "num_gpus": min(share, node.gpus),
             "memory": min(placement.memory, node.memory) or None,
             "name": placement.jobs[0] if placement.jobs else placement.trainer,
         }
-
-    @property
-    def bundle(self) -> dict[str, float]:
-        """The same as a part of Ray's placement group."""
-        names = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-        return {name: self.wanted[key] for name, key in names.items() if self.wanted[key]}
-
-    @property
-    def first(self) -> PlacedWork:
-        """The part with rank 0, whose future is that of the placement."""
-        return self.group[0] if self.group else self
 
     def interrupt(self) -> None:
         """End it without a result."""
@@ -120,14 +100,6 @@ class Cluster(Protocol):
         """Withdraw that."""
         ...
 
-    def reserve(self, works: Sequence[PlacedWork]) -> None:
-        """Ask Ray for what the parts of a placement need on their nodes, all at once."""
-        ...
-
-    def release(self, works: Sequence[PlacedWork]) -> None:
-        """Give that back."""
-        ...
-
     def wait(self, answers: Sequence[Any], seconds: float) -> None:
         """Wait for answers of nodes, at most so long."""
         ...
@@ -149,7 +121,6 @@ class RayEngine:
         threads: int = 1,
         signals: Interruption | None = None,
         most: int | None = None,
-        part: NodeSize = NOTHING,
     ) -> None:
         self._cluster, self._root, self.say = cluster, bundle.root, tell
         self._signals = signals or Interruption()
@@ -157,7 +128,7 @@ class RayEngine:
         self._losses: dict[str, int] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._most, self._part = most, part
+        self._most = most
         cluster.begin(self, threads, bundle, data)
 
     def load(self, running: Sequence[Placement]) -> Load:
@@ -169,9 +140,7 @@ class RayEngine:
             return Load((0,), (0,), 1 << 62)
         left, found = self._most, []
         for node in self._cluster.nodes.values():
-            # A number of jobs is for the nodes that can have them.
-            here = left if left is None or node.size.holds(self._part) else 0
-            found.append(self._of(node, running, here))
+            found.append(self._of(node, running, left))
             left = None if left is None else left - len(found[-1].cores)
         return replace(found[0], peers=tuple(found[1:]))
 
@@ -179,8 +148,7 @@ class RayEngine:
         if not node.is_used:
             why = f"{node.place} {node.left_out or 'is lost'}"
             return Load((), (), 0, blocked=why, node=node.name)
-        parts = [part for item in running for part in item.parts]
-        held = [part for part in parts if part.node == node.name]
+        held = [item for item in running if item.node == node.name]
         load = replace(node.load, node=node.name)
         # What Ray has given to others is not free, even if it is idle. Ray is late to tell that a
         # task has ended, so that only what it tells twice counts.
@@ -190,22 +158,17 @@ class RayEngine:
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Ask Ray for the cores of a placement, which starts when it has them."""
-        works = [self._work(part, tasks) for part in placement.parts]
-        if placement.peers:
-            _bind(works, self._dissolve)
-        work = works[0]
+        work = self._work(placement, tasks)
         if any(task.checkpoints for task in tasks):
             self._cluster.look_here()
-        if any(item.node.is_lost for item in works) or self._cluster.failure is not None:
+        if work.node.is_lost or self._cluster.failure is not None:
             self._end_lost(work, "")
             return work.future
-        if any(item.node.left_out for item in works):
+        if work.node.left_out:
             work.interrupt()
             return work.future
         with self._lock:
-            self._works |= {item.number: item for item in works}
-        if work.group:
-            self._cluster.reserve(work.group)
+            self._works[work.number] = work
         self._expect(work)
         return work.future
 
@@ -224,56 +187,6 @@ class RayEngine:
             work.number, work.placement, list(work.tasks), node.begun, *files
         )
         work.lease = self._cluster.lease(work)
-
-    def _meet(self, event: Meeting) -> None:
-        """Start the further parts of a job whose rank 0 waits for them."""
-        found = []
-        for work in [*self._works.values()]:
-            span = work.placement.span
-            if event.job_id in work.placement.jobs and span is not None and span.first:
-                span = replace(span, ports=event.ports)
-                work.placement = replace(work.placement, span=span)
-                self._expect(work)
-                found.append(work.node.name or "this machine")
-        text = f"its further processes are on {', '.join(found)}"
-        self.say(Noted(event.job_id, "nodes", text))
-
-    def _awaits_others(self, number: int, outcome: tuple[Any, ...]) -> bool:
-        """Whether rank 0 has died, and its other nodes must tell whether one of them is lost.
-
-        Rank 0 notices that before Ray does; its job is then not to blame.
-        """
-        work = self._works.get(number)
-        if work is None or work is not work.first or outcome[0] != "died" or self._closed:
-            return False
-        left = [item for item in work.group[1:] if item.lease and not item.future.done()]
-        for item in left:
-            item.node.actor.kill.remote(item.number)
-        work.outcome = outcome
-        return bool(left)
-
-    def _dissolve(self, work: PlacedWork) -> None:
-        """End what is left of a placement on several nodes, of which a part has ended."""
-        error = work.future.exception()
-        first = work.first
-        if work is not first:
-            others = [item for item in work.group[1:] if item.lease and not item.future.done()]
-            # Without an error it has ended because rank 0 had.
-            if (not others) if first.outcome else (error is not None):
-                for item in self._take(lambda item: item is first):
-                    if item.outcome:
-                        settle(item.future, item.outcome)
-                    else:
-                        item.future.set_exception(error)
-        else:
-            for item in self._take(lambda item: item.first is work and item.lease is None):
-                item.interrupt()
-            if error is not None or None in work.future.result().results:
-                for item in work.group:
-                    if not item.node.is_lost:
-                        item.node.actor.kill.remote(item.number)
-        if all(item.future.done() for item in work.group):
-            self._cluster.release(work.group)
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
         """Pin a worker to other cores of its node, or pause it."""
@@ -318,12 +231,11 @@ class RayEngine:
                 work.has_begun = True
         elif kind == "answer":
             number, outcome = content
-            if not self._awaits_others(number, outcome):
-                for work in self._take(lambda work: work.number == number):
-                    if work.node.left_out and outcome[0] == "died":
-                        self._lose_part(work, work.node.left_out)
-                    else:
-                        settle(work.future, outcome)
+            for work in self._take(lambda work: work.number == number):
+                if work.node.left_out and outcome[0] == "died":
+                    self._end_lost(work, work.node.left_out)
+                else:
+                    settle(work.future, outcome)
         elif kind == "log":
             job, lines = content
             with self._disk(job.id), JobLog(self._root, job) as log:
@@ -336,16 +248,13 @@ class RayEngine:
                     path = self._root / name
                     make_folders(self._root, path.parent)
                     write_whole(path, data, self._root)
-                if isinstance(event, Meeting):
-                    self._meet(event)
-                else:
-                    self.say(event)
+                self.say(event)
 
     def lose(self, node: NodeHandle, why: str) -> None:
         """End the placements of a node that is gone."""
         self.say(Noted(None, "cluster", f"{node.place} is lost: {why}"))
         for work in self._take(lambda work: work.node is node):
-            self._lose_part(work, why)
+            self._end_lost(work, why)
 
     def leave_out(self, node: NodeHandle, why: str) -> None:
         """Place nothing more on a node; what runs there saves itself, and continues elsewhere."""
@@ -353,8 +262,6 @@ class RayEngine:
             return
         node.left_out = why
         self.say(Noted(None, "cluster", f"{node.place} {why}: it gets no jobs any more"))
-        for work in self._take(lambda work: work.node is node and bool(work.group)):
-            self._lose_part(work, why)
         # A placement that has not begun finds nobody; its task then ends.
         node.actor.stop.remote(LEAVE_SECONDS)
 
@@ -374,22 +281,12 @@ class RayEngine:
         for item in self._take(lambda item: item is work):
             if not item.node.is_lost:
                 item.node.actor.forget.remote(item.number)
-            if item.node.left_out and not item.group:
+            if item.node.left_out:
                 item.interrupt()
             elif is_lost:
-                self._lose_part(item, error.cause)
+                self._end_lost(item, error.cause)
             else:
                 item.future.set_exception(error)
-
-    def _lose_part(self, work: PlacedWork, why: str) -> None:
-        """End a placement, of which a part was on a lost node."""
-        first = work.first
-        if work is first:
-            self._end_lost(work, why)
-            return
-        for item in self._take(lambda item: item is first):
-            self._end_lost(item, f"it needed node {work.node.name}: {why}")
-        work.interrupt()
 
     def reserved_on(self, node: NodeHandle) -> float:
         """Return the cores that Ray holds for this engine on a node."""
@@ -398,7 +295,7 @@ class RayEngine:
     def fail(self, failure: StorageError) -> None:
         """End one placement by a failure, which ends the sweep; the others may save themselves."""
         works = [*self._works.values()]
-        first = min((work.number for work in works if work is work.first), default=None)
+        first = min((work.number for work in works), default=None)
         for work in self._take(lambda work: work.number == first):
             work.future.set_exception(failure)
 
@@ -442,18 +339,3 @@ class RayEngine:
                     # A worker that misses a file says so, and takes an older one.
                     with contextlib.suppress(OSError):
                         yield item.relative_to(self._root).as_posix(), read_plain(item, self._root)
-
-
-def _bind(works: Sequence[PlacedWork], ended: Callable[[PlacedWork], None]) -> None:
-    """Make works the parts of one placement; only the first writes files and tells of its job."""
-    first, *others = works
-    (task,) = first.tasks
-    span = Span(first.node.host, secrets.token_hex(16))
-    first.placement = replace(first.placement, span=span)
-    for number, work in enumerate(others, 1):
-        rank = number * work.placement.threads
-        part = replace(span, first=rank, task=replace(task, checkpoints=()))
-        work.placement, work.tasks = replace(work.placement, span=part), ()
-    for work in works:
-        work.group = tuple(works)
-        work.future.add_done_callback(lambda _, work=work: ended(work))  # type: ignore[misc]

@@ -16,7 +16,7 @@ from typing import Any
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.server_process import environment
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.jobs.messages import RANK_ENDED, Task
+from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.system import file_descriptors, process
 from asynckfold.system.heartbeat import Heartbeat
@@ -152,8 +152,6 @@ class Worker:
         cause, peak = _cause(self.status), self.peak_memory
         if self.hang:
             return WorkerDiedError(self.pid, self.hang, "hang", peak)
-        if self.status == RANK_ENDED:
-            return self.loss("another process of the job ended, see its log.txt", "died")
         if self.status != -signal.SIGKILL or not was_short_of_memory(self._oom_kills, peak):
             return WorkerDiedError(self.pid, cause, peak_memory=peak)
         text = f"{cause}, out of memory at a peak of {gibibytes(peak)}"

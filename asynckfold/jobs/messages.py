@@ -9,7 +9,6 @@ from asynckfold.jobs.objective import OutputSample
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Epoch, Result
 
-RANK_ENDED = 86
 """Exit code of a worker that waited for another process of its job, which had ended."""
 
 
@@ -99,15 +98,7 @@ class Left:
     numbers: bool = True  # their results may differ because of it
 
 
-@dataclass(frozen=True)
-class Meeting:
-    """Rank 0 of a job on several nodes waits for the others; only the Ray engine sees it."""
-
-    job_id: str
-    ports: tuple[int, ...]  # for orders, and for tensors
-
-
-RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Noted | Left | Meeting
+RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Noted | Left
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from asynckfold.jobs.messages import Task
 from asynckfold.jobs.trainer_params import SEVERAL
 
 GPU_CONTEXT_BYTES = 1 << 29
@@ -59,14 +58,6 @@ class NodeSize:
     cores: int
     gpus: int = 0
 
-    def holds(self, part: NodeSize) -> bool:
-        """Whether a part of a job fits where nobody else is."""
-        return part.cores <= self.cores and part.gpus <= self.gpus
-
-
-NOTHING = NodeSize(0)
-"""What each node holds."""
-
 
 @dataclass(frozen=True)
 class Request:
@@ -77,30 +68,17 @@ class Request:
     threads: int = 1  # and cores
     memory: int = 0  # expected bytes
     gpu: bool = False
-    gpus: int = 1  # of a GPU job on each node: all of them at once
     alone: bool = False  # nothing else may run meanwhile: it ran out of memory beside others
-    gpu_memory: int = 0  # expected bytes on each
+    gpu_memory: int = 0  # expected bytes
     # limit on its GPU, itself included; several were measured slower than one
     jobs_per_gpu: int = 1
     jobs: tuple[str, ...] = ()  # of a group; empty: just `job_id`
     trainer: str = "plain"
-    nodes: int = 1  # at once, each with these threads, this memory and these GPUs
 
     @property
     def width(self) -> int:
         """Number of its jobs."""
         return len(self.jobs) or 1
-
-
-@dataclass(frozen=True)
-class Span:
-    """Where the ranks of a job on several nodes meet, and which of them a part has."""
-
-    host: str  # address of rank 0's node
-    secret: str  # what a rank must know to join
-    ports: tuple[int, ...] = ()  # for orders, and for tensors; empty: rank 0 opens them
-    first: int = 0  # rank of the first process here
-    task: Task | None = None  # what ranks above 0 train; rank 0 has it from the sweep
 
 
 @dataclass(frozen=True)
@@ -114,28 +92,10 @@ class Placement:
     memory: int = 0  # bytes reserved
     trainer: str = "plain"
     alone: bool = False  # nothing else may run meanwhile
-    gpu_memory: int = 0  # bytes reserved on each GPU
+    gpu_memory: int = 0  # bytes reserved on the GPU
     jobs_per_gpu: int = 1  # limit on the GPU, this one included
     gpu_uuid: str = ""  # which GPU; empty: the one of that index
-    peer_gpus: tuple[tuple[int, str], ...] = ()  # index and UUID, of the ranks above 0 there
-    node: str = ""  # where it runs, by name, or rank 0 of it; empty: this machine
-    peers: tuple[Placement, ...] = ()  # what it holds on further nodes, each without peers
-    span: Span | None = None  # of a part of a placement on several nodes
-
-    @property
-    def parts(self) -> tuple[Placement, ...]:
-        """What it holds on each of its nodes, rank 0's first.
-
-        >>> made = Placement(("a",), (3,), node="x", peers=(Placement(("a",), (0,), node="y"),))
-        >>> [(part.node, part.cores) for part in made.parts]
-        [('x', (3,)), ('y', (0,))]
-        """
-        return (replace(self, peers=()), *self.peers) if self.peers else (self,)
-
-    @property
-    def gpus(self) -> tuple[tuple[int, str], ...]:
-        """Index and UUID of each GPU on its first node, in the order of the ranks."""
-        return () if self.gpu is None else ((self.gpu, self.gpu_uuid), *self.peer_gpus)
+    node: str = ""  # where it runs, by name; empty: this machine
 
     @property
     def is_job_batch(self) -> bool:
@@ -146,10 +106,8 @@ class Placement:
         """Return whether it needs a new worker, which ends afterwards.
 
         It forks processes and hides GPUs from them, see
-        `asynckfold.training.process_group.gpu_handoff`, or is connected to other nodes.
+        `asynckfold.training.process_group.gpu_handoff`.
         """
-        if self.span is not None:
-            return True
         return self.trainer in SEVERAL and (has_gpu or self.gpu is not None)
 
 

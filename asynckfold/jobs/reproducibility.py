@@ -26,7 +26,7 @@ TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
 )
 CUDA, GPU, KERNELS = "CUDA", "GPU", "deterministic kernels"
 DENORMALS = "denormal numbers"
-ARITHMETIC, COLLECTIVES = "asynckfold arithmetic", "collectives"
+ARITHMETIC = "asynckfold arithmetic"
 NUMERICS, LEFT = "settings of torch", "left in the process"
 NODES = "kinds of processor among the nodes"
 """Recorded of a cluster whose nodes differ."""
@@ -67,7 +67,6 @@ DECISIVE = (
     THREADS,
     CUDA,
     GPU,
-    COLLECTIVES,
     KERNELS,
     DENORMALS,
     ARITHMETIC,

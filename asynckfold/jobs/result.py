@@ -22,7 +22,7 @@ ENDED = (DONE, FAILED, DIVERGED, CANCELLED)
 BEST_EPOCH = "best_epoch"
 """Column of the table of epochs: the epoch whose weights are the best so far."""
 
-Peers = tuple[tuple[str, tuple[int, ...]], ...]
+
 """Names of nodes, and the cores of a job on each."""
 
 
@@ -108,8 +108,6 @@ class Result:
         Largest resident set of the worker during the job, bytes.
     pid, cores, threads, device, node : int, tuple of int, int, str, str
         Where it ran; `node` is empty outside a cluster.
-    peers : tuple of (str, tuple of int)
-        Further nodes of a job on several nodes, and its cores there.
     started, ended : float
         Run seconds: wall time of the run's sessions up to then.
     error, traceback : str
@@ -146,12 +144,6 @@ class Result:
     averaged: Averaged | None = None
     peak_gpu_memory: int = 0
     node: str = ""
-    peers: Peers = ()
-
-    @property
-    def parts(self) -> Peers:
-        """Its nodes, rank 0's first, and its cores on each."""
-        return ((self.node, self.cores), *self.peers)
 
     @property
     def digest(self) -> str:

@@ -57,13 +57,7 @@ class JobTrainer:
         parameter-server runs differ in the last digits from run to run.
     processes : int or dict
         Processes of a job, one core each. More than one needs a `trainer` other than "plain". With
-        ``{"gpu": 2}`` each process of allreduce has a GPU of its own. With ``{"cpu": 6, "gpu": 2}``
-        averaging trains on the GPU by the last two of eight processes.
-    processes_per_node : int or None
-        Spread the processes of a job over nodes of a Ray cluster, this number on each. Only for
-        "allreduce", whose bits are those of one node, and "parameter_server", on cores, with
-        ``engine="ray"``. Under "allreduce" and ``processes={"gpu": 4}`` each process has a GPU of
-        its node. None keeps a job on one node.
+        ``{"cpu": 6, "gpu": 2}`` averaging trains on the GPU by the last two of eight processes.
     shared_state : bool
         Share the optimizer's state (momentum, moments) among the processes of a job, too.
     precision : {"fp32", "tf32", "bf16", "fp16"}
@@ -82,9 +76,6 @@ class JobTrainer:
         reads=by_kind,
         metavar="N|cpu=N,gpu=N",
         has_own_check=True,
-    )
-    processes_per_node: int | None = argument(
-        None, group="advanced", least=1, none="", trainers=("allreduce", "parameter_server")
     )
     shared_state: bool = argument(False, group="advanced", trainers=("hogwild",))
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = argument("fp32", group="training")
@@ -205,7 +196,7 @@ class TrainerParams(JobTrainer):
         asynckfold.errors.InputError: trainer_params must use known keys: received 'epoch'. \
 Did you mean 'epochs'? Valid: accumulate, clip_grad_norm, compile, epochs, epochs_per_round, \
 eval_batch_size, inner_val, lr_step, memory_format, n_pull, n_push, partition_size, precision, \
-print_frequency, processes, processes_per_node, save_checkpoint_frequency, shared_state, \
+print_frequency, processes, save_checkpoint_frequency, shared_state, \
 staleness_aware, steps_per_round, target_loss, trainer.
         """
         known = arguments(cls)
@@ -264,21 +255,12 @@ staleness_aware, steps_per_round, target_loss, trainer.
             )
         elif self.trainer in TRAINERS:
             yield from self._misplaced()
-        if self.gpu_processes is not None and self.trainer not in ("allreduce", "averaging"):
+        if self.gpu_processes is not None and self.trainer != "averaging":
             yield Problem(
-                "processes of the kind 'gpu' are for the trainers 'allreduce' and 'averaging'",
+                "processes of the kind 'gpu' are for the trainer 'averaging'",
                 f"trainer={self.trainer!r}, {self.by_kind}",
-                "Pass one of these trainers, or one number of processes.",
+                "Pass trainer='averaging', or one number of processes.",
             )
-        if self.trainer == "allreduce" and self.gpu_processes not in (None, self.processes):
-            yield Problem(
-                "all processes of allreduce compute on one kind of device, since each batch waits "
-                "for the slowest",
-                self.by_kind,
-                f"Pass processes={{'gpu': {self.gpu_processes}}} or processes={self.on_cores}; "
-                "trainer='averaging' trains on both kinds.",
-            )
-        yield from self._node_problems()
         for name, value in (
             ("compile", True),
             ("memory_format", "channels_last"),
@@ -290,21 +272,6 @@ staleness_aware, steps_per_round, target_loss, trainer.
                     f"trainer={self.trainer!r}",
                     "Leave one of them out.",
                 )
-
-    def _node_problems(self) -> Iterator[Problem]:
-        """Yield why the processes cannot be divided among nodes."""
-        here = self.processes_per_node
-        trainers = arguments(type(self))["processes_per_node"].trainers
-        if here is None or self.trainer not in trainers or _process_problem(self.processes):
-            return
-        if isinstance(here, int) and here > 0 and self.processes % here:
-            count = -(-self.processes // here) * here
-            yield Problem(
-                "processes must be a multiple of processes_per_node",
-                f"{self.by_kind or f'processes={self.processes}'}, processes_per_node={here}",
-                f"Pass processes={count if self.gpu_processes is None else {'gpu': count}}, or "
-                "another number per node.",
-            )
 
     def _misplaced(self) -> Iterator[Problem]:
         """Yield what would have no effect on this trainer."""
@@ -353,22 +320,8 @@ staleness_aware, steps_per_round, target_loss, trainer.
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the last processes of each job, or all, compute on a GPU."""
+        """Whether the last processes of each job compute on a GPU."""
         return self.on_cores < self.processes
-
-    @property
-    def gpus(self) -> int:
-        """How many GPUs a job on GPUs holds at once, on each of its nodes."""
-        return self.processes // self.nodes if self.trainer == "allreduce" and self.on_gpu else 1
-
-    @property
-    def nodes(self) -> int:
-        """How many nodes a job runs on.
-
-        >>> TrainerParams(processes=6, processes_per_node=2).nodes
-        3
-        """
-        return self.processes // (self.processes_per_node or self.processes)
 
     @property
     def on_cores(self) -> int:

@@ -8,32 +8,9 @@ from typing import Any
 
 from asynckfold.errors import Problem
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.placement import Gpu, NodeSize
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.trainer_params import KINDS, TrainerParams
+from asynckfold.jobs.trainer_params import KINDS
 from asynckfold.system.units import MIB, gibibytes, named_node
-
-
-def collectives_backend(params: TrainerParams, gpus: Sequence[Gpu]) -> str:
-    """Return the backend of all-reduce on these GPUs: "nccl" or "gloo"; empty if none is needed.
-
-    NCCL refuses two ranks on one GPU, and takes its slices (MIG) for the same GPU.
-
-    Examples
-    --------
-    >>> params = TrainerParams(trainer="allreduce", processes=2, gpu_processes=2)
-    >>> uuids = [("GPU-a", "GPU-b"), ("GPU-a", "MIG-b", "MIG-c")]
-    >>> machines = [[Gpu(0, 1, 1, uuid=uuid) for uuid in found] for found in uuids]
-    >>> [collectives_backend(params, gpus) for gpus in machines]
-    ['nccl', 'gloo']
-    >>> on_cores = TrainerParams(trainer="allreduce", processes=2, processes_per_node=1)
-    >>> collectives_backend(on_cores, machines[0])
-    ''
-    """
-    on_gpus = params.trainer == "allreduce" and params.on_gpu and params.processes > 1
-    if not (on_gpus and gpus):
-        return ""
-    return "gloo" if any(gpu.uuid.startswith("MIG-") for gpu in gpus) else "nccl"
 
 
 def process_problems(
@@ -42,7 +19,6 @@ def process_problems(
     held: bool,
     devices: Any,
     why_no_gpu: str,
-    gpus: Sequence[Gpu] = (),
 ) -> Iterator[Problem]:
     """Yield why a job cannot train with several processes here."""
     if draft.params.processes == 1 and not draft.params.on_gpu:
@@ -58,20 +34,10 @@ def process_problems(
         )
     elif draft.device != "cpu" and not draft.params.on_gpu:
         yield Problem(
-            "the processes of a job train on CPUs only, except those of allreduce and the last "
-            "ones of averaging",
+            "the processes of a job train on CPUs only, except the last ones of averaging",
             f"processes={draft.params.processes}, and a GPU",
-            "Pass devices='auto', or, for processes on GPUs, trainer='allreduce', or "
-            "trainer='averaging' with processes, partition_size or epochs_per_round of the kinds "
-            "'cpu' and 'gpu'.",
-        )
-    elif draft.params.nodes == 1 and draft.params.gpus > max(1, len(gpus)):
-        count = len(gpus)
-        yield Problem(
-            "each process of allreduce needs a GPU of its own",
-            f"{draft.params.by_kind}, and {count} {'GPU' if count == 1 else 'GPUs'} to use"
-            + (f": {why_no_gpu}" if why_no_gpu else ""),
-            f"Pass processes={{'gpu': {count}}} or fewer, or devices='cpu' for processes on cores.",
+            "Pass devices='auto', or trainer='averaging' with processes, partition_size or "
+            "epochs_per_round of the kinds 'cpu' and 'gpu'.",
         )
     if not held and draft.params.processes > 1:
         yield Problem(
@@ -97,7 +63,7 @@ def process_problems(
 
 def node_problems(draft: Plan, nodes: Mapping[str, int]) -> Iterator[Problem]:
     """Yield why no node of a cluster can ever hold a job; `nodes` are their cores by name."""
-    count, threads = draft.params.processes // draft.params.nodes, draft.threads_per_job
+    count, threads = draft.params.processes, draft.threads_per_job
     if not nodes or count * threads <= max(nodes.values()):
         return
     name, cores = max(nodes.items(), key=lambda pair: pair[1])
@@ -112,34 +78,6 @@ def node_problems(draft: Plan, nodes: Mapping[str, int]) -> Iterator[Problem]:
         f"{'core' if cores == 1 else 'cores'}",
         f"Pass {each}={cores} or less, or add a larger node.",
     )
-
-
-def span_problems(params: TrainerParams, nodes: Mapping[str, NodeSize]) -> Iterator[Problem]:
-    """Yield why a job cannot be spread over the nodes of a cluster."""
-    part = part_of(params)
-    large = sum(size.holds(part) for size in nodes.values())
-    if params.nodes == 1 or large >= params.nodes:
-        return
-    count, rule = part.cores, "a core"
-    found = f"{count} {'core' if count == 1 else 'cores'}"
-    if part.gpus:
-        rule, found = "a core and a GPU", f"{found} and {count} {'GPU' if count == 1 else 'GPUs'}"
-    yield Problem(
-        f"a job with processes_per_node needs processes / processes_per_node nodes with {rule} for "
-        "each process",
-        f"{params.by_kind or f'processes={params.processes}'}, processes_per_node={count}, and "
-        f"{large} of {len(nodes)} nodes with {found}",
-        "Pass fewer processes, another number per node, or start more nodes.",
-    )
-
-
-def part_of(params: TrainerParams) -> NodeSize:
-    """Return what a job needs on each of its nodes.
-
-    >>> part_of(TrainerParams(trainer="allreduce", processes=4, processes_per_node=2))
-    NodeSize(cores=2, gpus=0)
-    """
-    return NodeSize(params.processes // params.nodes, params.gpus if params.on_gpu else 0)
 
 
 def precision_problems(draft: Plan) -> Iterator[Problem]:

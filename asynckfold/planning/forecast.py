@@ -74,8 +74,7 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
 
 
 def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
-    """Return the choice with a prediction of groups, last jobs, both devices, several nodes."""
-    several = work.plan.params.nodes > 1
-    if not (grouping.groups or choice.last_threads or work.plan.devices or several):
+    """Return the choice with a prediction of groups, last jobs and both devices."""
+    if not (grouping.groups or choice.last_threads or work.plan.devices):
         return choice
     return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))

@@ -300,9 +300,7 @@ class Workload:
             Model(item.name, item.jobs, costs[item.name].shared_by(count)) for item in self.models()
         ]
         cores = {name: number * count for name, number in threads.items()}
-        each = self.plan.params.gpus
-        nodes = [replace(node, gpus=node.gpus // each) for node in self.nodes]
-        return predict(known, cores, self.cores, self.gpus // each, per_gpu, nodes)
+        return predict(known, cores, self.cores, self.gpus, per_gpu, self.nodes)
 
 
 def failure_in(timings: Sequence[Timing]) -> str:
@@ -334,13 +332,11 @@ def requests(
         found[job.id] = Request(
             job.id,
             cost.shared(per_gpu).fused(gain).seconds(works[job.id], cores),
-            cores // params.nodes,
-            (cost.memory + WORKER_BYTES * params.processes) // params.nodes,
+            cores,
+            cost.memory + WORKER_BYTES * params.processes,
             gpu,
-            params.gpus if gpu else 1,
             gpu_memory=cost.gpu_memory + GPU_CONTEXT_BYTES if gpu else 0,
             jobs_per_gpu=per_gpu,
             trainer=params.trainer,
-            nodes=params.nodes,
         )
     return found

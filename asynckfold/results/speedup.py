@@ -106,13 +106,12 @@ def _core_seconds(plan: Plan, results: Mapping[str, Result]) -> dict[str, float]
     """Return what each job held, by its id."""
     # A job that is not pinned holds as many cores as it has threads.
     cores = {
-        name: sum(len(cores) for _, cores in item.parts) or item.threads * plan.params.processes
+        name: len(item.cores) or item.threads * plan.params.processes
         for name, item in results.items()
     }
     shares = _gpu_shares(results)
     gpus = len({_gpu_of(results[name]) for name in shares})
-    parts = [part for item in results.values() for part in item.parts]
-    seen = len({(node, core) for node, cores in parts for core in cores})
+    seen = len({(item.node, core) for item in results.values() for core in item.cores})
     most = max(seen, *cores.values()) / gpus if gpus else 0.0
     return {
         name: (item.fit_seconds + item.score_seconds)

@@ -20,7 +20,6 @@ from asynckfold.jobs.result import Baseline, Epoch, Result
 from asynckfold.results.candidates import Candidate, folds_note, rank, score_of
 from asynckfold.results.speedup import AgainstSerial
 from asynckfold.system.plain_text import one_line
-from asynckfold.system.units import named_node
 
 Row = dict[str, Any]
 
@@ -89,7 +88,7 @@ def fold_rows(
     """Yield a row per job; pending jobs have no seconds and no place."""
     averaging = any(result.averaged for result in results.values())
     on_gpu = any(result.peak_gpu_memory for result in results.values())
-    on_nodes = any(result.node or result.peers for result in results.values())
+    on_nodes = any(result.node for result in results.values())
     serial = baseline.by_job if baseline else {}
     pending = Result(
         "", 0, "pending", fit_seconds=math.nan, score_seconds=math.nan, threads=0, device=""
@@ -106,9 +105,9 @@ def fold_rows(
             "score_seconds": result.score_seconds,
             "peak_memory": result.peak_memory,
             **({"peak_gpu_memory": result.peak_gpu_memory} if on_gpu else {}),
-            **({"node": _nodes(result)} if on_nodes else {}),
+            **({"node": result.node} if on_nodes else {}),
             "device": result.device,
-            "cores": ";".join(",".join(map(str, cores)) for _, cores in result.parts),
+            "cores": ",".join(map(str, result.cores)),
             "threads": result.threads,
             "attempt": result.attempt,
             "fused": len(plan.group_of(job.id)),
@@ -116,12 +115,6 @@ def fold_rows(
             **({"serial_accuracy": serial.get(job.id, math.nan)} if serial else {}),
             "error": result.error,
         }
-
-
-def _nodes(result: Result) -> str:
-    if not result.peers:
-        return result.node
-    return ",".join(named_node(name) for name, _ in result.parts)
 
 
 def parameters_of(rows: Iterable[Candidate | Job]) -> list[str]:

@@ -92,11 +92,9 @@ def packing_of(store: RunReader) -> Packing | None:
     core_seconds = math.fsum(starmap(_core_seconds, held))
     decided = decided_of(store)
     cores = decided.cores if decided else None
-    parts = [(item.node, item.cores) for item in attempts]
-    parts += [part for item in attempts for part in item.peers]
-    if cores and len({node for node, _ in parts}) > 1:
+    if cores and len({item.node for item in attempts}) > 1:
         # The plan may have been made for one of the nodes.
-        cores = max(cores, len({(node, core) for node, cores in parts for core in cores}))
+        cores = max(cores, len({(item.node, core) for item in attempts for core in item.cores}))
     makespan, longest = _makespan(attempts, ends), max(seconds.values())
     return Packing(
         cores,
@@ -140,11 +138,10 @@ def _held(
 def _core_seconds(attempt: Attempt, begin: float, end: float) -> float:
     """Return cores × seconds of an attempt whose cores may have changed."""
     held = [(attempt.started, attempt.cores), *attempt.changes]
-    elsewhere = sum(len(cores) for _, cores in attempt.peers)
     ends = [*(at for at, _ in attempt.changes), end]
     return math.fsum(
         # A worker that is not pinned holds as many cores as it has threads.
-        ((len(cores) or attempt.threads) + elsewhere) * max(0.0, min(until, end) - max(at, begin))
+        (len(cores) or attempt.threads) * max(0.0, min(until, end) - max(at, begin))
         for (at, cores), until in zip(held, ends, strict=True)
     )
 

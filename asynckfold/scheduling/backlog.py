@@ -26,7 +26,7 @@ JOB_BATCHES_PER_CORE = 4
 Shape = tuple[int, int, bool, int, bool, int, int, int]
 
 shape_of: Callable[[Request], Shape] = attrgetter(
-    "threads", "memory", "gpu", "gpus", "alone", "gpu_memory", "jobs_per_gpu", "nodes"
+    "threads", "memory", "gpu", "alone", "gpu_memory", "jobs_per_gpu"
 )
 """The resources of a request: two requests of one shape fit in the same places."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import replace
 
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.scheduling.backlog import Shape, shape_of
@@ -17,9 +16,7 @@ _Ranked = tuple[tuple[float, ...], int, int]
 class Cluster:
     """The capacities of several nodes; each request is taken by one of them as a whole.
 
-    A request of several nodes is taken by as many, or by none.
-
-    A job goes where the most cores are left, a GPU job to the least crowded GPUs, ties to the first
+    A job goes where the most cores are left, a GPU job to the least crowded GPU, ties to the first
     node. There is a heap of the nodes for each combination of requested resources. Capacities only
     shrink, so the rank of a node in a heap may be too good, never too bad: it is corrected when it
     comes first and the node has got a job since, and a node where a request no longer fits leaves
@@ -43,31 +40,17 @@ class Cluster:
         self.cores = sum(len(node.cores) for node in nodes)
 
     def fits(self, request: Request) -> bool:
-        """Whether a request can start on any node, or on as many as it needs."""
-        if request.nodes > 1:
-            return len(self._several(request)) == request.nodes
+        """Whether a request can start on any node."""
         return self._best(request) is not None
 
     def take(self, request: Request) -> Placement:
         """Place a request that fits."""
-        if request.nodes > 1:
-            before = sum(len(node.cores) for node in self._nodes)
-            on_one = replace(request, nodes=1)
-            found = joined([node.take(on_one) for node in self._several(request)])
-            self.cores += sum(len(node.cores) for node in self._nodes) - before
-            return found
         node = self._best(request)
         assert node is not None
         before = len(node.cores)
         placement = node.take(request)
         self.cores += len(node.cores) - before
         return placement
-
-    def _several(self, request: Request) -> list[Capacity]:
-        """Return the least crowded nodes on which a part of a request fits, as many as it needs."""
-        on_one = replace(request, nodes=1)
-        fitting = [node for node in self._nodes if node.fits(on_one)]
-        return heapq.nsmallest(request.nodes, fitting, key=lambda node: node.crowd(on_one))
 
     def _best(self, request: Request) -> Capacity | None:
         shape = shape_of(request)
@@ -88,8 +71,3 @@ class Cluster:
             else:
                 heapq.heappop(heap)
         return None
-
-
-def joined(parts: Sequence[Placement]) -> Placement:
-    """Return one placement on the nodes of these, rank 0 on the first."""
-    return replace(parts[0], peers=tuple(parts[1:]))

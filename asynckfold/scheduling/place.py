@@ -19,7 +19,6 @@
          └── a shorter job may pass ◄────────────────────────┘
 
     nothing running, nothing placed ──► the longest job whose device has room starts anyway
-    nothing on a node of several ──► a job too large for every node starts there anyway
     Load.blocked (too little free memory) ──► nothing starts on that node
 
 A pure function: the sweep calls it at every tick, the simulator in virtual time.
@@ -32,8 +31,7 @@ from functools import partial
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.cluster import Cluster, joined
-from asynckfold.scheduling.largest_nodes import LargestNodes
+from asynckfold.scheduling.cluster import Cluster
 from asynckfold.scheduling.reservations import (
     Capacity,
     Reservations,
@@ -56,17 +54,15 @@ def place(
 
     On several nodes each rule holds for each node: a job, whatever its processes, and a fusion
     group are on one node as a whole. It is the node with the most free cores, or with the least
-    crowded GPU, ties as `load` lists them. One job at least runs in the cluster. A request of
-    several nodes gets all of them at once, or waits.
+    crowded GPU, ties as `load` lists them. One job at least runs in the cluster.
 
     A job that must run alone starts on a node where nothing runs and no other job can start;
-    nothing starts beside it there. So does a job that needs more cores or memory than any node has,
-    on one of the largest nodes; a short job may start beside it, as beside any other.
+    nothing starts beside it there.
 
     GPU jobs come first, since a GPU must not wait for a core. A GPU job takes its cores and the GPU
     with the fewest own jobs, then the least used, then the one with the most memory left; a GPU
     that others keep busy is left alone. A GPU is shared by at most the smallest `jobs_per_gpu` of
-    its jobs. A job of several GPUs gets all of them at once, or waits.
+    its jobs.
 
     Parameters
     ----------
@@ -108,11 +104,8 @@ def place(
         found = _force(backlog, [node for node in load.nodes if not node.blocked])
     if empty := [node for node in nodes if not node.jobs]:
         # What was forced has not reduced the capacity of its node.
-        forced = {part.node: placement.jobs for placement in found for part in placement.parts}
+        forced = {placement.node: placement.jobs for placement in found}
         found += _alone(backlog, empty, forced)
-        if load.peers:
-            left = [node for node in empty if not node.jobs and node.node not in forced]
-            found += _taken(backlog, LargestNodes(load.nodes, left), forced)
     return found
 
 
@@ -123,16 +116,9 @@ def _alone(
     for node in empty:
         node.alone = True
     cluster = Cluster([node for node in empty if node.node not in forced])
-    return _taken(backlog, cluster, forced)
-
-
-def _taken(
-    backlog: Backlog, room: Cluster | LargestNodes, forced: Mapping[str, tuple[str, ...]]
-) -> list[Placement]:
-    """Place what fits, except the jobs that were forced."""
     return [
-        room.take(request)
-        for request in backlog.in_turn(room)
+        cluster.take(request)
+        for request in backlog.in_turn(cluster)
         if (request.jobs or (request.job_id,)) not in forced.values()
     ]
 
@@ -148,17 +134,15 @@ def _forced(backlog: Backlog, nodes: Sequence[Load], spare_busy: bool) -> list[P
         return [gpu for gpu in gpus if may_hold(gpu, like)]
 
     def able(like: Request) -> list[Load]:
-        return [node for node in nodes if not like.gpu or len(roomy(node, like)) >= like.gpus]
+        return [node for node in nodes if not like.gpu or roomy(node, like)]
 
-    request = backlog.first(lambda like: len(able(like)) >= like.nodes)
+    request = backlog.first(lambda like: bool(able(like)))
     if request is None:
         return []
-    parts = []
-    for node in sorted(able(request), key=partial(_shortage, request))[: request.nodes]:
-        order = (*node.idle, *(core for core in node.cores if core not in node.idle))
-        gpus = sorted(roomy(node, request), key=emptiest)[: request.gpus] if request.gpu else ()
-        parts.append(placed(request, order, gpus, node.node))
-    return [joined(parts)]
+    node = min(able(request), key=partial(_shortage, request))
+    order = (*node.idle, *(core for core in node.cores if core not in node.idle))
+    gpu = min(roomy(node, request), key=emptiest) if request.gpu else None
+    return [placed(request, order, gpu, node.node)]
 
 
 def _shortage(request: Request, node: Load) -> tuple[int, int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,8 +68,7 @@ class Reservations:
         """Reserve what a placement holds."""
         self._placements[placement] += 1
         self._count += 1
-        for part in placement.parts:
-            self.on(part.node).add(part)
+        self.on(placement.node).add(placement)
 
     def remove(self, placement: Placement) -> None:
         """Free what a placement held.
@@ -88,8 +86,7 @@ class Reservations:
         else:
             del self._placements[placement]
         self._count -= 1
-        for part in placement.parts:
-            self.on(part.node).remove(part)
+        self.on(placement.node).remove(placement)
 
     def on(self, node: str) -> NodeReservations:
         """Return what is held on a node, also on one that is not seen any more."""
@@ -128,7 +125,7 @@ class NodeReservations:
         """Reserve what a placement holds."""
         self._cores.update(placement.cores)
         self._count(placement, 1)
-        for index, _ in placement.gpus:
+        if (index := placement.gpu) is not None:
             on_gpu = self._gpus[index] = self._gpus.get(index, _EMPTY).with_(placement)
             if on_gpu.is_full:
                 self._full.add(index)
@@ -137,7 +134,7 @@ class NodeReservations:
         """Free what a placement held, which runs here."""
         _discount(self._cores, placement.cores)
         self._count(placement, -1)
-        for index, _ in placement.gpus:
+        if (index := placement.gpu) is not None:
             on_gpu = self._gpus[index] = self._gpus[index].without(placement)
             if not on_gpu.is_full:
                 self._full.discard(index)
@@ -190,29 +187,26 @@ class Capacity:
     on_gpu: dict[int, _OnGpu]
     jobs: int  # number of placements there
     alone: bool = False  # for one job that must run alone, and for no other
-    _known: dict[tuple[int, int, int], bool] = field(default_factory=dict)
+    _known: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def fits(self, request: Request) -> bool:
         """Whether a request can start beside the others."""
         return (
-            request.nodes == 1
-            and request.threads <= len(self.cores)
+            request.threads <= len(self.cores)
             and request.memory <= self.memory
             and request.alone is self.alone
-            and (not request.gpu or self._has_gpus(request))
+            and (not request.gpu or self._has_gpu(request))
         )
 
     def take(self, request: Request) -> Placement:
-        """Place a request that fits on the first cores and the least crowded GPUs."""
-        taken: list[Gpu] = []
-        if request.gpu:
-            taken = self._least_crowded(request)
+        """Place a request that fits on the first cores and the least crowded GPU."""
+        gpu = self._least_crowded(request) if request.gpu else None
+        if gpu is not None:
             self._known.clear()
-        for gpu in taken:
             on_gpu = self.on_gpu[gpu.index] = self.on_gpu.get(gpu.index, _EMPTY).with_(request)
             if on_gpu.is_full:
                 self.gpus.remove(gpu)
-        placement = placed(request, self.cores, taken, self.node)
+        placement = placed(request, self.cores, gpu, self.node)
         del self.cores[: len(self.cores) if self.alone else request.threads]
         self.memory -= request.memory
         self.jobs += 1
@@ -221,21 +215,20 @@ class Capacity:
     def crowd(self, request: Request) -> tuple[float, ...]:
         """Return how much a request that fits would crowd this node, against other nodes.
 
-        By its GPUs, or by the cores that are left. It never falls as the capacity shrinks.
+        By its GPU, or by the cores that are left. It never falls as the capacity shrinks.
         """
         if not request.gpu:
             return (-len(self.cores),)
-        return self._crowd(self._least_crowded(request)[-1])
+        return self._crowd(self._least_crowded(request))
 
-    def _least_crowded(self, request: Request) -> list[Gpu]:
+    def _least_crowded(self, request: Request) -> Gpu:
         fitting = (gpu for gpu in self.gpus if self._fits_on(gpu, request))
-        return heapq.nsmallest(request.gpus, fitting, key=self._crowd)
+        return min(fitting, key=self._crowd)
 
-    def _has_gpus(self, request: Request) -> bool:
-        kind = request.gpus, request.gpu_memory, request.jobs_per_gpu
+    def _has_gpu(self, request: Request) -> bool:
+        kind = request.gpu_memory, request.jobs_per_gpu
         if kind not in self._known:
-            fitting = sum(self._fits_on(gpu, request) for gpu in self.gpus)
-            self._known[kind] = fitting >= request.gpus
+            self._known[kind] = any(self._fits_on(gpu, request) for gpu in self.gpus)
         return self._known[kind]
 
     def _fits_on(self, gpu: Gpu, request: Request) -> bool:
@@ -286,22 +279,19 @@ def within(load: Load, held: Sequence[Placement], most: int) -> Load:
 
 
 def placed(
-    request: Request, cores: Sequence[int], gpus: Iterable[Gpu] = (), node: str = ""
+    request: Request, cores: Sequence[int], gpu: Gpu | None = None, node: str = ""
 ) -> Placement:
-    """Return the placement of a request on the first of these cores and on these GPUs of a node."""
-    ids = sorted((gpu.index, gpu.uuid) for gpu in gpus)
-    first, uuid = ids[0] if ids else (None, "")
+    """Return the placement of a request on the first of these cores and a GPU of a node."""
     return Placement(
         request.jobs or (request.job_id,),
         tuple(cores[: request.threads]),
         request.threads,
-        first,
+        None if gpu is None else gpu.index,
         request.memory,
         request.trainer,
         alone=request.alone,
         gpu_memory=request.gpu_memory,
         jobs_per_gpu=request.jobs_per_gpu,
-        gpu_uuid=uuid,
-        peer_gpus=tuple(ids[1:]),
+        gpu_uuid="" if gpu is None else gpu.uuid,
         node=node,
     )

@@ -135,13 +135,7 @@ class Span:
     cores: tuple[int, ...]
     gpu: int | None = None
     outcome: str = DONE
-    peer_gpus: tuple[int, ...] = field(default=(), repr=False)
     node: str = field(default="", repr=False)
-
-    @property
-    def gpus(self) -> tuple[int, ...]:
-        """All its GPUs."""
-        return () if self.gpu is None else (self.gpu, *self.peer_gpus)
 
 
 @dataclass(frozen=True)
@@ -357,7 +351,7 @@ class _Run:
         """Yield when no own job runs on the GPU of a foreign process, once the data are there."""
         name = self._names[item.node]
         ready = self._ready[name]
-        own = [span for span in self.spans if span.node == name and item.gpu in span.gpus]
+        own = [span for span in self.spans if span.node == name and item.gpu == span.gpu]
         if ready < item.end:
             yield from _left_of(replace(item, start=max(item.start, ready)), own)
 
@@ -387,19 +381,16 @@ class _Run:
             planned = failures[len(history)]
         node = placement.node
         end = max(self._now, self._ready[node]) + planned.seconds
-        peers = tuple(index for index, _ in placement.peer_gpus)
-        where = placement.cores, placement.gpu, planned.outcome, peers, node
+        where = placement.cores, placement.gpu, planned.outcome, node
         span = Span(job, self._now, end, *where)
         number = len(self.spans)
         self.spans.append(span)
         self._reservations.add(placement)
         self._at(end, partial(self._end, number, placement))
-        parts = placement.parts
-        held = sum(self._sizes[i.node].cores if i.alone else len(i.cores) for i in parts)
+        held = self._sizes[node].cores if placement.alone else len(placement.cores)
         self._core_seconds.append(planned.seconds * held)
         if placement.gpu is not None:
-            seconds = planned.seconds * sum(len(item.gpus) for item in parts)
-            self._gpu_seconds.append(seconds / placement.jobs_per_gpu)
+            self._gpu_seconds.append(planned.seconds / placement.jobs_per_gpu)
         self._job_seconds[job] += planned.seconds
 
     def _end(self, number: int, placement: Placement) -> None:
@@ -475,16 +466,16 @@ def _problems(
     if endless:
         rule = "seconds of a job must be at least 0 and finite"
         yield Problem(rule, f"{endless[0][1]} for {endless[0][0]!r}", "Pass an estimate.")
-    odd = [item for item in requests if min(item.threads, item.gpus, item.jobs_per_gpu) < 1]
+    odd = [item for item in requests if min(item.threads, item.jobs_per_gpu) < 1]
     if odd:
-        rule = "threads, gpus and jobs_per_gpu of a request must be at least 1"
+        rule = "threads and jobs_per_gpu of a request must be at least 1"
         yield Problem(rule, str(odd[0]), "Pass 1 or more.")
-    lost = [request for request in requests if request.gpu and request.gpus > machine.gpus]
+    lost = [request for request in requests if request.gpu and not machine.gpus]
     if lost:
         yield Problem(
-            "a GPU job needs a machine with its GPUs",
+            "a GPU job needs a machine with GPUs",
             f"{lost[0].job_id!r} and {machine.gpus} GPUs",
-            f"Pass gpus={lost[0].gpus} or more, or requests with gpu=False.",
+            "Pass gpus=1 or more, or requests with gpu=False.",
         )
     if away := [item for item in others if not 0 <= item.node < machine.nodes]:
         remedy = f"Pass node=0 to {machine.nodes - 1}."

@@ -61,8 +61,6 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
 
 def _obstacles(request: Request, running: Reservations, load: Load) -> dict[Obstacle, list[str]]:
     """Return what is missing, and on which nodes."""
-    if request.nodes > 1:
-        return {_few_nodes(request, running, load): []}
     if not load.peers:
         return {_obstacle_on(request, running.on(load.node), load, "the machine"): []}
     nodes: dict[Obstacle, list[str]] = {}
@@ -70,19 +68,6 @@ def _obstacles(request: Request, running: Reservations, load: Load) -> dict[Obst
         found = _obstacle_on(request, running.on(node.node), node, "a node")
         nodes.setdefault(found, []).append(node.node)
     return nodes
-
-
-def _few_nodes(request: Request, running: Reservations, load: Load) -> Obstacle:
-    """Return what is missing for a job on several nodes."""
-    on_one = replace(request, nodes=1)
-    free = sum(node.fits(on_one) for node in running.capacities(load))
-    threads = request.threads
-    room = f"{threads} free {'core' if threads == 1 else 'cores'}"
-    if request.gpu:
-        room += f" and {request.gpus} free {'GPU' if request.gpus == 1 else 'GPUs'}"
-    return Obstacle(
-        "nodes", f"{request.nodes} nodes with {room} each: {free} of {len(load.nodes)} now"
-    )
 
 
 def _summary(nodes: Mapping[Obstacle, Sequence[str]]) -> Obstacle:
@@ -93,9 +78,9 @@ def _summary(nodes: Mapping[Obstacle, Sequence[str]]) -> Obstacle:
 
 
 def _large_enough(request: Request, nodes: Sequence[Load]) -> Sequence[Load]:
-    """Return the nodes that have the GPUs and the cores of a request; all, if none has."""
+    """Return the nodes that have a GPU and the cores for a request; all, if none has."""
     if request.gpu:
-        nodes = [node for node in nodes if len(node.gpus) >= request.gpus] or nodes
+        nodes = [node for node in nodes if node.gpus] or nodes
     return [node for node in nodes if len(node.cores) >= request.threads] or nodes
 
 
@@ -163,14 +148,12 @@ def blocked_everywhere(load: Load) -> str:
 
 
 def _gpu_text(request: Request, load: Load) -> str:
-    wanted = "a GPU" if request.gpus == 1 else f"{request.gpus} GPUs at once"
-    if len(load.gpus) < request.gpus:
-        return f"{wanted}: {len(load.gpus) or 'none'} is available"
+    if not load.gpus:
+        return "a GPU: none is available"
     if busy := [str(gpu.index) for gpu in load.gpus if gpu.busy]:
-        return f"{wanted}: other processes keep GPU {', '.join(busy)} busy"
+        return f"a GPU: other processes keep GPU {', '.join(busy)} busy"
     room = f" with {gibibytes(request.gpu_memory)} free" if request.gpu_memory else ""
-    few = "none of {} has" if request.gpus == 1 else "too few of {} have"
-    return f"{wanted}{room}: {few.format(len(load.gpus))} room for another job"
+    return f"a GPU{room}: none of {len(load.gpus)} has room for another job"
 
 
 Totals = Mapping[str, Wait]
@@ -235,17 +218,17 @@ class Waits:
         """Find the current obstacles; return each with its number of jobs."""
         found: dict[Obstacle, int] = {}
         # Where cores are missing on every node, nothing else of a request matters.
-        short: dict[tuple[int, bool, bool, int, int], Obstacle] = {}
+        short: dict[tuple[int, bool, bool], Obstacle] = {}
         for account in self._accounts.values():
             account.charge(now)
             account.now = None
         for like, count in pending.kinds():
-            wanted = like.threads, like.alone, like.gpu, like.gpus, like.nodes
+            wanted = like.threads, like.alone, like.gpu
             reason = short.get(wanted)
             if reason is None:
                 nodes = _obstacles(like, running, load)
                 reason = _summary(nodes)
-                if like.nodes == 1 and {item.kind for item in nodes} <= {"cores", "neighbours"}:
+                if {item.kind for item in nodes} <= {"cores", "neighbours"}:
                     short[wanted] = reason
             self._accounts[_kind(like)].now = reason
             found[reason] = found.get(reason, 0) + count

@@ -40,7 +40,6 @@ def _summary(job: Job, result: Result) -> dict[str, Any]:
         "seconds": _finite(result.fit_seconds),
         "attempts": result.attempt,
         **({"node": result.node} if result.node else {}),
-        **({"peers": dict(result.peers)} if result.peers else {}),
         "device": result.device,
         "cores": list(result.cores),
         "threads": result.threads,

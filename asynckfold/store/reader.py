@@ -14,7 +14,7 @@ from asynckfold.jobs.decoding import decoded, finite, parsed
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import ENDED, Baseline, Epoch, Peers, Result, fingerprint
+from asynckfold.jobs.result import ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.store.database import decoding
 from asynckfold.store.lock import holder_of
 from asynckfold.store.records import (
@@ -142,7 +142,7 @@ class RunReader(Closing):
                 if result.digest != digest:
                     raise ValueError(f"the result of {result.job_id} is not what was recorded")
             if where := nodes.get((result.job_id, result.attempt)):
-                result = replace(result, node=where[0], peers=where[1])
+                result = replace(result, node=where)
             found[result.job_id] = result
         if folds is not None:
             with decoding(self.root):
@@ -177,15 +177,15 @@ class RunReader(Closing):
             (PLACED, HELD),
         )
         changes: dict[tuple[str, int], list[tuple[float, tuple[int, ...]]]] = {}
-        placed: dict[tuple[str, int], tuple[int, tuple[Wait, ...], str, Peers]] = {}
+        placed: dict[tuple[str, int], tuple[int, tuple[Wait, ...], str]] = {}
         with decoding(self.root):
             for kind, job_id, at, text in events:
                 if kind == HELD:
                     attempt, cores = held_of(text)
                     changes.setdefault((job_id, attempt), []).append((at, cores))
                 else:
-                    attempt, memory, waits, node, peers = placed_of(text)
-                    placed[job_id, attempt] = memory, waits, node, peers
+                    attempt, memory, waits, node = placed_of(text)
+                    placed[job_id, attempt] = memory, waits, node
             return [
                 attempt_of(row, changes.get(key, ()), *placed.get(key, ()))
                 for row in rows
@@ -296,16 +296,15 @@ class RunReader(Closing):
         return holder_of(self.root)
 
 
-def _nodes(store: RunReader) -> dict[tuple[str, int], tuple[str, Peers]]:
+def _nodes(store: RunReader) -> dict[tuple[str, int], str]:
     """Return the nodes of attempts, by job and number; nothing is read of a run on one machine."""
     rows = store.file.rows(
-        "SELECT job_id, text FROM events WHERE kind = ? "
-        "AND (text LIKE '%\"node\"%' OR text LIKE '%\"peers\"%')",
+        "SELECT job_id, text FROM events WHERE kind = ? AND text LIKE '%\"node\"%'",
         (PLACED,),
     )
     with decoding(store.root):
         placed = [(job_id, placed_of(text)) for job_id, text in rows]
-    return {(job_id, attempt): (node, peers) for job_id, (attempt, _, _, node, peers) in placed}
+    return {(job_id, attempt): node for job_id, (attempt, _, _, node) in placed}
 
 
 def _outputs(file: RunFile, job_id: str) -> Any:

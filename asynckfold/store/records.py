@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.decoding import decoded, finite, parsed
 from asynckfold.jobs.placement import Wait
-from asynckfold.jobs.result import Averaged, Epoch, Peers, Result, StageEpoch
+from asynckfold.jobs.result import Averaged, Epoch, Result, StageEpoch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,6 @@ class Attempt:
     ``threads`` are those of its placement, ``changes`` the cores it was moved to, and when.
     ``memory`` are the bytes reserved for it, ``waits`` what its job waited for before, the longest
     first, and ``node`` the name of its node in a cluster.
-    ``peers`` are the further nodes of a job on several nodes, and its cores there.
     """
 
     job_id: str
@@ -51,17 +50,11 @@ class Attempt:
     memory: int | None = None
     waits: tuple[Wait, ...] = ()
     node: str = ""
-    peers: Peers = ()
 
     @property
     def last_cores(self) -> tuple[int, ...]:
         """The cores that it has now, or had at its end."""
         return self.changes[-1][1] if self.changes else self.cores
-
-    @property
-    def parts(self) -> Peers:
-        """Its nodes, rank 0's first, and the cores that it has now, or had at its end, on each."""
-        return ((self.node, self.last_cores), *self.peers)
 
 
 @dataclass(frozen=True)
@@ -175,7 +168,6 @@ def attempt_of(
     memory: int | None = None,
     waits: tuple[Wait, ...] = (),
     node: str = "",
-    peers: Peers = (),
 ) -> Attempt:
     """Return an attempt from a row of ``attempts``, and from its events."""
     job_id, attempt, session, started, ended, outcome, cores, threads, device, *rest = row
@@ -183,26 +175,24 @@ def attempt_of(
     where = cores_of(cores), threads, device, pid, math.nan if expected is None else expected
     found = Attempt(job_id, attempt, session, started, ended, outcome, *where, error)
     changed = tuple(changes)
-    return replace(found, changes=changed, memory=memory, waits=waits, node=node, peers=peers)
+    return replace(found, changes=changed, memory=memory, waits=waits, node=node)
 
 
-def placed_text(
-    attempt: int, memory: int, waits: Sequence[Wait], node: str = "", peers: Peers = ()
-) -> str:
+def placed_text(attempt: int, memory: int, waits: Sequence[Wait], node: str = "") -> str:
     """Return the text of the event that an attempt starts with; nodes are named in a cluster."""
     found = [[round(wait.seconds, 3), wait.kind, wait.text] for wait in waits]
-    where = ({"node": node} if node else {}) | ({"peers": peers} if peers else {})
+    where = {"node": node} if node else {}
     return json.dumps({"attempt": attempt, "memory": memory, "waits": found, **where})
 
 
-def placed_of(text: str) -> tuple[int, int, tuple[Wait, ...], str, Peers]:
-    """Return attempt, memory, waits, node and further nodes from the text of an event."""
-    attempt, memory, waits, node, peers = _parts(
-        text, attempt=int, memory=int, waits=_Waits, node=str | None, peers=Peers | None
+def placed_of(text: str) -> tuple[int, int, tuple[Wait, ...], str]:
+    """Return attempt, memory, waits and node from the text of an event."""
+    attempt, memory, waits, node = _parts(
+        text, attempt=int, memory=int, waits=_Waits, node=str | None
     )
     finite({"memory": memory})
     finite({f"wait {at}": item[0] for at, item in enumerate(waits)})
-    return attempt, memory, tuple(Wait(*item) for item in waits), node or "", peers or ()
+    return attempt, memory, tuple(Wait(*item) for item in waits), node or ""
 
 
 _Waits: Any = tuple[tuple[float, str, str], ...]

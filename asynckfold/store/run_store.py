@@ -17,7 +17,7 @@ from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Peers, Result, job_by_id
+from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result, job_by_id
 from asynckfold.store import recovery
 from asynckfold.store.job_summary import write_summary
 from asynckfold.store.layout import DATABASE, SPLITS, SUMMARY
@@ -216,7 +216,6 @@ class RunStore(Closing):
         memory: int | None = None,
         waits: Sequence[Wait] = (),
         node: str = "",
-        peers: Peers = (),
     ) -> int:
         """Record that a job starts now; return the number of the attempt, from 1."""
         self.file.begin()
@@ -231,7 +230,7 @@ class RunStore(Closing):
         )
         self.file.write_checksums("attempts", "job_id = ? AND attempt = ?", (job_id, number))
         if memory is not None:
-            self.event(PLACED, placed_text(number, memory, waits, node, peers), job_id)
+            self.event(PLACED, placed_text(number, memory, waits, node), job_id)
         self.flush()
         return number
 

@@ -13,7 +13,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import Noted, RetryableFailure, RunEvent, Started, Task
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.jobs.result import FAILED, Peers, Result, job_by_id
+from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.retries import decide
 from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
@@ -79,7 +79,6 @@ class Attempts:
                 placement.memory,
                 waits[name],
                 placement.node,
-                _peers(placement),
             )
             tasks.append(
                 Task(self._jobs[name], number, tuple(self._store.reader.checkpoints(name)))
@@ -160,7 +159,6 @@ class Attempts:
             threads=item.placement.threads,
             device=_device(item.placement),
             node=item.placement.node,
-            peers=_peers(item.placement),
             started=item.started,
             ended=self._store.now(),
         )
@@ -243,9 +241,4 @@ def _failed(task: Task, line: str, trace: str) -> Result:
 
 
 def _device(placement: Placement) -> str:
-    numbers = ",".join(str(index) for index, _ in placement.gpus)
-    return f"cuda:{numbers}" if numbers else "cpu"
-
-
-def _peers(placement: Placement) -> Peers:
-    return tuple((part.node, part.cores) for part in placement.peers)
+    return "cpu" if placement.gpu is None else f"cuda:{placement.gpu}"

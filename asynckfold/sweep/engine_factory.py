@@ -15,7 +15,7 @@ from asynckfold.engines.ray_cluster import RayCluster
 from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.ray_handle import sizes
 from asynckfold.engines.serial import SerialEngine
-from asynckfold.jobs.placement import NOTHING, Load, NodeSize, Placement
+from asynckfold.jobs.placement import Load, NodeSize, Placement
 from asynckfold.scheduling.reservations import emptiest
 from asynckfold.sweep.loop import Inbox
 from asynckfold.system.machine import Machine, resolve_n_jobs, watched
@@ -43,8 +43,6 @@ class Engines:
     stall_timeout: float | str | None
     max_wait: float | None
     cluster: RayCluster | None = None
-    nodes_per_job: int = 1
-    part: NodeSize = NOTHING  # what a job on several nodes needs of each
 
     @property
     def has_workers(self) -> bool:
@@ -75,10 +73,9 @@ class Engines:
                     bundle,
                     self.data,
                     self.inbox.put,
-                    self.threads // self.nodes_per_job,
+                    self.threads,
                     self.signals,
                     self._most_on_all,
-                    self.part,
                 )
             )
         elif self.name == "joblib":
@@ -113,13 +110,12 @@ class Engines:
     def nodes(self) -> tuple[NodeSize, ...]:
         """What the sweep may use of each of them; empty if there is this machine only."""
         found, left, each = self.found_nodes, self._most_on_all, []
-        on_each = None if left is None else left // self.nodes_per_job
         for size in found.values():
-            if left is None or on_each is None:
+            if left is None:
                 count = resolve_n_jobs(self.n_jobs, size.cores)
                 most = size.cores if count is None else count * self.threads
             else:
-                most = min(left, on_each) if size.holds(self.part) else 0
+                most = left
                 left -= min(most, size.cores)
             each.append(replace(size, cores=min(size.cores, most)))
         return () if found.keys() <= {""} else tuple(size for size in each if size.cores)

@@ -200,7 +200,7 @@ class Machine:
         busy = others if n_jobs is None or self._yields else frozenset[int]()
         chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
-        held = {index for placement in running for index, _ in placement.gpus}
+        held = {placement.gpu for placement in running if placement.gpu is not None}
         gpus = self._gpu_load.marked(self.gpus(own or {}), held)
         available = self._available_memory()
         memory = self._free_memory(available, own or {})

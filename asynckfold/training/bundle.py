@@ -52,8 +52,6 @@ class Bundle:
         Greatest class index of any sample; -1 if the dry run need not check it.
     may_be_numbered : bool
         Whether class indices beyond a model's outputs may be renumbered.
-    backend : {"", "nccl", "gloo"}
-        By which all-reduce on several GPUs sends tensors; empty where it is not needed.
     refits : tuple of str
         Candidates that may be trained on all samples, too.
     accumulators : Mapping of str to MakeAccumulator
@@ -74,7 +72,6 @@ class Bundle:
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     highest: int = -1
     may_be_numbered: bool = False
-    backend: str = ""
     refits: tuple[str, ...] = ()
     accumulators: Mapping[str, MakeAccumulator] = field(default_factory=dict)
 

@@ -15,7 +15,6 @@ import torch
 from asynckfold.jobs.reproducibility import (
     ARITHMETIC,
     BUILD,
-    COLLECTIVES,
     CPU,
     CUDA,
     DENORMALS,
@@ -29,7 +28,6 @@ from asynckfold.jobs.reproducibility import (
 )
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.denormals import flushing
-from asynckfold.training.process_group.collectives import described
 
 REVISION = "2"
 """Revision of asynckfold's own arithmetic: raise it with every change that gives other bits, as
@@ -51,7 +49,6 @@ def software(
     gpus: Sequence[str] = (),
     cpuinfo: Path = Path("/proc/cpuinfo"),
     *,
-    backend: str = "",
     in_workers: bool = True,
 ) -> dict[str, str]:
     """Return versions and settings that bits depend on, by name.
@@ -60,8 +57,6 @@ def software(
     ----------
     gpus : sequence of str
         Names of the GPUs in use: asking torch would open a context in this process.
-    backend : {"", "nccl", "gloo"}
-        By which all-reduce on GPUs sends tensors.
     in_workers : bool
         Whether worker processes train, or this one, whose threads may have started earlier.
     """
@@ -85,8 +80,6 @@ def software(
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
         found[CUDA] = f"{torch.version.cuda}, cuDNN {cudnn}"
         found[GPU] = ", ".join(sorted(set(gpus)))
-    if backend:
-        found[COLLECTIVES] = described(backend)
     return found
 
 

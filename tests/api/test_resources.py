@@ -18,12 +18,10 @@ from asynckfold.api.resources import Sharing
 from asynckfold.cli import main
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.feasibility import room_problems
 from asynckfold.store import RunStore
 from asynckfold.sweep.single_task import Patience
 from asynckfold.system.limits import allowed_cores
-from asynckfold.system.machine import Machine
 from tests.toy import Tiny, adam, samples
 
 CORES = len(allowed_cores())
@@ -209,20 +207,3 @@ def test_a_warm_pool_of_another_level_is_not_taken() -> None:
         assert other.nice == 19
     finally:
         other.close()
-
-
-@pytest.mark.parametrize(
-    ("devices", "more", "expected"),
-    [
-        ("auto", {"processes": {"gpu": 2}, "processes_per_node": 1}, "cuda"),
-        ("auto", {"processes": {"gpu": 2}}, "cpu"),
-        ("auto", {"processes": 2, "processes_per_node": 1}, "cpu"),
-        ("cpu", {"processes": {"gpu": 2}, "processes_per_node": 1}, "cpu"),
-    ],
-)
-def test_a_machine_without_a_gpu_may_start_a_job_on_those_of_several_nodes(
-    devices: str, more: dict[str, Any], expected: str
-) -> None:
-    params = TrainerParams.from_mapping({"trainer": "allreduce", **more})
-    found: Any = Sharing(devices=devices)
-    assert found.kinds(Machine("cpu"), params) == (expected,)

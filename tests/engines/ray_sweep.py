@@ -21,20 +21,9 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 
 WIDTH = int(os.environ.get("WIDTH", "32"))
 """Of this process: it travels with the model."""
-
-TAKEN = os.environ.get("TAKEN", "")
-"""The same."""
-
-
-def take(gpu: HiddenGpu) -> torch.device:
-    """Compute on a core instead, and note which GPU was meant."""
-    with Path(TAKEN).open("a") as file:
-        file.write(f"{gpu.environment['CUDA_VISIBLE_DEVICES']}\n")
-    return torch.device("cpu")
 
 
 class Net(nn.Sequential):
@@ -43,8 +32,6 @@ class Net(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(64, WIDTH), nn.ReLU(), nn.Dropout(0.1), nn.Linear(WIDTH, 10))
         self.steps = 0
-        if TAKEN:
-            HiddenGpu.take = take  # type: ignore[method-assign]
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.steps += 1
@@ -82,9 +69,7 @@ def main(kind: str, engine: str, root: str, address: str = "") -> None:
         given = {"fuse": True}
     elif kind not in ("plain", "fused"):
         count = int(os.environ.get("PROCESSES", "2"))
-        given = {"trainer": kind, "processes": {"gpu": count} if TAKEN else count}
-        if "PER_NODE" in os.environ:
-            given["processes_per_node"] = int(os.environ["PER_NODE"])
+        given = {"trainer": kind, "processes": count}
     if address:
         given |= {"ray_address": address, "n_jobs": int(os.environ.get("N_JOBS", "1"))}
     kfold = AsyncKFold(

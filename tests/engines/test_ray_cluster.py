@@ -9,7 +9,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from torch import nn
 from asynckfold import AsyncKFold, InputError
 from asynckfold.engines import ray_address, ray_engine
 from asynckfold.engines.ray_engine import RayEngine
-from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.placement import Load, NodeSize, Placement
-from asynckfold.scheduling.cluster import joined
+from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.reservations import within
 from asynckfold.store import RunStore
 from tests.engines.ray_start import (
@@ -121,30 +118,6 @@ def test_a_load_within_what_ray_grants_keeps_running_jobs_and_the_idlest() -> No
     found = within(load, [Placement(("a",), (2,))], 2)
     assert (found.cores, found.idle) == ((2, 3), (3,))
     assert within(load, [], 0).cores == ()
-
-
-def test_ray_holds_the_cores_and_whole_gpus_of_each_part_on_its_node() -> None:
-    def part(name: str, *gpus: tuple[int, str]) -> Placement:
-        held = Placement(("a",), (0, 1), 2, memory=9, node=name)
-        if not gpus:
-            return held
-        (first, uuid), *others = gpus
-        return replace(held, gpu=first, gpu_uuid=uuid, peer_gpus=tuple(others))
-
-    def bundle(placement: Placement, gpus: float = 2.0) -> dict[str, float]:
-        load, size = Load((0, 1), (0, 1), 1), NodeSize(2)
-        node = NodeHandle("id", placement.node, None, "", 2.0, gpus, 100, load, size)
-        return ray_engine.PlacedWork(1, placement, [], node, cpus=2.0).bundle
-
-    made = joined([part("x", (0, "GPU-a"), (1, "GPU-b")), part("y", (1, "GPU-c"), (2, "GPU-d"))])
-    assert [item.gpus for item in made.parts] == [
-        ((0, "GPU-a"), (1, "GPU-b")),
-        ((1, "GPU-c"), (2, "GPU-d")),
-    ]
-    assert [bundle(item) for item in made.parts] == [{"CPU": 2, "GPU": 2, "memory": 9}] * 2
-    assert bundle(part("x", (0, "GPU-a"))) == {"CPU": 2, "GPU": 1, "memory": 9}
-    # Where Ray knows of no GPU, it can hold none.
-    assert bundle(made, 0.0) == bundle(part("x")) == {"CPU": 2, "memory": 9}
 
 
 # A Ray of this machine

@@ -43,14 +43,6 @@ ALLOWED = {
         "network",
     ): "an abstract Unix socket of this machine; processes of other users are not heard",
     ("engines/ray_node.py", "network"): "the same",
-    (
-        "training/multiprocess/across_nodes.py",
-        "network",
-    ): "rank 0 of a job on several nodes of Ray: the store of torch, for gloo",
-    (
-        "training/process_group/meeting.py",
-        "network",
-    ): "rank 0 of a job on several nodes of Ray; a secret comes before anything is unpickled",
     ("engines/ray_node.py", "temporary file elsewhere"): "a node need not share the run's folder",
     ("api/process_trials.py", "temporary file elsewhere"): "trials of no run, removed at once",
     (

@@ -75,60 +75,6 @@ def test_the_last_process_of_averaging_computes_on_it_with_the_same_bits(root: P
     assert not torch.cuda.is_initialized()
 
 
-def several_gpus(root: Path, processes: int) -> CVResults:
-    kfold = AsyncKFold(
-        3,
-        samples(),
-        root,
-        nn.CrossEntropyLoss(),
-        10,
-        baseline=None,
-        verbose=0,
-        trainer="allreduce",
-        processes={"gpu": processes},
-    )
-    return kfold([Tiny], ["cosine"], adam, {"epochs": 3, "eval_batch_size": 4})
-
-
-@pytest.mark.usefixtures("deterministic_kernels")
-@pytest.mark.parametrize("processes", [1, 2])
-def test_allreduce_has_a_gpu_for_each_process_and_the_same_bits(root: Path, processes: int) -> None:
-    if min(torch.cuda.device_count(), len(os.sched_getaffinity(0))) < processes:
-        pytest.skip(f"needs {processes} GPUs and cores")
-    one, two = (several_gpus(root / name, processes) for name in ("one", "two"))
-    numbers = {device.partition(":")[2] for device in one.to_frame("fold")["device"]}
-    assert {len(text.split(",")) for text in numbers} == {processes}
-    assert one.counts["done"] == 3
-    assert one.fingerprint == two.fingerprint
-    assert one.bit_identity.claimed
-    assert one.best_score_ > 0.6
-    assert not torch.cuda.is_initialized()
-
-
-def test_two_ranks_compute_on_one_gpu_by_gloo_as_on_its_slices(tmp_path: Path) -> None:
-    script = """
-import sys
-from dataclasses import replace
-from pathlib import Path
-from torch import nn
-from asynckfold.jobs.messages import Task
-from asynckfold.training.multiprocess import train
-from asynckfold.training.process_group.gpu_handoff import hide_gpus
-from tests.training.multiprocess.test_allreduce_on_gpus import tiny
-from tests.training.tiny import Plain, never
-
-models = {"m": lambda: nn.Sequential(Plain(), nn.BatchNorm1d(3))}
-made = tiny(Path(sys.argv[1]), models=models)
-bundle = replace(made.bundle, backend="gloo")
-with hide_gpus([(0, "")] * 2) as gpus:
-    given = bundle, Task(made.jobs[0]), made.batches, (), lambda event: None, never
-    found = train.train(*given, gpus=gpus)
-assert found.status == "done" and found.peak_gpu_memory, found
-assert all(item.train_loss < 2 for item in found.epochs), found.epochs
-"""
-    subprocess.run([sys.executable, "-c", script, tmp_path / "run"], check=True, timeout=300)
-
-
 def test_after_a_fork_it_is_taken_where_the_parent_was_shown_none() -> None:
     """As a worker does: it differentiates on a CPU, after it has forked who takes the GPU."""
     script = """
@@ -142,7 +88,7 @@ def train(device):
     optimizer.step()
     return next(layer.parameters()).device.type
 
-with hide_gpus([(0, "")]) as (gpu,):
+with hide_gpus(0) as gpu:
     child = os.fork()
     if child == 0:
         os._exit(0 if train(gpu.take()) == "cuda" else 1)

@@ -101,7 +101,13 @@ def digest(found: Forecast) -> str:
         [*map(short, asdict(choice.prediction).values()), choice.cores, choice.devices],
         dict(found.fusing),
         [
-            (span.job, short(span.start), short(span.end), span.cores, span.gpus)
+            (
+                span.job,
+                short(span.start),
+                short(span.end),
+                span.cores,
+                () if span.gpu is None else (span.gpu,),
+            )
             for span in found.simulation.spans
         ],
         [(item.job_id, short(item.seconds), item.threads) for item in found.units.values()],

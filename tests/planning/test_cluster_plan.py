@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from asynckfold.cli.plan import _lines, _numbers
 from asynckfold.errors import InputError, refuse
 from asynckfold.jobs.placement import NodeSize
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.feasibility import node_problems, span_problems
+from asynckfold.planning.feasibility import node_problems
 from asynckfold.planning.forecast import Forecast
 from asynckfold.planning.workload import Choice
 from tests.planning.sweeps import HUGE, LARGE, SMALL, SWEEPS, Shape, digest
@@ -173,48 +170,3 @@ def test_the_verb_plan_names_the_nodes() -> None:
 
 def _pairs(*cores: int) -> list[tuple[int, int]]:
     return [(node, core) for node, count in enumerate(cores) for core in range(count)]
-
-
-@pytest.mark.parametrize(
-    ("processes", "told"),
-    [
-        (
-            {"gpu": 4},
-            r"nodes with a core and a GPU for each process: received processes=\{'gpu': 4\}, "
-            "processes_per_node=2, and 1 of 3 nodes with 2 cores and 2 GPUs. Pass fewer processes, "
-            "another number per node, or start more nodes.",
-        ),
-        (
-            6,
-            "nodes with a core for each process: received processes=6, processes_per_node=2, and "
-            "2 of 3 nodes with 2 cores. Pass fewer",
-        ),
-    ],
-)
-def test_too_few_nodes_for_the_parts_of_a_job_are_refused(processes: Any, told: str) -> None:
-    asked = {"trainer": "allreduce", "processes": processes, "processes_per_node": 2}
-    params = TrainerParams.from_mapping(asked)
-    nodes = {"": NodeSize(4, 2), "x": NodeSize(4, 1), "y": NodeSize(1, 4)}
-    with pytest.raises(InputError, match=told):
-        refuse(span_problems(params, nodes))
-    assert not [*span_problems(params, nodes | {"x": NodeSize(2, 2), "z": NodeSize(8, 8)})]
-    assert not [*span_problems(TrainerParams(trainer="allreduce", processes=2), {})]
-
-
-def test_jobs_on_the_gpus_of_several_nodes_are_foreseen_one_after_another() -> None:
-    params = (
-        ("trainer", "allreduce"),
-        ("processes", 4),
-        ("gpu_processes", 4),
-        ("processes_per_node", 2),
-    )
-    shape = Shape({"a": HUGE}, 4, folds=3, gpus=2, devices=("cuda",), params=params)
-    sizes = (NodeSize(4), NodeSize(4, 2), NodeSize(4, 3))
-    found = shape.planned(replace(shape.work(), nodes=sizes))
-    spans = found.simulation.spans
-    assert [span.node for span in spans] == ["node-1"] * 3
-    assert [len(span.gpus) for span in spans] == [2] * 3
-    assert all(span.start == before.end for before, span in itertools.pairwise(spans))
-    assert found.choice.prediction.makespan == found.simulation.makespan
-    # Four of the five GPUs all the time.
-    assert found.simulation.bounds.gpus == pytest.approx(found.simulation.makespan * 4 / 5)

@@ -246,26 +246,6 @@ def test_a_job_with_one_process_on_a_gpu_books_that_and_a_core_for_each() -> Non
     assert (again.per_gpu, gpu.asked) == (found.per_gpu, [])
 
 
-def test_a_job_of_several_gpus_books_all_of_them_and_a_core_for_each() -> None:
-    gpu, work = FakeGpu(), workload()
-    words = TrainerParams(epochs=1000, trainer="allreduce", processes=2, gpu_processes=2)
-    several = replace(work, plan=replace(work.plan, params=words), gpus=5, cores=9)
-    found = choose(several, gpu)
-    assert (gpu.asked, found.threads, found.per_gpu) == ([], {"M": 1}, {"M": 1})
-    asked = list(requests(found, several).values())
-    assert {(item.threads, item.gpu, item.gpus) for item in asked} == {(2, True, 2)}
-    assert several.rule_cost("M") == work.rule_cost("M")  # of a GPU, not of a core
-    gpus = tuple(Gpu(index, GIB, GIB) for index in range(5))
-    load = Load(tuple(range(9)), tuple(range(9)), 1 << 40, gpus)
-    assert [[index for index, _ in item.gpus] for item in place(asked, [], load)] == [
-        [0, 1],
-        [2, 3],
-    ]
-    # 12 jobs, two at a time.
-    longest = max(item.seconds for item in asked)
-    assert found.prediction.makespan == pytest.approx(6 * longest)
-
-
 def test_what_was_chosen_stays_and_is_remembered(tmp_path: Path) -> None:
     first = choose(workload(), FakeGpu(), place=tmp_path)
     gone = FakeGpu(pair=0.5)

@@ -13,7 +13,6 @@ from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations, may_hold
-from asynckfold.scheduling.wait_reasons import obstacle
 from tests.size import examples
 
 
@@ -36,7 +35,6 @@ requests = st.builds(
     threads=st.integers(1, 3),
     memory=st.integers(0, 60),
     gpu=st.booleans(),
-    gpus=st.sampled_from([1, 1, 1, 2]),
     alone=st.sampled_from([False] * 7 + [True]),
     gpu_memory=st.integers(0, 9),
     jobs_per_gpu=st.integers(1, 3),
@@ -67,14 +65,14 @@ def cores_of(placements: Sequence[Placement]) -> list[int]:
 
 def has_device(request: Request, load: Load) -> bool:
     """Whether a job could start where nothing runs."""
-    return sum(may_hold(gpu, request) for gpu in load.gpus) >= request.gpu * request.gpus
+    return not request.gpu or any(may_hold(gpu, request) for gpu in load.gpus)
 
 
 def by_gpu(placements: Sequence[Placement]) -> dict[int, list[Placement]]:
     found: dict[int, list[Placement]] = {}
     for placement in placements:
-        for index, _ in placement.gpus:
-            found.setdefault(index, []).append(placement)
+        if placement.gpu is not None:
+            found.setdefault(placement.gpu, []).append(placement)
     return found
 
 
@@ -121,7 +119,7 @@ def test_a_placement_gives_what_was_requested(
         assert placement.memory == request.memory
         assert placement.gpu_memory == request.gpu_memory
         assert placement.jobs_per_gpu == request.jobs_per_gpu
-        assert len({*placement.gpus}) == len(placement.gpus) == request.gpu * request.gpus
+        assert (placement.gpu is not None) is request.gpu
         assert placement.alone == request.alone
         assert len(placement.cores) == min(request.threads, len(load.cores))
 
@@ -317,60 +315,3 @@ def test_equal_loads_give_equal_placements(idle: tuple[int, ...]) -> None:
     load = Load((0, 1), idle, 0)
     assert place(pending, [], load) == place(pending, [], load)
     assert place(pending, [], load)[0].jobs == ("a",)
-
-
-# Several GPUs at once
-
-
-def group(name: str, gpus: int = 2, memory: int = 0) -> Request:
-    return Request(name, 1.0, threads=gpus, gpu=True, gpus=gpus, gpu_memory=memory)
-
-
-def with_gpus(*gpus: Gpu) -> Load:
-    return Load(tuple(range(8)), tuple(range(8)), 100, gpus)
-
-
-def test_a_job_of_several_gpus_gets_all_at_once_the_least_used_first() -> None:
-    gpus = [Gpu(0, 10, 10, 0.4, uuid="a"), Gpu(1, 10, 10, uuid="b"), Gpu(2, 10, 10, uuid="c")]
-    (placement,) = place([group("x"), group("y")], [], with_gpus(*gpus))
-    assert placement.jobs == ("x",)
-    assert placement.gpus == ((1, "b"), (2, "c"))
-    running = Reservations([placement])
-    assert place([group("y")], running, with_gpus(*gpus)) == []
-    (alone,) = place([group("z", 1)], running, with_gpus(*gpus))
-    assert alone.gpus == ((0, "a"),)
-    running.remove(placement)
-    assert len(place([group("y")], running, with_gpus(*gpus))) == 1
-
-
-@pytest.mark.parametrize(
-    ("gpus", "told"),
-    [
-        ((Gpu(0, 10, 10),), "2 GPUs at once: 1 is available"),
-        ((), "2 GPUs at once: none is available"),
-        (
-            (Gpu(0, 10, 10), Gpu(1, 10, 10, busy=True)),
-            "2 GPUs at once: other processes keep GPU 1 busy",
-        ),
-        (
-            (Gpu(0, 10, 10), Gpu(1, 2, 10)),
-            "2 GPUs at once with 3 bytes free: too few of 2 have room for another job",
-        ),
-    ],
-)
-def test_too_few_gpus_are_waited_for_and_none_is_held_meanwhile(
-    gpus: tuple[Gpu, ...], told: str
-) -> None:
-    held = Placement(("old",), (7,))
-    load = with_gpus(*gpus)
-    request = group("x", memory=3)
-    assert place([request], [held], load) == []
-    assert obstacle(request, Reservations([held]), load).text == told
-
-
-def test_on_gpus_that_others_keep_busy_it_starts_only_where_nothing_else_can() -> None:
-    load = with_gpus(Gpu(0, 10, 10), Gpu(1, 10, 10, busy=True))
-    assert place([group("x")], [Placement(("old",), (7,))], load) == []
-    (placement,) = place([group("x")], [], load)
-    assert [index for index, _ in placement.gpus] == [0, 1]
-    assert place([group("x", 3)], [], load) == []

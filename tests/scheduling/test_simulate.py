@@ -85,7 +85,6 @@ def cases(draw: st.DrawFn, undisturbed: bool = False) -> Case:
                 threads=st.integers(1, 6),
                 memory=st.integers(0, 12),
                 gpu=st.booleans() if machine.gpus else st.just(False),
-                gpus=st.integers(1, max(1, machine.gpus)),
                 alone=st.sampled_from([False, False, False, True]),
                 gpu_memory=st.integers(0, 7),
                 jobs_per_gpu=st.integers(1, 3),
@@ -152,8 +151,8 @@ def test_nothing_is_reserved_twice_at_any_moment(case: Case) -> None:
             continue
         assert not any(request.alone for request in asked.values())
         assert sum(request.memory for request in asked.values()) <= case.machine.memory
-        for gpu in {gpu for span in active for gpu in span.gpus}:
-            there = [asked[span] for span in active if gpu in span.gpus]
+        for gpu in {span.gpu for span in active} - {None}:
+            there = [asked[span] for span in active if gpu == span.gpu]
             assert len(there) <= min(request.jobs_per_gpu for request in there)
             if len(there) > 1:
                 assert sum(item.gpu_memory for item in there) <= case.machine.gpu_memory
@@ -174,11 +173,11 @@ def fits(case: Case, request: Request, active: dict[Span, Request], when: float)
         return False
     free = 0
     for gpu in range(case.machine.gpus):
-        there = [request, *(item for span, item in active.items() if gpu in span.gpus)]
+        there = [request, *(item for span, item in active.items() if gpu == span.gpu)]
         free += len(there) <= min(item.jobs_per_gpu for item in there) and (
             sum(item.gpu_memory for item in there) <= case.machine.gpu_memory
         )
-    return free >= request.gpu * request.gpus
+    return free >= request.gpu
 
 
 @given(cases())
@@ -244,7 +243,7 @@ def guarantee(
         capped = (min(item.memory, machine.memory) * length for item, length in others)
         work += math.fsum(capped) / machine.memory
     if machine.gpus:
-        work += math.fsum(item.gpus * length for item, length in others if item.gpu) / machine.gpus
+        work += math.fsum(length for item, length in others if item.gpu) / machine.gpus
     return alone + 2 * max(work, longest)
 
 

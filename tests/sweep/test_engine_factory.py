@@ -71,13 +71,3 @@ def test_n_jobs_is_for_all_nodes_together_and_a_negative_one_for_each(
 ) -> None:
     found = engines(node("", 4), node("x", 4), n_jobs=n_jobs, threads=threads)
     assert found == sizes(*expected)
-
-
-def test_a_number_of_jobs_on_several_nodes_is_for_nodes_that_can_have_a_part() -> None:
-    found = [node("", 8), node("x", 1, 1), node("y", 4, 2), node("z", 8, 1)]
-    each = {"threads": 4, "nodes_per_job": 2}
-    assert engines(*found, n_jobs=1, **each, part=NodeSize(2)) == (NodeSize(2), NodeSize(2, 2))
-    on_gpus = engines(*found, n_jobs=1, **each, part=NodeSize(2, 1))
-    assert on_gpus == (NodeSize(2, 2), NodeSize(2, 1))
-    on_gpus = engines(*found, n_jobs=3, **each, part=NodeSize(2, 1))
-    assert on_gpus == (NodeSize(4, 2), NodeSize(6, 1))

@@ -16,11 +16,9 @@ import pytest
 from asynckfold.api.progress import SweepProgress, cores_in_use
 from asynckfold.cli.status import lines, state_of
 from asynckfold.engines.engine import Answer
-from asynckfold.engines.ray_engine import PlacedWork
-from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.errors import NoRoomError, WorkerDiedError
 from asynckfold.jobs.messages import Started, Task
-from asynckfold.jobs.placement import Gpu, Load, NodeSize, Placement, Request
+from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.report import sentences
 from asynckfold.results.report.inline.timeline import _gpu_lanes, _lanes, timeline_svg
@@ -330,63 +328,6 @@ def test_a_run_continues_on_nodes_and_the_timeline_has_a_lane_for_each_core(root
     assert packing.held == pytest.approx(12 / 24)
 
 
-SPAN = (("y", (1, 2)), ("", (0,)))
-
-
-def test_a_job_on_several_nodes_is_recorded_and_shown_on_all(store: RunStore) -> None:
-    engine = Nodes([node("", 1), node("x", 2), node("y", 1)])
-    made, _ = sweep(store, engine, Request("", 1.0, 1, nodes=3, trainer="allreduce"))
-    made.step(0.0)
-    ((placement, (task,)),) = engine.running.values()
-    expected = tuple((part.node, part.cores) for part in placement.parts)
-    assert sorted(name for name, _ in expected) == ["", "x", "y"]
-    (attempt,) = store.reader.attempts()
-    assert attempt.parts == expected
-    found = state_of(store.reader)
-    (running,) = found["running_jobs"]
-    assert running["peers"] == dict(expected[1:])
-    assert {name: item["cores"] for name, item in found["idle"]["nodes"].items()} == {
-        "": [],
-        "x": [1],
-        "y": [],
-    }
-    (told,) = [line for line in lines(found) if "done, core" in line]
-    for name in ("this machine", "x", "y"):
-        assert f"core 0 on {name}" in told
-    engine.end(placement.node)
-    made.step(0.0)
-    made.leave()
-    assert store.reader.results()[task.job.id].parts == expected
-    (summary,) = store.root.glob("*/*/*/summary.json")
-    assert json.loads(summary.read_text())["peers"] == {
-        name: list(cores) for name, cores in expected[1:]
-    }
-
-
-def test_the_timeline_and_the_tables_have_all_cores_of_a_job_on_several_nodes(root: Path) -> None:
-    with FakeClockStore.hold(root) as store:
-        assert isinstance(store, FakeClockStore)
-        store.begin(PLAN, FOLDS, TARGETS, {"decision": CHOICE.to_dict()})
-        store.start_attempt(A0, (0, 1), 2, "cpu", 2.0, 0, (), "x", SPAN)
-        store.clock = 4.0
-        store.record(Result(A0, 1, DONE, {"accuracy": 1.0}, cores=(0, 1)))
-    with RunStore.read(root) as reader:
-        summary, packing, results = summarize(reader), packing_of(reader), reader.results()
-        (row, *_) = fold_rows(reader.plan, results, None, math.nan)
-    assert [label for label, _ in _lanes(summary.bars)] == [
-        "this machine, core 0",
-        "x, core 0",
-        "x, core 1",
-        "y, core 1",
-        "y, core 2",
-    ]
-    (bar,) = summary.bars
-    assert sentences.ran_on(bar) == "cores 0, 1 of x and cores 1, 2 of y and core 0 of this machine"
-    assert (row["node"], row["cores"]) == ("x,y,this machine", "0,1;1,2;0")
-    assert packing is not None
-    assert (packing.cores, packing.core_seconds) == (5, 20.0)
-
-
 def test_each_gpu_of_each_node_has_a_lane(root: Path) -> None:
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
@@ -402,10 +343,3 @@ def test_each_gpu_of_each_node_has_a_lane(root: Path) -> None:
         "x, GPU 1": [A0],
         "y, GPU 0": [B0],
     }
-
-
-def test_ray_knows_each_part_of_a_placement_by_its_job() -> None:
-    handle = NodeHandle("id", "x", None, "", 4, 0, 1, node("x"), NodeSize(2))
-    made = Placement((A0,), (0,), node="x", peers=(Placement((A0,), (0,), node="y"),))
-    works = [PlacedWork(0, part, (), handle) for part in made.parts]
-    assert [work.wanted["name"] for work in works] == [A0, A0]

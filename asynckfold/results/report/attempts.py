@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, Peers, Result, cause
+from asynckfold.jobs.result import DONE, Result, cause
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.sanitize import ERROR_LIMIT, TEXT_LIMIT, clean, shown
 from asynckfold.results.utilization import Packing, end_of, mean_use, packing_of
@@ -36,7 +36,6 @@ class Bar:
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()  # cores held from a later moment on
     score: float = math.nan  # by the first metric; NaN without a result
     node: str = ""  # its name, in a cluster
-    peers: Peers = ()  # further nodes, and its cores there
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,6 @@ def bars(
                 changes=item.changes,
                 score=result.scores.get(metric, math.nan) if result and is_last else math.nan,
                 node=clean(item.node),
-                peers=tuple((clean(node), cores) for node, cores in item.peers),
             )
         )
     return tuple(found)

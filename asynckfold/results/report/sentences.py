@@ -117,10 +117,7 @@ def gibibytes(count: int | None) -> str:
 def ran_on(bar: Bar) -> str:
     """Return where an attempt ran: ``"cores 0, 1"``, ``"GPU 0, core 3 of x"``."""
     cores = units.named_cores(bar.cores) if bar.cores else "any core"
-    cores += f" of {units.named_node(bar.node)}" if bar.node or bar.peers else ""
-    cores += "".join(
-        f" and {units.named_cores(there)} of {units.named_node(name)}" for name, there in bar.peers
-    )
+    cores += f" of {units.named_node(bar.node)}" if bar.node else ""
     return cores if bar.device == "cpu" else f"GPU {bar.device.partition(':')[2]}, {cores}"
 
 

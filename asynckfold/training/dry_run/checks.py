@@ -432,18 +432,6 @@ def check_pretraining(bundle: Bundle, name: str, model: nn.Module) -> None:
         )
 
 
-def check_normalisation(bundle: Bundle, name: str, model: nn.Module) -> None:
-    """Refuse SyncBatchNorm on several GPUs: it would wait for ranks without a part of a batch."""
-    if bundle.plan.params.gpus > 1 and any(
-        isinstance(module, nn.SyncBatchNorm) for module in model.modules()
-    ):
-        raise Refused(
-            "allreduce normalises the part of each GPU by itself",
-            f"model {name} with SyncBatchNorm",
-            "Use BatchNorm, or processes=1.",
-        )
-
-
 def check_fusible(bundle: Bundle, name: str, reason: str) -> None:
     """Refuse a model that cannot be fused where fusion is required."""
     several = sum(job.model == name for job in bundle.plan.jobs) > 1

@@ -107,7 +107,6 @@ def check(
                         stepped.add(type(dry.optimizer))
                         checks.check_servable(bundle, dry.model)
                         checks.check_pretraining(bundle, name, dry.model)
-                        checks.check_normalisation(bundle, name, dry.model)
                         facts.flops[name] = dry.counter.flops
                         facts.products[name] = dry.counter.products
                         facts.formats[name] = dry.why_not_channels_last()

@@ -120,7 +120,7 @@ class AveragingTraining(SteppingTraining):
     def ranks_on_gpu(self) -> range:
         """The ranks that compute on a GPU."""
         count = self.params.processes
-        return range(self.params.on_cores if self.gpus else count, count)
+        return range(self.params.on_cores if self.gpu else count, count)
 
     @property
     def apart(self) -> range:
@@ -134,7 +134,7 @@ class AveragingTraining(SteppingTraining):
 
     def fork_ahead(self) -> None:
         """Fork the ranks that compute on a GPU."""
-        if self.gpus:
+        if self.gpu:
             found = tensors_of(self.model)
             self.clones_of_gpu = [shared(found) for _ in self.ranks_on_gpu]
             self.ahead = ProcessGroup(0, self.carry_out, self.cores)
@@ -165,7 +165,8 @@ class AveragingTraining(SteppingTraining):
             place(tensors_of(self.model), self.clones[self.rank])
             return
         # Before each round, its clone is fetched.
-        self.take_gpu(self.gpus[0])
+        assert self.gpu is not None
+        self.take_gpu(self.gpu)
         # It was forked before any epoch began.
         self.epoch = -1
 

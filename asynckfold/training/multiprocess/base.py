@@ -27,7 +27,7 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.system import process
 from asynckfold.training import evaluation, seeding, setup
 from asynckfold.training.fused_optimizers import follow_parameters, leave_open
-from asynckfold.training.process_group.gpu_handoff import GpuToTake
+from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_state
 from asynckfold.training.training_run import Training
@@ -59,13 +59,12 @@ class _TellState:
 class MultiprocessTraining(Training):
     """A job in progress on several processes, seen from one of them; rank 0 is the worker.
 
-    ``cores`` has one core per rank; ``gpus`` are the one of the last ranks, or one per rank, or
-    none. ``process_group`` are the other ranks, and ``ahead`` those of them that are forked early,
-    or on other nodes.
+    ``cores`` has one core per rank; ``gpu`` is that of the last ranks. ``process_group`` are the
+    other ranks, and ``ahead`` those of them that are forked early.
     """
 
     cores: tuple[int, ...] = ()
-    gpus: tuple[GpuToTake, ...] = ()
+    gpu: HiddenGpu | None = None
     rank: int = 0
     process_group: ProcessGroup | None = None
     ahead: ProcessGroup | None = None
@@ -84,13 +83,7 @@ class MultiprocessTraining(Training):
     def fork_ahead(self) -> None:
         """Fork the ranks that must not be forked after the first batch."""
 
-    @property
-    def on_other_nodes(self) -> range:
-        """The ranks on other nodes than rank 0."""
-        count = self.params.processes
-        return range(count // self.params.nodes, count)
-
-    def take_gpu(self, gpu: GpuToTake) -> None:
+    def take_gpu(self, gpu: HiddenGpu) -> None:
         """Let this rank compute on a GPU; its optimizer has no state yet."""
         self.device = gpu.take()
         self.model.to(self.device)
@@ -208,7 +201,7 @@ class SteppingTraining(MultiprocessTraining):
     @property
     def apart(self) -> range:
         """The ranks whose optimizer state is not in shared memory."""
-        return self.on_other_nodes
+        return range(0)
 
     def share(self) -> None:
         """Give each rank the present optimizer state, or its own from a checkpoint."""

@@ -16,8 +16,7 @@ all with momentum, need smaller learning rates than one process does. Running st
 are not parameters; all ranks share them.
 
 Results depend on timing, as under Hogwild. One process needs no server, and has the bits of the
-plain trainer. Socket pairs made before the fork connect the replicas: there is no port, except for
-those on other nodes, see `downpour_across_nodes`.
+plain trainer. Socket pairs made before the fork connect the replicas: there is no port.
 
 A replica that dies ends the attempt, which is retried from its last checkpoint. The others could
 continue, as those of `Server` do, but the epoch would miss the samples of its part, and candidates
@@ -139,7 +138,7 @@ class DownpourTraining(HogwildTraining):
     def share(self) -> None:
         """Share the running statistics; make the sockets."""
         super().share()
-        for rank in range(self.on_other_nodes.start):
+        for rank in range(self.params.processes):
             self.served[rank], self.lines[rank] = socket.socketpair()
 
     def enter(self) -> None:
@@ -153,17 +152,14 @@ class DownpourTraining(HogwildTraining):
         """Return the other ranks; serve them from the fork on, since threads do not survive it."""
         process_group = super().assembled()
         if process_group is not None and self.held is None:
-            self.held = self.to_serve()
+            aware = self.params.staleness_aware
+            self.held = ServedParameters(self.model, staleness_aware=aware)
             for line in self.served.values():
                 thread = threading.Thread(target=_serve, args=(self.held, line), daemon=True)
                 thread.start()
                 self.threads.append(thread)
             self.replica = self._replica()
         return process_group
-
-    def to_serve(self) -> ServedParameters:
-        """Return the parameters for the server."""
-        return ServedParameters(self.model, staleness_aware=self.params.staleness_aware)
 
     def _replica(self) -> ReplicaClient:
         return ReplicaClient(self.model, self.lines[self.rank], self.params)

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.messages import Meeting, Task
-from asynckfold.jobs.placement import Span
+from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import Result
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.multiprocess.across_nodes import ACROSS_NODES
 from asynckfold.training.multiprocess.allreduce import AllReduceTraining
-from asynckfold.training.multiprocess.allreduce_on_gpus import AllReduceOnGpus
 from asynckfold.training.multiprocess.averaging import AveragingTraining
 from asynckfold.training.multiprocess.base import MultiprocessTraining
 from asynckfold.training.multiprocess.downpour import DownpourTraining
 from asynckfold.training.multiprocess.hogwild import HogwildTraining
-from asynckfold.training.process_group.gpu_handoff import GpuToTake
-from asynckfold.training.process_group.meeting import Rendezvous, StoppedBeforeMeeting
+from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.training_run import Report
 
 TRAINERS: dict[str, type[MultiprocessTraining]] = {
@@ -42,8 +37,7 @@ def train(
     report: Report,
     stop: Callable[[], bool],
     heartbeat: Heartbeat | None = None,
-    gpus: Sequence[GpuToTake] = (),
-    span: Span | None = None,
+    gpu: HiddenGpu | None = None,
 ) -> Result | None:
     """Train one job on the processes of its plan, and score its held-out fold.
 
@@ -53,11 +47,9 @@ def train(
         As in `loop.train`, with the samples in memory; None is returned when `stop` ended it.
     cores : sequence of int
         One for each process; empty for no pinning.
-    gpus : sequence of GpuToTake, optional
-        The one of the last ranks, or in allreduce one for each rank of this node. Neither this
-        process nor the model's pretraining may have run a backward pass before.
-    span : Span, optional
-        Where the ranks of other nodes find this one, for the trainers of `ACROSS_NODES`.
+    gpu : HiddenGpu, optional
+        The GPU of the last ranks. Neither this process nor the model's pretraining may have run a
+        backward pass before.
 
     Raises
     ------
@@ -69,23 +61,12 @@ def train(
     with JobLog(bundle.root, task.job) as log:
         plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
         trainer = bundle.plan.params.trainer
-        make: Callable[..., MultiprocessTraining] = TRAINERS[trainer]
-        if gpus and make is AllReduceTraining:
-            make = AllReduceOnGpus
-        if span is not None:
-
-            def announce(ports: tuple[int, ...]) -> None:
-                report(Meeting(task.job.id, ports))
-
-            make = partial(ACROSS_NODES[trainer], rendezvous=Rendezvous(span, announce, stop))
-        training = make(**vars(plain), cores=tuple(cores), gpus=tuple(gpus))
+        training = TRAINERS[trainer](**vars(plain), cores=tuple(cores), gpu=gpu)
         try:
             training.fork_ahead()
             found: Result | None = loop.with_gpu_memory(
                 loop.train_to_end(training, report, stop), training.device
             )
             return found
-        except StoppedBeforeMeeting:
-            return None
         finally:
             training.close()

@@ -2,10 +2,8 @@
 
 ::
 
-    averaging   worker  sees no GPU ── build ── fork ── train on a core, fork the other ranks …
-                                                 └─ the last ranks: take the GPU, compute on it
-    allreduce   worker  sees no GPU ── build ── fork ── take its GPU, compute on it
-                                                 └─ each other rank: take its own, compute on it
+    worker  sees no GPU ── build ── fork ── train on a core, fork the other ranks …
+                                     └─ the last ranks: take the GPU, compute on it
 
 A forked process can use CUDA only if its parent did not. torch looks for GPUs at the first
 backward pass, and opens one for some optimizers' steps on a CPU; where it finds one, it starts
@@ -17,10 +15,9 @@ the build, and must not differentiate (`preflight`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -31,13 +28,6 @@ _HIDDEN = {
 }
 """The second precedes the first, and ``ROCR_VISIBLE_DEVICES``, for AMD GPUs, whose runtime ignores
 an empty value. The third lets torch report that there is no GPU without initialising CUDA."""
-
-
-class GpuToTake(Protocol):
-    """A GPU for one process of a job."""
-
-    def take(self) -> torch.device:
-        """Take it, in the process that computes on it."""
 
 
 @dataclass(frozen=True)
@@ -107,26 +97,26 @@ def open_gpu(index: int, uuid: str, *, narrow: bool) -> int:
 
 
 @contextmanager
-def hide_gpus(gpus: Iterable[tuple[int, str]] = ()) -> Iterator[tuple[HiddenGpu, ...]]:
-    """Hide all GPUs from this process; yield those that processes take inside the block.
+def hide_gpus(gpu: int | None = None, uuid: str = "") -> Iterator[HiddenGpu | None]:
+    """Hide all GPUs from this process; yield the one that its ranks take inside the block.
 
-    `gpus` are index and UUID of each; without a UUID, the index counts.
+    Without a UUID, the index counts.
 
     Examples
     --------
-    >>> with hide_gpus([(1, "")]) as (gpu,):
-    ...     gpu.index, os.environ["CUDA_VISIBLE_DEVICES"]
+    >>> with hide_gpus(1) as hidden:
+    ...     hidden.index, os.environ["CUDA_VISIBLE_DEVICES"]
     (1, '')
     """
     before = {name: os.environ.get(name) for name in _HIDDEN}
     _set(_HIDDEN)
     try:
-        yield tuple(
-            HiddenGpu(0, {**before, "CUDA_VISIBLE_DEVICES": uuid})
-            if uuid
-            else HiddenGpu(index, before)
-            for index, uuid in gpus
-        )
+        if gpu is None:
+            yield None
+        elif uuid:
+            yield HiddenGpu(0, {**before, "CUDA_VISIBLE_DEVICES": uuid})
+        else:
+            yield HiddenGpu(gpu, before)
     finally:
         _set(before)
 

@@ -14,14 +14,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
-import socket
-import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -30,20 +27,16 @@ import cloudpickle
 import torch
 
 from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.messages import RANK_ENDED
 from asynckfold.system import process, terminal
 
 RankWork = Callable[[int, Any], Any]
 """(rank, order) → answer."""
 
-GRACE_SECONDS = 2.0
-"""Time for a worker to find the end of a rank in its pipe, before `watch` ends the worker."""
-
 
 @dataclass(eq=False)
 class _Rank:
     number: int
-    pid: int  # 0: on another node
+    pid: int
     pipe: Connection[Any, Any]
     busy: bool = False
 
@@ -66,8 +59,6 @@ class ProcessGroup:
         self._ranks: list[_Rank] = []
         self._work, self._cores = work, cores
         self.answers: dict[int, Any] = {}
-        self._closing = threading.Event()
-        self._watcher: threading.Thread | None = None
         self.fork(range(1, count + 1))
 
     def fork(self, ranks: Iterable[int]) -> None:
@@ -86,10 +77,6 @@ class ProcessGroup:
         others = [mine, *(rank.pipe for rank in self._ranks)]
         pid = _fork(number, theirs, others, self._work, self._cores[number : number + 1])
         return _Rank(number, pid, mine)
-
-    def adopt(self, number: int, pipe: Connection[Any, Any]) -> None:
-        """Take in a rank of another node, which obeys by this connection."""
-        self._ranks.append(_Rank(number, 0, pipe))
 
     def order(self, what: Any, ranks: Container[int] | None = None) -> None:
         """Send every rank, or each of `ranks`, an order.
@@ -129,34 +116,16 @@ class ProcessGroup:
             self.receive(0.05)
             on_wait()
 
-    def watch(self) -> None:
-        """Let a thread end this process after a rank has ended, unless `close` is called in time.
-
-        For a worker that may wait for its ranks in a call which their end does not interrupt. All
-        ranks have been forked: a thread must not run while others are.
-        """
-        self._watcher = threading.Thread(target=self._watch, name="asynckfold-ranks", daemon=True)
-        self._watcher.start()
-
-    def _watch(self) -> None:
-        poll, ranks = select.poll(), {rank.pipe.fileno(): rank for rank in self._ranks}
-        for descriptor in ranks:
-            poll.register(descriptor, select.POLLRDHUP)
-        (ended, _), *_ = poll.poll()
-        if not self._closing.wait(GRACE_SECONDS):
-            end_worker(f"{_sentence(ranks[ended])}; rank 0 still waited for it")
-
     def close(self) -> None:
         """Kill and reap all ranks; shared memory stays as they left it."""
-        self._closing.set()
-        _end([rank.pid for rank in self._ranks if rank.pid])
         for rank in self._ranks:
-            if not rank.pid:
-                _hang_up(rank.pipe)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rank.pid, signal.SIGKILL)
+        for rank in self._ranks:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(rank.pid, 0)
             rank.pipe.close()
         self._ranks = []
-        if self._watcher is not None:
-            self._watcher.join()
 
     def _death(self, rank: _Rank) -> WorkerDiedError:
         """Return the error for a rank whose pipe has just closed."""
@@ -165,8 +134,8 @@ class ProcessGroup:
 
 def _sentence(rank: _Rank) -> str:
     """Say how a rank ended whose pipe has just closed; it stays to be reaped."""
-    how = "its pipe closed" if rank.pid else "its connection closed"
-    for _ in range(100 if rank.pid else 0):
+    how = "its pipe closed"
+    for _ in range(100):
         try:
             found = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -178,30 +147,6 @@ def _sentence(rank: _Rank) -> str:
             break
         time.sleep(0.01)
     return f"process {rank.number + 1} of the job ended ({how}), and with it the attempt"
-
-
-def end_worker(text: str) -> None:
-    """Write to the log of the job, and end this process at once."""
-    terminal.complain(text)
-    os._exit(RANK_ENDED)
-
-
-def serve(lines: Mapping[int, Connection[Any, Any]], work: RankWork, cores: Sequence[int]) -> None:
-    """Carry out what rank 0, on another node, orders these ranks, until it hangs up.
-
-    The first rank is this process; the others are forked.
-    """
-    (first, line), *others = lines.items()
-    pids: list[int] = []
-    try:
-        for place, (number, other) in enumerate(others, 1):
-            kept = [line for rank, line in lines.items() if rank != number and not line.closed]
-            pids.append(_fork(number, other, kept, work, cores[place : place + 1]))
-        process.pin(0, cores[:1])
-        _obey(first, line, work)
-    finally:
-        line.close()
-        _end(pids)
 
 
 def _fork(
@@ -234,22 +179,6 @@ def _fork(
             os._exit(0)
     pipe.close()
     return pid
-
-
-def _hang_up(pipe: Connection[Any, Any]) -> None:
-    """End a connection for both sides, also where a thread waits for its end."""
-    with socket.socket(fileno=os.dup(pipe.fileno())) as channel, contextlib.suppress(OSError):
-        channel.shutdown(socket.SHUT_RDWR)
-
-
-def _end(pids: Sequence[int]) -> None:
-    """Kill and reap children."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    for pid in pids:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
 
 
 def _obey(number: int, pipe: Connection[Any, Any], work: RankWork) -> None:

@@ -37,7 +37,7 @@ from asynckfold.training.fusion import trainer
 from asynckfold.training.isolation import denormals, torch_settings
 from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.multiprocess import across_nodes, train
+from asynckfold.training.multiprocess import train
 from asynckfold.training.process_group.gpu_handoff import hide_gpus, open_gpu
 from asynckfold.training.training_run import Report
 from asynckfold.training.worker.failure_kinds import outcome_of
@@ -111,22 +111,15 @@ def _execute(
         if placement.trainer == "preflight":
             models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
             return [preflight.check(bundle, data, heartbeat, models)]
-        span = placement.span
-        if span is not None and span.first:
-            with hide_gpus(placement.gpus) as gpus:
-                across_nodes.serve(bundle, placement, data, heartbeat, gpus)
-            return []
         if on_several:
             (task,), cores = tasks, placement.cores
-            with hide_gpus(placement.gpus) as gpus:
-                if not gpus:
+            with hide_gpus(placement.gpu, placement.gpu_uuid) as gpu:
+                if gpu is None:
                     settle_autograd()
                 return _attempt(
                     bundle,
                     tasks,
-                    lambda: [
-                        train.train(bundle, task, data, cores, report, stop, heartbeat, gpus, span)
-                    ],
+                    lambda: [train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)],
                 )
         with _device(placement) as device:
             if placement.trainer == "measure":

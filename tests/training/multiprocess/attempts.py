@@ -19,7 +19,7 @@ from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess import train as several
-from asynckfold.training.process_group.gpu_handoff import GpuToTake
+from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from tests.leftovers import descendants
 from tests.training.tiny import Plain, Tiny, always, checkpoints, never, sgd
 
@@ -44,22 +44,20 @@ def attempt(
     number: int = 1,
     refs: Sequence[CheckpointRef] = (),
     stop: Callable[[], bool] = never,
-    gpu: GpuToTake | None = None,
+    gpu: HiddenGpu | None = None,
 ) -> tuple[Result | None, list[RunEvent]]:
     """One attempt at the first job, and what it told; it leaves no process."""
     events: list[RunEvent] = []
     task = Task(tiny.jobs[0], number, tuple(refs))
     before = descendants()
     try:
-        result = several.train(
-            tiny.bundle, task, tiny.batches, (), events.append, stop, gpus=[gpu] if gpu else ()
-        )
+        result = several.train(tiny.bundle, task, tiny.batches, (), events.append, stop, gpu=gpu)
     finally:
         assert descendants() <= before
     return result, events
 
 
-def train(tiny: Tiny, gpu: GpuToTake | None = None) -> Result:
+def train(tiny: Tiny, gpu: HiddenGpu | None = None) -> Result:
     """The first job, which ends well."""
     result, _ = attempt(tiny, gpu=gpu)
     assert result is not None

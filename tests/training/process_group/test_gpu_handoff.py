@@ -200,7 +200,7 @@ def test_while_the_last_process_has_more_to_do_there_are_signs_of_life(tmp_path:
     made = tiny(tmp_path / "run", 2, 1, models={"slow": Slow}, **parts)
     heartbeat, gpu = Counting(), CpuToTake(tmp_path / "taken")
     task = Task(made.jobs[0], 1, ())
-    several.train(made.bundle, task, made.batches, (), lambda events: None, never, heartbeat, [gpu])
+    several.train(made.bundle, task, made.batches, (), lambda events: None, never, heartbeat, gpu)
     # It takes 18 steps, and rank 0 the first batch alone; some more are of the evaluation.
     assert heartbeat.count >= 12
 
@@ -266,7 +266,7 @@ def test_a_gpu_is_hidden_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(torch.cuda, "init", lambda: calls.append(see()))
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    with hide_gpus([(1, "")]) as (gpu,):
+    with hide_gpus(1) as gpu:
         assert see() == ("", "1")
         assert not torch.cuda.is_available()
         assert isinstance(gpu, HiddenGpu)
@@ -276,7 +276,7 @@ def test_a_gpu_is_hidden_until_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> N
         raise ZeroDivisionError
     assert see() == ("3,5", None)
     with hide_gpus() as nothing:
-        assert (nothing, see()) == ((), ("", "1"))
+        assert (nothing, see()) == (None, ("", "1"))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,8 @@ def test_gpus_of_amd_are_hidden_by_the_variables_that_count_there(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    with hide_gpus([(0, "")]) as (gpu,):
+    with hide_gpus(0) as gpu:
+        assert gpu is not None
         # What torch makes of the variables; AMD's runtime takes an empty one for none.
         assert torch.cuda._parse_visible_devices() == []
         assert os.environ["HIP_VISIBLE_DEVICES"] == "-1"
@@ -355,6 +356,7 @@ def test_a_hidden_gpu_is_taken_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> N
     cuda = FakeCuda(monkeypatch, "GPU-a", "GPU-b")
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    with hide_gpus([(0, "GPU-a"), (1, "GPU-b")]) as (_, gpu):
+    with hide_gpus(1, "GPU-b") as gpu:
+        assert gpu is not None
         assert gpu.take() == torch.device("cuda", 0)
     assert cuda.shown == ["GPU-b"]

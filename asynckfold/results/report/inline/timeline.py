@@ -137,9 +137,8 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
     rows: dict[str, list[list[Bar]]] = {}
     for bar in bars:
         for piece in _pieces(bar):
-            for node, held in ((bar.node, piece.cores), *bar.peers):
-                for core in held:
-                    cores.setdefault((node, core), []).append(piece)
+            for core in piece.cores:
+                cores.setdefault((bar.node, core), []).append(piece)
         if not bar.cores:
             there = rows.setdefault(bar.node, [])
             free = next((row for row in there if row[-1].end <= bar.start), None)
