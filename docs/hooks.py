@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 
@@ -20,17 +19,13 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 def flags() -> str:
     """Return a section for each verb of the command."""
-    return "\n\n".join(f"## {' '.join(verb)}\n\n```text\n{_help(*verb)}\n```" for verb in _verbs())
+    verbs = re.findall(r"^ {4}(\w+) {2,}", _printed("--help"), re.MULTILINE)
+    return "\n\n".join(f"## {verb}\n\n```text\n{_help(verb)}\n```" for verb in verbs)
 
 
-def _verbs(*above: str) -> Iterator[tuple[str, ...]]:
-    for verb in re.findall(r"^ {4}(\w+) {2,}", _printed(*above, "--help"), re.MULTILINE):
-        yield from _verbs(verb) if verb == "dev" else [(*above, verb)]
-
-
-def _help(*verb: str) -> str:
+def _help(verb: str) -> str:
     # Verbs with few flags show them all at once.
-    text = _printed(*verb, "--help-all", okay=(0, 2)) or _printed(*verb, "--help")
+    text = _printed(verb, "--help-all", okay=(0, 2)) or _printed(verb, "--help")
     # The exit codes have a page of their own.
     return text.partition("\nExit codes:")[0].strip()
 

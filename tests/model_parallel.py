@@ -25,10 +25,9 @@ from statistics import median, quantiles
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, multiprocessing, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-from asynckfold.cli.bench.loops import fast_adam, threads
 from asynckfold.models import DBN
 
 Step = Callable[[], object]
@@ -41,6 +40,11 @@ NETWORKS = {
 BATCHES = (32, 128, 512, 1024)
 MICRO_BATCHES = (1, 2, 4, 8)
 TURN_SECONDS = 0.15
+
+
+def fast_adam(model: nn.Module) -> optim.Optimizer:
+    """Return Adam with torch's fused kernel."""
+    return optim.Adam(model.parameters(), 1e-3, fused=True)
 
 
 def network(hidden: Sequence[int]) -> DBN:
@@ -152,13 +156,15 @@ def ways(rank: int, hidden: Sequence[int], batch: int) -> dict[str, Step]:
 def seconds_of(steps: dict[str, Step], way: str, count: int) -> float:
     """Return the seconds of `count` steps of all processes."""
     step = steps.get(way, lambda: None)
-    with threads(2 if way == "2 threads" else 1):
-        dist.barrier()
-        started = time.perf_counter()
-        for _ in range(count):
-            step()
-        dist.barrier()
-        return time.perf_counter() - started
+    torch.set_num_threads(2 if way == "2 threads" else 1)
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(count):
+        step()
+    dist.barrier()
+    seconds = time.perf_counter() - started
+    torch.set_num_threads(1)
+    return seconds
 
 
 def measure(rank: int, store: str, turns: int, quick: bool) -> None:

@@ -33,12 +33,10 @@ VERBS = {
     "compare": "compare",
     "doctor": "doctor",
     "completion": "completion",
-    "bench": "bench",
-    "simulate": "simulate",
 }
 """Verbs, and the file and function of each."""
 
-PRINTING = ("bench", "compare", "completion", "doctor", "plan", "simulate", "status")
+PRINTING = ("compare", "completion", "doctor", "plan", "status")
 """Verbs that only print."""
 
 READING = ("compare", "export", "report", "status")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from asynckfold.cli.flags import flags
 from asynckfold.cli.output import Output
-from asynckfold.cli.parser import SHELLS, SUBJECTS, make_parser, verbs_of
+from asynckfold.cli.parser import SHELLS, make_parser, verbs_of
 from asynckfold.cli.report import FIGURES
 from asynckfold.errors import Problem, nearest, refuse
 from asynckfold.system import terminal
@@ -70,7 +70,6 @@ def _words() -> Mapping[str, Iterable[str] | None]:
         "schedulers": LR_SCHEDULES,
         "optimizer": OPTIMIZERS,
         "shell": SHELLS,
-        "subject": SUBJECTS,
         "figures": FIGURES,
     }
     declared = {dest: item.words or None for dest, item in flags().items()}

@@ -16,24 +16,6 @@ from asynckfold.cli.verb_parser import HelpAll, Verb
 from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.system import terminal
 
-DEV = "dev"
-"""The verb above those for people who work on asynckfold."""
-
-SUBJECTS = {
-    "checkpoints": "their share of a run's time",
-    "crowd": "a step of several threads beside processes that always compute",
-    "engines": "the engines beside plain tasks of Ray: a job's overhead, large data, many jobs",
-    "formats": "a step of convolutional models in both memory formats",
-    "fusion": "a step of several fused jobs against one after another",
-    "nodes": "one model on nodes of several tasks, cores against time and speedup",
-    "packing": "one sweep in four ways",
-    "place": "the time of a decision, by the number of pending jobs",
-    "speed": "a DataLoader loop, the best serial loop, asynckfold unfused, by default, warm, cold",
-    "trainers": "one model on all cores, by each trainer; averaging over parts that overlap",
-    "use": "CPU use, and a job's overhead",
-}
-"""What `asynckfold dev bench` measures."""
-
 SHELLS = ("bash", "zsh", "fish")
 """What `asynckfold completion` writes scripts for."""
 
@@ -92,13 +74,6 @@ COMPLETION_HELP = (
     "The script runs no Python. Write it again after an update."
 )
 
-SIMULATE_HELP = (
-    "The jobs differ in length (lognormal), threads, memory and GPU. Their estimates are wrong, "
-    "other processes come and go on the cores, attempts die and are retried. The lower bound is "
-    "the largest of core-seconds / cores, GPU-seconds / GPUs and the longest job; the ratio is "
-    "makespan / lower bound. The same seed gives the same sweep. All times are estimates."
-)
-
 _DATA = ("data_root", "download", "target", "header")
 _COLUMNS = ("drop", "keep", "category", "groups", "fold_column")
 _SAME_MODELS = "the --models of the run, if they name code (pkg.mod:Name)"
@@ -138,17 +113,8 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EXIT_CODES,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    verbs = _add_verbs(parser, VERBS)
-    _add_verbs(verbs[DEV], DEV_VERBS)
-    return parser
-
-
-def _add_verbs(
-    parser: argparse.ArgumentParser,
-    verbs: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]],
-) -> dict[str, Verb]:
     added = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Verb)
-    for name, (text, more, adds) in verbs.items():
+    for name, (text, more, adds) in VERBS.items():
         verb = added.add_parser(
             name,
             help=text,
@@ -157,17 +123,13 @@ def _add_verbs(
             usage=_usage(name) if name in RUNNING else None,
         )
         verb.adds = adds
-    return dict(added.choices)
+    return parser
 
 
 def verbs_of(parser: argparse.ArgumentParser) -> dict[str, Verb]:
-    """Return the parsers of all verbs by name: ``"run"``, ``"dev bench"``."""
-    found: dict[str, Verb] = {}
-    for action in parser._actions:
-        for name, verb in action.choices.items() if isinstance(action.choices, dict) else ():
-            below = verbs_of(verb)
-            found |= {f"{name} {word}": one for word, one in below.items()} or {name: verb}
-    return found
+    """Return the parsers of all verbs by name."""
+    groups = (action.choices for action in parser._actions if isinstance(action.choices, dict))
+    return {name: verb for verbs in groups for name, verb in verbs.items()}
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -180,11 +142,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         ``problems`` of what is returned, to be reported together with those that the verb finds.
     """
     named = [word for word in words if not word.startswith("-")]
-    is_question = bool({"-h", "--help", "--version"} & {*words})
-    if named[:1] == [DEV]:
-        _check_verb(f"asynckfold {DEV}", named[1:2], DEV_VERBS, is_question)
-    else:
-        _check_verb("asynckfold", named[:1], VERBS, is_question)
+    if named or not {"-h", "--help", "--version"} & {*words}:
+        _check_verb(named[0] if named else "")
     parser = make_parser()
     problems: list[Problem] = []
     if named and named[0] in RUNNING:
@@ -198,21 +157,11 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def _check_verb(
-    command: str, named: Sequence[str], verbs: Collection[str], is_question: bool
-) -> None:
-    if not named and is_question:
-        return
-    verb = named[0] if named else ""
-    if verb in verbs:
-        return
-    remedy = f"{nearest(verb, verbs).strip()} `{command} --help` explains them.".strip()
-    if verb in DEV_VERBS:
-        remedy = f"It has moved: `asynckfold {DEV} {verb}`."
-    what = "the command must begin with a verb" if verbs is VERBS else f"{command} takes a verb"
-    raise InputError(
-        [Problem(f"{what}: {', '.join(verbs)}", repr(verb) if verb else "none", remedy)]
-    )
+def _check_verb(verb: str) -> None:
+    if verb not in VERBS:
+        rule = f"the command must begin with a verb: {', '.join(VERBS)}"
+        remedy = f"{nearest(verb, VERBS).strip()} `asynckfold --help` explains them.".strip()
+        raise InputError([Problem(rule, repr(verb) if verb else "none", remedy)])
 
 
 def _usage(verb: str) -> str:
@@ -402,50 +351,6 @@ def _doctor(verb: Verb) -> None:
     )
 
 
-def _bench(verb: Verb) -> None:
-    verb.add_argument(
-        "subject",
-        metavar=f"{{{','.join(SUBJECTS)}}}",
-        help="; ".join(f"{name}: {text}" for name, text in SUBJECTS.items()),
-    )
-    verb.add_argument("--quick", action="store_true", help="seconds instead of minutes; rough")
-    verb.add_argument(
-        "--save",
-        metavar="FILE.md",
-        help="also write the table as a page, and its pictures beside it (PNG, SVG)",
-    )
-    verb.add_argument(
-        "--data",
-        metavar="DIR",
-        help="nodes, speed and trainers only: folder where torchvision keeps MNIST and CIFAR-10 "
-        "(or train/CLASS/*.jpg for the latter). Default: generated samples of the same shapes, or "
-        "digits",
-    )
-    verb.add_argument(
-        "--peers",
-        action="store_true",
-        help="speed only: also skorch with scikit-learn's grid search, and Ray, where installed",
-    )
-
-
-def _simulate(verb: Verb) -> None:
-    for name, value, text in (
-        ("jobs", 10_000, "number of jobs"),
-        ("cores", 64, "number of cores of each node"),
-        ("gpus", 4, "number of GPUs of each node"),
-        ("nodes", 1, "number of nodes; several: also the same sweep on 1, 2, 4 … of them"),
-        ("data-seconds", 0.0, "seconds in which the data reach each further node, one by one"),
-        ("seed", 0, "seed of the sweep"),
-    ):
-        verb.add_argument(
-            f"--{name}",
-            type=verb.number(f"--{name}", type(value), value),
-            metavar="N",
-            default=value,
-            help=f"{text} (default {value})",
-        )
-
-
 def _completion(verb: Verb) -> None:
     verb.add_argument("shell", metavar="SHELL", help=" or ".join(SHELLS))
 
@@ -462,7 +367,7 @@ def _add_progress_flags(verb: Verb) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="print no progress")
 
 
-VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
+VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None]]] = {
     "run": ("cross-validate a sweep, or continue it", RUN_HELP, _run),
     "train": ("train one model alone, or continue it", TRAIN_HELP, _train),
     "plan": ("print what a run would do and its expected seconds", PLAN_HELP, _plan),
@@ -483,19 +388,8 @@ VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
         COMPLETION_HELP,
         _completion,
     ),
-    DEV: ("measure and simulate asynckfold itself", "", None),
 }
 """Verbs, in the order of ``--help``: what it does, more about it, what adds its flags."""
-
-DEV_VERBS: Mapping[str, tuple[str, str, Callable[[Verb], None] | None]] = {
-    "bench": ("measure asynckfold on this machine, and print the table", "", _bench),
-    "simulate": (
-        "place a large random sweep in virtual time, and print the distance from the optimum",
-        SIMULATE_HELP,
-        _simulate,
-    ),
-}
-"""The same, for the verbs below ``dev``."""
 
 
 def parse_stored(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespace | None]:

@@ -221,7 +221,7 @@ def _lines(found: Forecast) -> Iterator[str]:
         if len(plan.group_of(job.id)) > 1 and not choice.cost_of(job, plan).fused_gain
     }
     if "cpu" in untimed:
-        yield "the gain of fusion is an estimate; `asynckfold dev bench fusion` measures it"
+        yield "the gain of fusion is an estimate"
     if "cuda" in untimed:
         yield "the gain of fusion on GPUs was not measured, and counts as none"
     sizes = zip(machine.names, machine.each, strict=True)

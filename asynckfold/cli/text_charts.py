@@ -99,12 +99,3 @@ def _short(name: str, size: int) -> str:
     if len(name) <= size or size < 5:
         return name[:size]
     return f"{name[: size - 3]}…{name[-2:]}"
-
-
-def spark(shares: Iterable[float]) -> str:
-    """Draw shares from 0 to 1 as bars.
-
-    >>> spark([0, 0.25, 0.5, 1, 1, 0.1])
-    '▁▃▅██▂'
-    """
-    return "".join(BARS[round(max(0.0, min(1.0, share)) * (len(BARS) - 1))] for share in shares)

@@ -50,9 +50,6 @@ class Verb(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse a line; add ``problems`` to what is returned."""
-        if self._subparsers is not None:
-            # A verb of verbs: the one below looks at its words.
-            return super().parse_known_args(args, namespace)
         self.add_own_flags()
         self.problems.clear()
         parsed, rest = super().parse_known_args(list(self._readable(args or ())), namespace)

@@ -28,7 +28,7 @@ from asynckfold.planning.flop_model import OVERTURN, between, rule_cost
 MOST_FLOPS = 3e8
 """Operations of a training step above which fusion may not pay.
 
-From `asynckfold dev bench fusion` (1 core of an AMD EPYC, 2 cores shared with others; torch 2.15;
+Measured (1 core of an AMD EPYC, 2 cores shared with others; torch 2.15;
 batches of 32 unless stated): seconds of plain steps / seconds of a fused step, for 5 and 10 jobs.
 
 =========================  =====  =====  =====

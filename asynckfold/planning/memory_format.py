@@ -42,7 +42,7 @@ MOST_PRODUCTS = 400
 """Products per output above which convolutions may not gain: channels-last kernels save copies of
 inputs and outputs, which cost little compared with so many products.
 
-From three runs of `asynckfold dev bench formats` (1 core of a shared AMD EPYC; torch 2.15; batches
+From three runs (1 core of a shared AMD EPYC; torch 2.15; batches
 of 32 unless stated): seconds of a contiguous / a channels-last step, interleaved.
 
 ===================================  ==================  ========  ============

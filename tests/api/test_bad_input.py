@@ -631,12 +631,6 @@ LINES: dict[str, list[str]] = {
     "run boom.py --root r --seed x --limit 3": ["2 problems", "--seed must be", "--limit applies"],
     "status runs/mnits --jsno": ["2 problems", "Did you mean --json?", "which holds no run.db"],
     "status": ["DIR must be given", "`asynckfold status --help` shows how"],
-    "dev bench spede --quick=3": ["2 problems", "Did you mean 'speed'?", "--quick takes no value"],
-    "bench speed": ["must begin with a verb", "'bench'. It has moved: `asynckfold dev bench`."],
-    "simulate": ["'simulate'. It has moved: `asynckfold dev simulate`."],
-    "dev": ["asynckfold dev takes a verb: bench, simulate: received none. `asynckfold dev --help`"],
-    "dev benhc": ["received 'benhc'. Did you mean 'bench'?"],
-    "dev simulate --jobs many": ["--jobs must be a whole number: received 'many'"],
     "export nowhere --to no/where --fold x": ["3 problems", "--fold must be", "existing folder"],
     "rum": ["must begin with a verb", "'rum'", "Did you mean 'run'?"],
     "--nonsense": ["must begin with a verb", "received none"],
@@ -661,14 +655,14 @@ def test_a_line_that_cannot_be_read_ends_with_2_and_all_problems(
 def test_no_verb_ignores_an_unknown_flag(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = {"compare": ["a", "b"], "data": ["digits"], "dev bench": ["place"]}
+    places = {"compare": ["a", "b"], "data": ["digits"]}
     places["completion"] = ["bash"]
     places |= {name: ["a"] for name in ("status", "resume", "report")}
     places |= {name: ["a", "--to", "new.csv"] for name in ("export", "predict")}
     places["predict"] += ["--data", "digits"]
     places |= {name: ["--data", "digits", "--root", "r"] for name in ("run", "train", "plan")}
     words = [str(tmp_path / word) if word in "abr" else word for word in places.get(verb, [])]
-    assert main([*verb.split(), *words, "--nonsense"]) == 2
+    assert main([verb, *words, "--nonsense"]) == 2
     assert f"flags must be those of `asynckfold {verb}`, spelled out: received --nonsense" in (
         capsys.readouterr().err
     )

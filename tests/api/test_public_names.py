@@ -68,8 +68,8 @@ def test_every_library_that_is_imported_is_declared() -> None:
     declared = {
         re.split(r"[ <>=;\[]", item)[0]
         for item in required
-        # The peers of a benchmark, and libraries with an integration, are extras.
-        if "extra ==" not in item or re.search(r"extra == .(bench|mlflow|optuna)\b", item)
+        # Libraries with an integration are extras.
+        if "extra ==" not in item or re.search(r"extra == .(ray|skorch|mlflow|optuna)\b", item)
     }
     found = {name for path in (ROOT / "asynckfold").rglob("*.py") for name in imported_by(path)}
     # IPython is the host's: used where it runs this process.

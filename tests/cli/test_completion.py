@@ -46,9 +46,7 @@ bindkey "^X" press_tab
 CASES = pytest.mark.parametrize(
     ("words", "offered"),
     [
-        ([""], {name.split()[0] for name in verbs_of(make_parser())}),
-        (["dev", ""], {"bench", "simulate"}),
-        (["dev", "bench", "tr"], {"trainers"}),
+        ([""], {*verbs_of(make_parser())}),
         (["run", "--epo"], {"--epochs", "--epochs-per-round"}),
         (["run", "--models", ""], {*ARCHITECTURES}),
         (["run", "--header", "y"], {"yes"}),

@@ -157,8 +157,6 @@ ALLOWED = {
     "training/worker/main.py": {"sys.stdout"},
     # Of a worker that ends by an error of ours: kept while its descriptors lead nowhere.
     "training/worker/fork_server.py": {"sys.stderr"},
-    # A process that answers another one of ours through a pipe.
-    "cli/bench/packing.py": {"sys.stdout"},
     # Names the type.
     "cli/status.py": {"Console"},
     # Knows loggers as objects that code refers to.

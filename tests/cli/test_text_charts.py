@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.cli.text_charts import BARS, IDLE, gantt, spark
+from asynckfold.cli.text_charts import IDLE, gantt
 from asynckfold.jobs.placement import Request
-from asynckfold.scheduling.random_sweep import draw_scenario
 from asynckfold.scheduling.simulate import Span, VirtualMachine, simulate
+from tests.scheduling.random_sweep import draw_scenario
 
 durations = st.lists(st.floats(0, 1e6), max_size=30)
 
@@ -68,11 +68,3 @@ def test_nothing_is_drawn_as_nothing() -> None:
     row, times = gantt([], [7], width=40)
     assert row == f"core 7  {IDLE * 32}"
     assert times.split() == ["0.0", "s", "0.0", "s"]
-
-
-@given(st.lists(st.floats(0, 1)))
-def test_a_spark_has_a_bar_for_each_share_and_keeps_their_order(shares: list[float]) -> None:
-    heights = [BARS.index(bar) for bar in spark(shares)]
-    assert len(heights) == len(shares)
-    assert heights == [BARS.index(spark([share])) for share in shares]
-    assert sorted(heights) == [BARS.index(bar) for bar in spark(sorted(shares))]

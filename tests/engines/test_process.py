@@ -13,7 +13,6 @@ import sklearn.preprocessing
 import torchvision
 from torch import nn
 
-from asynckfold.cli.bench.loops import adam
 from asynckfold.engines.process import preloads
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.models import LeNet5
@@ -24,6 +23,9 @@ def of_main(code: str) -> Any:
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(code, scope)
     return scope["found"]
+
+
+adam = of_main("from torch import optim\nfound = lambda model: optim.Adam(model.parameters())")
 
 
 class Proxy(ModuleType):

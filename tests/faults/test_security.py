@@ -32,7 +32,6 @@ ALLOWED = {
     ("training/worker/reads.py", "unpickling"): "the dataset, from the parent's memory file",
     ("__init__.py", "import by name"): "its own rooms, on use, from a table",
     ("cli/__init__.py", "import by name"): "the file of a verb, from a table",
-    ("cli/bench/__init__.py", "import by name"): "its own rooms, from a table",
     (
         "training/parameter_server/wire.py",
         "network",

@@ -320,11 +320,11 @@ def test_ctrl_c_before_there_is_a_command_and_after_its_last_word(
     tmp_path: Path, moment: str, warm: Nursery
 ) -> None:
     path = tmp_path / "printed"
-    run = warm.start(["-c", EARLY_OR_LATE, moment, "dev", "simulate", "--jobs", "20"], path)
+    run = warm.start(["-c", EARLY_OR_LATE, moment, "completion", "bash"], path)
     assert run.wait(GUARD) == 130, run.printed()
     *_, told, remedy = run.printed().splitlines()
     assert told == "interrupted by SIGINT"
-    assert remedy == "continue with: asynckfold dev simulate --jobs 20"
+    assert remedy == "continue with: asynckfold completion bash"
     assert "Traceback" not in run.printed()
 
 

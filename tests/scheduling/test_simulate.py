@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,10 +12,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from asynckfold.cli import main
 from asynckfold.errors import InputError
 from asynckfold.jobs.placement import Request
-from asynckfold.scheduling.random_sweep import draw_scenario
 from asynckfold.scheduling.retries import CLASS_OF, decide
 from asynckfold.scheduling.simulate import (
     DONE,
@@ -28,6 +24,7 @@ from asynckfold.scheduling.simulate import (
     VirtualMachine,
     simulate,
 )
+from tests.scheduling.random_sweep import draw_scenario
 from tests.size import examples
 
 
@@ -399,85 +396,9 @@ def test_a_scenario_has_all_that_makes_a_sweep_hard() -> None:
     assert scenario == draw_scenario(2000, 32, 2, seed=3) != draw_scenario(2000, 32, 2, seed=4)
 
 
-# The verb
-
-SMALL = ["dev", "simulate", "--jobs", "60", "--cores", "4", "--gpus", "1", "--seed", "5"]
-TIMES = ("place_seconds", "decisions_per_second")
-FEW = ("--nodes", "0", "--data-seconds", "-1")
-
-
-def test_the_same_seed_gives_the_same_object_but_for_the_real_seconds(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    objects = []
-    for _ in range(2):
-        assert main([*SMALL, "--json"]) == 0
-        objects.append(json.loads(capsys.readouterr().out))
-    first, second = objects
-    for name in TIMES:
-        assert first.pop(name) > 0
-        assert second.pop(name) > 0
-    assert first == second
-    assert first["ratio"] == first["makespan"] / first["lower_bound"] >= 1
-    assert 0 < first["use"] <= 1
-    assert sum(first["attempts"].values()) == first["decisions"] >= 60
-    assert main([*SMALL[:-1], "6", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["makespan"] != first["makespan"]
-
-
-def test_the_table_names_the_lower_bound_and_how_near_it_came(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(SMALL) == 0
-    printed = capsys.readouterr().out
-    assert "60 jobs on 4 cores and 1 GPUs, seed 5" in printed
-    for word in ("makespan", "core-seconds / cores", "longest job", "ratio", "█", "a second"):
-        assert word in printed
-
-
-def test_the_same_sweep_is_estimated_on_more_and_more_nodes(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = [*SMALL, "--nodes", "6", "--data-seconds", "2.5"]
-    assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["nodes"], found["data_seconds"]) == (6, 2.5)
-    rows = found["by_nodes"]
-    assert [row["nodes"] for row in rows] == [1, 2, 4, 6]
-    assert all(row["ratio"] >= 1 for row in rows)
-    assert rows[0]["makespan"] > rows[-1]["makespan"] == found["makespan"]
-    assert main([*SMALL, "--json"]) == 0
-    alone = json.loads(capsys.readouterr().out)
-    assert "by_nodes" not in alone
-    assert alone["makespan"] == rows[0]["makespan"]
-    assert main(words) == 0
-    printed = capsys.readouterr().out
-    assert "60 jobs on 6 nodes of 4 cores and 1 GPUs, the data on one more of them" in printed
-    assert "an estimate of the simulator" in printed
-    assert [line.split()[0] for line in printed.splitlines()[-5:]] == ["nodes", "1", "2", "4", "6"]
-
-
 def test_the_sweep_is_the_same_on_any_number_of_nodes_and_others_are_on_all() -> None:
     one, four = draw_scenario(500, 8, 1, seed=3), draw_scenario(500, 8, 1, seed=3, nodes=4)
     assert (one.requests, one.seconds, one.failures) == (four.requests, four.seconds, four.failures)
     assert {item.node for item in one.others} == {0}
     assert {item.node for item in four.others} == {0, 1, 2, 3}
     assert {0, 7} <= {item.core for item in four.others} <= set(range(8))
-
-
-def test_impossible_machines_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["dev", "simulate", "--jobs", "0", "--cores", "0", "--gpus", "-1", *FEW]) == 2
-    told = capsys.readouterr().err
-    for name in ("jobs", "cores", "gpus", "nodes", "data_seconds"):
-        assert f"{name} must be at least" in told
-
-
-def test_a_simulation_needs_no_torch() -> None:
-    code = (
-        "import sys; from asynckfold.cli import main; main(['simulate', '--jobs', '9']); "
-        "print(sorted(set(sys.modules) & {'torch', 'pandas', 'matplotlib'}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout.splitlines()[-1] == "[]"

@@ -16,7 +16,6 @@ from PIL import Image
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import Chart, as_svg, draw, plotted, rendered, style
 from asynckfold.results.report.charts.classes import draw_confusion
-from asynckfold.results.report.charts.scaling import ScalingLine, draw_scaling
 from asynckfold.results.report.charts.scores import draw_scores
 from asynckfold.results.report.charts.serial_loop import draw_loss, draw_speedup
 from asynckfold.results.report.charts.style import colours_of, name_candidates
@@ -225,57 +224,6 @@ def test_a_legend_of_wide_letters_fits_the_figure(summarized: Summarize) -> None
 def test_unknown_glyphs_become_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(style, "fonts", lambda: ("DejaVu Sans",))
     assert plotted("网络 é $x$") == "□□ é $x$"
-
-
-def law(count: float) -> float:
-    return 8 / count + 0.1 * (count - 1) + 1
-
-
-def test_scaling_tells_measured_points_from_the_model_and_from_the_ideal() -> None:
-    counts = [1, 2, 4, 8, 16]
-    measured = {count: law(count) * 1.03 for count in counts[:4]}
-    curve = [(count, law(count)) for count in counts]
-    tasks = ScalingLine("tasks", measured, {16: law(16)}, curve, "8 / n + …")
-    nodes = ScalingLine("nodes", {1: law(1), 2: law(2)})
-    drawn = [
-        draw_scaling("MLP", {"more tasks": [tasks], "more nodes": [nodes]}, measured[1])
-        for _ in range(3)
-    ]
-    drawing = drawn.pop()
-    assert drawing.title == f"MLP: measured {law(1) / law(8):.2f}× as fast on 8 cores as on one"
-    seconds, speedups, few, _ = drawing.figure.axes
-    for axes, values in ((seconds, law), (speedups, lambda n: measured[1] / law(n))):
-        ideal, model, points, beyond = axes.get_lines()
-        assert (ideal.get_linestyle(), model.get_linestyle()) == (":", "--")
-        assert model.get_ydata() == pytest.approx([values(count) for count in counts])
-        assert list(points.get_xdata()) == counts[:4]
-        assert points.get_markerfacecolor() == points.get_color()
-        assert (list(beyond.get_xdata()), beyond.get_markerfacecolor()) == ([16], "white")
-    assert list(speedups.get_lines()[0].get_xdata()) == pytest.approx(
-        speedups.get_lines()[0].get_ydata()
-    )
-    assert "too few counts for a model" in few.get_title("left")
-    assert "too few" not in seconds.get_title("left")
-    (legend,) = drawing.figure.legends
-    assert [text.get_text().split()[0] for text in legend.get_texts()] == [
-        "measured",
-        "fitted",
-        "ideal:",
-    ]
-    assert "16: 3 s (model)" in drawing.alt
-    assert rendered("scaling", drawing).alt.startswith("MLP: measured")
-    picture, again = map(as_svg, drawn)
-    assert picture == again
-    assert b"<svg" in picture
-    alone = draw_scaling("MLP", {"more nodes": [nodes]}, law(1) / 2)
-    assert len(alone.figure.legends[0].get_texts()) == 2
-
-
-def test_scaling_says_where_more_cores_are_no_faster() -> None:
-    line = ScalingLine("tasks", {1: 1.0, 2: 1.2})
-    assert draw_scaling("MLP", {"more tasks": [line]}, 1.0).title == (
-        "MLP: more cores were no faster than one"
-    )
 
 
 def test_the_confusion_matrix_fills_its_figure_but_is_square_on_given_axes(

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from random import Random
 
-from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Request
-from asynckfold.scheduling.device_split import OnEither, requests_on, split
 from asynckfold.scheduling.simulate import (
     Failure,
     OtherProcess,
@@ -41,13 +39,6 @@ FAILURES, OOM_SHARE = 0.02, 0.001
 """Share of the jobs whose first attempt dies, and the share of these that runs out of memory."""
 
 
-FOLDS = 5
-"""Jobs of a candidate, in a sweep on both kinds of device."""
-
-GPU_GAIN, GPU_SKEW = 4.0, 1.5
-"""Lognormal seconds on a core / seconds on a GPU: small models gain nothing there."""
-
-
 @dataclass(frozen=True)
 class Scenario:
     """The arguments of `simulate`."""
@@ -76,13 +67,7 @@ def draw_scenario(
 
     The number of GPU jobs keeps the GPUs busy for about half the time of the cores. The jobs are
     the same on any number of nodes.
-
-    Raises
-    ------
-    InputError
-        No job, no core, no node, a negative number of GPUs or negative `data_seconds`.
     """
-    refuse(_problems(jobs, cores, gpus, nodes=nodes, data_seconds=data_seconds))
     random = Random(seed)
     machine = VirtualMachine(cores, gpus, max(16, 2 * cores) * GIB, 80 * GIB, nodes, data_seconds)
     threads = sum(number * share for number, share in THREADS.items())
@@ -98,75 +83,6 @@ def draw_scenario(
     most = max(work / (cores * nodes), max(seconds.values(), default=0.0))
     others = tuple(_others(random, machine, 1.5 * most))
     return Scenario(requests, machine, seconds, others, failures)
-
-
-@dataclass(frozen=True)
-class EitherSweep:
-    """A sweep whose candidates may run on cores or on GPUs: their kinds, and what came of it.
-
-    `alone` are the seconds with all candidates on one kind, where nobody else uses the GPUs.
-    """
-
-    jobs: tuple[OnEither, ...]
-    kinds: Mapping[str, str]
-    simulation: Simulation
-    alone: Mapping[str, float]
-
-
-def draw_either(
-    jobs: int, cores: int, gpus: int, seed: int, busy_share: float = 1.0
-) -> EitherSweep:
-    """Draw and simulate a sweep whose candidates may run on cores or on GPUs.
-
-    Others use the last GPU from the start, for `busy_share` of the makespan without them.
-
-    Raises
-    ------
-    InputError
-        No job, no core, or no GPU.
-    """
-    refuse(_problems(jobs, cores, gpus, least_gpus=1))
-    random, machine = Random(seed), VirtualMachine(cores, gpus)
-    drawn = []
-    for number in range(jobs):
-        if number % FOLDS == 0:
-            seconds = random.lognormvariate(math.log(MEDIAN_SECONDS), SKEW)
-            on_gpu = seconds / random.lognormvariate(math.log(GPU_GAIN), GPU_SKEW)
-        name = f"candidate-{number // FOLDS}"
-        request = Request(f"{name}/{number}", seconds)
-        drawn.append(OnEither(name, {1: request}, Request(request.job_id, on_gpu, gpu=True)))
-    kinds = split(drawn, machine)
-
-    def seconds_with(kinds: Mapping[str, str]) -> float:
-        return simulate(requests_on(drawn, kinds, machine), machine).makespan
-
-    others = OtherProcess(None, 0.0, busy_share * seconds_with(kinds), gpu=gpus - 1)
-    return EitherSweep(
-        tuple(drawn),
-        kinds,
-        simulate(requests_on(drawn, kinds, machine), machine, others=[others]),
-        {kind: seconds_with(dict.fromkeys(kinds, kind)) for kind in ("cpu", "cuda")},
-    )
-
-
-def _problems(
-    jobs: int,
-    cores: int,
-    gpus: int,
-    least_gpus: int = 0,
-    nodes: int = 1,
-    data_seconds: float = 0.0,
-) -> Iterator[Problem]:
-    counts = (
-        ("jobs", jobs, 1),
-        ("cores", cores, 1),
-        ("gpus", gpus, least_gpus),
-        ("nodes", nodes, 1),
-        ("data_seconds", data_seconds, 0),
-    )
-    for name, number, least in counts:
-        if number < least:
-            yield Problem(f"{name} must be at least {least}", str(number), f"Pass {least} or more.")
 
 
 def _request(random: Random, number: int, machine: VirtualMachine, on_gpu: float) -> Request:
