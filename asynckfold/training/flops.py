@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from asynckfold.planning.memory_format import Convolution
+from asynckfold.training.torch_internals import OperationWatch
 
 _Formula = Callable[[Sequence[Any], Any], int]
 
@@ -68,7 +68,7 @@ _FORMULAS: Mapping[str, _Formula] = {
 }
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FlopCounter(OperationWatch):
     """Context that counts operations; unknown ones count nothing.
 
     Attributes
@@ -89,14 +89,9 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.flops = self.products = 0
         self.convolutions: list[Convolution] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # torch's own answer imports its compiler, which takes seconds.
-        return False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

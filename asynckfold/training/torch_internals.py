@@ -1,7 +1,7 @@
 """Private names of torch, and what stands in where a version lacks them: used nowhere else.
 
-A state that a version does not let us read counts as unchanged. ``torch.utils._pytree`` and
-``TorchDispatchMode`` are not here: they have kept their names and meaning since torch 2.0.
+A state that a version does not let us read counts as unchanged. ``torch.utils._pytree`` is not
+here: it has kept its names and meaning since torch 2.0.
 """
 
 from __future__ import annotations
@@ -48,6 +48,21 @@ has_fp32_precision = hasattr(_C, "_get_fp32_precision_getter")
 # Functions that models call: `weight_norm` of the older kind, and a check that never waits
 weight_norm = getattr(torch, "_weight_norm", _nothing)
 assert_async = getattr(torch, "_assert_async", _assert_now)
+
+
+class OperationWatch(_python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Base of the contexts that see each operation of torch."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()  # type: ignore[no-untyped-call]
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's own answer imports its compiler, which takes seconds.
+        return False
 
 
 def device_mode() -> Any:

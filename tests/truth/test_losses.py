@@ -20,7 +20,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import batches, losses, seeding, serial_baseline
-from asynckfold.training.dry_run import loss_trial, preflight
+from asynckfold.training.dry_run import criteria, preflight
 from tests.training.fusion.test_trainer import Grouped
 from tests.training.multiprocess import attempts
 from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, never, samples
@@ -240,7 +240,7 @@ ORDINARY: dict[str, tuple[Loss, torch.Tensor, torch.Tensor]] = {
 @pytest.mark.parametrize("name", MIXING)
 def test_a_loss_that_mixes_samples_is_detected(name: str) -> None:
     loss, outputs, targets = MIXING[name]
-    found = loss_trial.mixes_samples(loss, outputs, targets)
+    found = criteria.mixes_samples(loss, outputs, targets)
     assert found is not None
     # Its mark: whose target is whose does not matter to the term that was found.
     assert torch.broadcast_shapes(*found).numel() >= COUNT**2
@@ -250,11 +250,11 @@ def test_a_loss_that_mixes_samples_is_detected(name: str) -> None:
 def test_ordinary_losses_are_accepted(name: str) -> None:
     loss, outputs, targets = ORDINARY[name]
     loss(outputs, targets)
-    assert loss_trial.mixes_samples(loss, outputs, targets) is None
+    assert criteria.mixes_samples(loss, outputs, targets) is None
     # With as many samples as outputs, too, where sizes agree by chance.
     if outputs.dim() > 1 and outputs.shape[1] > 1 and outputs.shape[1] <= COUNT:
         few = outputs.shape[1]
-        assert loss_trial.mixes_samples(loss, outputs[:few], targets[:few]) is None
+        assert criteria.mixes_samples(loss, outputs[:few], targets[:few]) is None
 
 
 @settings(max_examples=60, deadline=None)
@@ -274,7 +274,7 @@ def test_squares_mix_samples_exactly_if_there_are_more_pairs_than_samples(
         return (outputs - targets).abs().pow(power).mean()
 
     pairs = (outputs - targets).numel()
-    found = loss_trial.mixes_samples(loss, outputs, targets)
+    found = criteria.mixes_samples(loss, outputs, targets)
     assert (found is not None) == (pairs > count)
 
 

@@ -16,6 +16,7 @@ from asynckfold.jobs.objective import BINARY, SEGMENTATION
 from asynckfold.planning import fusion_groups
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs, unlike
 from asynckfold.training.evaluation import has_modes
 from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.gradients import needs_closure
@@ -24,25 +25,6 @@ from asynckfold.training.several_optimizers import SeveralOptimizers, optimizers
 
 _STATISTICS = "running_"
 """Prefix of the buffers that torch's normalising layers update in a forward pass."""
-
-
-class Refused(Exception):  # noqa: N818
-    """A rule is broken; the arguments are (rule, received, remedy)."""
-
-    @classmethod
-    def first_of(cls, error: InputError) -> Refused:
-        """Return the first problem of an `InputError`."""
-        problem = error.problems[0]
-        return cls(problem.rule, problem.received, problem.remedy)
-
-
-class TooFewOutputs(Exception):  # noqa: N818
-    """The model has too few outputs for the class indices, which can be renumbered."""
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of a message, cut to 200 characters."""
-    return next(iter(str(error).strip().splitlines()), "")[:200]
 
 
 # Model, optimizer and LR schedule as they are made
@@ -153,12 +135,12 @@ def check_outputs(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
     needed = bundle.highest + 1 if bundle.highest >= 0 else classes
     columns = outputs.shape[1] if outputs.ndim == 2 else int(outputs.ndim == 1)
     # With a criterion of the user's own, one output may stand for two classes.
-    found = 2 if criterion is None and columns == 1 else columns
-    if outputs.ndim == 2 or found == 2:
-        if found < needed and bundle.may_be_numbered:
+    columns = 2 if criterion is None and columns == 1 else columns
+    if outputs.ndim == 2 or columns == 2:
+        if columns < needed and bundle.may_be_numbered:
             raise TooFewOutputs
-        if found >= needed:
-            _check_weight(name, bundle.recipe.criterion, criterion, found)
+        if columns >= needed:
+            _check_weight(name, bundle.recipe.criterion, criterion, columns)
             return
     raise Refused(
         f"model {name} must return (samples, classes) scores for the {needed} classes",
@@ -229,11 +211,6 @@ def _check_weight(name: str, criterion: Any, known: Criterion | None, columns: i
         )
 
 
-def shape_text(batch: Any) -> str:
-    """Return the shape of a tensor; of a tree, paths, types and shapes."""
-    return str(tuple(batch.shape)) if isinstance(batch, torch.Tensor) else kinds_text(batch)
-
-
 def check_criterion_takes(name: str, outputs: Any, criterion: Any) -> None:
     """Refuse several outputs for a criterion of torch, which takes one."""
     known = criterion_of(criterion)
@@ -252,31 +229,25 @@ def check_broadcast(name: str, outputs: Any, targets: torch.Tensor, warned: list
         raise unlike(name, outputs, targets)
 
 
-def unlike(name: str, outputs: Any, targets: torch.Tensor) -> Refused:
-    """Return the refusal of outputs whose shape is not that of the targets."""
-    fewer = isinstance(outputs, torch.Tensor) and outputs.ndim < targets.ndim
-    remedy = (
-        "Return outputs[:, None] in forward, or pass targets of shape (samples,)."
-        if fewer
-        else "Squeeze the outputs in forward, or pass targets of shape (samples, 1)."
+def check_loss(name: str, loss: Any, *, trains: bool = True) -> None:
+    """Refuse a loss that is not one number, and if it `trains`, without a gradient."""
+    is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
+    if is_number and (loss.requires_grad or not trains):
+        return
+    rule = (
+        f"the criterion must give model {name} one number with a gradient"
+        if trains
+        else f"the criterion must give one number for the outputs of model {name}: it scores the "
+        "held-out fold, also with a training_step"
     )
-    received = f"outputs {shape_text(outputs)}, targets {shape_text(targets)}"
-    return Refused(
-        f"model {name} must return outputs of the shape of the targets", received, remedy
+    received = (
+        f"a tensor of shape {tuple(loss.shape)}" + f", requires_grad={loss.requires_grad}" * trains
+        if isinstance(loss, torch.Tensor)
+        else repr(loss)[:80]
     )
-
-
-def check_loss(name: str, loss: Any) -> None:
-    """Refuse a loss that is not one number with a gradient."""
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-        raise Refused(
-            f"the criterion must give model {name} one number with a gradient",
-            f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
-            if isinstance(loss, torch.Tensor)
-            else repr(loss)[:80],
-            "Let it return the mean over the samples (reduction='mean'); the model needs "
-            "parameters that are not frozen.",
-        )
+    remedy = "Let it return the mean over the samples (reduction='mean')"
+    needed = "; the model needs parameters that are not frozen" * trains
+    raise Refused(rule, received, f"{remedy}{needed}.")
 
 
 def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results: Any) -> None:
@@ -297,7 +268,7 @@ def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results:
         )
         # A batch of the user's own making need not have a row for each sample.
         odd = (~torch.isfinite(item).flatten(1).all(1) for item in bad if len(item) == len(rows))
-        first = min((int(rows[found.nonzero()[0]]) for found in odd), default=None)
+        first = min((int(rows[places.nonzero()[0]]) for places in odd), default=None)
         rule = f"samples must be finite where model {name} or its loss does not take others"
         where = "a first batch" if first is None else f"sample {first}"
         raise Refused(rule, f"{kinds} in {what} of {where}", remedy)
@@ -314,23 +285,10 @@ def _is_finite(item: torch.Tensor) -> bool:
     return not item.is_floating_point() or bool(torch.isfinite(item).all())
 
 
-def check_held_out_loss(name: str, loss: Any) -> None:
-    """Refuse a criterion that gives no number for the held-out fold."""
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        raise Refused(
-            f"the criterion must give one number for the outputs of model {name}: it scores the "
-            "held-out fold, also with a training_step",
-            f"a tensor of shape {tuple(loss.shape)}"
-            if isinstance(loss, torch.Tensor)
-            else repr(loss)[:80],
-            "Let it return the mean over the samples (reduction='mean').",
-        )
-
-
 def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """Refuse a backward pass that reached no optimised parameter."""
-    own = {id(item) for item in model.parameters()}
-    held = [item for item in optimized(optimizer) if id(item) in own]
+    of_model = {id(item) for item in model.parameters()}
+    held = [item for item in optimized(optimizer) if id(item) in of_model]
     if held and all(item.grad is None for item in held):
         raise Refused(
             f"the loss of model {name} must have a gradient for the optimised parameters",

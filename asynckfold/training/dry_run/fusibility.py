@@ -18,7 +18,7 @@ from asynckfold.training import pretraining, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
-from asynckfold.training.dry_run.criterion_trial import with_criterion
+from asynckfold.training.dry_run.criteria import with_criterion
 from asynckfold.training.evaluation import has_modes
 from asynckfold.training.fold_criterion import trained_parameters
 from asynckfold.training.fused_optimizers import with_fused_kernel

@@ -8,6 +8,9 @@
                  │                                                │
                  user code raised → a failure: its jobs will      a broken rule → a problem: the
                  fail, the others run                             sweep is refused, or the candidate
+
+A model is made twice: training the first, and loading its checkpoint into the second, shows what
+no other check can, such as models that share weights, or a state that checkpoints lack.
 """
 
 from __future__ import annotations
@@ -23,16 +26,9 @@ from asynckfold.jobs.messages import Facts, Fusibility
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import (
-    checks,
-    collation_trial,
-    criterion_trial,
-    fingerprints,
-    fusibility,
-    sampler_trial,
-)
+from asynckfold.training.dry_run import checks, criteria, fingerprints, fusibility, user_code
 from asynckfold.training.dry_run.candidate import CandidateTrial
-from asynckfold.training.dry_run.checks import Refused, TooFewOutputs
+from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs
 from asynckfold.training.evaluation import kept_key
 from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.isolation.guard import isolated
@@ -46,113 +42,133 @@ def check(
 
     The heartbeat beats before every candidate.
     """
-    recipe, heartbeat = bundle.recipe, heartbeat or Heartbeat()
-    names = [name for name in recipe.models if not models or name in models]
-    facts = Facts({}, {}, {})
-    architectures: dict[str, Any] = dict.fromkeys(names)
-    settings: dict[str, Any] = {}
-    problems: dict[tuple[str, str, str], None] = {}
-    notes: dict[str, None] = {}
-    sums = batches_fit = False
-    for name in names:
-        schedules = [schedule for model, schedule in recipe.candidates if model == name]
+    dry_run = _DryRun(bundle, data, heartbeat or Heartbeat())
+    for name in bundle.recipe.models:
+        if not models or name in models:
+            dry_run.try_model(name)
+    return dry_run.result()
+
+
+class _DryRun:
+    """What the candidates have shown so far."""
+
+    def __init__(self, bundle: Bundle, data: Batches, heartbeat: Heartbeat) -> None:
+        self.bundle, self.data, self.heartbeat = bundle, data, heartbeat
+        self.facts = Facts({}, {}, {})
+        self.architectures: dict[str, Any] = {}
+        self.settings: dict[str, Any] = {}
+        self.problems: dict[tuple[str, str, str], None] = {}
+        self.notes: dict[str, None] = {}
+        self.sums = self.batches_fit = False
+
+    def try_model(self, name: str) -> None:
+        """Build the model with each of its LR schedules; note what breaks a rule, or raises."""
+        self.architectures[name] = None
+        schedules = [other for model, other in self.bundle.recipe.candidates if model == name]
         stepped: set[type] = set()
         for schedule in schedules:
-            heartbeat.begin_long_phase()
+            self.heartbeat.begin_long_phase()
             candidate = candidate_name(name, schedule)
             concerned = [candidate]
             # User code may raise anything here, and will again in its jobs.
             try:
                 with isolated(patches=True) as traces:
-                    if not batches_fit:
-                        collation_trial.check(bundle, data)
-                        sampler_trial.check(bundle, data)
-                        batches_fit = True
-                    bundle = criterion_trial.with_criterion(bundle, data)
-                    recipe = bundle.recipe
-                    dry = CandidateTrial(bundle, data, name, schedule)
-                    if dry.reacts:
-                        facts.reacting[candidate] = True
-                    architectures[name] = fingerprints.architecture_of(dry.model)
-                    has_own = schedule in recipe.optimizers
-                    settings[f"{candidate}: optimizer" if has_own else name] = (
-                        fingerprints.optimizer_settings(dry.optimizer)
-                    )
-                    settings[candidate] = fingerprints.lr_schedule_settings(dry.lr_schedule)
-                    checks.check_storable(f"LR schedule {schedule}", dry.lr_schedule)
-                    dry.check_ownership()
-                    fit = dry.schedule_fit()
-                    problems |= dict.fromkeys(fit.problems)
-                    if fit.problems:
-                        facts.refused[concerned[0]] = _told(*fit.problems[0])
-                    notes |= dict.fromkeys(fit.notes)
-                    if name not in facts.step_seconds:
+                    trial = self._built(name, schedule)
+                    if name not in self.facts.step_seconds:
                         concerned = [candidate_name(name, other) for other in schedules]
-                        dry.check_model()
-                        facts.step_seconds[name] = dry.step_seconds(facts.output_samples)
-                        dry.check_learning()
-                        dry.check_criterion()
-                        checks.check_storable(f"model {name}", dry.model)
-                        checks.check_storable("criterion", recipe.criterion)
-                        dry.check_stepped_optimizer()
-                        dry.check_checkpoint()
-                        if dry.changed_in_evaluation:
-                            settings[kept_key(name)] = True
-                        facts.measured[name] = dry.measured()
-                        dry.check_callbacks()
-                        sums = sums or dry.criterion_sums()
-                        dry.check_parts(sums)
-                        facts.memory[name] = dry.memory()
-                        facts.weights[name] = sum(item.nbytes for item in dry.model.parameters())
-                        stepped.add(type(dry.optimizer))
-                        checks.check_servable(bundle, dry.model)
-                        checks.check_pretraining(bundle, name, dry.model)
-                        facts.flops[name] = dry.counter.flops
-                        facts.products[name] = dry.counter.products
-                        facts.formats[name] = dry.why_not_channels_last()
-                        if bundle.plan.params.compile:
-                            heartbeat.begin_long_phase()
-                            dry.check_compiled()
-                        heartbeat.begin_long_phase()
-                        notes |= dict.fromkeys(dry.notes())
+                        self._try_step(trial)
+                        stepped.add(type(trial.optimizer))
                         changed = ", ".join(traces.look())
-                        if bundle.plan.device == "cpu":
-                            _check_fusible(dry, facts, changed)
-                    elif type(dry.optimizer) not in stepped:
-                        dry.check_model()
-                        dry.step_seconds({})
-                        dry.check_stepped_optimizer()
-                        dry.check_checkpoint()
+                        if self.bundle.plan.device == "cpu":
+                            self._check_fusible(trial, changed)
+                    elif type(trial.optimizer) not in stepped:
+                        trial.step_seconds({})
+                        trial.check_state()
             except Refused as refused:
-                problems[refused.args] = None
-                facts.refused.update(dict.fromkeys(concerned, _told(*refused.args)))
+                self._refuse(concerned, refused)
             except TooFewOutputs:
                 continue
             except (Exception, SystemExit):  # noqa: BLE001
-                facts.failures[candidate] = traceback.format_exc()
-    recorded = {
-        "architecture": architectures,
-        "settings": settings,
-        "criterion": fingerprints.criterion_text(as_given(recipe.criterion)),
-        "preprocess": None
-        if recipe.preprocess is None
-        else fingerprints.transformer_text(recipe.preprocess),
-        **(SUMS if sums else {}),
-    }
-    return replace(facts, recipe=recorded, problems=tuple(problems), notes=tuple(notes))
+                self.facts.failures[candidate] = traceback.format_exc()
 
+    def _built(self, name: str, schedule: str) -> CandidateTrial:
+        """Build a candidate, and check what needs no step."""
+        if not self.batches_fit:
+            user_code.check_collation(self.bundle, self.data)
+            user_code.check_sampler(self.bundle, self.data)
+            self.batches_fit = True
+        self.bundle = criteria.with_criterion(self.bundle, self.data)
+        trial = CandidateTrial(self.bundle, self.data, name, schedule)
+        if trial.reacts:
+            self.facts.reacting[trial.candidate] = True
+        self.architectures[name] = fingerprints.architecture_of(trial.model)
+        is_own = schedule in self.bundle.recipe.optimizers
+        self.settings[f"{trial.candidate}: optimizer" if is_own else name] = (
+            fingerprints.optimizer_settings(trial.optimizer)
+        )
+        self.settings[trial.candidate] = fingerprints.lr_schedule_settings(trial.lr_schedule)
+        checks.check_storable(f"LR schedule {schedule}", trial.lr_schedule)
+        trial.check_optimized()
+        fit = trial.schedule_fit()
+        for problem in fit.problems:
+            self._refuse([trial.candidate], Refused(*problem))
+        self.notes |= dict.fromkeys(fit.notes)
+        return trial
 
-def _told(rule: str, received: str, _: str) -> str:
-    """Return a problem without its remedy, on one line."""
-    return one_line(f"{rule}: received {received}")
+    def _try_step(self, trial: CandidateTrial) -> None:
+        """Take a step, and check what it shows."""
+        facts, name = self.facts, trial.name
+        facts.step_seconds[name] = trial.step_seconds(facts.output_samples)
+        trial.check_learning()
+        trial.check_criterion()
+        trial.check_state()
+        if trial.changed_in_evaluation:
+            self.settings[kept_key(name)] = True
+        facts.measured[name] = trial.measured()
+        trial.check_callbacks()
+        self.sums = self.sums or trial.criterion_sums()
+        trial.check_parts(self.sums)
+        facts.memory[name] = trial.memory()
+        facts.weights[name] = sum(item.nbytes for item in trial.model.parameters())
+        checks.check_servable(self.bundle, trial.model)
+        checks.check_pretraining(self.bundle, name, trial.model)
+        facts.flops[name] = trial.counter.flops
+        facts.products[name] = trial.counter.products
+        facts.formats[name] = trial.why_not_channels_last()
+        if self.bundle.plan.params.compile:
+            self.heartbeat.begin_long_phase()
+            trial.check_compiled()
+        self.heartbeat.begin_long_phase()
+        self.notes |= dict.fromkeys(trial.notes())
 
+    def _check_fusible(self, trial: CandidateTrial, changed: str) -> None:
+        """Note whether jobs can be fused on cores; `changed` is what the model changes outside."""
+        # Each job must begin in an unchanged process, and fused ones share one.
+        changing = Fusibility(f"it changes its process ({changed})")
+        fusible = changing if changed else fusibility.on_cores(trial)
+        self.facts.fusible[trial.name] = fusible.refusal
+        if not fusible.refusal:
+            self.facts.fused[trial.name] = fusible.found
+        checks.check_fusible(self.bundle, trial.name, fusible.refusal)
 
-def _check_fusible(dry: CandidateTrial, facts: Facts, changed: str) -> None:
-    """Note whether jobs can be fused on cores; `changed` is what the model changes outside."""
-    # Each job must begin in an unchanged process, and fused ones share one.
-    changing = Fusibility(f"it changes its process ({changed})")
-    found = changing if changed else fusibility.on_cores(dry)
-    facts.fusible[dry.name] = found.refusal
-    if not found.refusal:
-        facts.fused[dry.name] = found.found
-    checks.check_fusible(dry.bundle, dry.name, found.refusal)
+    def _refuse(self, candidates: list[str], refused: Refused) -> None:
+        rule, received, remedy = refused.args
+        self.problems[rule, received, remedy] = None
+        for candidate in candidates:
+            self.facts.refused[candidate] = one_line(f"{rule}: received {received}")
+
+    def result(self) -> Facts:
+        """Return the facts, with what the plan records of the live objects."""
+        recipe = self.bundle.recipe
+        recorded = {
+            "architecture": self.architectures,
+            "settings": self.settings,
+            "criterion": fingerprints.criterion_text(as_given(recipe.criterion)),
+            "preprocess": None
+            if recipe.preprocess is None
+            else fingerprints.transformer_text(recipe.preprocess),
+            **(SUMS if self.sums else {}),
+        }
+        return replace(
+            self.facts, recipe=recorded, problems=tuple(self.problems), notes=tuple(self.notes)
+        )

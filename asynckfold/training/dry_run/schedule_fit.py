@@ -1,7 +1,7 @@
 """Whether an LR schedule fits the number of steps in its jobs.
 
 The schedule is stepped through the whole training, on an optimizer that trains nothing. The checks
-look at its learning rates, and at the length settings of torch's own schedules.
+look at its learning rates, and at the length of a cosine and of a single cycle.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ LONGER = 1.5
 """A cosine this many times longer than the training is reported: it ends above a quarter of its
 initial rate."""
 
-_OWN_RATES = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR)
+_CONSTANT = (lr_scheduler.LambdaLR, lr_scheduler.MultiplicativeLR, lr_scheduler.ConstantLR)
+"""Schedules that may be constant on purpose."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,10 @@ class Fit:
     notes: tuple[str, ...] = ()
 
 
-def unscheduled(optimizer: Any) -> Any:
+def without_schedule(optimizer: Any) -> Any:
     """Return a copy with its own learning rates, but the same parameters and state."""
     if isinstance(optimizer, SeveralOptimizers):
-        return SeveralOptimizers([unscheduled(part) for part in optimizer.parts])
+        return SeveralOptimizers([without_schedule(part) for part in optimizer.parts])
     spare = copy.copy(optimizer)
     spare.param_groups = [
         {
@@ -97,13 +98,13 @@ def rates_of(
     raises. The error is empty if user code raised it: its jobs will report it. The optimizer, which
     has no schedule yet, stays unchanged.
     """
-    spare, rates = unscheduled(optimizer), []
+    spare, rates = without_schedule(optimizer), []
     with warnings.catch_warnings():
         # torch warns that the optimizer takes no steps.
         warnings.simplefilter("ignore")
         schedule = make(spare)
         ends = time.monotonic() + SECONDS
-        own = type(schedule).__module__ != lr_scheduler.__name__
+        is_users = type(schedule).__module__ != lr_scheduler.__name__
         for step in range(steps):
             rates.append(tuple(float(group["lr"]) for group in spare.param_groups))
             if time.monotonic() > ends:
@@ -112,7 +113,10 @@ def rates_of(
             try:
                 schedule.step()
             except Exception as error:  # noqa: BLE001
-                return rates, "" if own else f"{type(error).__name__} after step {step}: {error}"
+                return (
+                    rates,
+                    "" if is_users else f"{type(error).__name__} after step {step}: {error}",
+                )
     return rates, ""
 
 
@@ -123,46 +127,33 @@ def fit_of(
 
     `rates` and `error` are from `rates_of`, and ignored for a schedule that reacts to a loss.
     """
-    kind = type(schedule).__name__
     title = f"LR schedule {name}"
+    problems = tuple(_problems(title, schedule, steps, rates, error))
+    is_known = problems or lr_schedules.needs_metric(schedule)
+    return Fit(problems, () if is_known else tuple(_notes(title, schedule, steps, rates)))
+
+
+def _problems(
+    title: str, schedule: Any, steps: Steps, rates: Sequence[tuple[float, ...]], error: str
+) -> Iterator[Problem]:
+    kind = type(schedule).__name__
     if lr_schedules.needs_metric(schedule):
-        return Fit(tuple(_of_plateau(title, schedule)))
-    problems = tuple(_of_one_cycle(title, schedule, steps)) or tuple(
-        _of_rates(title, kind, schedule, steps, rates, error)
-    )
-    return Fit(problems, () if problems else tuple(_notes(title, schedule, steps, rates)))
-
-
-def _of_plateau(title: str, schedule: Any) -> Iterator[Problem]:
-    if schedule.mode != "min":
-        yield (
-            f"{title} is stepped with a loss, the less the better",
-            f"ReduceLROnPlateau(mode={schedule.mode!r}), which would cut the rate while it falls",
-            "Pass mode='min'.",
-        )
-
-
-def _of_one_cycle(title: str, schedule: Any, steps: Steps) -> Iterator[Problem]:
-    if not isinstance(schedule, lr_scheduler.OneCycleLR):
+        if schedule.mode != "min":
+            yield (
+                f"{title} is stepped with a loss, the less the better",
+                f"{kind}(mode={schedule.mode!r}), which would cut the rate while it falls",
+                "Pass mode='min'.",
+            )
         return
-    total = int(schedule.total_steps)
+    total = int(schedule.total_steps) if isinstance(schedule, lr_scheduler.OneCycleLR) else None
     # The last rate follows the last step; torch has no cycle of fewer than three rates.
-    if not steps.most <= total <= max(steps.most, 2) + 1:
+    if total is not None and not steps.most <= total <= max(steps.most, 2) + 1:
         yield (
             f"{title} must fit the steps that its jobs take: {steps.text}",
-            f"OneCycleLR(total_steps={total})",
+            f"{kind}(total_steps={total})",
             f"Pass total_steps={steps.most}{steps.instead(total)}.",
         )
-
-
-def _of_rates(
-    title: str,
-    kind: str,
-    schedule: Any,
-    steps: Steps,
-    rates: Sequence[tuple[float, ...]],
-    error: str,
-) -> Iterator[Problem]:
+        return
     if error:
         yield f"{title} must last for {steps.text}", f"{kind}: {error}", "Make it longer."
     lowest = [min(items) for items in rates]
@@ -175,15 +166,13 @@ def _of_rates(
         )
     idle = len(list(takewhile(lambda items: not any(items), reversed(rates))))
     if len(rates) > idle >= max(2, steps.most // 10):
-        length = getattr(schedule, "total_iters", None)
-        remedy = f"Fit it to {steps.most} steps"
-        if isinstance(schedule, lr_scheduler.PolynomialLR):
-            remedy = f"Pass total_iters={steps.most}"
+        is_polynomial = isinstance(schedule, lr_scheduler.PolynomialLR)
         yield (
             f"{title} must leave a learning rate to train with",
-            f"{kind}{f'(total_iters={length})' if length else ''}: 0 from step "
-            f"{len(rates) - idle + 1} on of {steps.text}",
-            f"{remedy}.",
+            f"{kind}: 0 from step {len(rates) - idle + 1} on of {steps.text}",
+            f"Pass total_iters={steps.most}."
+            if is_polynomial
+            else f"Fit it to {steps.most} steps.",
         )
 
 
@@ -203,35 +192,7 @@ def _notes(
                 f"{call} is cut off after {steps.text}; T_max={count} falls to its end"
                 f"{steps.instead(length)}"
             )
-    elif isinstance(schedule, lr_scheduler.CyclicLR):
-        rise = round(float(schedule.total_size) * float(schedule.step_ratio))
-        if rise > count:
-            yield (
-                f"{title}: {kind}(step_size_up={rise}) does not reach its max_lr in {steps.text}"
-                f"{steps.instead(rise)}"
-            )
-    elif isinstance(schedule, (lr_scheduler.LinearLR, lr_scheduler.ConstantLR)):
-        length, call = int(schedule.total_iters), f"{kind}(total_iters="
-        first, last = (
-            (schedule.start_factor, schedule.end_factor)
-            if isinstance(schedule, lr_scheduler.LinearLR)
-            else (schedule.factor, 1.0)
-        )
-        if first < last and length >= count:
-            yield (
-                f"{title}: {call}{length}) does not reach the learning rate of the optimizer in "
-                f"{steps.text}{steps.instead(length)}"
-            )
-        elif first > last and length > LONGER * count:
-            yield (
-                f"{title}: {call}{length}) is cut off after {steps.text}; {call}{count}) falls to "
-                f"its end{steps.instead(length)}"
-            )
-    elif isinstance(schedule, lr_scheduler.MultiStepLR):
-        late = sorted(item for item in schedule.milestones if item >= count)
-        if late:
-            yield f"{title}: milestones {', '.join(map(str, late))} lie beyond {steps.text}"
-    elif not isinstance(schedule, _OWN_RATES) and len(rates) == count and len(set(rates)) == 1:
+    elif not isinstance(schedule, _CONSTANT) and len(rates) == count and len(set(rates)) == 1:
         yield (
             f"{title}: {kind} changes no learning rate in {steps.text}"
             f"{steps.instead(int(getattr(schedule, 'step_size', 0)))}"

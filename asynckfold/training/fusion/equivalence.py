@@ -30,7 +30,6 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from asynckfold.data.transforms import mapped, tensors_in
@@ -41,6 +40,7 @@ from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.precision import outputs_of
+from asynckfold.training.torch_internals import OperationWatch
 
 EXACT = 1e-9
 """Largest relative difference in float64."""
@@ -223,17 +223,12 @@ def _wide(item: Any) -> Any:
     return torch.float64 if item is torch.float32 else item
 
 
-class ShortFormats(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ShortFormats(OperationWatch):
     """Counts the tensors that operations compute in a format shorter than float32."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.counts: Counter[tuple[str, torch.dtype]] = Counter()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # As in `FlopCounter`: torch's own answer imports its compiler, which takes seconds.
-        return False
 
     def __torch_dispatch__(
         self,

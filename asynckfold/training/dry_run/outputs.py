@@ -1,19 +1,32 @@
-"""Whether a model's outputs in evaluation depend on more than the sample itself."""
+"""Outputs of the dry run: a sample of them, and what they depend on in evaluation."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold.data.transforms import tensors_in
+from asynckfold.jobs.columns import Columns
+from asynckfold.jobs.objective import OutputSample
 from asynckfold.training import seeding
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.model_state import Kept
 from asynckfold.training.precision import outputs_of
+
+MOST_NUMBERS = 4096
+"""Numbers to keep of the outputs, at most."""
+
+_SHAPING = (
+    *("Alias", "Clone", "ReshapeAlias", "Select", "Slice", "Squeeze", "T", "ToCopy", "Transpose"),
+    *("UnsafeView", "Unsqueeze", "View"),
+)
 
 APART = {"fp32": 1e-3, "bf16": 5e-2}
 """Difference of outputs, relative to their size, from which they count as different. Other batch
@@ -31,30 +44,50 @@ _AT_RANDOM = (
 )
 
 
-def _as_it_is(samples: torch.Tensor) -> Any:
-    return samples
+def output_sample(outputs: Any, columns: Columns | None = None) -> OutputSample:
+    """Return some outputs, and the sigmoid or softmax that made them, if any; trees as columns."""
+    if columns is not None:
+        return OutputSample(_some(columns.join(outputs)), tree=columns)
+    node = outputs.grad_fn
+    while node is not None and _operation(node) in _SHAPING and node.next_functions:
+        node = node.next_functions[0][0]
+    last = "" if node is None else _operation(node)
+    is_activation = last in ("Sigmoid", "Softmax", "LogSoftmax")
+    return OutputSample(_some(outputs), last if is_activation else "")
+
+
+def _some(outputs: torch.Tensor) -> npt.NDArray[np.float32]:
+    width = max(1, outputs[:1].numel())
+    rows: npt.NDArray[np.float32]
+    rows = outputs[: max(2, MOST_NUMBERS // width)].detach().float().cpu().numpy()
+    return rows
+
+
+def _operation(node: Any) -> str:
+    """Return ``"Sigmoid"`` for a ``SigmoidBackward0``."""
+    return re.sub(r"Backward\d+$", "", node.name())
 
 
 def evaluation_depends_on(
     model: nn.Module,
-    inputs: torch.Tensor,
+    samples: torch.Tensor,
     precision: str = "fp32",
-    batch: Callable[[torch.Tensor], Any] = _as_it_is,
+    batch: Callable[[torch.Tensor], Any] | None = None,
     *,
     changes: bool = False,
 ) -> str:
     """Say what else the outputs in evaluation depend on; empty if only on their samples.
 
     Evaluates a copy of the model again with another seed, in halves of the batch, and in reverse
-    order. `batch` makes the model's inputs of what are samples here; `changes`: an evaluation
-    changes the model, and restores it.
+    order. `batch` makes the model's inputs of `samples`; `changes`: an evaluation changes the
+    model, and restores it.
 
     Examples
     --------
     >>> evaluation_depends_on(nn.BatchNorm1d(3, track_running_stats=False), torch.randn(8, 3))[:67]
     'in evaluation, its outputs for a sample depend on the other samples'
     """
-    half = len(inputs) // 2
+    half = len(samples) // 2
     if not half:
         return ""
     # A model that cannot be copied or evaluated like this gets no verdict here.
@@ -65,26 +98,26 @@ def evaluation_depends_on(
 
             def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
                 seeding.seed_all(seed)
-                outputs = outputs_of(twin, batch(part.clone()), precision)
+                inputs = part.clone() if batch is None else batch(part)
+                outputs = outputs_of(twin, inputs, precision)
                 kept.restore()
                 if isinstance(outputs, list) and len(outputs) == len(part):
-                    return pad_sequence([_row(sample) for sample in outputs], batch_first=True)
+                    return pad_sequence([_flat(sample) for sample in outputs], batch_first=True)
                 parts = [item.double().reshape(len(item), -1) for item in tensors_in(outputs)]
                 return torch.cat(parts, dim=1)
 
-            whole = outputs_on(inputs)
-            if _differ(whole, outputs_on(inputs, 1), precision):
+            whole = outputs_on(samples)
+            if _differ(whole, outputs_on(samples, 1), precision):
                 return _AT_RANDOM
-            halves = torch.cat([outputs_on(inputs[:half]), outputs_on(inputs[half:])])
-            others = halves, outputs_on(inputs.flip(0)).flip(0)
-            if any(_differ(whole, other, precision) for other in others):
-                return _BY_BATCH
+            halves = torch.cat([outputs_on(samples[:half]), outputs_on(samples[half:])])
+            reverse = outputs_on(samples.flip(0)).flip(0)
+            is_by_batch = any(_differ(whole, other, precision) for other in (halves, reverse))
+            return _BY_BATCH if is_by_batch else ""
     except Exception:  # noqa: BLE001
         return ""
-    return ""
 
 
-def _row(sample: Any) -> torch.Tensor:
+def _flat(sample: Any) -> torch.Tensor:
     """Return all numbers of the outputs of one sample."""
     return torch.cat([item.double().flatten() for item in tensors_in(sample)])
 

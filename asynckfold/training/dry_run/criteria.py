@@ -1,4 +1,4 @@
-"""What a criterion does, found by watching it: it may be any function.
+"""The criterion in the dry run: made for each fold, and watched, since it may be any function.
 
 ::
 
@@ -15,14 +15,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from asynckfold.data.batches import Batches
+from asynckfold.jobs.criteria import criterion_of, why_not_of_pairs
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.dry_run.refusals import Refused, trying
+from asynckfold.training.fold_criterion import as_given, criterion_for, kind_made_by, of_rows
 from asynckfold.training.losses import means
+from asynckfold.training.torch_internals import OperationWatch
+
+_RULE = "a function of train_targets must return the criterion of a training fold"
 
 Shapes = tuple[torch.Size, torch.Size]
 
@@ -36,6 +44,41 @@ ORDERS = 8
 
 ALIKE = 1e-3
 """Largest difference of losses that count as equal, relative to the loss."""
+
+
+def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
+    """Return the bundle with the criterion of the first fold, as a function of stored targets.
+
+    Raises
+    ------
+    Refused
+        The factory raises, returns no criterion, or one of another kind for some fold.
+    """
+    recipe = bundle.recipe
+    if recipe.make_criterion is None:
+        if data.columns is None:
+            return bundle
+        return replace(bundle, recipe=replace(recipe, criterion=of_rows(recipe.criterion, data)))
+    known, made = kind_made_by(recipe.make_criterion), []
+    for fold in bundle.folds:
+        with trying(_RULE, "It gets a tensor, with a class as its index."):
+            criterion = as_given(criterion_for(recipe, data, fold.fitted))
+        kind = type(criterion).__name__
+        if not callable(criterion) or isinstance(criterion, type):
+            remedy = "Return for instance torch.nn.CrossEntropyLoss(weight)."
+            raise Refused(_RULE, f"{kind} {criterion!r:.60}", remedy)
+        if why := why_not_of_pairs(criterion):
+            raise Refused("criterion must be a function of outputs, and of labels or numbers", *why)
+        if criterion_of(criterion) != known:
+            first = "another kind" if known is None else known.name
+            raise Refused(
+                "a function of train_targets must return one kind of criterion for any targets",
+                f"{kind} for a training fold, and {first} for the targets 0 and 1",
+                "Let it take any targets, for instance by torch.bincount(train_targets, "
+                "minlength=10).",
+            )
+        made.append(criterion)
+    return replace(bundle, recipe=replace(recipe, criterion=of_rows(made[0], data)))
 
 
 def mixes_samples(
@@ -54,45 +97,41 @@ def mixes_samples(
     >>> mixes_samples(squared, torch.ones(8, 1), torch.ones(8))
     (torch.Size([8, 1]), torch.Size([8]))
     """
-    given = pytree.tree_map_only(
+    leaves = pytree.tree_map_only(
         torch.Tensor,
         lambda item: item.detach().requires_grad_(item.is_floating_point()),
         outputs,
     )
-    watch = _Watch(list(_tensors(given)), targets)
+    watch = _Watch(list(_tensors(leaves)), targets)
     # The criterion worked unwatched; if watching breaks it, that is no fault of its own.
     try:
         with watch:
-            copy.deepcopy(criterion)(given, targets)
+            copy.deepcopy(criterion)(leaves, targets)
     except Exception:  # noqa: BLE001
-        return watch.found
-    return watch.found
+        return watch.mixed
+    return watch.mixed
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watch(OperationWatch):
     """Tracks whether a tensor was computed from outputs, from targets, or from both."""
 
     def __init__(self, outputs: Sequence[torch.Tensor], targets: torch.Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: Shapes | None = None
+        super().__init__()
+        self.mixed: Shapes | None = None
         self.count = len(targets)
         # Kept alive: a later tensor must not get the storage of an earlier one.
         self.kept = [*outputs, targets]
         self.sources = {_storage(targets): _TARGETS}
         self.sources |= {_storage(item): _OUTPUTS for item in outputs}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # As in `FlopCounter`: torch's own answer imports its compiler, which takes seconds.
-        return False
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        given, made = list(_tensors((args, kwargs))), list(_tensors(result))
-        sources = [self.sources.get(_storage(item), 0) for item in given]
-        for one, other in combinations(zip(given, sources, strict=True), 2):
-            if self.found is None and self._mixes(one, other, made):
-                self.found = one[0].shape, other[0].shape
+        operands, made = list(_tensors((args, kwargs))), list(_tensors(result))
+        sources = [self.sources.get(_storage(item), 0) for item in operands]
+        for one, other in combinations(zip(operands, sources, strict=True), 2):
+            is_pair = one[1] and other[1] and one[1] | other[1] == _OUTPUTS | _TARGETS
+            if self.mixed is None and is_pair and self._broadcasts(one[0], other[0], made):
+                self.mixed = one[0].shape, other[0].shape
         for item in made:
             place = _storage(item)
             self.kept.append(item)
@@ -100,19 +139,14 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.sources[place] = self.sources.get(place, 0) | source
         return result
 
-    def _mixes(
-        self,
-        one: tuple[torch.Tensor, int],
-        other: tuple[torch.Tensor, int],
-        made: Sequence[torch.Tensor],
+    def _broadcasts(
+        self, one: torch.Tensor, other: torch.Tensor, made: Sequence[torch.Tensor]
     ) -> bool:
-        (first, mine), (second, theirs) = one, other
-        if not mine or not theirs or mine | theirs != _OUTPUTS | _TARGETS:
+        """Whether two operands were broadcast over each other's samples."""
+        if one.dim() == other.dim() or _storage(one) == _storage(other) or self.count < 2:
             return False
-        if first.dim() == second.dim() or _storage(first) == _storage(second) or self.count < 2:
-            return False
-        rank = max(first.dim(), second.dim())
-        sizes = [(1,) * (rank - item.dim()) + tuple(item.shape) for item in (first, second)]
+        rank = max(one.dim(), other.dim())
+        sizes = [(1,) * (rank - item.dim()) + tuple(item.shape) for item in (one, other)]
         pairs = list(zip(*sizes, strict=True))
         if not {(self.count, 1), (1, self.count)} <= set(pairs):
             return False
@@ -129,7 +163,7 @@ def adds_up(criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor) 
     >>> adds_up(torch.nn.MSELoss(reduction="sum"), torch.zeros(4, 1), torch.ones(4, 1))
     True
     """
-    # As in `mixes_samples`.
+    # A criterion that does not take twice the samples has no such sum.
     try:
         with torch.no_grad():
             once, twice = (

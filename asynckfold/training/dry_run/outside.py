@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from gc import get_referents
 from itertools import islice
@@ -24,7 +24,9 @@ from torch.nn.parameter import is_lazy
 from asynckfold.jobs.digests.ownership import is_own
 from asynckfold.jobs.recipe import Recipe, parts_of
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training.dry_run.checks import Refused, kind_of, optimized
+from asynckfold.training.dry_run.checks import kind_of, optimized
+from asynckfold.training.dry_run.refusals import Refused
+from asynckfold.training.dry_run.saved_state import Live, few
 from asynckfold.training.fold_criterion import as_given, trained_parameters
 from asynckfold.training.side_effects import attributes
 
@@ -40,14 +42,9 @@ _REGISTER = (
 )
 
 
-def check(
-    name: str, live: tuple[nn.Module, Any, Any], recipe: Recipe, params: TrainerParams
-) -> None:
-    """Refuse an optimizer of tensors outside, or of too few, and a trainer that leaves some out.
-
-    `live` are a job's model, optimizer and criterion.
-    """
-    model, optimizer, criterion = live
+def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams) -> None:
+    """Refuse an optimizer of tensors outside, or of too few, and a trainer that leaves some out."""
+    model, optimizer, criterion = live.model, live.optimizer, live.criterion
     held = {id(item): item for item in optimized(optimizer)}
     of_model, of_criterion = list(model.parameters()), trained_parameters(criterion)
     if of_model and not any(id(item) in held for item in of_model):
@@ -63,7 +60,7 @@ def check(
         raise Refused(
             "opt_fn must optimise parameters of the model and of the criterion only",
             f"{kind_of(optimizer)} of model {name}, with "
-            + _few([paths.get(id(item), f"one of shape {tuple(item.shape)}") for item in others]),
+            + few([paths.get(id(item), f"one of shape {tuple(item.shape)}") for item in others]),
             f"{_REGISTER}. For a loss, pass an nn.Module as criterion, and take its parameters by "
             f"{_BOTH}.",
         )
@@ -71,22 +68,22 @@ def check(
     if names and not any(id(item) in held for item in of_criterion):
         raise Refused(
             "opt_fn must optimise the parameters of the criterion, too",
-            f"{kind_of(optimizer)}, which holds none of {_few(names)}",
+            f"{kind_of(optimizer)}, which holds none of {few(names)}",
             f"Write for instance: {_BOTH}; or list those of the criterion that you pass. If they "
             "are to stay as they are, call criterion.requires_grad_(False) before.",
         )
     if names and params.processes > 1 and params.trainer != "allreduce":
         raise Refused(
             "a criterion with parameters is trained by one process, or by trainer='allreduce'",
-            f"trainer={params.trainer!r}, processes={params.processes}, and {_few(names)}",
+            f"trainer={params.trainer!r}, processes={params.processes}, and {few(names)}",
             "Pass trainer='allreduce', or processes=1.",
         )
 
 
 @contextmanager
-def only_inside(recipe: Recipe, name: str, model: nn.Module, criterion: Any) -> Iterator[None]:
+def only_inside(recipe: Recipe, name: str, live: Live) -> Iterator[None]:
     """Refuse a step that changes a module outside, or computes a gradient for one."""
-    copied, callers = as_given(criterion), as_given(recipe.criterion)
+    model, copied, callers = live.model, as_given(live.criterion), as_given(recipe.criterion)
     inside = {id(item) for part in (model, copied) for item in _tensors_of(part)}
     roots = [("self", model), ("criterion", copied), ("criterion", callers)]
     outside = [
@@ -112,13 +109,13 @@ def only_inside(recipe: Recipe, name: str, model: nn.Module, criterion: Any) -> 
     if changed:
         raise Refused(
             "a step must change nothing but the model, the criterion and the optimizer",
-            f"model {name}, which changes {_few(changed)}",
+            f"model {name}, which changes {few(changed)}",
             f"{_REGISTER}. Call eval() on it if it is to stay as it is.",
         )
     if reached:
         raise Refused(
             "the loss must have a gradient for parameters of the model and the criterion only",
-            f"model {name}, with one for {_few(reached)}, which nothing trains",
+            f"model {name}, with one for {few(reached)}, which nothing trains",
             f"{_REGISTER}. Call requires_grad_(False) on it if it is to stay as it is. Use the "
             "job's copy of the criterion: state.criterion, in a fit_fn context.criterion.",
         )
@@ -138,11 +135,6 @@ def _kept(item: torch.Tensor) -> torch.Tensor | None:
     """Return a copy, but of frozen weights, which may be many."""
     is_frozen = isinstance(item, nn.Parameter) and not item.requires_grad
     return None if is_frozen else item.detach().clone()
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
 
 
 def _outside(
@@ -184,7 +176,7 @@ def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, (dict, list, tuple, set, frozenset, functools.partial, MethodType)):
         yield from parts_of(value)
     elif isinstance(value, (type, FunctionType, ModuleType)):
-        found = inspect.unwrap(value) if isinstance(value, FunctionType) else value
-        yield from parts_of(found) if is_own(found) else ()
+        plain = inspect.unwrap(value) if isinstance(value, FunctionType) else value
+        yield from parts_of(plain) if is_own(plain) else ()
     elif is_own(type(value)):
         yield from parts_of(value)

@@ -2,10 +2,9 @@
 
 ::
 
-    trained ─ evaluation ─ checkpoint ───── next step ─ evaluation
-                 │             │                  the same loss, weights, outputs?
-                 │             └─► new objects ─ next step ─ evaluation
-                 └─ buffers that it changes
+    trained ─ evaluation ─ checkpoint ─► a new model ─ lacks an attribute of the trained one?
+                  │                                       │
+                  └─ buffers that it changes              └─ next step and evaluation differ, too?
 
 What changes without consequence, such as an attention map kept for a plot, is allowed.
 """
@@ -23,8 +22,8 @@ from torch import nn
 
 from asynckfold.data.transforms import tensors_in
 from asynckfold.training import seeding
-from asynckfold.training.dry_run.checks import Refused
 from asynckfold.training.dry_run.fingerprints import tensors_of
+from asynckfold.training.dry_run.refusals import Refused
 from asynckfold.training.evaluation import set_mode
 from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.fused_optimizers import follow_parameters
@@ -88,19 +87,31 @@ class CheckpointTrial:
             self._outputs(trained)
             if changed := kept.changed():
                 kept.restore()
-            what = self._difference(trained)
-            if what and self._repeats():
-                self._refuse(what, trained)
+            new = self._loaded(trained)
+            lacking = list(_lacking(trained, new))
+            difference = self._difference(trained, new) if lacking else ""
+        if difference:
+            raise Refused(
+                f"checkpoints and results.model must have all that training changes in model "
+                f"{self.name}",
+                f"after a step, saved and loaded into a new model, which lacks "
+                f"{few(lacking)}, {difference}",
+                "Keep it in the state_dict() of model or criterion: in a persistent buffer, or by "
+                "get_extra_state() and set_extra_state(); an optimizer, in its param_groups.",
+            )
         return changed
 
-    def _difference(self, trained: Live) -> str:
-        """Say in what new objects with the checkpoint differ; empty if in nothing."""
-        new = self._loaded(trained)
+    def _difference(self, trained: Live, new: Live) -> str:
+        """Say what new objects do differently; empty if nothing, or if it is random."""
         size = sum(item.nbytes for item in trained.model.parameters())
-        if size <= MOST_BYTES and not _equal(self._stepped(trained), self._stepped(new)):
-            return "its next training step differs"
-        same_outputs = _equal(self._outputs(trained), self._outputs(new))
-        return "" if same_outputs else "its evaluation differs"
+        steps = size <= MOST_BYTES and not _equal(self._stepped(trained), self._stepped(new))
+        if not steps and _equal(self._outputs(trained), self._outputs(new)):
+            return ""
+        one, other = self.make(), self.make()
+        repeats = _equal(self._stepped(one), self._stepped(other))
+        if not repeats or not _equal(self._outputs(one), self._outputs(other)):
+            return ""
+        return "its next training step differs" if steps else "its evaluation differs"
 
     def _outputs(self, live: Live) -> list[torch.Tensor]:
         live.set_mode(train=False)
@@ -141,42 +152,27 @@ class CheckpointTrial:
             ) from error
         return new
 
-    def _repeats(self) -> bool:
-        """Whether two new models are trained and evaluated to the same bits."""
-        one, other = self.make(), self.make()
-        same_step = _equal(self._stepped(one), self._stepped(other))
-        return same_step and _equal(self._outputs(one), self._outputs(other))
 
-    def _refuse(self, what: str, trained: Live) -> None:
-        """Refuse a difference for which there is a name."""
-        if self.step is not None:
-            # That of a checkpoint before the next step.
-            trained = self.make()
-            self._stepped(trained)
-            self._outputs(trained)
-        lost = list(_lost(trained, self._loaded(trained)))
-        if not lost:
-            # Other memory may round otherwise.
-            return
-        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-        raise Refused(
-            f"checkpoints and results.model must have all that training changes in model "
-            f"{self.name}",
-            f"after a step, saved and loaded into a new model, which lacks {', '.join(lost[:3])}"
-            f"{more}, {what}",
-            "Keep it in the state_dict() of model or criterion: in a persistent buffer, or by "
-            "get_extra_state() and set_extra_state(); an optimizer, in its param_groups.",
-        )
+def few(names: Sequence[str]) -> str:
+    """Join the first three names, and count the others."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _equal(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(same, one, other))
 
 
-def _lost(trained: Live, new: Live) -> Iterator[str]:
-    """Name what differs between trained objects and those that loaded their checkpoint."""
+def _lacking(trained: Live, new: Live) -> Iterator[str]:
+    """Name what is outside of a ``state_dict`` and other in new objects that loaded it."""
     for (where, mine), (_, theirs) in zip(_parts(trained), _parts(new), strict=False):
-        yield from (f"{name} of {where}" for name in _differing(mine, theirs))
+        for name in {**mine, **theirs}:
+            # What cannot be pickled may be what differs.
+            equal = False
+            with contextlib.suppress(Exception):
+                equal = same(mine.get(name), theirs.get(name))
+            if not equal:
+                yield f"{name} of {where}"
 
 
 def _parts(live: Live) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -187,14 +183,12 @@ def _parts(live: Live) -> Iterator[tuple[str, dict[str, Any]]]:
     for part in criterion.modules() if isinstance(criterion, nn.Module) else [criterion]:
         yield "the criterion", _unsaved(part)
     for part in optimizers_of(live.optimizer):
-        yield (
-            "the optimizer",
-            {
-                name: value
-                for name, value in vars(part).items()
-                if name not in _OF_TORCH and not name.startswith("_asynckfold")
-            },
-        )
+        unsaved = {
+            name: value
+            for name, value in vars(part).items()
+            if name not in _OF_TORCH and not name.startswith("_asynckfold")
+        }
+        yield "the optimizer", unsaved
     if live.own:
         yield "the training_step", _unsaved(live.own.function)
 
@@ -204,13 +198,3 @@ def _unsaved(owner: Any) -> dict[str, Any]:
         return dict(getattr(owner, "__dict__", {}))
     buffers = {name: owner._buffers[name] for name in owner._non_persistent_buffers_set}
     return attributes(owner) | buffers
-
-
-def _differing(mine: dict[str, Any], theirs: dict[str, Any]) -> Iterator[str]:
-    for name in {**mine, **theirs}:
-        # What cannot be pickled may be what differs.
-        equal = False
-        with contextlib.suppress(Exception):
-            equal = same(mine.get(name), theirs.get(name))
-        if not equal:
-            yield name
