@@ -318,7 +318,7 @@ def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:
 
 def replaced_notes() -> Iterator[str]:
     """Yield a note if functions of torch are replaced here: workers may have the original ones."""
-    from asynckfold.training.isolation.patches import foreign
+    from asynckfold.training.isolation.guard import foreign
 
     if found := foreign():
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""

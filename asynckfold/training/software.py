@@ -27,7 +27,7 @@ from asynckfold.jobs.reproducibility import (
     VARIABLES,
 )
 from asynckfold.training.isolation import torch_settings
-from asynckfold.training.isolation.denormals import flushing
+from asynckfold.training.isolation.torch_settings import can_flush_denormals
 
 REVISION = "2"
 """Revision of asynckfold's own arithmetic: raise it with every change that gives other bits, as
@@ -74,7 +74,9 @@ def software(
         KERNELS: "yes" if torch.get_deterministic_debug_mode() == 2 else "no",
         NUMERICS: torch_settings.unusual(torch_settings.current(), gpu=bool(gpus)),
         ARITHMETIC: REVISION_ON_GPUS if gpus else REVISION,
-        DENORMALS: "taken for 0" if flushing(1 if in_workers else threads_per_job) else "kept",
+        DENORMALS: "taken for 0"
+        if can_flush_denormals(1 if in_workers else threads_per_job)
+        else "kept",
     }
     if gpus:
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]

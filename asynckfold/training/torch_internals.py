@@ -1,8 +1,4 @@
-"""Private names of torch, and what stands in where a version lacks them: used nowhere else.
-
-A state that a version does not let us read counts as unchanged. ``torch.utils._pytree`` is not
-here: it has kept its names and meaning since torch 2.0.
-"""
+"""Private names of torch: used nowhere else but ``torch.utils._pytree``, which has not changed."""
 
 from __future__ import annotations
 
@@ -14,40 +10,24 @@ import torch
 from torch.utils import _python_dispatch
 
 _C: Any = torch._C
-_autograd: Any = getattr(_C, "_autograd", None)
-
-
-def _nothing(*_: Any) -> None:
-    """Stand in for a function that this version lacks."""
 
 
 # Modes of Python functions and of the dispatcher, outermost first
-function_modes: Callable[[], list[Any]] = getattr(
-    torch.overrides, "_get_current_function_mode_stack", list
-)
-push_function_mode = getattr(_C, "_push_on_torch_function_stack", _nothing)
-pop_function_mode = getattr(_C, "_pop_torch_function_stack", _nothing)
-dispatch_modes: Callable[[], list[Any]] = getattr(
-    _python_dispatch, "_get_current_dispatch_mode_stack", list
-)
+function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
+push_function_mode = _C._push_on_torch_function_stack
+pop_function_mode = _C._pop_torch_function_stack
+dispatch_modes: Callable[[], list[Any]] = _python_dispatch._get_current_dispatch_mode_stack
 
 # Hooks for saved tensors
-push_saved_tensors_hooks = getattr(_autograd, "_push_saved_tensors_default_hooks", _nothing)
-pop_saved_tensors_hooks = getattr(_autograd, "_pop_saved_tensors_default_hooks", _nothing)
-_top_saved_tensors_hooks = getattr(_autograd, "_top_saved_tensors_default_hooks", _nothing)
+push_saved_tensors_hooks = _C._autograd._push_saved_tensors_default_hooks
+pop_saved_tensors_hooks = _C._autograd._pop_saved_tensors_default_hooks
 
-
-def _assert_now(condition: torch.Tensor, message: str) -> None:
-    if not condition:
-        raise IndexError(message)
-
-
-# Settings of `fp32_precision`
+# Settings of `fp32_precision`, since torch 2.9
 has_fp32_precision = hasattr(_C, "_get_fp32_precision_getter")
 
 # Functions that models call: `weight_norm` of the older kind, and a check that never waits
-weight_norm = getattr(torch, "_weight_norm", _nothing)
-assert_async = getattr(torch, "_assert_async", _assert_now)
+weight_norm = torch._weight_norm
+assert_async = torch._assert_async
 
 
 class OperationWatch(_python_dispatch.TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -70,17 +50,9 @@ def device_mode() -> Any:
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
-def default_device() -> torch.device:
-    """Return what `torch.get_default_device` does; torch 2.7 raises there after a reset."""
-    try:
-        return torch.get_default_device()
-    except AttributeError:
-        return torch.device("cpu")
-
-
 def saved_tensors_hooks() -> Any:
     """Return the innermost pair of hooks for saved tensors, or None."""
-    return _top_saved_tensors_hooks(True)
+    return _C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def enter_inference_mode(enabled: bool) -> Any:
@@ -92,18 +64,14 @@ def enter_inference_mode(enabled: bool) -> Any:
 
 def dispatch_keys() -> tuple[int, int]:
     """Return the keys by which torch selects this thread's kernels: included, excluded."""
-    try:
-        included, excluded = _C._dispatch_tls_local_include_set, _C._dispatch_tls_local_exclude_set
-    except AttributeError:
-        return 0, 0
-    return included().raw_repr(), excluded().raw_repr()
+    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    return included.raw_repr(), excluded.raw_repr()
 
 
 def leave_python_keys() -> None:
     """Drop the keys of the dispatcher's modes; torch asserts that a mode is open where they are."""
-    with contextlib.suppress(AttributeError):
-        for key in (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot):
-            _C._dispatch_tls_set_dispatch_key_included(key, False)
+    for key in (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot):
+        _C._dispatch_tls_set_dispatch_key_included(key, False)
 
 
 def fp32_precision(backend: str, operation: str) -> str:

@@ -31,7 +31,7 @@ from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training.isolation.denormals import SHARE, flushed
+from asynckfold.training.isolation.torch_settings import SHARE, denormals_are_flushed
 from tests.fake_gpu import OnFakeGpu
 from tests.leftovers import alive, descendants, gone
 from tests.nursery import Nursery
@@ -71,7 +71,7 @@ class Flushes(Tiny):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         assert torch.get_num_threads() == 2
-        assert flushed(2 * SHARE)
+        assert denormals_are_flushed(2 * SHARE)
         return super().forward(inputs)
 
 

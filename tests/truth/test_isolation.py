@@ -26,8 +26,7 @@ from asynckfold.jobs.reproducibility import NUMERICS, reproducibility_of
 from asynckfold.jobs.result import DONE
 from asynckfold.store import RunStore
 from asynckfold.training.isolation import torch_settings
-from asynckfold.training.isolation.guard import isolated
-from asynckfold.training.isolation.patches import foreign
+from asynckfold.training.isolation.guard import foreign, isolated
 from asynckfold.training.worker.execute import execute
 from tests.training.tiny import Noisy, Plain, Tiny, never, samples, sgd
 from tests.truth.leaks import LEAKS, kept

@@ -4,7 +4,7 @@ Three kinds of state are compared before and after a job::
 
     settings    of torch, Python and the process: read, and written if they differ
     contexts    left open: autocast, inference mode, hooks for saved tensors, modes of torch
-    patches     functions, classes and global hooks, see `patches`
+    patches     functions, classes and global hooks of torch, NumPy and Python
 
 What cannot be restored is reported. A worker then ends after its job; a run in the caller's own
 process is no longer called reproducible. Every job seeds the random generators. Changes to user
@@ -13,9 +13,14 @@ modules and classes are not detected.
 
 from __future__ import annotations
 
+import builtins
+import copy
 import gc
-import locale
+import inspect
+import math
+import operator
 import os
+import random
 import resource
 import signal
 import sys
@@ -29,13 +34,16 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.modules.module
+import torch.nn.utils.parametrize
+import torch.optim.lr_scheduler
+import torch.optim.optimizer
+from torch import nn
 
 from asynckfold.errors import Problem
 from asynckfold.training import torch_internals
 from asynckfold.training.isolation import torch_settings
-from asynckfold.training.isolation.denormals import flushed
-from asynckfold.training.isolation.patches import Patches
-from asynckfold.training.isolation.torch_settings import Setting
+from asynckfold.training.isolation.torch_settings import Setting, denormals_are_flushed
 
 LIMITS = "resource limits"
 
@@ -43,70 +51,32 @@ IMPORTS = "imports"
 """Reported if a job changed something and imported a module: the import may have changed it, and
 will not happen again in this process."""
 
-
-def _attribute(owner: Any, name: str, label: str) -> Setting:
-    return Setting(label, lambda: getattr(owner, name), lambda value: setattr(owner, name, value))
-
-
-def _set_default_device(device: torch.device) -> None:
-    # None removes the mode, which slows down every call of torch.
-    torch.set_default_device(None if device.type == "cpu" else device)
-
-
-_TORCHS_OWN = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Variables that torch itself sets when it loads its compiler."""
-
-
-class _Variables(dict[str, str]):
-    """The environment; variables that torch itself sets make no difference."""
-
-    __hash__ = None
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, dict):
-            return NotImplemented
-        return all(self.get(name) == other.get(name) for name in {*self, *other} - {*_TORCHS_OWN})
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-
-def _set_environment(variables: dict[str, str]) -> None:
-    kept = {name: os.environ[name] for name in _TORCHS_OWN if name in os.environ}
-    os.environ.clear()
-    os.environ.update(kept | variables)
-
-
 # Contexts of torch
 
 
-def _function_stack() -> list[Any]:
+def _function_modes() -> list[Any]:
     """Modes of torch's Python functions, without that of `torch.set_default_device`."""
     default_device = torch_internals.device_mode()
     return [mode for mode in torch_internals.function_modes() if mode is not default_device]
 
 
-def _set_function_stack(wanted: list[Any]) -> None:
-    for mode in reversed(_function_stack()):
+def _set_function_modes(wanted: list[Any]) -> None:
+    for mode in reversed(_function_modes()):
         # One entered from C cannot be left from Python.
         if mode not in wanted:
             with suppress(Exception):
                 mode.__exit__(None, None, None)
-    if _function_stack() != wanted:
+    if _function_modes() != wanted:
         # Leave or enter contexts directly on the stack.
-        for _ in _function_stack():
+        for _ in _function_modes():
             torch_internals.pop_function_mode()
         for mode in wanted:
             torch_internals.push_function_mode(mode)
 
 
-def _dispatch_modes() -> list[Any]:
-    return list(torch_internals.dispatch_modes())
-
-
 def _leave_dispatch_modes(wanted: list[Any]) -> None:
-    while (there := _dispatch_modes()) and there[: len(wanted)] == wanted != there:
-        there[-1].__exit__(None, None, None)
+    while (modes := torch_internals.dispatch_modes()) != wanted == modes[: len(wanted)]:
+        modes[-1].__exit__(None, None, None)
 
 
 _MOST_HOOKS = 1000
@@ -122,13 +92,13 @@ def _set_saved_tensors_hooks(wanted: Any) -> None:
 
 
 def _autocast(device: str) -> list[Setting]:
-    enabled = (
+    read, write = (
         partial(torch.is_autocast_enabled, device),
         partial(torch.set_autocast_enabled, device),
     )
     dtype = partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
     return [
-        Setting(f"autocast on {device}", *enabled),
+        Setting(f"autocast on {device}", read, write),
         Setting(f"autocast format on {device}", *dtype),
     ]
 
@@ -161,24 +131,30 @@ def _leave_python_keys(_: Any) -> None:
 
     The end of an inference mode restores the keys of its beginning, when a mode may have been open.
     """
-    if not _dispatch_modes():
+    if not torch_internals.dispatch_modes():
         torch_internals.leave_python_keys()
+
+
+def _set_default_device(device: torch.device) -> None:
+    # None removes the mode, which slows down every call of torch.
+    torch.set_default_device(None if device.type == "cpu" else device)
 
 
 # Python and the process
 
 
-_SIGNALS = (
-    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGALRM),
-    *(signal.SIGCHLD, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGXFSZ),
-)
+_TORCHS_VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+"""Variables that torch itself sets when it loads its compiler."""
 
 
-def _set_handlers(wanted: list[Any]) -> None:
-    for number, handler in zip(_SIGNALS, wanted, strict=True):
-        # A handler not set from Python reads as None, and cannot be set again.
-        if handler is not None and signal.getsignal(number) is not handler:
-            signal.signal(number, handler)
+def _environment() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if name not in _TORCHS_VARIABLES}
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    kept = {name: os.environ[name] for name in _TORCHS_VARIABLES if name in os.environ}
+    os.environ.clear()
+    os.environ.update(kept | variables)
 
 
 _LIMITS = sorted({number for name, number in vars(resource).items() if name[:7] == "RLIMIT_"})
@@ -197,20 +173,17 @@ def _set_limits(wanted: list[tuple[int, int]]) -> None:
                 resource.setrlimit(number, limit)
 
 
-def _umask() -> int:
-    # It can only be read by setting it.
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
+def _attribute(name: str) -> Setting:
+    return Setting(f"sys.{name}", partial(getattr, sys, name), partial(setattr, sys, name))
 
 
 _SETTINGS: tuple[Setting, ...] = (
     # Modes first: they intercept the calls below.
-    Setting("modes of torch functions", _function_stack, _set_function_stack),
-    Setting("modes of the dispatcher", _dispatch_modes, _leave_dispatch_modes),
+    Setting("modes of torch functions", _function_modes, _set_function_modes),
+    Setting("modes of the dispatcher", torch_internals.dispatch_modes, _leave_dispatch_modes),
     Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
     Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Setting("default device", torch_internals.default_device, _set_default_device),
+    Setting("default device", torch.get_default_device, _set_default_device),
     Setting("threads", torch.get_num_threads, torch.set_num_threads),
     Setting("gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     Setting("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
@@ -227,25 +200,16 @@ _SETTINGS: tuple[Setting, ...] = (
         torch.set_deterministic_debug_mode,
     ),
     *torch_settings.SETTINGS,
-    Setting("denormal numbers", flushed, torch.set_flush_denormal),
+    Setting("denormal numbers", denormals_are_flushed, torch.set_flush_denormal),
     Setting("dispatch keys of torch", torch_internals.dispatch_keys, _leave_python_keys),
-    Setting("numpy.seterr", np.geterr, lambda found: np.seterr(**found)),
-    Setting("environment", lambda: _Variables(os.environ), _set_environment),
+    Setting("numpy.seterr", np.geterr, lambda values: np.seterr(**values)),
+    Setting("environment", _environment, _set_environment),
     Setting(
-        "sys.path", lambda: list(sys.path), lambda found: sys.path.__setitem__(slice(None), found)
+        "sys.path", lambda: [*sys.path], lambda paths: sys.path.__setitem__(slice(None), paths)
     ),
-    _attribute(sys, "stdout", "sys.stdout"),
-    _attribute(sys, "stderr", "sys.stderr"),
+    _attribute("stdout"),
+    _attribute("stderr"),
     Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-    Setting("garbage collector", gc.isenabled, lambda on: gc.enable() if on else gc.disable()),
-    Setting("its thresholds", gc.get_threshold, lambda found: gc.set_threshold(*found)),
-    Setting(
-        "locale",
-        lambda: locale.setlocale(locale.LC_ALL),
-        lambda found: locale.setlocale(locale.LC_ALL, found),
-    ),
-    Setting("umask", _umask, os.umask),
-    Setting("signal handlers", lambda: [*map(signal.getsignal, _SIGNALS)], _set_handlers),
     Setting(
         "alarm",
         lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
@@ -255,14 +219,11 @@ _SETTINGS: tuple[Setting, ...] = (
 )
 """What is restored after a job, in this order."""
 
-WITHOUT_NUMBERS = frozenset(
-    {"sys.stdout", "sys.stderr", "umask", "signal handlers", "alarm", LIMITS, "garbage collector"}
-)
+WITHOUT_NUMBERS = frozenset({"sys.stdout", "sys.stderr", "alarm", LIMITS})
 """Settings that change no number."""
 
 _STICKY = frozenset({"inference mode"})
 """Settings that may change again once restored: their context ends when its owner is garbage."""
-
 
 _CLEAN: dict[str, Any] = {
     "modes of torch functions": [],
@@ -297,6 +258,116 @@ def open_autocast() -> list[Problem]:
     ]
 
 
+# Functions and classes that user code may replace
+
+_NAMESPACES = (
+    *(builtins, math, random, copy, np, np.random),
+    *(torch, torch.Tensor, torch.autograd, torch.linalg, torch.fft, torch.special),
+    *(torch.__future__, nn, nn.functional, nn.init, nn.modules.module, nn.utils.parametrize),
+)
+
+_OWNERS: tuple[Any, ...] = (
+    *_NAMESPACES,
+    *dict.fromkeys(
+        item
+        for module in (nn.modules, torch.optim, torch.optim.lr_scheduler)
+        for item in vars(module).values()
+        if inspect.isclass(item) and item.__module__.startswith("torch.")
+    ),
+)
+"""Modules and classes whose names are watched."""
+
+_HOOKS: tuple[dict[Any, Any], ...] = tuple(
+    hooks
+    for module in (nn.modules.module, inspect.getmodule(torch.optim.Optimizer))
+    for name, hooks in vars(module).items()
+    if name.startswith("_global_") and isinstance(hooks, dict)
+)
+"""Hooks for all modules, and for all optimizers."""
+
+_GONE = object()
+
+
+class Patches:
+    """A snapshot of these names; taking and comparing it takes 0.4 ms (2-core Linux)."""
+
+    def __init__(self) -> None:
+        self._before: list[dict[str, Any]] = [dict(vars(owner)) for owner in _OWNERS]
+        self._hooks = [dict(hooks) for hooks in _HOOKS]
+
+    def changed(self) -> list[str]:
+        """Name what was replaced or removed since; additions are harmless."""
+        hooked = any(map(operator.ne, _HOOKS, self._hooks))
+        places = [f"{_label(owner)}.{name}" for owner, name, _ in self._replaced()]
+        return [*places, *["global hooks"] * hooked]
+
+    def undo(self) -> None:
+        """Restore everything that can be."""
+        for owner, name, value in list(self._replaced()):
+            with suppress(Exception):
+                setattr(owner, name, value)
+        for hooks, before in zip(_HOOKS, self._hooks, strict=True):
+            if hooks != before:
+                hooks.clear()
+                hooks.update(before)
+
+    def _replaced(self) -> Iterator[tuple[Any, str, Any]]:
+        for owner, before in zip(_OWNERS, self._before, strict=True):
+            now = vars(owner)
+            # A fast comparison: names keep their order, and new ones follow.
+            if len(now) >= len(before) and all(map(operator.is_, now.values(), before.values())):
+                continue
+            for name, value in before.items():
+                if (new := now.get(name, _GONE)) is not value and not _is_wrapped(new, value):
+                    yield owner, name, value
+
+
+def foreign() -> list[str]:
+    """Name the functions of torch that other modules replaced, and these modules.
+
+    A worker has the replacements only if it imports the modules.
+    """
+    return [
+        f"{_label(owner)}.{name} (by {module})"
+        for owner in _OWNERS
+        if _label(owner).startswith("torch")
+        for name, value in vars(owner).items()
+        if (module := _module_of(value)).partition(".")[0] not in _HOME
+    ]
+
+
+_HOME = frozenset({"torch", "typing_extensions", "numpy", "", *sys.stdlib_module_names}) - {
+    "__main__"
+}
+"""Modules whose functions torch itself uses as its own."""
+
+
+def _module_of(value: Any) -> str:
+    """Module in which a Python function is defined, whatever a decorator copied."""
+    plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+    return str(plain.__globals__.get("__name__", "")) if inspect.isfunction(plain) else ""
+
+
+def _is_wrapped(new: Any, value: Any) -> bool:
+    """Whether torch itself wrapped the value.
+
+    It wraps the ``step`` of an optimizer class at its first use, and ``torch.manual_seed`` and
+    ``nn.Module.__init__`` when its compiler is imported or starts.
+    """
+    module = _module_of(new)
+    wraps = module.startswith("torch.") and getattr(new, "__wrapped__", None) is value
+    return wraps or module.startswith("torch._dynamo.")
+
+
+def _label(owner: Any) -> str:
+    if inspect.isclass(owner):
+        return f"{owner.__module__}.{owner.__qualname__}"
+    return str(owner.__name__)
+
+
+# The guard
+
+
 @dataclass
 class Traces:
     """Changes of the process: `look` returns those so far, by name.
@@ -325,12 +396,12 @@ def isolated(*, patches: bool = False) -> Iterator[Traces]:
     folder = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
 
     def look() -> list[str]:
-        found = [
+        names = [
             setting.name
             for setting, value in zip(_SETTINGS, before, strict=True)
             if setting.differs(value)
         ]
-        return found + (places.changed() if places else [])
+        return names + (places.changed() if places else [])
 
     traces = Traces(look)
     token = _enclosing.set(traces)
@@ -348,9 +419,9 @@ def isolated(*, patches: bool = False) -> Iterator[Traces]:
                 # A setting that torch refuses to set is left.
                 with suppress(Exception):
                     setting.put(value)
-            found = [*look(), *(name for name in changed if name in _STICKY)]
+            left = [*look(), *(name for name in changed if name in _STICKY)]
             if patches and len(sys.modules) != modules and not WITHOUT_NUMBERS.issuperset(changed):
-                found.append(IMPORTS)
-            traces.changed, traces.left = changed, [*dict.fromkeys([*traces.left, *found])]
+                left.append(IMPORTS)
+            traces.changed, traces.left = changed, [*dict.fromkeys([*traces.left, *left])]
         if traces.left and (outer := _enclosing.get()) is not None:
             outer.left += traces.left

@@ -34,7 +34,7 @@ from asynckfold.training import loop, own_loop, probe, serial_baseline
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import fusibility, preflight
 from asynckfold.training.fusion import trainer
-from asynckfold.training.isolation import denormals, torch_settings
+from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.multiprocess import train
@@ -102,7 +102,7 @@ def _execute(
     on_several = placement.trainer in train.TRAINERS
     # With several processes, GPUs are hidden until they are taken: their count changes.
     with nullcontext() if on_several else counted_once():
-        denormals.flush()
+        torch_settings.flush_denormals()
         torch.set_num_threads(1 if on_several else placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
         torch.set_deterministic_debug_mode(bundle.deterministic)

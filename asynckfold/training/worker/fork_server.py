@@ -73,10 +73,10 @@ def _warm_up() -> None:
     """Import torch, and what a first optimizer imports; compute nothing."""
     import torch
 
-    from asynckfold.training.isolation.denormals import flush
+    from asynckfold.training.isolation.torch_settings import flush_denormals
     from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
-    flush()
+    flush_denormals()
     import_on_demand()
     torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from asynckfold.training.isolation.denormals import flushed, flushing
+from asynckfold.training.isolation.torch_settings import can_flush_denormals, denormals_are_flushed
 from tests.training.tiny import Plain, Tiny
 
 SMALLEST = torch.tensor(1, dtype=torch.int32).view(torch.float32)
@@ -19,7 +19,7 @@ SMALLEST = torch.tensor(1, dtype=torch.int32).view(torch.float32)
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    before = flushed()
+    before = denormals_are_flushed()
     yield
     torch.set_flush_denormal(before)
 
@@ -27,9 +27,9 @@ def _as_before() -> Iterator[None]:
 @pytest.mark.parametrize("before", [False, True])
 def test_flushing_is_detected_and_restored(before: bool) -> None:
     torch.set_flush_denormal(before)
-    assert flushed() is before
-    assert flushing()
-    assert flushed() is before
+    assert denormals_are_flushed() is before
+    assert can_flush_denormals()
+    assert denormals_are_flushed() is before
 
 
 class Watching(Plain):
@@ -46,7 +46,7 @@ def test_jobs_have_no_denormals(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"watching": Watching})
     (result,) = tiny.execute(tiny.jobs[0])
     assert result.error == ""
-    assert not flushed()
+    assert not denormals_are_flushed()
 
 
 @pytest.mark.parametrize("trainer", ["measure", "estimate"])
@@ -56,17 +56,17 @@ def test_the_serial_baseline_has_no_denormals(tmp_path: Path, trainer: str) -> N
     (found,) = tiny.execute(*tiny.jobs, trainer=trainer)
     # A job that fails leaves no accuracy behind, and no seconds where they are estimated.
     assert found.accuracy if trainer == "measure" else found.seconds > 0
-    assert not flushed()
+    assert not denormals_are_flushed()
 
 
 OLD_POOL = """
 import torch
 torch.set_num_threads(2)
 torch.rand(1 << 20).exp()
-from asynckfold.training.isolation.denormals import flush, flushed, flushing
-assert flushing(1)
-assert not flushing(2)
-assert not flushed()
+from asynckfold.training.isolation.torch_settings import *
+assert can_flush_denormals(1)
+assert not can_flush_denormals(2)
+assert not denormals_are_flushed()
 from asynckfold.training.software import software
 assert software(2)["denormal numbers"] == "taken for 0"
 assert software(2, in_workers=False)["denormal numbers"] == "kept"
@@ -74,12 +74,12 @@ assert software(2, in_workers=False)["denormal numbers"] == "kept"
 
 NEW_POOL = """
 import torch
-from asynckfold.training.isolation.denormals import SHARE, flush, flushed, flushing
-assert flushing(2)
-assert not flushed()
-flush()
+from asynckfold.training.isolation.torch_settings import *
+assert can_flush_denormals(2)
+assert not denormals_are_flushed()
+flush_denormals()
 torch.set_num_threads(2)
-assert flushed(2 * SHARE)
+assert denormals_are_flushed(2 * SHARE)
 """
 
 
