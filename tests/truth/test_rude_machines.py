@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asynckfold.system import readers
-from asynckfold.training.job_log import JobLog, log_path
 from asynckfold.training.worker.parent_watch import exit_with_parent
-from tests.training.tiny import Tiny
 
 
 @pytest.fixture
@@ -36,19 +33,6 @@ def test_a_server_starts_where_no_thread_can_be_started() -> None:
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     os.close(here)
     os.close(there)
-
-
-@pytest.mark.usefixtures("no_threads")
-def test_a_log_is_kept_short_where_no_thread_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asynckfold.training.job_log.LOG_BYTES", 1000)
-    monkeypatch.setattr("asynckfold.training.job_log._HEAD", 500)
-    monkeypatch.setattr("asynckfold.training.job_log._TAIL", 250)
-    tiny = Tiny(tmp_path)
-    with JobLog(tiny.bundle.root, tiny.jobs[0]) as log, log.kept_short():
-        os.write(log.fileno(), b"x" * 5000)
-    assert log_path(tmp_path, tiny.jobs[0]).stat().st_size < 1000
 
 
 @pytest.mark.parametrize("jump", [-1e9, 1e9])

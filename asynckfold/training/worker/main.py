@@ -256,7 +256,7 @@ def _output_to_log(log: JobLog | None) -> Iterator[None]:
         with Path(os.devnull).open("ab") as nowhere, _output_to(nowhere.fileno()):
             yield
         return
-    with log, log.kept_short(), _output_to(log.fileno()):
+    with log, _output_to(log.fileno()):
         yield
 
 

@@ -39,7 +39,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     ),
     "folder": (lambda: os.chdir("/"), Path.cwd),
     "variable": (lambda: os.environ.update(ODD="1"), lambda: os.environ.get("ODD")),
-    "no variables": (os.environ.clear, lambda: dict(os.environ)),
+    "no variables": (os.environ.clear, lambda: os.environ.get("PATH")),
     "path": (lambda: sys.path.insert(0, "/odd"), lambda: list(sys.path)),
     "filters": (lambda: warnings.simplefilter("ignore"), lambda: list(warnings.filters)),
     "numpy": (lambda: np.seterr(all="raise"), np.geterr),
