@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asynckfold import InterruptedRunError
-from asynckfold.training import checkpointing
+from asynckfold.training import checkpoint
 
 
 @contextmanager
@@ -17,8 +17,8 @@ def interrupted(
     monkeypatch: pytest.MonkeyPatch, owner: type, method: str, call: int
 ) -> Iterator[None]:
     """Interrupt what runs in the block, in this process, at a call of a method, from 1."""
-    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpointing, "SHARE", float("inf"))
+    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))
     whole, calls = getattr(owner, method), []
 
     def cut(self: Any, *args: Any, **settings: Any) -> Any:

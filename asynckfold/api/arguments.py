@@ -278,7 +278,7 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         """What the criterion expects; None for a criterion of the user's own."""
         if self.criterion is None or not is_factory(self.criterion):
             return criterion_of(self.criterion)
-        from asynckfold.training.fold_criterion import kind_made_by
+        from asynckfold.training.losses import kind_made_by
 
         return kind_made_by(self.criterion)
 

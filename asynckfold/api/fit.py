@@ -148,7 +148,7 @@ def fit(
     >>> len(found.epochs), found.score > 0.7
     (3, True)
     """
-    from asynckfold.training.fold_criterion import trained_parameters
+    from asynckfold.training.losses import trained_parameters
 
     is_module = hasattr(model, "state_dict") and not isinstance(model, type)
     opt_fn, schedule = _given(model, criterion, optimizer, scheduler, is_module)

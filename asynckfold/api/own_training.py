@@ -142,7 +142,7 @@ class OwnTraining:
             rule, remedy = "callbacks must be a list", "Pass for instance [EarlyStopping()]."
             yield Problem(rule, one_line(self.callbacks), remedy)
             return
-        from asynckfold.training.callback_rules import callback_problems
+        from asynckfold.training.callbacks import callback_problems
 
         yield from callback_problems(self.callbacks, has_inner=self.inner_valid is not None)
         baseline = getattr(self, "baseline", None)

@@ -27,7 +27,7 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.results.ensemble import Outputs
 from asynckfold.results.out_of_fold import wide
 from asynckfold.training import preprocessing, seeding
-from asynckfold.training.precision import outputs_of
+from asynckfold.training.calls import outputs_of
 
 _ARTICLES = {
     "image": "a PIL image",

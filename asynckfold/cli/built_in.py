@@ -238,7 +238,7 @@ def name_problems(
 
 def optimizer_problems(parsed: argparse.Namespace, batch_size: object) -> Iterator[Problem]:
     """Yield problems of the optimizer and its flags."""
-    from asynckfold.training.named_optimizers import FULL_BATCH, MOMENTUM, OPTIMIZERS
+    from asynckfold.training.optimizers import FULL_BATCH, MOMENTUM, OPTIMIZERS
 
     if parsed.optimizer not in OPTIMIZERS:
         known = ", ".join(sorted(OPTIMIZERS))
@@ -287,7 +287,7 @@ def _asked(parsed: argparse.Namespace, name: str) -> list[Any]:
 
 def optimizer_of(parsed: argparse.Namespace) -> Any:
     """Return the optimizer function that flags name."""
-    from asynckfold.training.named_optimizers import NamedOptimizer
+    from asynckfold.training.optimizers import NamedOptimizer
 
     return NamedOptimizer(*(getattr(parsed, name) for name in OPTIMIZER))
 

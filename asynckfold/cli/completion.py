@@ -60,7 +60,7 @@ def _words() -> Mapping[str, Iterable[str] | None]:
     from asynckfold.data.sources import SOURCES
     from asynckfold.jobs.recipe import LR_SCHEDULES
     from asynckfold.models import ARCHITECTURES
-    from asynckfold.training.named_optimizers import OPTIMIZERS
+    from asynckfold.training.optimizers import OPTIMIZERS
 
     sources = {name.removesuffix("PATH") for name in SOURCES}
     named = {

@@ -23,7 +23,7 @@ import torch
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import one_line
 from asynckfold.training import lr_schedules, seeding
-from asynckfold.training.own_step import TAKEN, StepError, StepState
+from asynckfold.training.user_steps import TAKEN, StepError, StepState
 
 NAME = "configure_optimizers"
 """Name of the LR schedule of a module."""

@@ -52,7 +52,7 @@ class Recipe:
     training_step: Callable[..., Any] | None = None
     # (model, batch, state) → measures of the held-out fold
     validation_step: Callable[..., Any] | None = None
-    # trains a whole job, given its `own_loop.Context`
+    # trains a whole job, given its `user_loop.Context`
     fit_fn: Callable[[Any], Any] | None = None
     # what is called in the built-in loop; copied for each job
     callbacks: tuple[Any, ...] = ()

@@ -1,7 +1,8 @@
-"""Checkpoint files: tensors by safetensors, everything else as JSON in the header.
+"""Checkpoint files, and when a running job writes one.
 
-No pickle: nothing in a run's folder can run code. The store has the SHA-256 of each file, so that
-damage is detected before parsing.
+Tensors are written by safetensors, everything else as JSON in the header. No pickle: nothing in a
+run's folder can run code. The store has the SHA-256 of each file, so that damage is detected before
+parsing.
 
 The last checkpoint of a job leaves its weights to ``final.safetensors`` beside it, which anybody
 can load, and holds the SHA-256 of that file.
@@ -9,11 +10,13 @@ can load, and holds the SHA-256 of that file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,11 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from asynckfold.errors import StoreCorruptError
-from asynckfold.jobs.messages import CheckpointRef
+from asynckfold.jobs.messages import CheckpointRef, Task
 from asynckfold.jobs.recipe import InitialState, Recipe
 from asynckfold.store.layout import FINAL, initial_weights
 from asynckfold.system.files import make_folders, read_plain, write_whole
+from asynckfold.training.bundle import Bundle
 
 _DTYPES = {
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -198,10 +202,10 @@ def _freeze(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     raise _refusal(place, type(value).__name__)
 
 
-def _refusal(place: str, found: str) -> TypeError:
+def _refusal(place: str, kind: str) -> TypeError:
     return TypeError(
         f"a checkpoint holds dense tensors, numbers, text, lists and dicts only: {place} is a "
-        f"{found}"
+        f"{kind}"
     )
 
 
@@ -254,18 +258,18 @@ def trained_weights(
     StoreCorruptError
         The last checkpoint is missing or damaged.
     """
-    found = [f"no checkpoint in {root} is recorded"] if not refs else []
+    problems = [f"no checkpoint in {root} is recorded"] if not refs else []
     for ref in refs:
         try:
             tree = load(root / ref.file, ref.sha256, root)
         except StoreCorruptError as error:
-            found.append(str(error))
+            problems.append(str(error))
             continue
         if weights_digest(tree["model"]) == digest:
             return tree[part] or {}
-        found.append(f"{root / ref.file} was written before the end of the job")
+        problems.append(f"{root / ref.file} was written before the end of the job")
     raise StoreCorruptError(
-        f"the trained weights are gone: {found[0]}. The result stays; the same call on a new "
+        f"the trained weights are gone: {problems[0]}. The result stays; the same call on a new "
         "folder trains them again"
     )
 
@@ -281,3 +285,67 @@ def weights_digest(state: Mapping[str, Any]) -> str:
         digest.update(f"{name}:{plain.dtype}:{tuple(plain.shape)}".encode())
         digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+EPOCH_SECONDS = 1.0
+"""Least time between two checkpoints at epoch ends: repeating less work is cheaper."""
+
+MIDDLE_SECONDS = 30.0
+"""Time without a checkpoint after which one is written in the middle of an epoch."""
+
+SHARE = 0.01
+"""Largest share of a job's time spent on checkpoints: a large model on a slow disk is saved less
+often, after 99 seconds of training for each second of saving."""
+
+
+class Saver:
+    """Writes a job's checkpoints, and limits the time that they take.
+
+    Examples
+    --------
+    >>> now = iter([0, 10, 12, 100, 300])
+    >>> saver = Saver(lambda: None, lambda: next(now))
+    >>> saver.save()  # from 10 to 12: the next is due 200 seconds later
+    >>> saver.due(EPOCH_SECONDS), saver.due(EPOCH_SECONDS)
+    (False, True)
+    """
+
+    def __init__(
+        self, save: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._save = save
+        self._clock = clock
+        self._cost = 0.0
+        self._saved = clock()
+
+    def due(self, least: float) -> bool:
+        """Whether `least` seconds have passed, and enough to keep within `SHARE`."""
+        return self._clock() - self._saved >= max(least, self._cost / SHARE)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        started = self._clock()
+        self._save()
+        self._saved = self._clock()
+        self._cost = self._saved - started
+
+
+def load_for(task: Task, bundle: Bundle, ref: CheckpointRef) -> dict[str, Any]:
+    """Read a checkpoint; raise `StoreCorruptError` if it is damaged or of another job or plan."""
+    tree = load(bundle.root / ref.file, ref.sha256, bundle.root)
+    if tree["job"] != task.job.id:
+        raise StoreCorruptError(
+            f"{ref.file} is a checkpoint of {tree['job']}, not of {task.job.id}"
+        )
+    if tree["plan"] != bundle.plan.fingerprint:
+        raise StoreCorruptError(f"{ref.file} is a checkpoint of {tree['job']} in another plan")
+    return tree
+
+
+def restorable(bundle: Bundle, task: Task) -> bool:
+    """Whether the job has an intact checkpoint."""
+    for ref in task.checkpoints:
+        with contextlib.suppress(StoreCorruptError):
+            load_for(task, bundle, ref)
+            return True
+    return False

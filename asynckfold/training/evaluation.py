@@ -1,4 +1,4 @@
-"""Outputs, loss and accuracy of a model in evaluation mode.
+"""Outputs, loss and accuracy of a model in evaluation mode, and what a job makes of them.
 
 ::
 
@@ -7,20 +7,25 @@
                     where the plan scores by batch: no more than a batch of outputs is held
 
 Of a job on several processes, each computes a share of the batches. What the dry run saw an
-evaluation change in the model is restored after each, see `Kept`.
+evaluation change in the model is restored after each, see `Kept`. Where the plan scores by batch, a
+last pass over the held-out fold accumulates the scores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
+from asynckfold.data.device_copies import fetched_together
 from asynckfold.data.transforms import tensors_in
 from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
@@ -28,9 +33,14 @@ from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MASKS, MULTICLASS, REGRESSION, SEGMENTATION, Objective
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.training.calls import outputs_of
+from asynckfold.training.losses import adds_up, as_given, classifies, mean_loss, weights
 from asynckfold.training.model_state import Kept
-from asynckfold.training.precision import outputs_of
-from asynckfold.training.several_optimizers import optimizers_of
+from asynckfold.training.optimizers import optimizers_of
+from asynckfold.training.stopwatch import mark, seconds_between
+
+if TYPE_CHECKING:
+    from asynckfold.training.training_run import Training
 
 
 def loss_and_accuracy(
@@ -181,7 +191,7 @@ def has_modes(optimizer: Any) -> bool:
 
 
 @contextmanager
-def evaluating(training: Any) -> Iterator[None]:
+def evaluating(training: Training) -> Iterator[None]:
     """Leave a job in evaluation mode, and its model as it was."""
     set_mode(training.model, training.criterion, training.optimizer, train=False)
     kept = kept_of(training.bundle.plan, training.task.job, training.model)
@@ -201,3 +211,176 @@ def kept_of(plan: Plan, job: Job, model: nn.Module) -> Kept:
 def kept_key(model: str) -> str:
     """Return under which name of its settings a plan says that an evaluation changes a model."""
     return f"{model}: restored after evaluation"
+
+
+class Diverged(Exception):  # noqa: N818
+    """The loss became infinite or NaN, or an output NaN."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Loss and accuracy on some samples (n,), and the outputs (n, ...) that a run may keep.
+
+    No outputs where the plan scores by batch; `has_nan` is whether one of them is NaN.
+    """
+
+    loss: float
+    accuracy: float | None
+    has_nan: bool
+    outputs: npt.NDArray[np.float32] | None = None
+
+
+def evaluate(training: Training, indices: Indices) -> Evaluation:
+    """Return what a model says of samples (n,); leaves evaluation mode on."""
+    return numbers(training, indices, fetched_together(evaluated(training, indices)))
+
+
+def evaluated(training: Training, indices: Indices) -> list[torch.Tensor]:
+    """Return what `evaluate` needs as tensors, on the device. It waits for nothing.
+
+    Outputs, loss, and the accuracy if there is one; or, by batch, the figures of batches, and how
+    much each sample counts if not equally.
+    """
+    with evaluating(training):
+        if training.bundle.plan.by_batch:
+            return [training.figures_of(indices), *_counts(training, indices)]
+        outputs = training.outputs_on(indices)
+        targets = training.data.targets_of(indices)
+        found = loss_and_accuracy(
+            outputs, targets, training.criterion, training.objective, training.like
+        )
+        return [outputs.float(), *found]
+
+
+def numbers(training: Training, indices: Indices, found: Sequence[torch.Tensor]) -> Evaluation:
+    """Return what `evaluated` returned as numbers; a loss that sums is divided by the samples."""
+    if training.bundle.plan.by_batch:
+        return _of_batches(training, len(indices), *(item.numpy() for item in found))
+    outputs, loss, *accuracy = found
+    divisor = len(outputs) if adds_up(training.criterion, training.bundle.plan) else 1
+    return Evaluation(
+        float(loss) / divisor,
+        float(accuracy[0]) if accuracy else None,
+        bool(outputs.isnan().any()),
+        outputs.numpy(),
+    )
+
+
+def _of_batches(
+    training: Training,
+    count: int,
+    figures: npt.NDArray[np.float64],
+    counts: npt.NDArray[np.float64] | None = None,
+) -> Evaluation:
+    """Join the figures of batches, see `figures_of`."""
+    losses, right, judged, nans = figures.T
+    bounds = batch_bounds(count, training.params.eval_batch_size)
+    if counts is not None:
+        # A batch of nothing but ignored pixels has a loss of 0 / 0.
+        is_counted = np.array([counts[low:high].any() for low, high in bounds])
+        losses = np.where(is_counted, losses, 0.0)
+    loss = mean_loss(training.criterion, training.bundle.plan, losses, bounds, counts)
+    accuracy = float(right.sum() / judged.sum()) if judged.any() else None
+    return Evaluation(loss, accuracy, bool(nans.any()))
+
+
+def accumulate_scores(training: Training) -> dict[str, float]:
+    """Return the scores of the held-out fold, accumulated by batch; nothing if not by batch."""
+    make = training.bundle.accumulators.get(training.task.job.model)
+    if make is None:
+        return {}
+    accumulator = make()
+    with evaluating(training):
+        columns = training.objective.columns
+        for targets, outputs in training.batches_of(training.valid):
+            rows = outputs if columns is None else columns.join(outputs)
+            accumulator.update(targets.cpu().numpy(), rows.float().cpu().numpy())
+    return dict(accumulator.scores())
+
+
+def measured(training: Training, valid_loss: float) -> tuple[float, dict[str, float]]:
+    """Return loss and measures of a job's held-out fold; `valid_loss` where no step returns one."""
+    step = training.user_validation
+    if step is None:
+        return valid_loss, {}
+    size, count = training.params.eval_batch_size, len(training.valid)
+    ordered = training.data.ordered(training.valid, training=False)
+
+    def batches() -> Iterator[tuple[tuple[Any, Any], int]]:
+        for low in range(0, count, size):
+            inputs, targets = ordered.batch(low, min(low + size, count), None)
+            yield (inputs, training.data.asked_of(targets)), len(targets)
+            training.heartbeat.beat()
+
+    with evaluating(training):
+        loss = step.loss(training.model, batches(), training.epoch)
+    return valid_loss if loss is None else loss, step.found
+
+
+def is_lost(training: Training, loss: float) -> bool:
+    """Whether the loss of the held-out fold is not finite, though something computes it."""
+    own = training.user_validation
+    computed = as_given(training.criterion) is not None or (own is not None and own.has_loss)
+    return computed and not np.isfinite(loss)
+
+
+def inner_metrics(training: Training) -> dict[str, float]:
+    """Return loss and accuracy on the part that the fold sets aside; nothing without one.
+
+    Raises
+    ------
+    Diverged
+        The loss is not finite.
+    """
+    if not training.bundle.folds[0].inner_valid.size:
+        return {}
+    found = evaluate(training, training.inner_valid)
+    if not np.isfinite(found.loss):
+        epoch = training.epoch + 1
+        raise Diverged(f"the loss on the inner part became {found.loss} at epoch {epoch}")
+    measures = {"inner_loss": found.loss}
+    return measures if found.accuracy is None else measures | {"inner_accuracy": found.accuracy}
+
+
+def score_again(training: Training) -> None:
+    """Evaluate the held-out fold once more, by the weights that callbacks left.
+
+    Raises
+    ------
+    Diverged
+        An output is NaN, or the loss is not finite.
+    """
+    began = mark(training.device)
+    found = evaluate(training, training.valid)
+    training.outputs = found.outputs
+    valid_loss, _ = measured(training, found.loss)
+    training.score_seconds = seconds_between(began, mark(training.device))
+    if found.has_nan:
+        raise Diverged("an output on the held-out fold became nan by the weights of a callback")
+    if is_lost(training, valid_loss):
+        raise Diverged(f"the loss on the held-out fold became {valid_loss} by those of a callback")
+
+
+def check_finite(training: Training, losses: torch.Tensor) -> None:
+    """Raise `Diverged` unless all losses (n_batches,) of the epoch are finite."""
+    found = losses.numpy()
+    if not np.isfinite(found).all():
+        first = int(np.flatnonzero(~np.isfinite(found))[0])
+        raise Diverged(
+            f"the loss became {found[first]} at epoch {training.epoch + 1}, batch {first + 1} "
+            f"(learning rate {training.lr:g})"
+        )
+
+
+def counts_of(training: Training) -> list[torch.Tensor]:
+    """Return how much each sample of the epoch (n,) counts, on the device; nothing if equally."""
+    return [] if training.user_step is not None else _counts(training, training.order)
+
+
+def _counts(training: Training, indices: Indices | torch.Tensor) -> list[torch.Tensor]:
+    criterion = training.criterion
+    if adds_up(criterion, training.bundle.plan) or not classifies(criterion):
+        return []
+    targets = training.data.targets_of(indices)
+    found = weights(criterion, targets, waits=targets.is_cpu)
+    return [] if found is None else [found]

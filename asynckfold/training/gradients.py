@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from asynckfold.training.calls import outputs_of, step
 from asynckfold.training.losses import portions
-from asynckfold.training.precision import outputs_of, step
 
-Training = Any
-"""A `training_run.Training`, which lies above."""
+if TYPE_CHECKING:
+    from asynckfold.training.training_run import Training
 
 
 def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     """Take one step of the optimizer; return the loss, detached."""
-    if training.own_step is not None and training.own_step.is_several:
+    if training.user_step is not None and training.user_step.is_several:
         return _loss(training, inputs, targets).detach()
 
     def backward() -> torch.Tensor:
@@ -125,14 +125,14 @@ def add_gradient(
     loss = _loss(training, inputs, targets)
     weighted = loss if weight == 1.0 else loss * weight
     scaled = weighted if training.scaler is None else training.scaler.scale(weighted)
-    scaled.backward()
+    scaled.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
 def _loss(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
-    if training.own_step is not None:
+    if training.user_step is not None:
         batch = inputs, training.data.asked_of(targets)
-        own = training.own_step.loss(training.model, batch, training.epoch, training.batch)
+        own = training.user_step.loss(training.model, batch, training.epoch, training.batch)
         return torch.as_tensor(own)
     outputs = outputs_of(training.model, inputs, training.params.precision)
     loss: torch.Tensor = training.criterion(outputs, targets)

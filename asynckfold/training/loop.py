@@ -27,12 +27,12 @@ from asynckfold.jobs.messages import Noted, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpoint, checkpointing, setup, step_graph
+from asynckfold.training import checkpoint, setup, step_graph
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.epoch_scores import Diverged
+from asynckfold.training.evaluation import Diverged
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.stopwatch import Stopwatch
-from asynckfold.training.training_run import Report, Training
+from asynckfold.training.training_run import Report, Training, restore
 
 _POSITION, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
 """Attributes set on an exception: position and training time of the job when it was raised."""
@@ -102,7 +102,7 @@ def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -
     """Train from the newest intact checkpoint to the result; None if `stop` asked to leave."""
     if training.callbacks is not None:
         training.callbacks.start()
-    checkpointing.restore(training, report)
+    restore(training, report)
     if training.pretrained:
         report(Noted(training.task.job.id, "pretrained", training.pretrained))
         training.save(report)
@@ -152,7 +152,7 @@ def run(
 def _run(
     training: Trainable, params: TrainerParams, report: Report, stop: Callable[[], bool]
 ) -> bool:
-    saver, stopwatch = checkpointing.Saver(lambda: training.save(report)), training.stopwatch
+    saver, stopwatch = checkpoint.Saver(lambda: training.save(report)), training.stopwatch
 
     def leaves() -> bool:
         return stopwatch.call_uncounted(stop) or stopwatch.expired
@@ -168,14 +168,14 @@ def _run(
             if leaves() and unfinished:
                 saver.save()
                 return False
-            if unfinished and saver.due(checkpointing.MIDDLE_SECONDS):
+            if unfinished and saver.due(checkpoint.MIDDLE_SECONDS):
                 saver.save()
         training.end_epoch(started, report)
         if not training.ended and leaves():
             saver.save()
             return False
         due = training.epoch % params.save_checkpoint_frequency == 0
-        if training.ended or (due and saver.due(checkpointing.EPOCH_SECONDS)):
+        if training.ended or (due and saver.due(checkpoint.EPOCH_SECONDS)):
             saver.save()
     return True
 
@@ -189,7 +189,7 @@ def result_of(training: Training) -> Result:
         score_seconds=training.score_seconds,
         scores={
             **training.scores,
-            **({} if training.own_validation is None else training.own_validation.found),
+            **({} if training.user_validation is None else training.user_validation.found),
         },
     )
 

@@ -24,7 +24,7 @@ from asynckfold.jobs.messages import RunEvent, Started, Task
 from asynckfold.jobs.plan import Job
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import epoch_scores, evaluation, gradients, setup, training_run
+from asynckfold.training import evaluation, gradients, setup, training_run
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer
 from asynckfold.training.fusion.group import FusionGroup
@@ -81,9 +81,9 @@ def _timing(
         if bundle.plan.params.compile:
             # Compile beforehand: it happens once per shape.
             next(_steps(training))()
-            epoch_scores.evaluate(training, valid)
+            evaluation.evaluate(training, valid)
         step = _seconds(_steps(training), device, PROBE_SECONDS, meet)
-        scored = cycle([lambda: epoch_scores.evaluate(training, valid)])
+        scored = cycle([lambda: evaluation.evaluate(training, valid)])
         evaluating = _seconds(scored, device, 0.0)
     return Timing(
         step,

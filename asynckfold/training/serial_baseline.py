@@ -32,14 +32,13 @@ from asynckfold.jobs.result import Baseline, Epoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.calls import outputs_of, scaler_of
 from asynckfold.training.evaluation import kept_of, right, set_mode
-from asynckfold.training.fold_criterion import criterion_for
 from asynckfold.training.gradients import update
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import NoLog
-from asynckfold.training.job_optimizer import opt_fn_for
-from asynckfold.training.losses import factor_and_count, portions
-from asynckfold.training.precision import outputs_of, scaler_of
+from asynckfold.training.losses import criterion_for, factor_and_count, portions
+from asynckfold.training.optimizers import opt_fn_for
 from asynckfold.training.preprocessing import fit_on, fit_transform, transform
 from asynckfold.training.pretraining import has_pretraining, pretrain
 from asynckfold.training.sampling import epoch_samples

@@ -16,27 +16,23 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import (
     batches,
-    checkpointing,
+    checkpoint,
     lr_schedules,
     pretraining,
     seeding,
 )
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import callbacks_of
-from asynckfold.training.compiling import compile_whole
-from asynckfold.training.fold_criterion import criterion_for
-from asynckfold.training.fused_optimizers import with_fused_kernel
+from asynckfold.training.calls import scaler_of
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.job_optimizer import opt_fn_for
-from asynckfold.training.own_step import own_step
-from asynckfold.training.own_validation import own_validation
-from asynckfold.training.precision import scaler_of
+from asynckfold.training.losses import criterion_for
+from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import Pretrained
 from asynckfold.training.sampling import samples_per_epoch
-from asynckfold.training.several_optimizers import optimizers_of
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Training
+from asynckfold.training.user_steps import user_step, user_validation
 
 RESIDENT_SHARE = 0.5
 """Largest share of a GPU's free memory for keeping the inputs on it: the rest is for the model, its
@@ -45,6 +41,12 @@ gradients and activations, and for another job. Where the inputs are changes no 
 KEPT_SHARE = 0.02
 """Largest share of a GPU's memory for data that a worker keeps on it between jobs: eight workers
 may do so, and no reservation counts it while they are idle."""
+
+
+COMPILER = {"compile_threads": 1, "fx_graph_cache": False}
+"""A job has no cores for further compiler processes. The graph cache is off: in older versions of
+torch its key lacks the number of threads. Compiled kernels are cached all the same, by their text.
+"""
 
 
 def build(
@@ -68,7 +70,7 @@ def build(
     data = to_device(fit_transform(data, recipe.preprocess, train), device)
     model, pretrained = initial_model(recipe, plan, job, device), Pretrained()
     pretrains = pretrains and pretraining.has_pretraining(model)
-    if pretrains and not checkpointing.restorable(bundle, task):
+    if pretrains and not checkpoint.restorable(bundle, task):
         size, count = plan.params.eval_batch_size, plan.params.processes
         pretrained = pretraining.pretrain(
             model, data, train, job.seed, log, heartbeat, size, count, cores
@@ -100,8 +102,8 @@ def build(
         pretraining=pretrained.epochs,
         stopwatch=stopwatch,
         scaler=scaler_of(plan.params.precision, device, optimizer),
-        own_step=own_step(recipe, plan.params, optimizer, criterion, device),
-        own_validation=own_validation(
+        user_step=user_step(recipe, plan.params, optimizer, criterion, device),
+        user_validation=user_validation(
             recipe, optimizers_of(optimizer), criterion, device, plan.params.precision
         ),
         callbacks=callbacks_of(recipe, job.id, plan.params.epochs, live),
@@ -190,3 +192,14 @@ def to_device(data: Batches, device: torch.device) -> Batches:
             return found
         data.moved = {device: found}
     return data.moved[device]
+
+
+def compile_whole(model: nn.Module) -> None:
+    """Let a model compile itself in place, anew for each shape, at the first batch of that shape.
+
+    As one graph: code that cannot be compiled raises instead of running uncompiled with other bits.
+    Without dynamic shapes or results of earlier jobs: the code for a batch depends on its shape
+    alone, also when a job continues in another process.
+    """
+    torch.compiler.reset()
+    model.compile(fullgraph=True, dynamic=False, options=COMPILER)

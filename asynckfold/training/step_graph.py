@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from asynckfold.data.device_copies import packed
 from asynckfold.training import seeding, side_effects, torch_internals
+from asynckfold.training.calls import outputs_of
 from asynckfold.training.gradients import fresh_gradient, needs_closure
-from asynckfold.training.precision import outputs_of
 from asynckfold.training.stopwatch import mark, seconds_between
 from asynckfold.training.training_run import Training
 
@@ -176,7 +176,7 @@ def prepare(training: Training, recorder: Recorder | None = None) -> None:
     """Let a job on a GPU try a graph at its first batch."""
     if recorder is None and training.device.type == "cuda":
         recorder = CudaRecorder(training.device)
-    if recorder is not None and training.own_step is None and training.params.accumulate == 1:
+    if recorder is not None and training.user_step is None and training.params.accumulate == 1:
         training.gradient = functools.partial(_first_gradient, recorder)
 
 

@@ -16,12 +16,13 @@ from torch.amp.grad_scaler import GradScaler
 from asynckfold.data.batches import Batches, OrderedBatches
 from asynckfold.data.device_copies import fetched, fetched_together
 from asynckfold.data.transforms import mapped
-from asynckfold.errors import refuse
+from asynckfold.errors import StoreCorruptError, refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,
     CheckpointWritten,
     EpochEnded,
+    Noted,
     Progress,
     RunEvent,
     Task,
@@ -34,7 +35,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, evaluation, gradients, lr_schedules, seeding
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks
-from asynckfold.training.epoch_scores import (
+from asynckfold.training.evaluation import (
     Diverged,
     accumulate_scores,
     check_finite,
@@ -43,22 +44,21 @@ from asynckfold.training.epoch_scores import (
     evaluated,
     inner_metrics,
     is_lost,
+    measured,
     numbers,
     score_again,
 )
-from asynckfold.training.fold_criterion import as_given
-from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import (
     adds_up,
+    as_given,
     mean_loss,
     mean_over_samples,
 )
-from asynckfold.training.own_step import OwnStep
-from asynckfold.training.own_validation import OwnValidation, joined, measured
+from asynckfold.training.optimizers import follow_parameters, optimizers_of
 from asynckfold.training.sampling import epoch_samples, length_problems
-from asynckfold.training.several_optimizers import optimizers_of
 from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
+from asynckfold.training.user_steps import TrainingStep, ValidationStep, joined
 
 EVENT_SECONDS = 0.2
 """Least time between two progress events of a job."""
@@ -112,7 +112,7 @@ class Training:
         Losses that a GPU still computes, to be told of once they have arrived.
     gradient : callable
         What sets the gradients of a batch: `gradients.fresh_gradient`, or a CUDA graph of it.
-    own_step, own_validation : OwnStep, OwnValidation, or None
+    user_step, user_validation : TrainingStep, ValidationStep, or None
         The user's own `training_step` and `validation_step`.
     callbacks : Callbacks or None
         What is called after batches and epochs.
@@ -153,8 +153,8 @@ class Training:
     scaler: GradScaler | None = None
     readings: list[_Reading] = field(default_factory=list)
     gradient: Gradient = field(default=gradients.fresh_gradient)
-    own_step: OwnStep | None = None
-    own_validation: OwnValidation | None = None
+    user_step: TrainingStep | None = None
+    user_validation: ValidationStep | None = None
     callbacks: Callbacks | None = None
     like: Any = None
 
@@ -233,9 +233,9 @@ class Training:
     def record_step(self, loss: torch.Tensor) -> None:
         """Count a finished batch."""
         self.losses.append(loss)
-        if self.own_step is not None:
+        if self.user_step is not None:
             low, high = self.bounds[self.batch]
-            self.own_step.keep_measures(high - low)
+            self.user_step.keep_measures(high - low)
         self.batch += 1
 
     def report_progress(self, report: Report) -> None:
@@ -263,7 +263,7 @@ class Training:
     def _tell(self, reading: _Reading, report: Report) -> None:
         number, epochs, loss = reading.epoch, self.params.epochs, float(reading.loss)
         batch, batches = reading.batch, self.batches
-        if self.own_step is None and adds_up(self.criterion, self.bundle.plan):
+        if self.user_step is None and adds_up(self.criterion, self.bundle.plan):
             low, high = self.bounds[batch - 1]
             loss /= high - low
         if reading.logs:
@@ -283,7 +283,7 @@ class Training:
         item = replace(item, logged={**item.logged, **inner})
         step_lr_schedule(self, inner.get("inner_loss"))
         if self.callbacks is not None:
-            held_out = {} if self.own_validation is None else self.own_validation.found
+            held_out = {} if self.user_validation is None else self.user_validation.found
             seen = {name: of for name, of in item.logged.items() if name not in held_out}
             seen |= {"train_loss": item.train_loss, "lr": item.lr}
             logged = self.callbacks.end_epoch(item.number, seen)
@@ -336,14 +336,14 @@ class Training:
             raise Diverged(f"an output on the held-out fold became nan {where}")
         if is_lost(self, valid_loss):
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
-        logged = {} if self.own_step is None else self.own_step.means()
+        logged = {} if self.user_step is None else self.user_step.means()
         logged = joined(logged, found_by_user)
         return Epoch(self.epoch + 1, train_loss, valid_loss, found.accuracy, self.lr, 0.0, logged)
 
     def _train_loss(
         self, losses: npt.NDArray[np.float64], counts: npt.NDArray[np.float64] | None
     ) -> float:
-        if self.own_step is not None:
+        if self.user_step is not None:
             # Of whatever it returns: the criterion may be another loss.
             return mean_over_samples(losses, self.bounds)
         return mean_loss(self.criterion, self.bundle.plan, losses, self.bounds, counts)
@@ -430,10 +430,10 @@ class Training:
         }
         if self.scaler is not None:
             found["scaler"] = self.scaler.state_dict()
-        if self.own_step is not None:
-            found["logged"] = self.own_step.state_dict()
-        if self.own_validation is not None:
-            found["measured"] = self.own_validation.found
+        if self.user_step is not None:
+            found["logged"] = self.user_step.state_dict()
+        if self.user_validation is not None:
+            found["measured"] = self.user_validation.found
         if self.callbacks is not None:
             found["callbacks"] = self.callbacks.state_dict(ended=self.ended)
         return found
@@ -460,10 +460,10 @@ class Training:
         self.pretraining = tuple(StageEpoch(**item) for item in tree["pretraining"])
         if self.scaler is not None:
             self.scaler.load_state_dict(tree["scaler"])
-        if self.own_step is not None:
-            self.own_step.load_state_dict(tree["logged"])
-        if self.own_validation is not None:
-            self.own_validation.found = tree["measured"]
+        if self.user_step is not None:
+            self.user_step.load_state_dict(tree["logged"])
+        if self.user_validation is not None:
+            self.user_validation.found = tree["measured"]
         if self.callbacks is not None:
             self.callbacks.load_state_dict(tree["callbacks"])
         self.scores = tree["scores"]
@@ -498,3 +498,21 @@ def step_lr_schedule(training: Training, inner_loss: float | None = None) -> Non
         training.lr_schedule.step(inner_loss)
     elif training.params.lr_step == "epoch":
         training.lr_schedule.step()
+
+
+def restore(training: Training, report: Report) -> None:
+    """Continue from the newest intact checkpoint; report the damaged ones."""
+    refs = training.task.checkpoints
+    for position, ref in enumerate(refs, 1):
+        try:
+            training.load_state_dict(checkpoint.load_for(training.task, training.bundle, ref))
+        except StoreCorruptError as error:
+            instead = (
+                "an older one is used"
+                if position < len(refs)
+                else "the job starts from the beginning"
+            )
+            report(Noted(training.task.job.id, "damage", f"{error}; {instead}"))
+        else:
+            training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")
+            return

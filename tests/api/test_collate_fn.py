@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
-from asynckfold.training import checkpointing
+from asynckfold.training import checkpoint
 from tests.ragged import (
     BATCH,
     EPOCHS,
@@ -156,8 +156,8 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = weights_of(swept(root / "whole", model=Interrupted))
-    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpointing, "SHARE", float("inf"))
+    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))
     monkeypatch.setenv("STOPS", "1")
     with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
         swept(root / "cut", model=Interrupted)

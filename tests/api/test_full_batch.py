@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from asynckfold import AsyncKFold, InputError
-from asynckfold.training.named_optimizers import NamedOptimizer
+from asynckfold.training.optimizers import NamedOptimizer
 from tests.toy import samples
 
 COUNT, FOLDS, EPOCHS = 61, 3, 4

@@ -16,7 +16,7 @@ from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
 from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
 from asynckfold.data.prepare import prepare
-from asynckfold.training import checkpointing
+from asynckfold.training import checkpoint
 from asynckfold.training.sampling import epoch_samples, sampling_seed
 from tests.ragged import BATCH, EPOCHS, adam, plain_loop
 
@@ -148,8 +148,8 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = weights_of(swept(root / "whole", torch_sampler, Interrupted))
-    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpointing, "SHARE", float("inf"))
+    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))
     monkeypatch.setenv("STOPS", "1")
     with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
         swept(root / "cut", torch_sampler, Interrupted)

@@ -20,7 +20,7 @@ from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
 from asynckfold import fit as fit_one
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms import TreeArrays
-from asynckfold.training import checkpointing
+from asynckfold.training import checkpoint
 from tests.several_inputs import (
     BATCH,
     EPOCHS,
@@ -146,8 +146,8 @@ def test_an_interrupted_run_continues_to_the_same_bits(
 ) -> None:
     whole = weights_of(swept((X, Y), root / "whole", Interrupted))
     # A checkpoint after the first epoch, however short it is.
-    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpointing, "SHARE", float("inf"))
+    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))
     monkeypatch.setenv("STOPS", "1")
     with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
         swept((X, Y), root / "cut", Interrupted)

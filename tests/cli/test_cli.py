@@ -32,7 +32,7 @@ from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import Baseline
 from asynckfold.models import ARCHITECTURES
 from asynckfold.store import RunStore, Waiting
-from asynckfold.training.named_optimizers import OPTIMIZERS
+from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started
 from tests.results.test_cv_results import all_scores, make_results

@@ -16,7 +16,7 @@ import torch
 
 from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, RunEvent, Task
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import checkpointing, loop
+from asynckfold.training import checkpoint, loop
 from tests.durability.work import nursery
 from tests.training.tiny import CPU, Noisy, Tiny, never
 
@@ -56,5 +56,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     # As the server of workers does: the first optimizer imports a second's worth of torch.
     torch.optim.SGD([torch.nn.Parameter(torch.empty(1))])
-    checkpointing.EPOCH_SECONDS, checkpointing.SHARE = 0.0, math.inf
+    checkpoint.EPOCH_SECONDS, checkpoint.SHARE = 0.0, math.inf
     nursery(work)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from asynckfold import AsyncKFold, BestWeights, InputError, fit
-from asynckfold.training import checkpointing
+from asynckfold.training import checkpoint
 from asynckfold.training.training_run import Training
 from tests.interrupted import interrupted
 from tests.toy import samples
@@ -516,7 +516,7 @@ def test_an_optimizer_with_modes_continues_to_the_same_bits(
         return swept(tmp_path / folder, Layer, lambda model: kind(model.parameters(), 0.3), 3)
 
     whole = run("whole")
-    monkeypatch.setattr(checkpointing, "MIDDLE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "MIDDLE_SECONDS", 0.0)
     with interrupted(monkeypatch, Training, method, call):
         run("cut")
     again = run("cut")

@@ -25,7 +25,7 @@ from asynckfold.training.callbacks import (
 )
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.fused_optimizers import with_fused_kernel
+from asynckfold.training.optimizers import with_fused_kernel
 from tests.training.tiny import Noisy, Plain, Tiny, always, samples
 
 EPOCHS = 6

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.training.fused_optimizers import OFFERED, leave_open, with_fused_kernel
+from asynckfold.training.optimizers import OFFERED, leave_open, with_fused_kernel
 
 
 def _choice(optimizer: Any, model: nn.Module | None = None) -> list[object]:

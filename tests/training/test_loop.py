@@ -27,7 +27,6 @@ from asynckfold.store import job_folder
 from asynckfold.training import (
     batches,
     checkpoint,
-    checkpointing,
     lr_schedules,
     preprocessing,
     training_run,
@@ -333,8 +332,8 @@ def test_the_last_epoch_is_always_saved_and_scored(
     frequency: int,
     expected: list[int],
 ) -> None:
-    monkeypatch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpointing, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
     params = TrainerParams(epochs, save_checkpoint_frequency=frequency)
     result, events = Tiny(tmp_path, params=params).attempt()
     assert [ref.epoch for ref in reversed(checkpoints(events))] == expected
@@ -347,8 +346,8 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_changes_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     golden = Tiny(tmp_path / "golden", {"noisy": Noisy}).train()
-    monkeypatch.setattr(checkpointing, "MIDDLE_SECONDS", 0.0)
-    monkeypatch.setattr(checkpointing, "SHARE", math.inf)
+    monkeypatch.setattr(checkpoint, "MIDDLE_SECONDS", 0.0)
+    monkeypatch.setattr(checkpoint, "SHARE", math.inf)
     tiny = Tiny(tmp_path / "run", {"noisy": Noisy})
     result, events = tiny.attempt()
     refs = checkpoints(events)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.training.named_optimizers import FULL_BATCH, MOMENTUM, OPTIMIZERS, NamedOptimizer
+from asynckfold.training.optimizers import FULL_BATCH, MOMENTUM, OPTIMIZERS, NamedOptimizer
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -15,9 +15,9 @@ from asynckfold.jobs.messages import CheckpointRef, EpochEnded, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import own_loop
-from asynckfold.training.own_loop import Stopped
-from asynckfold.training.own_step import StepError
+from asynckfold.training import user_loop
+from asynckfold.training.user_loop import Stopped
+from asynckfold.training.user_steps import StepError
 from tests.training.tiny import CPU, Noisy, Tiny, always, checkpoints, never
 
 
@@ -276,7 +276,7 @@ def test_the_loaders_beat(tmp_path: Path) -> None:
             super().beat()
 
     tiny, heartbeat = noisy(tmp_path, as_built_in), Counted()
-    own_loop.train(
+    user_loop.train(
         tiny.bundle, Task(tiny.jobs[0]), tiny.batches, CPU, lambda event: None, never, heartbeat
     )
     # 3 epochs of 4 batches and one of the held-out fold, and the score at the end.

@@ -16,8 +16,8 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import seeding
 from asynckfold.training.batches import epoch_order
 from asynckfold.training.checkpoint import weights_digest
-from asynckfold.training.fused_optimizers import with_fused_kernel
-from asynckfold.training.own_step import StepError
+from asynckfold.training.optimizers import with_fused_kernel
+from asynckfold.training.user_steps import StepError
 from tests.training.test_loop import OPTIMIZERS
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, always, checkpoints, samples
 

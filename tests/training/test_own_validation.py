@@ -14,7 +14,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import DIVERGED
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.own_step import StepError
+from asynckfold.training.user_steps import StepError
 from tests.training.test_own_step import Gan as Adversaries
 from tests.training.test_own_step import adversarial, logging, two_adams
 from tests.training.tiny import Noisy, Tiny, checkpoints

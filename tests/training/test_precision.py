@@ -20,10 +20,10 @@ from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TRAINERS, TrainerParams
 from asynckfold.planning.feasibility import precision_problems
 from asynckfold.training import checkpoint
+from asynckfold.training.calls import outputs_of
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion import check_equivalence
 from asynckfold.training.multiprocess import train
-from asynckfold.training.precision import outputs_of
 from tests.training.fusion.test_trainer import MODELS, digests, grouped
 from tests.training.fusion.test_zoo import replicas, steps
 from tests.training.fusion.zoo import ZOO

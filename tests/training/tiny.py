@@ -25,7 +25,7 @@ from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
-from asynckfold.training import loop, lr_schedules, own_loop
+from asynckfold.training import loop, lr_schedules, user_loop
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.worker.execute import execute
 
@@ -223,7 +223,7 @@ class Tiny:
         """One attempt at a job, and what it told."""
         events: list[RunEvent] = []
         task = Task(job or self.jobs[0], attempt, tuple(refs))
-        trainer = loop if self.fit_fn is None else own_loop
+        trainer = loop if self.fit_fn is None else user_loop
         return trainer.train(self.bundle, task, self.batches, CPU, events.append, stop), events
 
     def train(self, job: Job | None = None) -> Result:

@@ -49,8 +49,8 @@ from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.results.report.summary import summarize
 from asynckfold.training import serial_baseline
+from asynckfold.training.calls import outputs_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on
-from asynckfold.training.precision import outputs_of
 from asynckfold.training.preprocessing import fit_transform
 from tests.toy import Tiny, adam, samples
 

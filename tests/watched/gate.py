@@ -102,8 +102,8 @@ def _opens(path: Any) -> None:
     # Files are opened below a folder that is open, so by their names alone.
     if path.endswith("log.txt"):
         # Each job of a worker begins with its log.
-        checkpointing = sys.modules["asynckfold.training.checkpointing"]
-        checkpointing.EPOCH_SECONDS, checkpointing.SHARE = EPOCH_SECONDS, 1.0  # type: ignore[attr-defined]
+        checkpoint = sys.modules["asynckfold.training.checkpoint"]
+        checkpoint.EPOCH_SECONDS, checkpoint.SHARE = EPOCH_SECONDS, 1.0  # type: ignore[attr-defined]
     else:
         _touches(path)
 

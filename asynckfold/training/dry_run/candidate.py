@@ -23,10 +23,8 @@ from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format
 from asynckfold.training import gradients, lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.callback_rules import try_callbacks
-from asynckfold.training.callbacks import callbacks_of
-from asynckfold.training.calls import UnfitInputsError, needs_inputs, way_of
-from asynckfold.training.compiling import compile_whole
+from asynckfold.training.callbacks import callbacks_of, try_callbacks
+from asynckfold.training.calls import UnfitInputsError, needs_inputs, outputs_of, way_of
 from asynckfold.training.dry_run import checks, criteria, outside, user_code
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
@@ -41,17 +39,13 @@ from asynckfold.training.dry_run.refusals import (
 from asynckfold.training.dry_run.saved_state import CheckpointTrial, Live, few
 from asynckfold.training.dry_run.schedule_fit import Fit, Steps, fit_of, rates_of, without_schedule
 from asynckfold.training.flops import FlopCounter
-from asynckfold.training.fold_criterion import trained_parameters
-from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion.tracing import copied
-from asynckfold.training.job_optimizer import opt_fn_for
-from asynckfold.training.own_step import StepError, own_step
-from asynckfold.training.own_validation import own_validation
-from asynckfold.training.precision import outputs_of
+from asynckfold.training.losses import trained_parameters
+from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import has_pretraining
 from asynckfold.training.sampling import samples_per_epoch
-from asynckfold.training.several_optimizers import optimizers_of
+from asynckfold.training.user_steps import StepError, user_step, user_validation
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
@@ -147,7 +141,7 @@ class CandidateTrial:
     def _live(self, model: nn.Module, optimizer: Any, criterion: Any) -> Live:
         """Return live objects with a step of the user's own."""
         params, device = self.bundle.plan.params, self.targets.device
-        step = own_step(self.bundle.recipe, params, optimizer, criterion, device, self.precision)
+        step = user_step(self.bundle.recipe, params, optimizer, criterion, device, self.precision)
         return Live(model, optimizer, criterion, step)
 
     def _made(self) -> Live:
@@ -420,7 +414,7 @@ class CandidateTrial:
         """Return the names of what a `validation_step` measures; refuse one that breaks a rule."""
         parts, device = optimizers_of(self.optimizer), self.targets.device
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        step = own_validation(self.bundle.recipe, parts, criterion, device, self.precision)
+        step = user_validation(self.bundle.recipe, parts, criterion, device, self.precision)
         if step is None:
             return ()
         logged = self.live.own.state.measures if self.live.own else {}
@@ -573,7 +567,7 @@ class CandidateTrial:
 
     def check_compiled(self) -> None:
         """Refuse a model that runs, but not compiled."""
-        compile_whole(self.model)
+        setup.compile_whole(self.model)
         try:
             self._step()
             with torch.no_grad():

@@ -18,10 +18,10 @@ from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs, unlike
 from asynckfold.training.evaluation import has_modes
-from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.gradients import needs_closure
+from asynckfold.training.losses import as_given
+from asynckfold.training.optimizers import SeveralOptimizers, optimizers_of
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
-from asynckfold.training.several_optimizers import SeveralOptimizers, optimizers_of
 
 _STATISTICS = "running_"
 """Prefix of the buffers that torch's normalising layers update in a forward pass."""

@@ -26,8 +26,7 @@ from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import criterion_of, why_not_of_pairs
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.refusals import Refused, trying
-from asynckfold.training.fold_criterion import as_given, criterion_for, kind_made_by, of_rows
-from asynckfold.training.losses import means
+from asynckfold.training.losses import as_given, criterion_for, kind_made_by, means, of_rows
 from asynckfold.training.torch_internals import OperationWatch
 
 _RULE = "a function of train_targets must return the criterion of a training fold"

@@ -15,7 +15,7 @@ from torch import nn
 
 from asynckfold.data.transforms import describe
 from asynckfold.training.checkpoint import weights_digest
-from asynckfold.training.several_optimizers import SeveralOptimizers, SeveralSchedules
+from asynckfold.training.optimizers import SeveralOptimizers, SeveralSchedules
 
 
 def architecture_of(model: nn.Module) -> str:

@@ -20,8 +20,6 @@ from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
 from asynckfold.training.dry_run.criteria import with_criterion
 from asynckfold.training.evaluation import has_modes
-from asynckfold.training.fold_criterion import trained_parameters
-from asynckfold.training.fused_optimizers import with_fused_kernel
 from asynckfold.training.fusion import (
     backward,
     check_equivalence,
@@ -34,7 +32,8 @@ from asynckfold.training.fusion.backward import Batch
 from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.isolation.guard import isolated
-from asynckfold.training.job_optimizer import opt_fn_for
+from asynckfold.training.losses import trained_parameters
+from asynckfold.training.optimizers import opt_fn_for, with_fused_kernel
 
 Step = list[Batch]
 """The batch of each replica."""

@@ -16,9 +16,9 @@ from asynckfold.data.transforms import tensors_in
 from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.objective import OutputSample
 from asynckfold.training import seeding
+from asynckfold.training.calls import outputs_of
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.model_state import Kept
-from asynckfold.training.precision import outputs_of
 
 MOST_NUMBERS = 4096
 """Numbers to keep of the outputs, at most."""

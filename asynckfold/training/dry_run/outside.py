@@ -27,7 +27,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run.checks import kind_of, optimized
 from asynckfold.training.dry_run.refusals import Refused
 from asynckfold.training.dry_run.saved_state import Live, few
-from asynckfold.training.fold_criterion import as_given, trained_parameters
+from asynckfold.training.losses import as_given, trained_parameters
 from asynckfold.training.side_effects import attributes
 
 MOST = 5_000

@@ -30,9 +30,8 @@ from asynckfold.training.dry_run import checks, criteria, fingerprints, fusibili
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs
 from asynckfold.training.evaluation import kept_key
-from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.isolation.guard import isolated
-from asynckfold.training.losses import SUMS
+from asynckfold.training.losses import SUMS, as_given
 
 
 def check(

@@ -25,12 +25,11 @@ from asynckfold.training import seeding
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.refusals import Refused
 from asynckfold.training.evaluation import set_mode
-from asynckfold.training.fold_criterion import as_given
-from asynckfold.training.fused_optimizers import follow_parameters
+from asynckfold.training.losses import as_given
 from asynckfold.training.model_state import Kept, same
-from asynckfold.training.own_step import OwnStep
-from asynckfold.training.several_optimizers import optimizers_of
+from asynckfold.training.optimizers import follow_parameters, optimizers_of
 from asynckfold.training.side_effects import attributes, describe
+from asynckfold.training.user_steps import TrainingStep
 
 MOST_BYTES = 1 << 30
 """Weights of a larger model are not stepped twice, which would take twice the memory of a job."""
@@ -46,7 +45,7 @@ class Live:
     model: nn.Module
     optimizer: Any
     criterion: Any
-    own: OwnStep | None
+    own: TrainingStep | None
 
     def set_mode(self, *, train: bool) -> None:
         """Set the mode of all that has one."""

@@ -18,7 +18,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from asynckfold.training import lr_schedules
-from asynckfold.training.several_optimizers import SeveralOptimizers
+from asynckfold.training.optimizers import SeveralOptimizers
 
 Problem = tuple[str, str, str]
 

@@ -21,20 +21,21 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.dry_run.refusals import Refused, trying
 from asynckfold.training.dry_run.saved_state import Live
-from asynckfold.training.fold_criterion import as_given
 from asynckfold.training.gradients import take_step
-from asynckfold.training.own_loop import Context, Loader, alone, reported
-from asynckfold.training.own_step import (
+from asynckfold.training.losses import as_given
+from asynckfold.training.optimizers import optimizers_of, schedules_of
+from asynckfold.training.sampling import BALANCED, epoch_samples, length_problems
+from asynckfold.training.user_loop import Context, Loader, alone, reported
+from asynckfold.training.user_steps import (
     ONE_REMEDY,
     ONE_RULE,
     SEVERAL_REMEDY,
     SEVERAL_RULE,
-    OwnStep,
     StepError,
+    TrainingStep,
+    ValidationStep,
+    joined,
 )
-from asynckfold.training.own_validation import OwnValidation, joined
-from asynckfold.training.sampling import BALANCED, epoch_samples, length_problems
-from asynckfold.training.several_optimizers import optimizers_of, schedules_of
 
 MOST = 256
 """Samples of a batch that are tried: an evaluation may take all samples at once."""
@@ -137,7 +138,7 @@ def check_sampler(bundle: Bundle, data: Batches) -> None:
             )
 
 
-def train_step(own: OwnStep, model: nn.Module, batch: tuple[Any, Any]) -> torch.Tensor:
+def train_step(own: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> torch.Tensor:
     """Train on the batch by a `training_step`; return the loss.
 
     Raises
@@ -182,7 +183,7 @@ def train_step(own: OwnStep, model: nn.Module, batch: tuple[Any, Any]) -> torch.
 
 
 def validate(
-    own: OwnValidation,
+    own: ValidationStep,
     model: nn.Module,
     batch: tuple[Any, Any],
     size: int,

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from asynckfold.data.transforms import mapped
+from asynckfold.training.calls import outputs_of
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
-from asynckfold.training.precision import outputs_of
 
 Batch = tuple[Any, torch.Tensor]
 """(inputs, targets) of one replica; inputs may be a dict or tuple of tensors."""

@@ -34,12 +34,11 @@ from torch.utils._pytree import tree_leaves
 
 from asynckfold.data.transforms import mapped, tensors_in
 from asynckfold.training import seeding
-from asynckfold.training.calls import call_model
+from asynckfold.training.calls import call_model, outputs_of
 from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.tracing import copied
-from asynckfold.training.precision import outputs_of
 from asynckfold.training.torch_internals import OperationWatch
 
 EXACT = 1e-9

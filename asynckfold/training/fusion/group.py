@@ -41,8 +41,8 @@ from asynckfold.jobs.result import Result
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import (
-    checkpointing,
-    epoch_scores,
+    checkpoint,
+    evaluation,
     loop,
     lr_schedules,
     seeding,
@@ -212,7 +212,7 @@ class FusionGroup:
         """
         try:
             yield
-        except (StorageError, WorkerDiedError, epoch_scores.Diverged):
+        except (StorageError, WorkerDiedError, evaluation.Diverged):
             raise
         except (Exception, SystemExit) as error:
             loop.note_position(error, self)
@@ -271,7 +271,7 @@ class FusionGroup:
         try:
             with self._ends_only([replica]), replica.drawing():
                 return replica.score()
-        except epoch_scores.Diverged as error:
+        except evaluation.Diverged as error:
             self._end(replica, loop.diverged(replica, error))
         return None
 
@@ -342,7 +342,7 @@ def _ref_at(replica: Replica, epoch: int, batch: int) -> CheckpointRef | None:
 
 def _tree(replica: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
     try:
-        return checkpointing.load(replica.bundle, replica.task, ref)
+        return checkpoint.load_for(replica.task, replica.bundle, ref)
     except StoreCorruptError as error:
         text = f"{error}; its group continues from an older checkpoint, or starts again"
         report(Noted(replica.task.job.id, "damage", text))

@@ -22,8 +22,8 @@ import torch
 from torch import nn, optim
 from torch.optim import Optimizer
 
-from asynckfold.training.fused_optimizers import follow_parameters
 from asynckfold.training.fusion.module import FusedModule
+from asynckfold.training.optimizers import follow_parameters
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {

@@ -26,12 +26,12 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, lr_schedules, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
-from asynckfold.training.fold_criterion import of_rows
 from asynckfold.training.fusion.backward import fuse_criterion
 from asynckfold.training.fusion.group import Fail, FusionGroup, Replica
 from asynckfold.training.fusion.module import fuse
 from asynckfold.training.fusion.optimizers import fuse_optimizers
 from asynckfold.training.job_log import JobLog, NoLog
+from asynckfold.training.losses import of_rows
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report

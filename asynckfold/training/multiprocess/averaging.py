@@ -40,7 +40,6 @@ from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Averaged, Epoch
 from asynckfold.training import batches, gradients, lr_schedules
 from asynckfold.training.batches import EpochParts
-from asynckfold.training.fused_optimizers import follow_parameters, leave_open
 from asynckfold.training.multiprocess.base import (
     SteppingTraining,
     average,
@@ -49,6 +48,7 @@ from asynckfold.training.multiprocess.base import (
     settings_of,
     thawed,
 )
+from asynckfold.training.optimizers import follow_parameters, leave_open
 from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import copy_each, place, shared, tensors_of
 from asynckfold.training.training_run import Report

@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from asynckfold.jobs.folds import Indices
 from asynckfold.system import process
 from asynckfold.training import evaluation, seeding, setup
-from asynckfold.training.fused_optimizers import follow_parameters, leave_open
+from asynckfold.training.optimizers import follow_parameters, leave_open
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_state

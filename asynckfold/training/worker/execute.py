@@ -30,7 +30,7 @@ from asynckfold.jobs.result import FAILED, Result
 from asynckfold.planning.gpu_sharing import memory_share
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import loop, own_loop, probe, serial_baseline
+from asynckfold.training import loop, probe, serial_baseline, user_loop
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import fusibility, preflight
 from asynckfold.training.fusion import trainer
@@ -139,7 +139,7 @@ def _execute(
                 return [loop.with_gpu_memory(item, device) for item in found]
 
             def work(task: Task) -> list[Any]:
-                trainer = loop if bundle.recipe.fit_fn is None else own_loop
+                trainer = loop if bundle.recipe.fit_fn is None else user_loop
                 found = trainer.train(bundle, task, data, device, report, stop, heartbeat)
                 return [loop.with_gpu_memory(found, device)]
 

@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from asynckfold.jobs.result import DIVERGED
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import checkpointing
+from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess import hogwild
 from asynckfold.training.process_group.shared_tensors import (
     share_model,
@@ -66,8 +66,8 @@ def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(hogwild.HogwildTraining, "optimizer_state", look)
             # Also after the first epoch: after the last, no step will want it.
-            patch.setattr(checkpointing, "EPOCH_SECONDS", 0.0)
-            patch.setattr(checkpointing, "SHARE", math.inf)
+            patch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
+            patch.setattr(checkpoint, "SHARE", math.inf)
             train(tiny)
         return seen[-1]
 

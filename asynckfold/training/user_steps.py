@@ -1,9 +1,10 @@
-"""The user's own `training_step`: (model, batch, state) → loss.
+"""The user's own steps: `training_step`, and `validation_step` for the held-out fold.
 
 ::
 
     one optimizer        function ──► loss ──► backward, clip, step: as without a step of one's own
     several optimizers   function ──► state.backward(loss, optimizer): zero, backward, clip, step
+    validation           function ──► loss, measures: their means over the held-out samples
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
@@ -20,9 +21,9 @@ import torch
 from torch import nn
 
 from asynckfold.jobs.result import Epoch
-from asynckfold.training.fold_criterion import as_given
-from asynckfold.training.precision import AUTOCAST, in_float32
-from asynckfold.training.several_optimizers import optimizers_of
+from asynckfold.training.calls import AUTOCAST, in_float32
+from asynckfold.training.losses import as_given
+from asynckfold.training.optimizers import optimizers_of
 
 TAKEN = frozenset(
     {item.name for item in fields(Epoch)}
@@ -122,7 +123,7 @@ class StepState:
             self.measures[name] = number_of(name, value)
 
 
-class OwnStep:
+class TrainingStep:
     """The user's function, and what it logged in the batches of the epoch."""
 
     def __init__(
@@ -226,21 +227,21 @@ def parsed(
     return loss
 
 
-def own_step(
+def user_step(
     recipe: Any,
     params: Any,
     optimizer: Any,
     criterion: Callable[..., Any],
     device: torch.device,
     precision: str = "",
-) -> OwnStep | None:
+) -> TrainingStep | None:
     """Return the step of a recipe for one job; None if it has none of its own."""
     if recipe.training_step is None:
         return None
     # A callable object of the user's may keep a state, which must not reach the next job.
     function = copy.deepcopy(recipe.training_step)
     precision = precision or params.precision
-    return OwnStep(function, optimizer, criterion, device, precision, params.clip_grad_norm)
+    return TrainingStep(function, optimizer, criterion, device, precision, params.clip_grad_norm)
 
 
 def check_loss(loss: Any, name: str = "training_step", *, differentiable: bool = True) -> None:
@@ -268,3 +269,75 @@ def number_of(name: str, value: Any) -> torch.Tensor:
     raise StepError(
         "what is logged must be numbers", f"{name}={value!r:.60}", "Pass a number or a scalar."
     )
+
+
+class ValidationStep:
+    """The user's function, and what it found in the last epoch.
+
+    Parameters
+    ----------
+    function : callable
+        (model, batch, state) → None, a loss, or a dict of these and other measures.
+    optimizers, criterion, device, precision
+        As for an `TrainingStep`.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        optimizers: tuple[torch.optim.Optimizer, ...],
+        criterion: Callable[..., Any],
+        device: torch.device,
+        precision: str,
+    ) -> None:
+        self._function, self._precision = function, precision
+        self.state = StepState(optimizers, criterion, device, precision)
+        self.found: dict[str, float] = {}
+        self.has_loss = False
+
+    def loss(
+        self, model: nn.Module, batches: Iterable[tuple[tuple[Any, Any], int]], epoch: int
+    ) -> float | None:
+        """Measure a model in evaluation mode; return the loss, if the function returns any.
+
+        The loss and what was logged, in `found`, are means over the samples that had them.
+        `batches` are pairs of inputs and targets, and how many samples they hold.
+        """
+        sums: dict[str, torch.Tensor] = {}
+        counts: dict[str, int] = {}
+        state = self.state
+        with torch.no_grad():
+            for number, (batch, size) in enumerate(batches):
+                state.epoch, state.batch_index, state.measures = epoch, number, {}
+                with autocast(state.device, self._precision):
+                    loss = self._function(model, batch, state)
+                loss = parsed("validation_step", loss, state, differentiable=False, needed=False)
+                own = {} if loss is None else {"loss": loss.detach().reshape(()).double()}
+                for name, value in {**state.measures, **own}.items():
+                    sums[name] = sums[name] + value * size if name in sums else value * size
+                    counts[name] = counts.get(name, 0) + size
+        means = {name: float(total) / counts[name] for name, total in sums.items()}
+        found = means.pop("loss", None)
+        self.found, self.has_loss = means, found is not None
+        return found
+
+
+def user_validation(
+    recipe: Any, optimizers: tuple[Any, ...], criterion: Any, device: torch.device, precision: str
+) -> ValidationStep | None:
+    """Return the `validation_step` of a recipe for one job; None if it has none."""
+    if recipe.validation_step is None:
+        return None
+    function = copy.deepcopy(recipe.validation_step)
+    return ValidationStep(function, optimizers, criterion, device, precision)
+
+
+def joined(logged: dict[str, Any], found: dict[str, float]) -> dict[str, Any]:
+    """Return what both steps logged in an epoch."""
+    if both := sorted(logged.keys() & found.keys()):
+        raise StepError(
+            "training_step and validation_step must log different names",
+            ", ".join(map(repr, both)),
+            "Rename one of them.",
+        )
+    return logged | found

@@ -25,14 +25,14 @@ from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import EpochEnded, Noted, Progress, Task
 from asynckfold.jobs.result import Epoch, Result, StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpointing, loop, seeding, setup
+from asynckfold.training import loop, seeding, setup
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.epoch_scores import Diverged, accumulate_scores, evaluate, is_lost
-from asynckfold.training.fold_criterion import as_given
+from asynckfold.training.evaluation import Diverged, accumulate_scores, evaluate, is_lost
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.own_step import StepError, number_of
-from asynckfold.training.several_optimizers import optimizers_of, schedules_of
-from asynckfold.training.training_run import EVENT_SECONDS, Report, Training
+from asynckfold.training.losses import as_given
+from asynckfold.training.optimizers import optimizers_of, schedules_of
+from asynckfold.training.training_run import EVENT_SECONDS, Report, Training, restore
+from asynckfold.training.user_steps import StepError, number_of
 
 MEASURED = frozenset({"train_loss", "valid_loss", "accuracy"})
 """Reported numbers that have a column of their own in the table of epochs."""
@@ -131,7 +131,7 @@ def reported(metrics: Mapping[str, Any], number: int, lr: float) -> Epoch:
 
 
 @dataclass(eq=False)
-class OwnLoop(Training):
+class UserLoop(Training):
     """A job that the user's own loop trains.
 
     Parameters
@@ -333,10 +333,10 @@ def train(
     heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
         built = setup.build(bundle, task, data, device, log, heartbeat)
-        training = OwnLoop(**vars(built), report_event=report, stop=stop)
+        training = UserLoop(**vars(built), report_event=report, stop=stop)
         # What the function draws before it loads must not depend on what `build` drew.
         seeding.seed_all(training.task.job.seed)
-        checkpointing.restore(training, report)
+        restore(training, report)
         if training.pretrained:
             report(Noted(task.job.id, "pretrained", training.pretrained))
         try:
