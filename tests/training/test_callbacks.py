@@ -13,11 +13,10 @@ from torch import nn
 
 from asynckfold.jobs.result import FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import callback_rules, seeding
+from asynckfold.training import seeding
 from asynckfold.training.batches import bounds, epoch_order
 from asynckfold.training.callbacks import (
     BestWeights,
-    Callbacks,
     EarlyStopping,
     FitState,
     GradientNorm,
@@ -263,45 +262,3 @@ def test_a_stop_in_the_middle_ends_the_job_with_the_epoch(tmp_path: Path) -> Non
     parts, _ = tiny(tmp_path / "parts", Stopping(), model=Plain).train_with_stops()
     assert [item.number for item in whole.epochs] == [1, 2]
     assert parts.digest == whole.digest
-
-
-def test_the_end_of_a_job_is_told_once_and_only_to_who_asks() -> None:
-    state = FitState("m/s/fold-0", Plain(), None, None, torch.device("cpu"), 1)
-    assert not Callbacks([Counting()], state).end()
-    best = Callbacks([BestWeights()], state)
-    best.end_epoch(1, {"inner_loss": 1.0})
-    assert best.end()
-
-
-def test_nothing_is_lost_that_is_logged_at_the_end(tmp_path: Path) -> None:
-    class Late:
-        def on_fit_end(self, state: FitState) -> None:
-            state.log("late", 1.0)
-
-    sweep = tiny(tmp_path, Late(), model=Plain)
-    (problem,) = preflight.check(sweep.bundle, sweep.batches).problems
-    assert problem == (
-        "on_fit_end comes after the last epoch, whose row is written",
-        "log of 'late'",
-        "Log in on_epoch_end.",
-    )
-
-
-def test_any_number_is_better_than_none() -> None:
-    best, state = BestWeights(), FitState("j", Plain(), None, None, torch.device("cpu"), 3)
-    callbacks = Callbacks([best], state)
-    for number, loss in enumerate((float("nan"), 2.0, float("nan")), 1):
-        logged = callbacks.end_epoch(number, {"inner_loss": loss})
-    assert logged == {"best_epoch": 2.0}
-
-
-def test_attributes_of_ones_own_may_have_any_name(tmp_path: Path) -> None:
-    class Own:
-        problems = 3
-        monitor = torch.zeros(2)
-
-        def on_epoch_end(self, state: FitState) -> None: ...
-
-    assert list(callback_rules.callback_problems([Own()], has_inner=False)) == []
-    sweep = tiny(tmp_path, Own(), model=Plain)
-    assert preflight.check(sweep.bundle, sweep.batches).problems == ()

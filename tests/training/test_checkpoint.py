@@ -106,34 +106,6 @@ def test_save_and_load_round_trip(tmp_path: Path, tree: dict[str, Any]) -> None:
     assert same(checkpoint.load(path, digest), tree)
 
 
-def test_numpy_numbers_are_read_back_as_python_numbers(tmp_path: Path) -> None:
-    tree = {"a": np.float32(0.1), "b": np.int8(-3), "c": np.bool_(True), "d": np.float64(-0.0)}
-    digest, _ = checkpoint.save(tmp_path / "c", tree)
-    plain = {"a": float(np.float32(0.1)), "b": -3, "c": True, "d": -0.0}
-    assert same(checkpoint.load(tmp_path / "c", digest), plain)
-
-
-def test_equal_trees_give_equal_files(tmp_path: Path) -> None:
-    def tree() -> dict[str, Any]:
-        return {"model": nn.Linear(2, 2).state_dict(), "step": 3}
-
-    torch.manual_seed(0)
-    one = checkpoint.save(tmp_path / "one", tree())
-    torch.manual_seed(0)
-    assert checkpoint.save(tmp_path / "other", tree()) == one
-
-
-def test_tensors_that_share_memory_are_read_back_separately(tmp_path: Path) -> None:
-    shared = torch.arange(6.0)
-    digest, _ = checkpoint.save(
-        tmp_path / "c", {"a": shared, "b": shared[2:], "c": shared.view(2, 3)}
-    )
-    found = checkpoint.load(tmp_path / "c", digest)
-    found["a"].zero_()
-    assert found["b"].tolist() == [2, 3, 4, 5]
-    assert found["c"].shape == (2, 3)
-
-
 @pytest.mark.parametrize(
     ("value", "found"),
     [
@@ -235,21 +207,6 @@ def test_any_flipped_bit_is_damage(written: tuple[Path, str, bytes]) -> None:
         path.write_bytes(flipped)
         with pytest.raises(StoreCorruptError, match="SHA-256 differs"):
             checkpoint.load(path, digest)
-
-
-@pytest.mark.parametrize("extra", [b"\0", b"\n", b"x" * 4096])
-def test_appended_bytes_are_damage(written: tuple[Path, str, bytes], extra: bytes) -> None:
-    path, digest, data = written
-    path.write_bytes(data + extra)
-    with pytest.raises(StoreCorruptError, match="SHA-256 differs"):
-        checkpoint.load(path, digest)
-
-
-def test_a_zeroed_block_is_damage(written: tuple[Path, str, bytes]) -> None:
-    path, digest, data = written
-    path.write_bytes(data[:-16] + bytes(16))
-    with pytest.raises(StoreCorruptError):
-        checkpoint.load(path, digest)
 
 
 class Trap:
@@ -456,12 +413,3 @@ def test_the_digest_of_weights_sees_names_types_shapes_and_values() -> None:
     variants = [other, linear(bias=False), linear(dtype=torch.float64), nn.Sequential(linear())]
     digests = {checkpoint.weights_digest(variant.state_dict()) for variant in variants}
     assert len(digests | {base}) == 5
-
-
-def test_the_memory_layout_of_weights_does_not_change_the_digest() -> None:
-    one, other = nn.Conv2d(3, 4, 2), nn.Conv2d(3, 4, 2)
-    other.load_state_dict(one.state_dict())
-    other = other.to(memory_format=torch.channels_last)
-    assert checkpoint.weights_digest(one.state_dict()) == checkpoint.weights_digest(
-        other.state_dict()
-    )

@@ -16,7 +16,6 @@ from asynckfold import AsyncKFold
 from asynckfold.errors import InputError
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning import fusion_groups
 from asynckfold.training.dry_run import preflight
 from tests.training.tiny import Plain, Tiny, checkpoints, samples, sgd
 
@@ -78,12 +77,6 @@ def test_a_model_that_compiles_a_part_trains_on_several_processes(
     given = {"epochs": 1, "trainer": trainer, "processes": 2}
     results = kfold({"m": Compiling}, ["constant"], sgd, given)
     assert [item.status for item in results.results.values()] == [DONE, DONE]
-
-
-def test_compiled_jobs_are_not_fused(tmp_path: Path) -> None:
-    bundle = Tiny(tmp_path, params=COMPILED).bundle
-    reason = fusion_groups.why_not_paying(True, bundle.plan, bundle.folds, "plain", 0)
-    assert reason == "each job is compiled separately (compile=True)"
 
 
 @pytest.mark.parametrize(

@@ -41,12 +41,6 @@ def test_a_grouped_convolution(groups: int) -> None:
     assert counter.products == 3
 
 
-def test_a_transposed_convolution() -> None:
-    forward = 2 * (3 * 4 * 8 * 8) * (8 * 3 * 3)
-    assert counted(nn.ConvTranspose2d(4, 8, 3), 3, 4, 8, 8, backward=False) == forward
-    assert counted(nn.ConvTranspose2d(4, 8, 3), 3, 4, 8, 8) == 2 * forward
-
-
 def test_a_recurrent_layer_and_attention_are_counted() -> None:
     products = 2 * (2 * 5) * (4 * 6) * (3 + 6)
     assert counted(nn.LSTM(3, 6, batch_first=True), 2, 5, 3) == 3 * products
@@ -55,13 +49,6 @@ def test_a_recurrent_layer_and_attention_are_counted() -> None:
         nn.functional.scaled_dot_product_attention(queries, queries, queries).sum().backward()
     product = 2 * 2 * 4 * 10 * 10 * 8
     assert counter.flops == 7 * product
-
-
-def test_unknown_operations_count_nothing() -> None:
-    assert counted(nn.ReLU(), 4, 8, backward=False) == 0
-    with FlopCounter() as counter:
-        torch.linalg.svd(torch.randn(4, 4))
-    assert counter.flops == 0
 
 
 def test_counting_changes_no_bit_and_draws_no_random_number() -> None:
@@ -84,15 +71,3 @@ def test_counting_imports_no_compiler() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == ""
-
-
-def test_the_count_does_not_depend_on_threads_or_values() -> None:
-    before = torch.get_num_threads()
-    try:
-        counts = set()
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            counts.add(counted(LeNet5(), 4, 1, 32, 32))
-    finally:
-        torch.set_num_threads(before)
-    assert len(counts) == 1

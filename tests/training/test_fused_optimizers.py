@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.training.optimizers import OFFERED, leave_open, with_fused_kernel
+from asynckfold.training.optimizers import OFFERED, with_fused_kernel
 
 
 def _choice(optimizer: Any, model: nn.Module | None = None) -> list[object]:
@@ -45,31 +45,6 @@ def test_the_users_choice_of_kernel_is_kept() -> None:
         assert _choice(optimizer) == [settings.get("fused")]
     assert _choice(optim.Adam(_parameters(), fused=True)) == [True]
     assert _choice(optim.SGD(_parameters(), 0.1, differentiable=True)) == [None]
-
-
-@pytest.mark.parametrize(
-    ("kind", "chosen", "left"),
-    [
-        (optim.Adagrad, {}, None),
-        (optim.Adagrad, {"fused": False}, False),
-        (optim.Adam, {}, True),
-        (optim.SGD, {"fused": False}, False),
-    ],
-)
-def test_on_a_gpu_adagrad_is_left_to_torch(
-    kind: Any, chosen: dict[str, bool], left: bool | None
-) -> None:
-    optimizer = with_fused_kernel(lambda model: kind(model.parameters(), **chosen), nn.Linear(2, 1))
-    assert optimizer.param_groups[0]["fused"] is chosen.get("fused", True)
-    leave_open(optimizer)
-    assert optimizer.param_groups[0]["fused"] is left
-
-
-def test_the_fused_kernel_is_for_all_parameter_groups_or_none() -> None:
-    groups = [{"params": _parameters()}, {"params": _parameters(), "foreach": True}]
-    assert _choice(optim.Adam(groups)) == [None, None]
-    del groups[1]["foreach"]
-    assert _choice(optim.Adam(groups)) == [True, True]
 
 
 def test_unsupported_parameters_keep_the_default_kernel() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import operator
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,16 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold.data.batches import Batches, _Held
-from asynckfold.data.device_copies import Prefetcher, fetched_together
 from asynckfold.data.transforms import Draw, Normalize, RandomCrop, RandomFlip, ToFloat, View
 from asynckfold.jobs.messages import Task
-from asynckfold.jobs.reproducibility import ARITHMETIC
 from asynckfold.jobs.result import DIVERGED
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import setup
 from asynckfold.training.job_log import NoLog
-from asynckfold.training.software import REVISION, REVISION_ON_GPUS, software
 from asynckfold.training.training_run import Training
 from tests.training.counting import Counting
 from tests.training.tiny import Plain, Tiny
@@ -116,26 +110,6 @@ def test_the_host_waits_once_an_epoch(
         assert (ended.sent, ended.fetched, ended.synchronisations) == (sent, 1, 1), ended
 
 
-def test_what_is_fetched_together_has_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = [
-        torch.tensor([True, False, True]),
-        torch.tensor(1 / 3, dtype=torch.float64),
-        torch.randn(2, 3, 4).permute(2, 0, 1),
-        torch.empty(0, 5),
-        torch.tensor([-0.0, float("nan"), float("inf")], dtype=torch.bfloat16),
-        torch.arange(3),
-    ]
-    assert all(map(operator.is_, fetched_together(tensors), tensors))
-    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
-    for found, wanted in zip(fetched_together(tensors), tensors, strict=True):
-        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-        assert bytes_of(found) == bytes_of(wanted)
-
-
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def not_fused(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.1, foreach=False)
 
@@ -202,88 +176,6 @@ def test_a_gpu_draws_what_a_cpu_draws(bits: list[int], p: float) -> None:
             assert here.tolist() == there.tolist()
 
 
-def test_ordered_batches_are_those_of_their_samples() -> None:
-    data, order = images(), np.random.default_rng(1).permutation(60)
-    ordered = data.ordered(order, 7, 3, training=True)
-    for low, high in ((0, 16), (16, 32), (50, 60)):
-        for one, other in zip(
-            ordered.batch(low, high, (high, 60)), data.train(order[low:high], 7, 3), strict=True
-        ):
-            assert torch.equal(one, other)
-    inputs, _ = data.ordered(order, training=False).batch(0, 60)
-    assert torch.equal(inputs, data.eval(order)[0])
-
-
-def test_sent_draws_give_the_same_batch() -> None:
-    """The path of a GPU, on values: its batch steps compute on what says that it is on none."""
-    data, rows = images(), np.arange(20)
-    draw = Draw(7, 3, rows)
-    sent = {place: draw.at(place).bits_on(torch.device("cpu")) for place in (1, 2)}
-    expected, _ = data.train(rows, 7, 3)
-    flip, crop = RandomFlip(), RandomCrop((8, 8), (2, 2, 2, 2))
-    batch = ToFloat()(data._train.arrays[0][:20], draw)
-    padded = nn.functional.pad(batch, (2, 2, 2, 2))
-    tops, lefts = crop.corners_on(5, 5, replace(draw, sent=sent, place=1).bits_on(META))
-    windows = padded.unfold(2, 8, 1).unfold(3, 8, 1)
-    batch = windows[torch.arange(20), :, tops, lefts]
-    flips = flip.flips(replace(draw, sent=sent, place=2).bits_on(META)).view(-1, 1, 1, 1)
-    batch = torch.where(flips, batch.flip(-1), batch)
-    assert torch.equal(Normalize((0.5,) * 3, (0.2,) * 3)(batch, draw), expected)
-
-
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """A side stream, whose calls are noted."""
-    calls: list[str] = []
-
-    class Stream:
-        def __init__(self, device: Any = None) -> None:
-            pass
-
-        def wait_event(self, event: Any) -> None:
-            calls.append("wait")
-
-    class Noted(Event):
-        def synchronize(self) -> None:
-            calls.append("synchronize")
-
-    @contextlib.contextmanager
-    def stream(side: Any) -> Iterator[None]:
-        calls.append("copy")
-        yield
-
-    for name, value in (
-        ("Stream", Stream),
-        ("Event", Noted),
-        ("stream", stream),
-        ("current_stream", Stream),
-    ):
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
-    return calls
-
-
-def test_batches_of_the_host_are_moved_one_ahead(streams: list[str]) -> None:
-    array = torch.randn(40, 5)
-    prefetcher = Prefetcher(array, torch.device("cpu"))
-    order = torch.randperm(40)
-    places = [(0, 8), (8, 16), (16, 24), (24, 40)]
-    for number, place in enumerate(places):
-        found = prefetcher.take(place, order[slice(*place)])
-        # "Moved" shares the buffer here: it is read before the next one fills it.
-        assert torch.equal(found, array[order[slice(*place)]])
-        if number + 1 < len(places):
-            following = places[number + 1]
-            prefetcher.start(following, order[slice(*following)])
-    # Each is copied once; a buffer is filled again after its last copy, not sooner.
-    assert streams.count("copy") == len(places)
-    assert streams.count("synchronize") == len(places) - 2
-    assert streams.count("wait") == len(places)
-    # What was started for another place is not taken.
-    prefetcher.start((0, 4), order[:4])
-    assert torch.equal(prefetcher.take((4, 8), order[4:8]), array[order[4:8]])
-
-
 def test_small_data_stay_on_the_gpu_for_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
     total = 60 * 3 * 64 * 100
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total, total))
@@ -294,8 +186,3 @@ def test_small_data_stay_on_the_gpu_for_the_next_job(monkeypatch: pytest.MonkeyP
         data = images()
         first = setup.to_device(data, gpu)
         assert (setup.to_device(data, gpu) is first) == is_kept
-
-
-def test_other_kernels_on_gpus_are_other_software() -> None:
-    assert software(1)[ARITHMETIC] == REVISION != REVISION_ON_GPUS
-    assert software(1, ["H100"])[ARITHMETIC] == REVISION_ON_GPUS

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from sklearn.feature_selection import SelectKBest
 from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 from torch.nn import functional
@@ -27,7 +24,6 @@ from asynckfold.store import job_folder
 from asynckfold.training import (
     batches,
     checkpoint,
-    lr_schedules,
     preprocessing,
     training_run,
 )
@@ -153,15 +149,6 @@ def test_candidates_start_from_equal_weights_and_see_equal_batches(tmp_path: Pat
     assert by_id["a/constant/fold-0"].weights == by_id["b/constant/fold-0"].weights
     assert by_id["a/constant/fold-0"].weights != by_id["a/cosine/fold-0"].weights
     assert len({job.seed for job in tiny.jobs}) == 3
-
-
-def test_each_epoch_has_its_own_order(tmp_path: Path) -> None:
-    seen = Seen()
-    tiny = Tiny(tmp_path, {"plain": watched(Plain, seen)}, batch_size=40)
-    tiny.train()
-    first, second = seen.of(training=True)
-    assert first != second
-    assert set(first) == set(second) == set(tiny.bundle.folds[0].train)
 
 
 # ---- what a checkpoint holds ----
@@ -295,17 +282,6 @@ def test_a_criterion_is_copied_for_each_job(tmp_path: Path) -> None:
     first = tiny.train()
     assert tiny.train().digest == first.digest
     assert torch.equal(tiny.criterion.share, torch.ones(CLASSES))  # type: ignore[attr-defined]
-
-
-class Odd(optim.SGD):
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "note": object()}
-
-
-def test_an_error_names_what_a_checkpoint_cannot_hold(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, opt_fn=lambda model: Odd(model.parameters(), 0.1))
-    with pytest.raises(TypeError, match=r"\['optimizer'\]\['note'\] is a object"):
-        tiny.attempt(stop=always)
 
 
 def test_the_last_checkpoint_omits_the_optimizer(tmp_path: Path) -> None:
@@ -464,27 +440,6 @@ def test_divergence_names_epoch_batch_and_learning_rate(
     assert result.error in tiny.log()
 
 
-def test_a_huge_learning_rate_is_named_when_it_diverges(tmp_path: Path) -> None:
-    tiny = Tiny(
-        tmp_path,
-        {"deep": lambda: nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64), nn.Linear(64, 3))},
-        opt_fn=lambda model: optim.SGD(model.parameters(), 1e10),
-    )
-    result = tiny.train()
-    assert result.status == DIVERGED
-    assert "epoch 1, batch" in result.error
-    assert "(learning rate 1e+10)" in result.error
-
-
-def test_a_large_finite_loss_is_not_a_divergence(tmp_path: Path) -> None:
-    def large(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(outputs, targets) * 1e-30 + 1e38
-
-    result = Tiny(tmp_path, criterion=large).train()
-    assert result.status == DONE
-    assert result.epochs[0].train_loss == pytest.approx(1e38)
-
-
 class Blind(Plain):
     """Has no answer for the first of the samples it is evaluated with."""
 
@@ -541,29 +496,6 @@ def test_with_batch_norm_a_last_batch_of_one_joins_the_one_before(
     assert [high - low for low, high in bounds] == sizes
 
 
-@given(st.integers(1, 300), st.integers(1, 320), st.booleans())
-def test_batches_cover_all_samples_once(count: int, size: int, normalises: bool) -> None:
-    model = nn.BatchNorm2d(1) if normalises else nn.Identity()
-    bounds = list(batches.bounds(count, size, model))
-    assert [low for low, _ in bounds] == [0, *(high for _, high in bounds[:-1])]
-    assert bounds[-1][1] == count
-    assert all(0 < high - low <= size + normalises for low, high in bounds)
-
-
-def test_a_model_with_batch_norm_trains_on_a_fold_with_one_sample_too_many(tmp_path: Path) -> None:
-    seen = Seen()
-    folds = [(np.arange(31), np.arange(31, 60))]
-    tiny = Tiny(tmp_path, {"noisy": watched(Noisy, seen)}, cv=folds)
-    assert tiny.train().status == DONE
-    assert [len(batch) for batch in seen.of(training=True)] == [10, 10, 11] * 2
-
-
-def test_a_batch_larger_than_the_fold_is_one_step(tmp_path: Path) -> None:
-    seen = Seen()
-    Tiny(tmp_path, {"plain": watched(Plain, seen)}, batch_size=1000).train()
-    assert [len(batch) for batch in seen.of(training=True)] == [40, 40]
-
-
 # ---- numbers ----
 
 
@@ -589,16 +521,6 @@ def test_losses_and_accuracy_are_those_of_the_model(tmp_path: Path) -> None:
         assert item.accuracy == pytest.approx(float(right), abs=1e-12)
     assert result.outputs is not None
     np.testing.assert_allclose(result.outputs, outputs[fold.valid], rtol=1e-5, atol=1e-6)
-
-
-def test_a_loss_of_shape_one_is_a_number(tmp_path: Path) -> None:
-    def one(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(outputs, targets).reshape(1)
-
-    plain = Tiny(tmp_path / "plain").train()
-    shaped = Tiny(tmp_path / "one", criterion=one)
-    assert shaped.train().epochs[0].train_loss == plain.epochs[0].train_loss
-    assert shaped.train_with_stops()[0].digest == plain.digest
 
 
 def test_regression_has_no_accuracy(tmp_path: Path) -> None:
@@ -678,25 +600,6 @@ def test_each_epoch_trains_in_training_mode_and_evaluates_in_evaluation_mode(
     )
 
 
-class Centred(Plain):
-    """Takes off its mean output of the last evaluation, in a share that it learns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.share = nn.Parameter(torch.ones(()))
-        self.centre = torch.zeros(CLASSES)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs = super().forward(inputs)
-        if not self.training:
-            self.centre = outputs.mean(0)
-        return outputs - self.share * self.centre
-
-
-def test_tensors_kept_from_an_evaluation_can_be_trained_with(tmp_path: Path) -> None:
-    assert Tiny(tmp_path, {"centred": Centred}).train().status == DONE
-
-
 # ---- the plateau rule ----
 
 
@@ -726,14 +629,6 @@ def test_reduce_on_plateau_uses_inner_validation_samples_of_the_training_fold(
     assert not trained & set(fold.valid)
 
 
-def test_other_schedules_train_on_the_whole_fold(tmp_path: Path) -> None:
-    seen = Seen()
-    tiny = Tiny(tmp_path, {"plain": watched(Plain, seen)}, {"cosine": "cosine"})
-    tiny.train()
-    assert seen.numbers(training=True) == set(tiny.bundle.folds[0].train)
-    assert seen.numbers(training=False) == set(tiny.bundle.folds[0].valid)
-
-
 def test_reduce_on_plateau_gets_the_inner_validation_loss(tmp_path: Path) -> None:
     told: list[float] = []
     model, seen = Plain(), Seen()
@@ -754,15 +649,6 @@ def test_reduce_on_plateau_gets_the_inner_validation_loss(tmp_path: Path) -> Non
     assert told == pytest.approx([expected] * 2, rel=1e-6)
 
 
-def test_the_rate_falls_when_the_loss_does_not(tmp_path: Path) -> None:
-    def unmoved(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return (outputs * 0).sum() + 1
-
-    params, schedules = TrainerParams(5), {"reduce": "reduce"}
-    result = Tiny(tmp_path, lr_schedules=schedules, criterion=unmoved, params=params).train()
-    assert [item.lr for item in result.epochs] == pytest.approx([0.1, 0.1, 0.1, 0.01, 0.01])
-
-
 @pytest.mark.parametrize(
     ("count", "share", "steering"), [(2, 0.1, 1), (10, 0.99, 9), (10, 0.01, 1)]
 )
@@ -779,12 +665,6 @@ def test_training_and_inner_validation_samples_are_never_empty(
     )
     tiny.train()
     assert len(seen.numbers(training=True)) == count - steering
-
-
-def test_a_fold_of_one_sample_has_no_inner_validation(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, lr_schedules={"reduce": "reduce"}, cv=[([0], np.arange(1, 60))])
-    with pytest.raises(ValueError, match=r"reduce sets samples .* at least 2, it has 1"):
-        tiny.train()
 
 
 # ---- preprocessing ----
@@ -807,15 +687,6 @@ def test_preprocessing_is_fitted_on_the_training_fold_only(tmp_path: Path) -> No
     assert all(item.train_loss == poison.train_loss for item, poison in pairs)
 
 
-def test_a_transformer_may_look_at_the_targets_of_the_training_fold(tmp_path: Path) -> None:
-    tiny = Tiny(
-        tmp_path,
-        {"head": lambda: nn.Linear(2, CLASSES)},
-        preprocess=SelectKBest(k=2),
-    )
-    assert tiny.train().status == DONE
-
-
 # ---- what is told ----
 
 
@@ -831,17 +702,6 @@ def test_progress_is_reported_per_batch_at_most_every_event_seconds(
     )
 
 
-def test_the_log_has_batches_and_epochs(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, params=TrainerParams(1, print_frequency=2))
-    (item,) = tiny.train().epochs
-    batches = [line for line in tiny.log().splitlines() if " batch " in line]
-    assert [line.split(" loss ")[0] for line in batches] == [
-        "epoch 1/1 batch 2/4",
-        "epoch 1/1 batch 4/4",
-    ]
-    assert f"train_loss {item.train_loss:.4f} valid_loss {item.valid_loss:.4f}" in tiny.log()
-
-
 @pytest.mark.parametrize("name", ["folder", "log"])
 def test_a_disk_error_is_not_a_failure_of_the_job(tmp_path: Path, name: str) -> None:
     tiny = Tiny(tmp_path)
@@ -854,20 +714,3 @@ def test_a_disk_error_is_not_a_failure_of_the_job(tmp_path: Path, name: str) -> 
         (folder / "log.txt").mkdir()
     with pytest.raises(StorageError, match=r"is a (file|folder) where a (folder|file) of the run"):
         tiny.execute(tiny.jobs[0])
-
-
-def test_steps_of_the_schedules_fit_the_training(tmp_path: Path) -> None:
-    """A training is as long as its LR schedule was told."""
-    steps: list[int] = []
-    make = lr_schedules.BUILT_IN["cosine"]
-
-    def counted(optimizer: optim.Optimizer, count: int) -> Any:
-        steps.append(count)
-        return make(optimizer, count)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(lr_schedules.BUILT_IN, "cosine", counted)
-        for step in ("epoch", "batch"):
-            params = TrainerParams(3, lr_step=step)
-            Tiny(tmp_path / step, lr_schedules={"cosine": "cosine"}, params=params).train()
-    assert steps == [3, 12]

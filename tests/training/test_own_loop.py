@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import CheckpointRef, EpochEnded, Task
+from asynckfold.jobs.messages import CheckpointRef, EpochEnded
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import user_loop
 from asynckfold.training.user_loop import Stopped
 from asynckfold.training.user_steps import StepError
-from tests.training.tiny import CPU, Noisy, Tiny, always, checkpoints, never
+from tests.training.tiny import Noisy, Tiny, always, checkpoints
 
 
 def as_built_in(context: Any) -> None:
@@ -263,33 +261,3 @@ def test_a_model_that_became_nan_diverges(tmp_path: Path) -> None:
         context.report(score=1.0)
 
     assert noisy(tmp_path, breaking).train().status == DIVERGED
-
-
-def test_the_loaders_beat(tmp_path: Path) -> None:
-    class Counted(Heartbeat):
-        def __init__(self) -> None:
-            super().__init__()
-            self.beats = 0
-
-        def beat(self) -> None:
-            self.beats += 1
-            super().beat()
-
-    tiny, heartbeat = noisy(tmp_path, as_built_in), Counted()
-    user_loop.train(
-        tiny.bundle, Task(tiny.jobs[0]), tiny.batches, CPU, lambda event: None, never, heartbeat
-    )
-    # 3 epochs of 4 batches and one of the held-out fold, and the score at the end.
-    assert heartbeat.beats == 3 * (4 + 1) + 1
-
-
-def test_an_error_says_where_it_was_raised(tmp_path: Path) -> None:
-    def raising(context: Any) -> None:
-        for number, _ in enumerate(context.train_loader):
-            if number == 2:
-                raise RuntimeError("enough")
-
-    tiny = noisy(tmp_path, raising)
-    (result,) = tiny.execute(tiny.jobs[0])
-    assert result.status == FAILED
-    assert result.error.startswith("RuntimeError: enough (epoch 1, batch 3 of 4)")

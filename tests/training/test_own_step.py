@@ -19,7 +19,7 @@ from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.optimizers import with_fused_kernel
 from asynckfold.training.user_steps import StepError
 from tests.training.test_loop import OPTIMIZERS
-from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, always, checkpoints, samples
+from tests.training.tiny import CLASSES, FEATURES, Noisy, Tiny, samples
 
 
 def as_built_in(model: nn.Module, batch: Any, state: Any) -> torch.Tensor:
@@ -221,16 +221,6 @@ def test_several_optimizers_continue_after_every_batch(
     assert parts.digest == make("whole").train().digest
 
 
-def test_a_checkpoint_holds_all_optimizers(tmp_path: Path) -> None:
-    tiny = gan(tmp_path)
-    _, events = tiny.attempt(stop=always)
-    result, _ = tiny.attempt(None, 2, checkpoints(events))
-    (one,) = checkpoints(events)
-    assert (one.epoch, one.batch) == (0, 1)
-    assert result is not None
-    assert result.digest == gan(tmp_path / "whole").train().digest
-
-
 def test_bfloat16_uses_the_weights_of_the_last_step(tmp_path: Path) -> None:
     """Autocast must not compute the generator's loss with old weights of the discriminator."""
     seen: list[bool] = []
@@ -255,19 +245,3 @@ def test_a_foreign_optimizer_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(StepError, match="SGD, which is none of them"):
         gan(tmp_path, training_step=foreign).train()
-
-
-def test_the_rate_in_the_epochs_is_that_of_the_first_optimizer(tmp_path: Path) -> None:
-    assert [item.lr for item in gan(tmp_path).train().epochs] == [0.01, 0.01]
-
-
-def test_a_probe_can_time_an_own_step(tmp_path: Path) -> None:
-    tiny = gan(tmp_path)
-    (timing,) = tiny.execute(tiny.jobs[0], trainer="probe")
-    assert not timing.failure
-    assert timing.step_seconds > 0
-
-
-def test_the_plain_model_is_not_touched_by_a_step(tmp_path: Path) -> None:
-    own = Tiny(tmp_path / "own", {"plain": Plain}, training_step=as_built_in)
-    assert own.train().digest == Tiny(tmp_path / "none", {"plain": Plain}).train().digest

@@ -15,18 +15,13 @@ from torch.amp.grad_scaler import GradScaler
 from asynckfold.api.execution import slow_notes
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.reproducibility import CPU as CPU_CLASS
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TRAINERS, TrainerParams
 from asynckfold.planning.feasibility import precision_problems
 from asynckfold.training import checkpoint
-from asynckfold.training.calls import outputs_of
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.fusion import check_equivalence
 from asynckfold.training.multiprocess import train
 from tests.training.fusion.test_trainer import MODELS, digests, grouped
-from tests.training.fusion.test_zoo import replicas, steps
-from tests.training.fusion.zoo import ZOO
 from tests.training.tiny import (
     CLASSES,
     FEATURES,
@@ -47,17 +42,6 @@ def test_a_plan_records_the_precision(tmp_path: Path) -> None:
     assert Plan.from_json(short.to_json()) == short
     assert short.fingerprint != plan.fingerprint
     assert plan.first_difference(short) == "params.precision: fp32 there, bf16 here"
-
-
-def test_slow_bf16_is_reported(tmp_path: Path) -> None:
-    plan = Tiny(tmp_path).bundle.plan
-    short = replace(plan, params=replace(plan.params, precision="bf16"))
-    plain, able = {CPU_CLASS: "x86_64 AVX2 (avx2)"}, {CPU_CLASS: "x86_64 (amx_bf16 avx2)"}
-    assert list(slow_notes(plan, plain)) == []
-    assert list(slow_notes(short, able)) == []
-    assert list(slow_notes(short, {})) == []
-    (note,) = slow_notes(short, plain)
-    assert "no instructions for bfloat16" in note
 
 
 def test_what_cores_cannot_do_is_reported_before_the_sweep(tmp_path: Path) -> None:
@@ -119,11 +103,6 @@ def test_training_and_evaluation_compute_in_bf16_and_the_loss_in_float32(
     assert losses == {torch.float32}
 
 
-def test_float64_stays_float64() -> None:
-    layer = nn.Linear(2, 1).double()
-    assert outputs_of(layer, torch.ones(1, 2, dtype=torch.float64), "bf16").dtype is torch.float64
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_a_group_is_closer_to_its_plain_jobs_than_to_those_in_float32(
     tmp_path: Path, model: str
@@ -147,20 +126,6 @@ def test_a_bf16_job_stopped_after_every_batch_ends_with_the_same_bits(tmp_path: 
     assert whole.digest != Tiny(tmp_path / "plain").train().digest
     groups = [grouped(tmp_path / name, params=SHORT).group()[0] for name in ("a", "b")]
     assert digests(groups[0]) == digests(groups[1])
-
-
-@pytest.mark.parametrize("name", ["lenet5", "residual", "grouped", "transformer", "mlp", "buffers"])
-def test_fused_models_round_where_plain_ones_do(name: str) -> None:
-    animal = ZOO[name]
-    found = check_equivalence(
-        replicas(animal),
-        nn.CrossEntropyLoss(),
-        steps(animal),
-        lambda model: torch.optim.SGD(model.parameters(), 1e-2),
-        "bf16",
-    )
-    assert found.refusal is None
-    assert found.bfloat16 is not None
 
 
 class FloatOnly(Plain):
@@ -237,12 +202,6 @@ def test_the_loss_scale_adapts_and_skips_steps(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
-def test_other_checkpoints_hold_no_scale(tmp_path: Path) -> None:
-    _, events = Tiny(tmp_path, params=SHORT).attempt(stop=always)
-    (ref,) = checkpoints(events)
-    assert "scaler" not in checkpoint.load(tmp_path / ref.file, ref.sha256)
-
-
 def test_float16_is_checked_in_float32_and_never_fused(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"float": FloatOnly}, params=HALF)
     facts = preflight.check(replace(tiny.bundle, fuse="auto"), tiny.batches)
@@ -287,22 +246,3 @@ def test_jobs_in_tf32_find_it_allowed_and_leave_it_as_it_was(tmp_path: Path) -> 
     assert not torch.backends.cuda.matmul.allow_tf32
     (plain,) = (other := Tiny(tmp_path / "fp32", {"tf32": Tf32})).execute(other.jobs[0])
     assert "TF32 is off" in plain.error
-
-
-class NewName(Plain):
-    """Sets what it computes in by torch's newer name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.backends.cuda.matmul.fp32_precision = "ieee"
-
-
-@pytest.mark.skipif(
-    not hasattr(torch.backends, "fp32_precision"), reason="this torch has no fp32_precision"
-)
-@pytest.mark.parametrize("precision", ["fp32", "tf32"])
-def test_a_model_may_set_fp32_precision(tmp_path: Path, precision: str) -> None:
-    params = TrainerParams(epochs=1, precision=precision)
-    tiny = Tiny(tmp_path, {"new": NewName, "plain": Plain}, params=params)
-    one, other = tiny.execute(tiny.jobs[0], next(job for job in tiny.jobs if job.model == "plain"))
-    assert (one.status, other.status) == (DONE, DONE), one.error + other.error

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
-from asynckfold.jobs.messages import CheckpointWritten, Noted
+from asynckfold.jobs.messages import Noted
 from asynckfold.jobs.result import Result, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.models import dbn as dbn_module
 from asynckfold.results.report.page import _records
-from asynckfold.training import checkpoint
 from asynckfold.training.pretraining import has_pretraining
 from tests.training.multiprocess.attempts import train
 from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
@@ -127,28 +126,6 @@ def test_a_diverged_job_keeps_its_pretraining_metrics(root: Path) -> None:
     assert len(result.pretraining) == 2
 
 
-def test_an_event_and_a_checkpoint_follow_pretraining(root: Path) -> None:
-    tiny = spied(root)
-    _, events = tiny.attempt()
-    first, second = [item for item in events if isinstance(item, (Noted, CheckpointWritten))][:2]
-    assert isinstance(first, Noted)
-    assert first.kind == "pretrained"
-    assert first.text.startswith("pretrained on 40 samples in ")
-    assert first.text.endswith("s; linear after 2 epochs error 0.5")
-    assert isinstance(second, CheckpointWritten)
-    assert (second.ref.epoch, second.ref.batch) == (0, 0)
-    assert "pretraining linear epoch 1 error 0.75\n" in tiny.log()
-
-
-def test_checkpoints_without_pretraining_keep_their_format(root: Path) -> None:
-    _, events = Tiny(root).attempt()
-    assert not [item for item in events if isinstance(item, Noted)]
-    refs = checkpoints(events)
-    assert min(ref.epoch for ref in refs) > 0
-    tree = checkpoint.load(root / refs[0].file, refs[0].sha256, root)
-    assert "pretraining" not in tree
-
-
 @pytest.mark.parametrize("kept", [0, 1])
 def test_after_damaged_checkpoints_an_older_one_or_pretraining_is_repeated(
     tmp_path: Path, kept: int
@@ -166,14 +143,6 @@ def test_after_damaged_checkpoints_an_older_one_or_pretraining_is_repeated(
     assert result.digest == whole.digest
     assert len(SEEN) == 2 - kept
     assert sum(isinstance(item, Noted) and item.kind == "damage" for item in events) == 2 - kept
-
-
-def test_one_process_of_hogwild_does_what_the_plain_trainer_does(tmp_path: Path) -> None:
-    plain = spied(tmp_path / "plain")
-    tiny = spied(tmp_path / "hogwild", params=TrainerParams(epochs=3, trainer="hogwild"))
-    (found,) = tiny.execute(tiny.jobs[0], trainer="hogwild")
-    assert found.digest == plain.train().digest
-    assert len(SEEN) == 2
 
 
 def test_processes_of_a_job_share_pretraining_that_accepts_summing(tmp_path: Path) -> None:

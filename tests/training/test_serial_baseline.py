@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 from torch.utils.data import Dataset
 
-from asynckfold import AsyncKFold
-from asynckfold.jobs.messages import EpochEnded, Progress
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore
 from asynckfold.training import serial_baseline
 from tests.training.tiny import (
     FEATURES,
@@ -119,34 +115,6 @@ def test_its_accuracy_and_losses_are_those_of_the_sweep(tmp_path: Path) -> None:
         assert measured.accuracy[candidate] == pytest.approx(np.mean(own))
 
 
-def test_it_tells_how_far_it_is_and_not_more_often_than_people_look(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny = Tiny(tmp_path)
-    told: list[Progress | EpochEnded] = []
-
-    def measure() -> Iterator[tuple[str, int, int]]:
-        told.clear()
-        serial_baseline.measure(tiny.bundle, tiny.batches, never, report=told.append)  # type: ignore[arg-type]
-        for item in told:
-            if isinstance(item, Progress):
-                yield item.job_id, item.epoch, item.batch
-            else:
-                yield item.job_id, item.epoch.number, 0
-
-    monkeypatch.setattr(serial_baseline, "EVENT_SECONDS", 0.0)
-    fold, size = tiny.bundle.fold_of(tiny.jobs[0]), tiny.bundle.plan.batch_size
-    batches = math.ceil(len(fold.train) / size)
-    assert list(measure())[: batches + 1] == [
-        *((tiny.jobs[0].id, 1, number) for number in range(1, batches + 1)),
-        (tiny.jobs[0].id, 1, 0),
-    ]
-    assert {item.job_id for item in told} == {job.id for job in tiny.jobs}
-    assert {item.batches for item in told if isinstance(item, Progress)} == {batches}
-    monkeypatch.setattr(serial_baseline, "EVENT_SECONDS", 1e9)
-    assert not list(measure())
-
-
 def test_seconds_add_up(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"a": Plain, "b": Plain})
     started = time.perf_counter()
@@ -240,20 +208,6 @@ def test_an_estimate_knows_the_sizes_of_the_folds(tmp_path: Path, clock: Clock) 
     assert seconds(30, 30) / seconds(30) == pytest.approx(2)
 
 
-def test_each_model_is_timed_once(tmp_path: Path) -> None:
-    made = []
-
-    def make() -> nn.Module:
-        made.append(1)
-        return Plain()
-
-    tiny = Tiny(tmp_path, {"m": make}, {"cosine": "cosine", "warm": "warm"})
-    found = serial_baseline.estimate(tiny.bundle, tiny.batches, never)
-    assert len(made) == 1
-    assert found is not None
-    assert found.by_candidate["m/cosine"] == pytest.approx(found.by_candidate["m/warm"])
-
-
 @pytest.mark.parametrize("trainer", [serial_baseline.measure, serial_baseline.estimate])
 def test_a_stop_is_obeyed_at_once(tmp_path: Path, trainer: Any) -> None:
     seen = Seen()
@@ -313,19 +267,3 @@ def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, make: Any) -> None
     assert measured is not None
     assert measured.accuracy == {}
     assert all(value > 0.001 for value in measured.by_candidate.values())
-
-
-def test_an_estimate_that_fails_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*given: Any) -> tuple[float, float]:
-        raise ValueError
-
-    monkeypatch.setattr(serial_baseline, "_batch_seconds", fail)
-    words: dict[str, Any] = {"parallelize": False, "verbose": 0, "baseline": "estimate"}
-    results = AsyncKFold(2, samples(), tmp_path / "run", nn.CrossEntropyLoss(), 10, **words)(
-        [Plain], ["constant"], adam, {"epochs": 1}
-    )
-    assert results.baseline is None
-    assert results.timing.serial_seconds is None
-    with RunStore.read(tmp_path / "run") as store:
-        (told,) = [event.text for event in store.events() if event.kind == "baseline"]
-    assert told.endswith("none of its jobs could be timed")

@@ -309,18 +309,6 @@ def test_what_a_graph_cannot_repeat_stays_eager(tmp_path: Path, name: str) -> No
     assert f"no CUDA graph: {reason}" in tiny.log()
 
 
-def test_a_compiled_model_has_graphs_of_its_own(tmp_path: Path) -> None:
-    tiny = tiny_at(tmp_path)
-
-    def compiled(training: Training) -> None:
-        params = replace(training.params, compile=True)
-        plan = replace(training.bundle.plan, params=params)
-        training.bundle = replace(training.bundle, plan=plan)
-
-    trained(tiny, Replayer(), compiled)
-    assert "no CUDA graph: torch.compile makes the kernels" in tiny.log()
-
-
 def test_a_model_that_is_changed_between_epochs_leaves_its_graph(tmp_path: Path) -> None:
     made: list[Net] = []
 
@@ -448,16 +436,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     step_graph._side_stream.cache_clear()
 
 
-def test_a_warm_up_refuses_to_wait(cuda: FakeCuda) -> None:
-    seen: list[tuple[str, Any]] = []
-    recorder = CudaRecorder(torch.device("cuda", 0))
-    recorder.warm_up(lambda: seen.append((cuda.stream, cuda.mode)))
-    assert seen == [("side", 0), ("side", "error"), ("side", "error")]
-    with pytest.raises(ZeroDivisionError):
-        recorder.warm_up(lambda: 1 / 0)
-    assert (cuda.stream, cuda.mode) == ("main", 0)
-
-
 @pytest.mark.parametrize(("is_old", "ended"), [(True, ["end", "release"]), (False, ["end"])])
 def test_a_failed_capture_is_ended(cuda: FakeCuda, is_old: bool, ended: list[str]) -> None:
     """Another capture succeeds after it, on which older versions of torch depend."""
@@ -466,13 +444,3 @@ def test_a_failed_capture_is_ended(cuda: FakeCuda, is_old: bool, ended: list[str
         CudaRecorder(torch.device("cuda", 0)).capture(lambda: torch.ones(1))
     assert cuda.calls == ["capture", *ended, "capture"]
     assert cuda.stream == "main"
-
-
-def test_a_graph_is_small(cuda: FakeCuda) -> None:
-    recorder = CudaRecorder(torch.device("cuda", 0))
-    _, replay = recorder.capture(lambda: torch.ones(1))
-    replay()
-    assert cuda.calls == ["capture", "replay"]
-    torch.cuda.mem_get_info = lambda device: (1 << 30, 4 << 30)  # type: ignore[assignment]
-    with pytest.raises(step_graph.NotCapturable, match="would keep 100 MiB"):
-        recorder.capture(lambda: torch.ones(1))

@@ -24,7 +24,7 @@ from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.training import checkpoint, setup
 from asynckfold.training.fusion import trainer as fused
 from asynckfold.training.stopwatch import Stopwatch
-from tests.training.fusion.test_trainer import Grouped, digests, grouped, refs_of
+from tests.training.fusion.test_trainer import digests, grouped, refs_of
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     attempt,
@@ -33,7 +33,7 @@ from tests.training.multiprocess.attempts import (
     params,
     samples_in,
 )
-from tests.training.tiny import Plain, Tiny, always, checkpoints, never
+from tests.training.tiny import Plain, Tiny, checkpoints, never
 
 MOMENT = 1e-9
 """Over after every batch, whatever the clock says."""
@@ -127,28 +127,6 @@ def test_it_ends_at_the_first_batch_after_its_seconds(tmp_path: Path, clock: Clo
     assert checkpoint.load(tiny.root / newest.file, newest.sha256)["seconds"] == 500
 
 
-def test_it_may_end_between_two_epochs(tmp_path: Path, clock: Clock) -> None:
-    tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=400)
-    result, events = tiny.attempt(stop=clock.waits(0))
-    assert result is not None
-    assert "trained 400.00 s, at epoch 2 of 2, batch 0 of 4;" in result.error
-    newest = checkpoints(events)[0]
-    assert (newest.epoch, newest.batch) == (1, 0)
-
-
-def test_a_finished_job_never_times_out(tmp_path: Path, clock: Clock) -> None:
-    result, _ = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=800).attempt()
-    assert result is not None
-    assert result.status == DONE
-
-
-def test_pauses_do_not_count(tmp_path: Path, clock: Clock) -> None:
-    tiny = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100)
-    result, _ = tiny.attempt(stop=clock.waits(1000))
-    assert result is not None
-    assert result.status == DONE
-
-
 def test_pretraining_counts_and_is_not_repeated(tmp_path: Path, clock: Clock) -> None:
     class Staged(Plain):
         def pretrain(self, inputs: torch.Tensor, generator: Any, report: Any) -> None:
@@ -162,14 +140,6 @@ def test_pretraining_counts_and_is_not_repeated(tmp_path: Path, clock: Clock) ->
     result, _ = with_limit(tiny, 150).attempt(attempt=2, refs=refs)
     assert result is not None
     assert result.status == DONE
-
-
-def test_a_job_asked_to_stop_before_its_limit_does_not_fail(tmp_path: Path, clock: Clock) -> None:
-    result, events = Tiny(tmp_path, opt_fn=stepping(clock, 1), job_timeout_s=100).attempt(
-        stop=always
-    )
-    assert result is None
-    assert checkpoints(events)
 
 
 def test_the_seconds_of_all_attempts_count(tmp_path: Path, clock: Clock) -> None:
@@ -189,20 +159,6 @@ def test_the_seconds_of_all_attempts_count(tmp_path: Path, clock: Clock) -> None
     assert whole is not None
     plain = Tiny(tmp_path / "plain", opt_fn=stepping(clock, 0)).train()
     assert whole.digest == plain.digest
-
-
-def test_a_checkpoint_without_seconds_can_be_resumed(tmp_path: Path, clock: Clock) -> None:
-    tiny = Tiny(tmp_path, opt_fn=stepping(clock, 100), job_timeout_s=250)
-    _, events = tiny.attempt()
-    ref = checkpoints(events)[0]
-    tree = checkpoint.load(tiny.root / ref.file, ref.sha256)
-    del tree["seconds"]
-    file = f"{ref.file}.older"
-    digest, size = checkpoint.save(tiny.root / file, tree)
-    older = replace(ref, file=file, sha256=digest, bytes=size)
-    result, _ = tiny.attempt(attempt=2, refs=[older])
-    assert result is not None
-    assert "trained 300.00 s, at epoch 2 of 2, batch 2 of 4" in result.error
 
 
 Attempt = Callable[
@@ -274,26 +230,3 @@ def test_a_fusion_group_times_out_together_and_ends_with_the_same_bits(tmp_path:
         refs = refs_of(events)
     assert number >= 8
     assert digests(results) == digests(whole)
-
-
-def test_each_job_of_a_fusion_group_counts_an_equal_part(tmp_path: Path, clock: Clock) -> None:
-    # One of the three steps the schedule of all: 60 seconds an epoch.
-    tiny = Grouped(tmp_path, lr_schedules={"slow": slow_schedule(clock, 60)}, job_timeout_s=50)
-    results, _ = tiny.group()
-    assert [result and result.status for result in results.values()] == [DONE] * 3
-    results, events = with_limit(replace(tiny, root=tmp_path / "late"), 15).group()
-    told = [result.error for result in results.values() if result is not None]
-    assert len(told) == 3
-    assert all("trained 20.00 s, at epoch 2 of 2, batch 0 of 4" in text for text in told)
-    positions = [(ref.epoch, ref.batch) for refs in refs_of(events).values() for ref in refs]
-    assert positions == [(1, 0)] * 3
-
-
-def slow_schedule(clock: Clock, seconds: float) -> Callable[[Any], Any]:
-    """An LR schedule whose step takes so long."""
-
-    def factor(epoch: int) -> float:
-        clock.now += seconds if epoch else 0
-        return 1.0
-
-    return lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, factor)

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -25,7 +23,6 @@ from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.reproducibility import NUMERICS, reproducibility_of
 from asynckfold.jobs.result import DONE
 from asynckfold.store import RunStore
-from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.guard import foreign, isolated
 from asynckfold.training.worker.execute import execute
 from tests.training.tiny import Noisy, Plain, Tiny, never, samples, sgd
@@ -79,25 +76,6 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_a_leak_does_not_reach_the_next_job(tmp_path: Path, leak: str, alone: Any) -> None:
     both = Tiny(tmp_path, {"leaking": lambda: Leaking(leak), "judge": Judge})
     assert bits(both, "leaking", "judge") == alone
-
-
-@pytest.mark.nightly
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.sampled_from(IN_PROCESS), min_size=2, max_size=3, unique=True))
-def test_leaks_together_do_not_reach_the_next_job(
-    tmp_path_factory: pytest.TempPathFactory, alone: Any, leaks: list[str]
-) -> None:
-    tiny = Tiny(
-        tmp_path_factory.mktemp("pair"), {"leaking": lambda: Leaking(*leaks), "judge": Judge}
-    )
-    # No example may take the next ones along.
-    with isolated(patches=True):
-        try:
-            assert bits(tiny, "leaking", "judge") == alone
-        finally:
-            kept.clear()
-            gc.collect()
-            sys.modules.pop("odd_library", None)
 
 
 def test_an_inference_mode_that_began_in_a_mode_leaves_torch_usable() -> None:
@@ -277,18 +255,6 @@ def test_contexts_of_the_caller_do_not_change_its_jobs(tmp_path: Path) -> None:
         found, _ = run(tmp_path / "within", {"judge": Judge}, parallelize=False)
         assert not torch.is_grad_enabled()
     assert found == expected
-
-
-def test_settings_travel(monkeypatch: pytest.MonkeyPatch) -> None:
-    with isolated():
-        torch.set_float32_matmul_precision("medium")
-        medium = torch_settings.current()
-    with isolated():
-        torch_settings.apply(medium)
-        assert torch_settings.current() == medium
-        assert torch.get_float32_matmul_precision() == "medium"
-    assert torch.get_float32_matmul_precision() == "highest"
-    assert torch_settings.unusual(torch_settings.current(), gpu=False) == ""
 
 
 @pytest.mark.parametrize("parallelize", [True, False])

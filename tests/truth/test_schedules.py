@@ -221,16 +221,6 @@ def test_the_steps_are_those_of_the_largest_fold(
         assert ("'lr_step': 'batch'" in remedy) == (each == "epoch")
 
 
-def test_a_candidate_with_a_doubtful_schedule_runs(tmp_path: Path) -> None:
-    facts = checked(tmp_path, rule("CosineAnnealingLR", T_max=2), epochs=6)
-    assert facts.problems == ()
-    assert facts.failures == {}
-    assert facts.notes == (
-        "LR schedule own: CosineAnnealingLR(T_max=2) rises again after 2 of 6 steps, one each "
-        "epoch; T_max=6 falls once",
-    )
-
-
 def test_a_users_schedule_that_raises_does_not_refuse_the_sweep(tmp_path: Path) -> None:
     class Own(torch_schedules.StepLR):
         def step(self, epoch: Any = None) -> None:
@@ -240,18 +230,6 @@ def test_a_users_schedule_that_raises_does_not_refuse_the_sweep(tmp_path: Path) 
 
     facts = checked(tmp_path, lambda optimizer: Own(optimizer, 2), epochs=6)
     assert facts.problems == ()
-
-
-@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
-def test_judging_leaves_the_optimizer_as_it_is(lr: Any) -> None:
-    optimizer = optim.SGD([nn.Parameter(torch.ones(1))], lr, momentum=0.9, foreach=False)
-    rates, error = rates_of(rule("ExponentialLR", gamma=0.5), optimizer, 4)
-    assert error == ""
-    assert [item for (item,) in rates] == pytest.approx([0.1, 0.05, 0.025, 0.0125])
-    assert float(optimizer.param_groups[0]["lr"]) == pytest.approx(0.1)
-    assert set(optimizer.param_groups[0]) == set(
-        optim.SGD([nn.Parameter(torch.ones(1))], 0.1, foreach=False).param_groups[0]
-    )
 
 
 # What a job makes of its schedule

@@ -10,7 +10,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,9 @@ from torch.nn import functional
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
-from asynckfold.training.dry_run import candidate, preflight
+from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion.rules import linear
-from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples, sgd
+from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples
 
 
 def check(tmp_path: Path, **parts: Any) -> Facts:
@@ -280,19 +279,6 @@ def test_what_a_gpu_may_have_or_time_may_mend_is_no_refusal(tmp_path: Path, text
         assert len(check(tmp_path, models={"bad": model}).problems) == count
 
 
-def test_a_broken_rule_concerns_every_candidate_of_its_model(tmp_path: Path) -> None:
-    frozen = check(tmp_path, models={"m": Frozen, "good": Plain}, lr_schedules=SCHEDULES)
-    assert list(frozen.refused) == ["m/constant", "m/cosine"]
-    bad = {"bad": lambda optimizer: None, "cosine": "cosine"}
-    assert list(check(tmp_path, lr_schedules=bad).refused) == ["plain/bad"]
-
-
-def test_a_schedule_that_raises_fails_only_its_candidates(tmp_path: Path) -> None:
-    facts = check(tmp_path, lr_schedules={"bad": raising, "cosine": "cosine"})
-    assert list(facts.failures) == ["plain/bad"]
-    assert facts.recipe["settings"]["plain/cosine"].startswith("CosineAnnealingLR")
-
-
 @pytest.mark.parametrize(
     ("part", "rule", "received"),
     [
@@ -339,17 +325,6 @@ def test_samples_without_a_number_are_refused_where_the_model_does_not_fill_them
     assert problem[:2] == (rule, "NaN and infinity in its inputs of sample 0")
     assert "SimpleImputer" in problem[2]
     assert (list(facts.refused), list(facts.step_seconds)) == (["m/constant"], ["filling"])
-
-
-@pytest.mark.parametrize("kind", [ValueError, MemoryError])
-def test_what_a_factory_of_ones_own_raises_fails_only_its_jobs(
-    tmp_path: Path, kind: type[Exception]
-) -> None:
-    def factory() -> nn.Module:
-        raise kind("of my own")
-
-    facts = check(tmp_path, models={"bad": factory, "good": Plain})
-    assert (facts.problems, list(facts.failures)) == ((), ["bad/constant"])
 
 
 def test_all_problems_come_at_once_and_each_once(tmp_path: Path) -> None:
@@ -408,60 +383,6 @@ def test_state_that_no_checkpoint_can_hold_is_refused(
     assert rule == "checkpoints must be able to hold the whole state of a job"
     assert place in received
     assert "state_dict()" in remedy
-
-
-@pytest.mark.parametrize("outputs", [3, 10, 1000])
-def test_a_head_may_be_wider_than_the_classes(tmp_path: Path, outputs: int) -> None:
-    assert check(tmp_path, models={"m": lambda: Head(outputs)}).problems == ()
-
-
-def test_numbers_fit_outputs_of_their_own_shape(tmp_path: Path) -> None:
-    inputs, targets = samples()
-    for shape in ((60, 1), (60,)):
-        data = (inputs, targets.astype(np.float32).reshape(shape))
-
-        def fitting(outputs: torch.Tensor, width: int = len(shape)) -> torch.Tensor:
-            return outputs[:, :1] if width == 2 else outputs[:, 0]
-
-        parts = {**through(fitting), "criterion": nn.MSELoss(), "wants_classes": False}
-        assert check(tmp_path, data=data, **parts).problems == ()
-
-
-def test_facts_have_seconds_and_memory_of_each_model(tmp_path: Path) -> None:
-    facts = check(
-        tmp_path,
-        models={"small": Plain, "large": lambda: nn.Sequential(Head(2000), nn.Linear(2000, 3))},
-        opt_fn=lambda model: optim.Adam(model.parameters(), 1e-3),
-    )
-    assert set(facts.step_seconds) == set(facts.memory) == {"small", "large"}
-    assert all(0 < value < 5 for value in facts.step_seconds.values())
-    parameters = sum(
-        item.numel() for item in [*Head(2000).parameters(), *nn.Linear(2000, 3).parameters()]
-    )
-    assert facts.memory["large"] >= 4 * 4 * parameters
-    assert facts.memory["small"] < facts.memory["large"] / 10
-
-
-@pytest.mark.parametrize(("least", "steps"), [(0, 1), (candidate.LONG_FLOPS, 2)])
-def test_only_a_step_of_many_operations_is_timed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: float, steps: int
-) -> None:
-    monkeypatch.setattr(candidate, "LONG_FLOPS", least)
-    monkeypatch.setattr(candidate, "LONG_SECONDS", 0.1)
-    taken = 0
-
-    class WarmingUp(Plain):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            nonlocal taken
-            # The dry run evaluates the model, too, and compares further steps on fewer samples.
-            taken += self.training and len(inputs) > candidate.REPLICA_BATCH
-            time.sleep(0.2 if taken == 1 else 0)
-            return super().forward(inputs)
-
-    tiny = Tiny(tmp_path, {"warming": WarmingUp}, {"cosine": "cosine"})
-    facts = preflight.check(tiny.bundle, tiny.batches)
-    assert taken == steps
-    assert (facts.step_seconds["warming"] > 0.2) == (steps == 1)
 
 
 @pytest.mark.parametrize("threshold", [0, 1000])
@@ -603,13 +524,6 @@ def test_facts_are_the_same_in_another_process(tmp_path: Path) -> None:
     ).stdout
     assert there.strip() == addressed_facts(tmp_path)
     assert "Addressed" in there
-
-
-def test_a_schedule_is_built_for_the_length_of_the_training(tmp_path: Path) -> None:
-    facts = facts_of(
-        tmp_path, lr_schedules={"cosine": "cosine"}, opt_fn=sgd, params=TrainerParams(7)
-    )
-    assert "'T_max', 7" in facts["settings"]["m/cosine"]
 
 
 class Recurrent(nn.Module):

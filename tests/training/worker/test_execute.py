@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import EpochEnded, Facts, Progress, Started, Task
+from asynckfold.jobs.messages import EpochEnded, Progress, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
-from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch
+from asynckfold.jobs.result import DONE, FAILED, Epoch
 from asynckfold.store import job_folder
 from asynckfold.system import file_descriptors
 from asynckfold.training import training_run
@@ -122,18 +122,6 @@ def test_an_error_names_epoch_and_batch(tmp_path: Path, call: int, where: str) -
     assert (result.status, result.error) == (FAILED, f"ValueError: later (epoch 2, {where})")
 
 
-def test_a_huge_message_is_cut_in_its_middle(tmp_path: Path) -> None:
-    text = f"begin {'x' * 10_000_000} end"
-    tiny = Tiny(tmp_path, {"failing": raising(lambda: ValueError(text))})
-    (result,) = tiny.execute(tiny.jobs[0])
-    assert len(result.error) <= 500
-    assert len(result.traceback) < 70_000
-    assert "begin xxx" in result.traceback
-    assert result.traceback.endswith("xxx end\n")
-    assert "characters left out" in result.traceback
-    assert len(tiny.log()) < 70_000
-
-
 def test_an_interrupt_is_not_a_result(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, {"failing": raising(KeyboardInterrupt)})
     # Tests in the background of a shell ignore it, as workers do.
@@ -155,15 +143,6 @@ def test_a_full_disk_is_not_a_failure_of_a_job(
     tiny = Tiny(tmp_path)
     with pytest.raises(StorageError):
         tiny.execute(tiny.jobs[0])
-
-
-def test_the_trainer_decides_the_type_of_the_answer(tiny: Tiny) -> None:
-    assert isinstance(tiny.execute(trainer="preflight")[0], Facts)
-    assert tiny.execute(trainer="measure")[0].kind == "measured"
-    (estimate,) = tiny.execute(trainer="estimate")
-    assert isinstance(estimate, Baseline)
-    assert estimate.kind == "estimated"
-    assert [item.job_id for item in tiny.execute(*tiny.jobs)] == [job.id for job in tiny.jobs]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -237,19 +216,6 @@ def test_prints_go_to_the_log_of_the_job(
     assert capfd.readouterr() == ("after the job\n", "")
 
 
-def test_prints_of_a_dry_run_go_nowhere(
-    tiny: Tiny,
-    served: main.WorkerState,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    write_to_descriptors(monkeypatch)
-    tiny.models["plain"] = Printing  # type: ignore[index]
-    served.run(Placement((), (), trainer="preflight"), [])
-    assert capfd.readouterr() == ("", "")
-    assert not job_folder(tiny.root, tiny.jobs[0]).exists()
-
-
 def test_events_and_storage_errors_go_up_the_pipe(
     tiny: Tiny, served: main.WorkerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,39 +236,6 @@ def test_events_and_storage_errors_go_up_the_pipe(
 
 def epoch(number: int, seconds: float) -> EpochEnded:
     return EpochEnded("a", 1, Epoch(number, 0.5, 0.4, 0.9, 0.1, seconds))
-
-
-def test_the_ends_of_short_epochs_wait_for_each_other(
-    served: main.WorkerState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [100.0]
-    monkeypatch.setattr(main.time, "monotonic", lambda: now[0])
-    sent = served.pipe.sent  # type: ignore[attr-defined]
-    started, progress = Started("a", 1, 1), Progress("a", 4, 9, 1, 2, 2, 0.5)
-    short = [epoch(number, main.EVENT_SECONDS / 4) for number in range(1, 9)]
-    served.tell(started)
-    for item in short[:3]:
-        served.tell(item)
-    assert sent == [("events", [started])]
-    # Any other event takes them with it, in their order.
-    served.tell(progress)
-    assert sent[1:] == [("events", [*short[:3], progress])]
-    served.tell(short[3])
-    now[0] += main.EVENT_SECONDS
-    served.tell(short[4])
-    assert sent[2:] == [("events", short[3:5])]
-    # Before the answer.
-    served.tell(short[5])
-    served.send_kept()
-    served.send_kept()
-    assert sent[3:] == [("events", [short[5]])]
-
-
-def test_the_end_of_a_long_epoch_waits_for_nothing(served: main.WorkerState) -> None:
-    sent = served.pipe.sent  # type: ignore[attr-defined]
-    served.tell(epoch(1, main.EVENT_SECONDS))
-    served.tell(epoch(2, 60.0))
-    assert [len(events) for _, events in sent] == [1, 1]
 
 
 def test_every_task_reports_a_bundle_that_could_not_be_unpacked(tiny: Tiny) -> None:

@@ -7,13 +7,10 @@ import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynckfold.training.worker import spinning
 from asynckfold.training.worker.spinning import (
@@ -24,7 +21,6 @@ from asynckfold.training.worker.spinning import (
     LOOK_SECONDS,
     WHILE,
     Spinning,
-    waited,
 )
 
 BATCH = 10 * LOOK_SECONDS
@@ -107,52 +103,6 @@ def test_the_end_of_a_job_ends_the_sleeping_threads() -> None:
     watch.end()
     watch.end()
     assert machine.lent == [CORES, -CORES]
-
-
-def test_one_thread_never_spins_little() -> None:
-    torch.set_num_threads(1)
-    machine = Machine()
-    machine.train(machine.watch(), 1)
-    assert not machine.lent
-
-
-def test_refused_threads_are_not_requested_again() -> None:
-    machine = Machine(refuses=True)
-    watch = machine.watch()
-    machine.train(watch, 1)
-    machine.train(watch, 1)
-    assert machine.lent == [CORES]
-    assert not watch.little
-
-
-@given(st.lists(st.tuples(st.floats(0, 2), st.floats(0.001, 3)), max_size=30))
-def test_threads_are_added_once_and_all_ended(course: list[tuple[float, float]]) -> None:
-    machine = Machine()
-    watch = machine.watch()
-    for share, batch_s in course:
-        machine.train(watch, share, batch_s)
-        assert sum(machine.lent) == (CORES if watch.little else 0)
-    watch.end()
-    assert sum(machine.lent) == 0
-
-
-def test_threads_that_ended_do_not_count_as_less_waiting() -> None:
-    machine = Machine()
-    watch = machine.watch()
-    machine.waited = -5.0
-    machine.train(watch, 0)
-    machine.train(watch, 2 * CROWDED)
-    assert watch.little
-
-
-def test_seconds_without_a_core_are_summed_over_threads(tmp_path: Path) -> None:
-    for number, text in enumerate(["5 1500000000 3", "7 500000000 1", "broken"]):
-        task = tmp_path / "self" / "task" / str(number)
-        task.mkdir(parents=True)
-        (task / "schedstat").write_text(text)
-    assert waited(tmp_path) == 2.0
-    assert waited(tmp_path / "no proc") == 0.0
-    assert waited() >= 0.0
 
 
 ON_ONE_CORE = """
