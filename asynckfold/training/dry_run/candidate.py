@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -30,10 +31,10 @@ from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
 from asynckfold.training.dry_run.refusals import (
     Refused,
-    criterion_misfit,
+    attempting,
     first_line,
-    making,
-    misfit,
+    kinds_of,
+    layer_of,
     shape_text,
 )
 from asynckfold.training.dry_run.saved_state import CheckpointTrial, Live, few
@@ -87,17 +88,17 @@ class CandidateTrial:
         self.outputs: Any = None
         self.changed_in_evaluation: list[str] = []
         seeding.seed_all(bundle.folds[0].index)
-        with making(f"the factory of model {name} must return a torch.nn.Module"):
+        with attempting(f"the factory of model {name} must return a torch.nn.Module"):
             model = recipe.models[name]()
         if not isinstance(model, nn.Module):
             remedy = "Return the module from the factory."
             raise Refused(f"model {name} must be a torch.nn.Module", type(model).__name__, remedy)
         criterion = copy.deepcopy(recipe.criterion)
-        with making(f"opt_fn must make an optimizer for model {name}"):
+        with attempting(f"opt_fn must make an optimizer for model {name}"):
             optimizer = self._optimizer(model, criterion)
         checks.check_optimizer_kind(optimizer, recipe)
         self.unscheduled = without_schedule(optimizer)
-        with making(f"LR schedule {schedule} must be made for the optimizer of model {name}"):
+        with attempting(f"LR schedule {schedule} must be made for the optimizer of model {name}"):
             self.lr_schedule = self._lr_schedule(optimizer)
         checks.check_lr_schedule(schedule, self.lr_schedule, recipe)
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
@@ -312,21 +313,18 @@ class CandidateTrial:
         return outputs_of(model, inputs, self.precision)
 
     def _fitting_outputs(self, model: nn.Module) -> Any:
-        try:
+        rule = f"model {self.name} must take the samples, in batches of {kinds_of(self.inputs)}"
+        where = partial(layer_of, model, self.inputs)
+        with attempting(rule, where, "Change the model or transform the samples"):
             return self._outputs(model)
-        except Exception as error:
-            if refusal := misfit(self.name, self.model, self.inputs, error):
-                raise refusal from error
-            raise
 
     def _loss(self, criterion: Any, outputs: Any) -> Any:
-        try:
+        targets = self.seen.asked_of(self.targets)
+        rule = f"the criterion must take the outputs of model {self.name} and the targets"
+        kinds = f" for outputs {kinds_of(outputs)} and targets {kinds_of(targets)}"
+        remedy = "Change the criterion, the last layer of the model, or the targets"
+        with attempting(rule, lambda error: kinds, remedy):
             return criterion(outputs, self.targets)
-        except Exception as error:
-            targets = self.seen.asked_of(self.targets)
-            if refusal := criterion_misfit(self.name, outputs, self.targets, targets, error):
-                raise refusal from error
-            raise
 
     def _sample_of(self, outputs: Any) -> OutputSample:
         """Return a sample of outputs of the whole batch in evaluation mode; refuse unfit ones."""

@@ -16,7 +16,7 @@ from asynckfold.jobs.objective import BINARY, SEGMENTATION
 from asynckfold.planning import fusion_groups
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs, unlike
+from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs, shape_text
 from asynckfold.training.evaluation import has_modes
 from asynckfold.training.gradients import needs_closure
 from asynckfold.training.losses import as_given
@@ -226,7 +226,13 @@ def check_criterion_takes(name: str, outputs: Any, criterion: Any) -> None:
 def check_broadcast(name: str, outputs: Any, targets: torch.Tensor, warned: list[str]) -> None:
     """Refuse a loss for which torch warns that it broadcasts outputs against targets."""
     if any(text.startswith("Using a target size") for text in warned):
-        raise unlike(name, outputs, targets)
+        raise Refused(
+            f"model {name} must return outputs of the shape of the targets",
+            f"outputs {shape_text(outputs)}, targets {shape_text(targets)}",
+            "Squeeze the outputs in forward, or pass targets of shape (samples, 1)."
+            if outputs.ndim >= targets.ndim
+            else "Return outputs[:, None] in forward, or pass targets of shape (samples,).",
+        )
 
 
 def check_loss(name: str, loss: Any, *, trains: bool = True) -> None:

@@ -7,7 +7,7 @@ exception that the user's own code raises on purpose only fails the jobs of its 
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -25,8 +25,6 @@ _LAYER_CALL = "torch.nn.modules.module"
 
 _OTHER_CAUSES = ("cuda", "memory", "not implemented")
 """Words of errors that say nothing of shapes: a GPU may have what a core lacks."""
-
-_CORRECT = "Correct it; pass keep_going=True to train the others."
 
 
 class Refused(Exception):  # noqa: N818
@@ -54,18 +52,31 @@ def shape_text(batch: Any) -> str:
 
 
 @contextmanager
-def making(rule: str) -> Iterator[None]:
-    """Refuse a part of a candidate that cannot be made, such as by a wrong argument."""
+def attempting(
+    rule: str, where: Callable[[Exception], str] = lambda error: "", remedy: str = "Correct it"
+) -> Iterator[None]:
+    """Refuse what torch, Python or a library raises, but nothing that the user's code raises.
+
+    `where` says which layer failed, or for which shapes.
+    """
     try:
         yield
     except Refused:
         raise
     except Exception as error:
-        frame = _tracebacks(error)[-1].tb_frame
-        is_on_purpose = _is_users(frame) and _is_raised(error)
-        if is_on_purpose or any(word in str(error).lower() for word in _OTHER_CAUSES):
+        last = _tracebacks(error)[-1]
+        instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
+        is_raised = instruction in ("RAISE_VARARGS", "RERAISE")
+        is_on_purpose = is_raised and _is_users(last.tb_frame)
+        is_other = any(word in str(error).lower() for word in _OTHER_CAUSES)
+        if is_on_purpose or is_other or isinstance(error, MemoryError):
             raise
-        raise Refused(rule, _text(error), _CORRECT) from error
+        kind = f"{type(error).__name__}{where(error)}"
+        raise Refused(
+            rule,
+            f"{kind}: {first_line(error)}{_place(error)}",
+            f"{remedy}; pass keep_going=True to train the others.",
+        ) from error
 
 
 @contextmanager
@@ -76,16 +87,12 @@ def trying(rule: str, remedy: str) -> Iterator[None]:
     except InputError as error:
         raise Refused.first_of(error) from error
     except Exception as error:
-        raise Refused(rule, _text(error), remedy) from error
+        received = f"{type(error).__name__}: {first_line(error)}{_place(error)}"
+        raise Refused(rule, received, remedy) from error
 
 
-def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refused | None:
-    """Return the refusal of a model whose forward torch cannot compute for the samples, or None.
-
-    It names the layer, and what the layer gets.
-    """
-    if not _is_of_shapes(error):
-        return None
+def layer_of(model: nn.Module, inputs: Any, error: Exception) -> str:
+    """Return ``" in its layer 1.0, Linear(...), which gets float32 (10, 8)"``."""
     layer: nn.Module = model
     received: tuple[Any, ...] = (inputs,)
     for traceback in _tracebacks(error):
@@ -96,61 +103,16 @@ def misfit(name: str, model: nn.Module, inputs: Any, error: Exception) -> Refuse
             args, keywords = (frame.f_locals.get(word) for word in ("args", "kwargs"))
             received = (*(args or ()), *([keywords] if keywords else ()))
     path = next((path for path, item in model.named_modules() if item is layer), "")
-    where = f"its layer {path}, {_described(layer)}, which" if path else "its forward(), which"
-    return Refused(
-        f"model {name} must take the samples, in batches of {_shapes((inputs,))}",
-        f"{type(error).__name__} in {where} gets {_shapes(received)}: {first_line(error)}",
-        "Change the model or transform the samples; pass keep_going=True to train the others.",
-    )
+    is_leaf = next(layer.children(), None) is None
+    text = " ".join(repr(layer).split())[:120] if is_leaf else type(layer).__name__
+    where = f"its layer {path}, {text}, which" if path else "its forward(), which"
+    return f" in {where} gets {', '.join(map(kinds_of, received))}"
 
 
-def criterion_misfit(
-    name: str, outputs: Any, targets: torch.Tensor, users_targets: Any, error: Exception
-) -> Refused | None:
-    """Return the refusal of a criterion that torch cannot compute, or None."""
-    if not _is_of_shapes(error):
-        return None
-    is_one = isinstance(outputs, torch.Tensor) and outputs.shape != targets.shape
-    if is_one and outputs.squeeze(-1).shape == targets.squeeze(-1).shape:
-        return unlike(name, outputs, targets)
-    return Refused(
-        f"the criterion must take the outputs of model {name} and the targets",
-        f"{type(error).__name__} for outputs {kinds_text(outputs)} and targets "
-        f"{kinds_text(users_targets)}: {first_line(error)}{_place(error)}",
-        "Change the criterion, the last layer of the model, or the targets.",
-    )
-
-
-def unlike(name: str, outputs: Any, targets: torch.Tensor) -> Refused:
-    """Return the refusal of outputs whose shape is not that of the targets."""
-    fewer = isinstance(outputs, torch.Tensor) and outputs.ndim < targets.ndim
-    return Refused(
-        f"model {name} must return outputs of the shape of the targets",
-        f"outputs {shape_text(outputs)}, targets {shape_text(targets)}",
-        "Return outputs[:, None] in forward, or pass targets of shape (samples,)."
-        if fewer
-        else "Squeeze the outputs in forward, or pass targets of shape (samples, 1).",
-    )
-
-
-def _is_of_shapes(error: Exception) -> bool:
-    """Whether torch raised it for its arguments: in its own code, or in C called from anywhere."""
-    if not isinstance(error, (RuntimeError, ValueError, TypeError, IndexError)):
-        return False
-    if any(word in str(error).lower() for word in _OTHER_CAUSES):
-        return False
-    module = str(_tracebacks(error)[-1].tb_frame.f_globals.get("__name__"))
-    return module.partition(".")[0] == "torch" or not _is_raised(error)
-
-
-def _is_raised(error: Exception) -> bool:
-    """Whether a ``raise`` in Python code raised it, not an operation."""
-    last = _tracebacks(error)[-1]
-    return dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] in ("RAISE_VARARGS", "RERAISE")
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {first_line(error)}{_place(error)}"
+def kinds_of(value: Any) -> str:
+    """Return types and shapes of a tensor or a tree of them; of anything else, the class."""
+    is_known = isinstance(value, torch.Tensor) or is_tree(value)
+    return kinds_text(value) if is_known else type(value).__name__
 
 
 def _place(error: Exception) -> str:
@@ -175,15 +137,3 @@ def _tracebacks(error: Exception) -> list[TracebackType]:
         places.append(place)
         place = place.tb_next
     return places
-
-
-def _described(layer: nn.Module) -> str:
-    is_leaf = next(layer.children(), None) is None
-    return " ".join(repr(layer).split())[:120] if is_leaf else type(layer).__name__
-
-
-def _shapes(values: Any) -> str:
-    return ", ".join(
-        kinds_text(item) if isinstance(item, torch.Tensor) or is_tree(item) else type(item).__name__
-        for item in values
-    )
