@@ -20,7 +20,7 @@ from torch import nn
 from asynckfold import AsyncKFold, CVResults, JobsFailedWarning, RunStore
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.system.limits import Host, oom_kills, was_short_of_memory
-from asynckfold.training.worker.failure_kinds import outcome_of
+from asynckfold.training.worker.execute import outcome_of
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()

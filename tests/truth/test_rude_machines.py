@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asynckfold.system import readers
-from asynckfold.training.worker.parent_watch import exit_with_parent
+from asynckfold.training.worker.fork_server import exit_with_parent
 
 
 @pytest.fixture

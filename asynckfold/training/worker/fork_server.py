@@ -12,17 +12,19 @@ import contextlib
 import gc
 import importlib
 import os
+import select
 import selectors
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import Heartbeats
-from asynckfold.training.worker.parent_watch import exit_with_parent
 
 
 def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -> None:
@@ -67,6 +69,39 @@ def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -
     _Server(Connection(descriptor), Heartbeats(heartbeats)).run()
     # Frozen objects cannot be finalised in order, and there is nothing to save.
     os._exit(0)
+
+
+@contextlib.contextmanager
+def exit_with_parent(descriptor: int) -> Iterator[None]:
+    """Within the context, exit as soon as the other end of this socket is closed.
+
+    Importing torch takes seconds, on a busy machine a minute, and an orphan that looks at its pipe
+    only afterwards would stay that long.
+
+    A thread waits for that, and ends with the context: processes forked later inherit nothing. (A
+    signal for incoming data could interrupt its own handler; a flood of them nested until Python
+    gave up.)
+    """
+    left, leave = os.pipe()
+    poll = select.poll()
+    poll.register(descriptor, select.POLLRDHUP)
+    poll.register(left, 0)
+
+    def watch() -> None:
+        if left not in dict(poll.poll()):
+            os._exit(0)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    try:
+        with contextlib.suppress(RuntimeError):
+            # If no thread can be started, the server notices later, when it reads the socket.
+            thread.start()
+        yield
+    finally:
+        os.close(leave)
+        if thread.ident is not None:
+            thread.join()
+        os.close(left)
 
 
 def _warm_up() -> None:

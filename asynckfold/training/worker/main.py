@@ -51,8 +51,14 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.isolation.guard import isolated, limits
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.training_run import EVENT_SECONDS
-from asynckfold.training.worker.execute import FEW_FILES, Stop, execute, in_turn, refuse_own_fault
-from asynckfold.training.worker.failure_kinds import outcome_of
+from asynckfold.training.worker.execute import (
+    FEW_FILES,
+    Stop,
+    execute,
+    in_turn,
+    outcome_of,
+    refuse_own_fault,
+)
 from asynckfold.training.worker.reads import Reads, read_range
 from asynckfold.training.worker.spinning import Spinning
 

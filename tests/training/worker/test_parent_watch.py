@@ -14,7 +14,7 @@ HOME = Path(__file__).parents[3]
 
 BUSY = """
 import sys
-from asynckfold.training.worker.parent_watch import exit_with_parent
+from asynckfold.training.worker.fork_server import exit_with_parent
 
 sys.setrecursionlimit(200)  # no handlers must nest, however much arrives
 with exit_with_parent(int(sys.argv[1])):
