@@ -106,12 +106,12 @@ class Callbacks:
         self._call("on_fit_start")
 
     def end_batch(self, epoch: int, batch: int) -> None:
-        """Tell that a batch was trained on; `epoch` counts the finished ones."""
+        """End a batch; `epoch` counts the finished ones."""
         self.state.epoch, self.state.batch = epoch, batch
         self._call("on_batch_end")
 
     def end_epoch(self, number: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Tell that an epoch ended; return what was logged in it."""
+        """End an epoch; return what was logged in it."""
         state = self.state
         state.epoch, state.batch, state.metrics = number, 0, metrics
         self._call("on_epoch_end")
@@ -119,7 +119,7 @@ class Callbacks:
         return {name: math.fsum(values) / len(values) for name, values in logged.items()}
 
     def end(self) -> bool:
-        """Tell that the job ended; return whether anybody was told."""
+        """End the job; return whether a callback has ``on_fit_end``."""
         self._call("on_fit_end")
         if self.state.logged:
             raise StepError(
@@ -136,13 +136,13 @@ class Callbacks:
 
     def state_dict(self, *, ended: bool = False) -> dict[str, Any]:
         """Return what a checkpoint holds; of a job that ended, only that it did."""
-        found: dict[str, Any] = {"stopped": self.state.stopped}
+        tree: dict[str, Any] = {"stopped": self.state.stopped}
         if not ended:
-            found["logged"] = self.state.logged
-            found["items"] = [
+            tree["logged"] = self.state.logged
+            tree["items"] = [
                 item.state_dict() if hasattr(item, "state_dict") else None for item in self.items
             ]
-        return found
+        return tree
 
     def load_state_dict(self, tree: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -176,12 +176,12 @@ class _Watching:
 
     def problems(self) -> list[tuple[str, str]]:
         """Return (rule, received) of arguments out of bounds."""
-        found = []
+        problems = []
         if self.mode not in ("min", "max"):
-            found.append(("mode must be 'min' or 'max'", repr(self.mode)))
+            problems.append(("mode must be 'min' or 'max'", repr(self.mode)))
         if not self.min_delta >= 0:
-            found.append(("min_delta must be at least 0", repr(self.min_delta)))
-        return found
+            problems.append(("min_delta must be at least 0", repr(self.min_delta)))
+        return problems
 
     def _is_better(self, state: FitState) -> bool:
         """Whether the epoch is the best so far; it is remembered then."""
@@ -259,8 +259,8 @@ class BestWeights(_Watching):
     def on_epoch_end(self, state: FitState) -> None:
         """Keep the weights of a better epoch."""
         if self._is_better(state):
-            own = state.trained.state_dict()
-            self.weights = {name: value.detach().clone() for name, value in own.items()}
+            state_dict = state.trained.state_dict()
+            self.weights = {name: value.detach().clone() for name, value in state_dict.items()}
         state.log(BEST_EPOCH, self.best_epoch)
 
     def on_fit_end(self, state: FitState) -> None:
@@ -314,12 +314,12 @@ class WeightAverage:
 
     def problems(self) -> list[tuple[str, str]]:
         """Return (rule, received) of arguments out of bounds."""
-        found = []
+        problems = []
         if self.decay is not None and not 0 < self.decay < 1:
-            found.append(("decay must be above 0 and below 1, or None", repr(self.decay)))
+            problems.append(("decay must be above 0 and below 1, or None", repr(self.decay)))
         if not 0 <= self.start < 1:
-            found.append(("start must be at least 0 and below 1", repr(self.start)))
-        return found
+            problems.append(("start must be at least 0 and below 1", repr(self.start)))
+        return problems
 
     def on_fit_start(self, state: FitState) -> None:
         """Make the model that holds the average."""

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 
 def loss_and_accuracy(
-    found: torch.Tensor,
-    wanted: torch.Tensor,
+    outputs: torch.Tensor,
+    targets: torch.Tensor,
     criterion: Any,
     objective: Objective,
     like: Any = None,
@@ -55,7 +55,8 @@ def loss_and_accuracy(
     No accuracy for regression, and if only the user's `output_transform` knows the classes. `like`
     are outputs of a batch, where these are trees.
     """
-    loss, hits = criterion(objective.given(found, like), wanted), right(objective, found, wanted)
+    loss = criterion(objective.given(outputs, like), targets)
+    hits = right(objective, outputs, targets)
     numbers = [loss] if hits is None else [loss, hits.double().mean()]
     return [torch.as_tensor(number, dtype=torch.float64) for number in numbers]
 
@@ -68,14 +69,14 @@ def right(objective: Objective, outputs: Any, targets: torch.Tensor) -> torch.Te
     """
     if objective.kind == REGRESSION or objective.scale == TRANSFORMED or objective.outputs:
         return None
-    found: torch.Tensor = outputs
+    scores: torch.Tensor = outputs
     if objective.kind == MULTICLASS:
-        return found.argmax(1) == targets
+        return scores.argmax(1) == targets
     if objective.kind == SEGMENTATION:
-        return (found.argmax(1) == targets)[targets != objective.ignore_index]
+        return (scores.argmax(1) == targets)[targets != objective.ignore_index]
     if objective.scale == UNKNOWN:
         return None
-    positive = found > (0.5 if objective.scale == PROBABILITIES else 0)
+    positive = scores > (0.5 if objective.scale == PROBABILITIES else 0)
     wanted = targets > (0 if objective.signs else 0.5)
     if objective.kind == MASKS:
         return (positive == wanted).flatten()
@@ -123,10 +124,10 @@ def outputs_on(
     `see` gets the outputs of each batch.
     """
     parts = []
-    for _, found in batches_of(model, data, indices, params, beat):
-        parts.append(found if columns is None else columns.join(found))
+    for _, outputs in batches_of(model, data, indices, params, beat):
+        parts.append(outputs if columns is None else columns.join(outputs))
         if see is not None:
-            see(found)
+            see(outputs)
     return torch.cat(parts) if columns is None else columns.stack(parts)
 
 
@@ -138,7 +139,7 @@ def figures_of(
     Shape (n_batches, 4), in float64, on the device; nothing is waited for. Predictions are those of
     `right`: none are judged where it returns None. `batches` are targets and outputs.
     """
-    found = []
+    figures = []
     for targets, outputs in batches:
         hits, device = right(objective, outputs, targets), targets.device
         judged = torch.zeros(0, dtype=torch.bool, device=device) if hits is None else hits
@@ -149,12 +150,12 @@ def figures_of(
             torch.ones_like(judged).sum(),
             torch.stack(nans).any(),
         ]
-        found.append(
+        figures.append(
             torch.stack(
                 [torch.as_tensor(number, device=device).reshape(()).double() for number in numbers]
             )
         )
-    return torch.stack(found)
+    return torch.stack(figures)
 
 
 def shares(count: int, size: int, ranks: int) -> list[slice]:
@@ -246,17 +247,17 @@ def evaluated(training: Training, indices: Indices) -> list[torch.Tensor]:
             return [training.figures_of(indices), *_counts(training, indices)]
         outputs = training.outputs_on(indices)
         targets = training.data.targets_of(indices)
-        found = loss_and_accuracy(
+        figures = loss_and_accuracy(
             outputs, targets, training.criterion, training.objective, training.like
         )
-        return [outputs.float(), *found]
+        return [outputs.float(), *figures]
 
 
-def numbers(training: Training, indices: Indices, found: Sequence[torch.Tensor]) -> Evaluation:
+def numbers(training: Training, indices: Indices, tensors: Sequence[torch.Tensor]) -> Evaluation:
     """Return what `evaluated` returned as numbers; a loss that sums is divided by the samples."""
     if training.bundle.plan.by_batch:
-        return _of_batches(training, len(indices), *(item.numpy() for item in found))
-    outputs, loss, *accuracy = found
+        return _of_batches(training, len(indices), *(item.numpy() for item in tensors))
+    outputs, loss, *accuracy = tensors
     divisor = len(outputs) if adds_up(training.criterion, training.bundle.plan) else 1
     return Evaluation(
         float(loss) / divisor,
@@ -314,13 +315,13 @@ def measured(training: Training, valid_loss: float) -> tuple[float, dict[str, fl
 
     with evaluating(training):
         loss = step.loss(training.model, batches(), training.epoch)
-    return valid_loss if loss is None else loss, step.found
+    return valid_loss if loss is None else loss, step.measures
 
 
 def is_lost(training: Training, loss: float) -> bool:
     """Whether the loss of the held-out fold is not finite, though something computes it."""
-    own = training.user_validation
-    computed = as_given(training.criterion) is not None or (own is not None and own.has_loss)
+    step = training.user_validation
+    computed = as_given(training.criterion) is not None or (step is not None and step.has_loss)
     return computed and not np.isfinite(loss)
 
 
@@ -334,12 +335,12 @@ def inner_metrics(training: Training) -> dict[str, float]:
     """
     if not training.bundle.folds[0].inner_valid.size:
         return {}
-    found = evaluate(training, training.inner_valid)
-    if not np.isfinite(found.loss):
+    inner = evaluate(training, training.inner_valid)
+    if not np.isfinite(inner.loss):
         epoch = training.epoch + 1
-        raise Diverged(f"the loss on the inner part became {found.loss} at epoch {epoch}")
-    measures = {"inner_loss": found.loss}
-    return measures if found.accuracy is None else measures | {"inner_accuracy": found.accuracy}
+        raise Diverged(f"the loss on the inner part became {inner.loss} at epoch {epoch}")
+    measures = {"inner_loss": inner.loss}
+    return measures if inner.accuracy is None else measures | {"inner_accuracy": inner.accuracy}
 
 
 def score_again(training: Training) -> None:
@@ -351,11 +352,11 @@ def score_again(training: Training) -> None:
         An output is NaN, or the loss is not finite.
     """
     began = mark(training.device)
-    found = evaluate(training, training.valid)
-    training.outputs = found.outputs
-    valid_loss, _ = measured(training, found.loss)
+    held_out = evaluate(training, training.valid)
+    training.outputs = held_out.outputs
+    valid_loss, _ = measured(training, held_out.loss)
     training.score_seconds = seconds_between(began, mark(training.device))
-    if found.has_nan:
+    if held_out.has_nan:
         raise Diverged("an output on the held-out fold became nan by the weights of a callback")
     if is_lost(training, valid_loss):
         raise Diverged(f"the loss on the held-out fold became {valid_loss} by those of a callback")
@@ -363,11 +364,11 @@ def score_again(training: Training) -> None:
 
 def check_finite(training: Training, losses: torch.Tensor) -> None:
     """Raise `Diverged` unless all losses (n_batches,) of the epoch are finite."""
-    found = losses.numpy()
-    if not np.isfinite(found).all():
-        first = int(np.flatnonzero(~np.isfinite(found))[0])
+    values = losses.numpy()
+    if not np.isfinite(values).all():
+        first = int(np.flatnonzero(~np.isfinite(values))[0])
         raise Diverged(
-            f"the loss became {found[first]} at epoch {training.epoch + 1}, batch {first + 1} "
+            f"the loss became {values[first]} at epoch {training.epoch + 1}, batch {first + 1} "
             f"(learning rate {training.lr:g})"
         )
 
@@ -382,5 +383,5 @@ def _counts(training: Training, indices: Indices | torch.Tensor) -> list[torch.T
     if adds_up(criterion, training.bundle.plan) or not classifies(criterion):
         return []
     targets = training.data.targets_of(indices)
-    found = weights(criterion, targets, waits=targets.is_cpu)
-    return [] if found is None else [found]
+    counts = weights(criterion, targets, waits=targets.is_cpu)
+    return [] if counts is None else [counts]

@@ -132,8 +132,8 @@ def add_gradient(
 def _loss(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     if training.user_step is not None:
         batch = inputs, training.data.asked_of(targets)
-        own = training.user_step.loss(training.model, batch, training.epoch, training.batch)
-        return torch.as_tensor(own)
+        step, position = training.user_step, (training.epoch, training.batch)
+        return torch.as_tensor(step.loss(training.model, batch, *position))
     outputs = outputs_of(training.model, inputs, training.params.precision)
     loss: torch.Tensor = training.criterion(outputs, targets)
     return loss

@@ -189,17 +189,17 @@ def result_of(training: Training) -> Result:
         score_seconds=training.score_seconds,
         scores={
             **training.scores,
-            **({} if training.user_validation is None else training.user_validation.found),
+            **({} if training.user_validation is None else training.user_validation.measures),
         },
     )
 
 
-def with_gpu_memory(found: Any, device: torch.device) -> Any:
+def with_gpu_memory(answer: Any, device: torch.device) -> Any:
     """Return a result with the peak of this process's memory on a GPU; anything else unchanged."""
-    if device.type != "cuda" or not isinstance(found, Result):
-        return found
+    if device.type != "cuda" or not isinstance(answer, Result):
+        return answer
     # With the allocator's cache, which other processes cannot use.
-    return replace(found, peak_gpu_memory=torch.cuda.max_memory_reserved(device))
+    return replace(answer, peak_gpu_memory=torch.cuda.max_memory_reserved(device))
 
 
 def diverged(training: Training, error: Diverged) -> Result:

@@ -87,11 +87,11 @@ def weights(
     if criterion.weight is None:
         if waits and bool(counted.all()):
             return None
-        found = counted.double()
+        weight_of_each = counted.double()
     else:
         known = targets.where(counted, 0).long()
-        found = criterion.weight.detach().double()[known] * counted
-    return found.flatten(1).sum(1) if found.dim() > 1 else found
+        weight_of_each = criterion.weight.detach().double()[known] * counted
+    return weight_of_each.flatten(1).sum(1) if weight_of_each.dim() > 1 else weight_of_each
 
 
 def portions(
@@ -113,9 +113,9 @@ def means(
 ) -> list[float]:
     """Return the `portions` for a criterion that takes a mean."""
     counts = [float(size) for size in sizes]
-    found = weights(criterion, targets()) if classifies(criterion) else None
-    if found is not None:
-        counts = [float(part.sum()) for part in torch.split(found, list(sizes))]
+    sample_weights = weights(criterion, targets()) if classifies(criterion) else None
+    if sample_weights is not None:
+        counts = [float(part.sum()) for part in torch.split(sample_weights, list(sizes))]
     total = sum(counts)
     return [count / total if total else 0.0 for count in counts]
 
@@ -127,9 +127,9 @@ def factor_and_count(
     count = float(len(targets))
     if adds_up(criterion, plan):
         return 1.0, count
-    found = weights(criterion, targets)
-    if found is not None:
-        count = float(found.sum())
+    sample_weights = weights(criterion, targets)
+    if sample_weights is not None:
+        count = float(sample_weights.sum())
     return count, count
 
 
@@ -180,8 +180,8 @@ def of_rows(criterion: Callable[..., Any], data: Batches) -> Callable[..., Any]:
 
 def as_given(criterion: Any) -> Any:
     """Return a criterion as the user passed it, or made it."""
-    found = criterion.criterion if isinstance(criterion, CriterionOfParts) else criterion
-    return None if isinstance(found, NoLoss) else found
+    plain = criterion.criterion if isinstance(criterion, CriterionOfParts) else criterion
+    return None if isinstance(plain, NoLoss) else plain
 
 
 def criterion_for(recipe: Recipe, data: Batches, train: Indices) -> Callable[..., Any]:
@@ -189,8 +189,8 @@ def criterion_for(recipe: Recipe, data: Batches, train: Indices) -> Callable[...
     if recipe.make_criterion is None:
         return of_rows(copy.deepcopy(recipe.criterion), data)
     targets = data.asked_of(data.targets_of(train).cpu().clone())
-    found: Callable[..., Any] = _made(recipe.make_criterion, targets)
-    return of_rows(found, data)
+    criterion: Callable[..., Any] = _made(recipe.make_criterion, targets)
+    return of_rows(criterion, data)
 
 
 def trained_parameters(criterion: Any) -> list[nn.Parameter]:
@@ -200,7 +200,7 @@ def trained_parameters(criterion: Any) -> list[nn.Parameter]:
 
 
 def kind_made_by(factory: Callable[[Any], Any]) -> Criterion | None:
-    """Return what the criteria of a factory ask for, told by that for the targets 0 and 1.
+    """Return what the criteria of a factory need, judged by that for the targets 0 and 1.
 
     None for the user's own criteria, and where the factory does not take these targets.
     """

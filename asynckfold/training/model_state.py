@@ -32,8 +32,8 @@ class Kept:
 
     def __init__(self, model: nn.Module, *, needed: bool = True) -> None:
         self._model = model
-        found = _state_of(model) if needed else ()
-        self._values = {name: (value, _copied(value)) for name, value in found}
+        state = _state_of(model) if needed else ()
+        self._values = {name: (value, _copied(value)) for name, value in state}
 
     def changed(self) -> list[str]:
         """Return the names of those whose values are others now."""

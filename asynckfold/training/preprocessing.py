@@ -51,16 +51,16 @@ def fit_transform(
     if preprocess is None:
         return data
     rows = data.inputs(np.arange(data.n_samples))
-    fit, own = _fitted(preprocess, rows, data.targets, train)
+    fit, fitted_rows = _fitted(preprocess, rows, data.targets, train)
     alike = data.one_view
     if alike:
         others = np.setdiff1d(np.arange(data.n_samples), train)
-        rest = _changed(fit, rows[others]) if others.size else own[:0]
-        changed = np.empty((len(rows), *own.shape[1:]), np.result_type(own, rest))
-        changed[train], changed[others] = own, rest
+        rest = _changed(fit, rows[others]) if others.size else fitted_rows[:0]
+        changed = np.empty((len(rows), *fitted_rows.shape[1:]), np.result_type(fitted_rows, rest))
+        changed[train], changed[others] = fitted_rows, rest
     else:
         changed = _changed(fit, rows)
-        refuse(_other_problems(preprocess, own, changed[train]))
+        refuse(_other_problems(preprocess, fitted_rows, changed[train]))
     if tell is not None:
         tell(rounded(changed, "what preprocess gives"))
         bad = int((~np.isfinite(changed).reshape(len(changed), -1).all(axis=1)).sum())
@@ -89,10 +89,10 @@ def _fitted(
     # Without a random_state, a transformer draws from the global generators.
     with seeded(0):
         if hasattr(fit, "fit_transform"):
-            own = fit.fit_transform(inputs, wanted)
+            output = fit.fit_transform(inputs, wanted)
         else:
-            own = fit.fit(inputs, wanted).transform(inputs)
-    return fit, _dense(fit, own, len(inputs))
+            output = fit.fit(inputs, wanted).transform(inputs)
+    return fit, _dense(fit, output, len(inputs))
 
 
 def _changed(fit: Any, rows: Array) -> Array:
@@ -100,9 +100,9 @@ def _changed(fit: Any, rows: Array) -> Array:
         return _dense(fit, fit.transform(rows.reshape(len(rows), -1)), len(rows))
 
 
-def _dense(fit: Any, found: Any, count: int) -> Array:
+def _dense(fit: Any, output: Any, count: int) -> Array:
     """Return a transformer's output as a dense array of real numbers."""
-    array = np.asarray(found.toarray() if hasattr(found, "toarray") else found)
+    array = np.asarray(output.toarray() if hasattr(output, "toarray") else output)
     if array.dtype == object:
         with suppress(TypeError, ValueError):
             array = array.astype(np.float64)
@@ -119,14 +119,14 @@ def _narrow(array: Array) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
 
 
-def _other_problems(preprocess: Any, own: Array, later: Array) -> list[Problem]:
-    if own.shape == later.shape:
+def _other_problems(preprocess: Any, first: Array, later: Array) -> list[Problem]:
+    if first.shape == later.shape:
         sizes = np.abs(np.where(np.isfinite(later), later, 0)).max(axis=0, initial=0.0)
         # Nearly empty columns, as the last ones of a PCA, hold only rounding errors.
         near = ALIKE * np.maximum(sizes, 1e-6 * sizes.max(initial=0.0))
         with np.errstate(invalid="ignore"):
-            apart = np.abs(own.astype(np.float64) - later) > near
-        if not apart.any() and np.array_equal(np.isnan(own), np.isnan(later)):
+            apart = np.abs(first.astype(np.float64) - later) > near
+        if not apart.any() and np.array_equal(np.isnan(first), np.isnan(later)):
             return []
     return [
         Problem(

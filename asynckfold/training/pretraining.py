@@ -106,9 +106,9 @@ def pretrain(
         before, reported = reported, time.perf_counter()
         values = {str(name): float(value) for name, value in measures.items()}
         epochs.append(StageEpoch(str(stage), int(epoch), values, reported - before))
-        found = " ".join(f"{name} {value:.4g}" for name, value in values.items())
-        last[stage] = f"{stage} after {epoch} epochs {found}"
-        log.write(f"pretraining {stage} epoch {epoch} {found}\n")
+        measured = " ".join(f"{name} {value:.4g}" for name, value in values.items())
+        last[stage] = f"{stage} after {epoch} epochs {measured}"
+        log.write(f"pretraining {stage} epoch {epoch} {measured}\n")
         heartbeat.begin_long_phase()
 
     rows = torch.from_numpy(train)

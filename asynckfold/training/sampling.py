@@ -39,14 +39,14 @@ def epoch_samples(sampler: Any, data: Batches, train: Indices, seed: int, epoch:
     if sampler is None:
         return epoch_order(train, seed, epoch)
     targets = data.asked_of(data.targets_of(train).cpu())
-    own = sampling_seed(seed, epoch)
-    with seeded(own):
-        found = _given(sampler, targets, train)
-        if not isinstance(found, Sampler):
-            found = WeightedRandomSampler(_weights(found, len(train)), len(train))  # type: ignore[arg-type]
-        if hasattr(found, "generator"):
-            found.generator = torch.Generator().manual_seed(own)
-        places = list(found)
+    draw_seed = sampling_seed(seed, epoch)
+    with seeded(draw_seed):
+        draws = _given(sampler, targets, train)
+        if not isinstance(draws, Sampler):
+            draws = WeightedRandomSampler(_weights(draws, len(train)), len(train))  # type: ignore[arg-type]
+        if hasattr(draws, "generator"):
+            draws.generator = torch.Generator().manual_seed(draw_seed)
+        places = list(draws)
     return train[_checked(places, len(train))]
 
 
@@ -81,15 +81,16 @@ def _given(sampler: Any, targets: Any, train: Indices) -> Any:
     return np.asarray(sampler)[train]
 
 
-def _weights(found: Any, count: int) -> torch.Tensor:
+def _weights(drawn_from: Any, count: int) -> torch.Tensor:
     try:
-        weights = torch.as_tensor(found, dtype=torch.float64)
+        weights = torch.as_tensor(drawn_from, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         weights = torch.empty(0)
     usable = weights.shape == (count,) and bool(weights.isfinite().all() and (weights >= 0).all())
     if not usable or not weights.sum() > 0:
-        is_array = hasattr(found, "shape")
-        shape = f"{type(found).__name__}{f' of shape {tuple(found.shape)}' if is_array else ''}"
+        shape = type(drawn_from).__name__
+        if hasattr(drawn_from, "shape"):
+            shape += f" of shape {tuple(drawn_from.shape)}"
         raise InputError.one(
             "a sampler must give a finite weight of at least 0 for each training sample, some "
             "above 0, or a torch Sampler",

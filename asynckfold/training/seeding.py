@@ -47,35 +47,35 @@ def state_on(device: torch.device) -> torch.Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
-def restore_on(device: torch.device, found: torch.Tensor) -> None:
+def restore_on(device: torch.device, generator_state: torch.Tensor) -> None:
     """Set that generator to a state that `state_on` returned."""
     if device.type == "cuda":
-        torch.cuda.set_rng_state(found, device)
+        torch.cuda.set_rng_state(generator_state, device)
     else:
-        torch.set_rng_state(found)
+        torch.set_rng_state(generator_state)
 
 
 def state() -> dict[str, Any]:
     """Return the state of the global generators as a tree that a checkpoint can hold."""
     version, words, gauss = random.getstate()
-    found: dict[str, Any] = {
+    tree: dict[str, Any] = {
         "python": (version, np.array(words, np.int64), gauss),
         "numpy": np.random.get_state(legacy=True),  # noqa: NPY002
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found
+        tree["cuda"] = torch.cuda.get_rng_state()
+    return tree
 
 
-def restore(found: dict[str, Any]) -> None:
+def restore(tree: dict[str, Any]) -> None:
     """Set the global generators to a state that `state` returned."""
-    version, words, gauss = found["python"]
+    version, words, gauss = tree["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
-    np.random.set_state(found["numpy"])  # noqa: NPY002
-    torch.set_rng_state(found["torch"])
-    if "cuda" in found and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.set_rng_state(found["cuda"])
+    np.random.set_state(tree["numpy"])  # noqa: NPY002
+    torch.set_rng_state(tree["torch"])
+    if "cuda" in tree and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.set_rng_state(tree["cuda"])
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def measure(
         math.fsum(seconds.values()),
         torch.get_num_threads(),
         _by_candidate(bundle.plan.jobs, seconds),
-        {name: sum(found) / len(found) for name, found in scores.items() if found},
+        {name: sum(each) / len(each) for name, each in scores.items() if each},
         by_job=by_job,
         epochs=epochs,
         class_counts=class_counts,
@@ -147,10 +147,10 @@ def estimate(
 
 def _by_candidate(jobs: Sequence[Job], seconds: Mapping[str, float]) -> dict[str, float]:
     """Return the seconds of each candidate whose jobs were all timed."""
-    found: dict[str, list[float]] = {job.candidate: [] for job in jobs}
+    by_candidate: dict[str, list[float]] = {job.candidate: [] for job in jobs}
     for job in jobs:
-        found[job.candidate].append(seconds.get(job.id, math.nan))
-    sums = {name: sum(each) for name, each in found.items()}
+        by_candidate[job.candidate].append(seconds.get(job.id, math.nan))
+    sums = {name: sum(each) for name, each in by_candidate.items()}
     return {name: total for name, total in sums.items() if not math.isnan(total)}
 
 
@@ -315,9 +315,9 @@ def _train(
         loss, count = 0.0, 0.0
         loader, batch = iter(loop.train_loader(epoch)), 0
         while step := list(itertools.islice(loader, loop.params.accumulate)):
-            for (_, targets), found in zip(step, loop.step(step), strict=True):
+            for (_, targets), value in zip(step, loop.step(step), strict=True):
                 factor, samples = loop.counted(targets)
-                loss += found * factor
+                loss += value * factor
                 count += samples
                 batch += 1
                 if loop.per_batch:
@@ -325,7 +325,7 @@ def _train(
             if time.perf_counter() - reported >= EVENT_SECONDS:
                 reported = time.perf_counter()
                 place = epoch + 1, loop.params.epochs, batch, len(loop.bounds)
-                report(Progress(job.id, 0, *place, found))
+                report(Progress(job.id, 0, *place, value))
             if stop():
                 return None
         valid_loss, judged = loop.evaluate(loop.valid_loader)

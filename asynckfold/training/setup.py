@@ -187,10 +187,10 @@ def to_device(data: Batches, device: torch.device) -> Batches:
         return data.to(device)
     if device not in data.moved:
         free, total = torch.cuda.mem_get_info(device)
-        found = data.to(device, int(RESIDENT_SHARE * free))
-        if found.bytes_on(device) > KEPT_SHARE * total:
-            return found
-        data.moved = {device: found}
+        moved = data.to(device, int(RESIDENT_SHARE * free))
+        if moved.bytes_on(device) > KEPT_SHARE * total:
+            return moved
+        data.moved = {device: moved}
     return data.moved[device]
 
 

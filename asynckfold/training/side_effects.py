@@ -98,13 +98,14 @@ def of(model: nn.Module, forward: Callable[[], object]) -> Iterator[str]:
 
 def kept(model: nn.Module, criterion: Any, device: torch.device) -> Iterator[str]:
     """Name what the user's code keeps, or may keep, from step to step, except on the device."""
-    own = [item for item in model.modules() if type(item).__module__.split(".")[0] not in _KNOWN]
-    for function in (criterion, *(type(item).forward for item in own)):
+    packages = [(item, type(item).__module__.split(".")[0]) for item in model.modules()]
+    modules = [item for item, package in packages if package not in _KNOWN]
+    for function in (criterion, *(type(item).forward for item in modules)):
         if code := getattr(unwrapped(function), "__code__", None):
             use = bytecode.use(code)
             changed = use.changes if function is criterion else use.changes | use.attributes
             yield from (f"{code.co_name} changes {name}" for name in sorted(changed))
-    for module in own:
+    for module in modules:
         for name, value in attributes(module).items():
             is_constant = isinstance(value, _STATELESS) or is_plain(value)
             if not is_constant and getattr(value, "device", None) != device:
@@ -114,15 +115,15 @@ def kept(model: nn.Module, criterion: Any, device: torch.device) -> Iterator[str
 def frozen(model: nn.Module) -> list[Any]:
     """Return what a graph of the forward freezes: addresses, modes, plain attributes."""
     tensors = [*model.parameters(), *model.buffers()]
-    found: list[Any] = [(item.data_ptr(), item.requires_grad) for item in tensors]
+    state: list[Any] = [(item.data_ptr(), item.requires_grad) for item in tensors]
     for module in model.modules():
-        own = {
+        plain = {
             name: value.data_ptr() if isinstance(value, torch.Tensor) else repr(value)
             for name, value in attributes(module).items()
             if isinstance(value, torch.Tensor) or is_plain(value)
         }
-        found.append((module.training, own))
-    return found
+        state.append((module.training, plain))
+    return state
 
 
 def _equal(old: Any, new: Any) -> bool:

@@ -62,7 +62,7 @@ def software(
     """
     build = f"{torch.version.git_version}\n{torch.__config__.show()}"
     processor = dict(_processor(cpuinfo))
-    found = {
+    by_name = {
         TORCH: torch.__version__,
         BUILD: hashlib.sha256(build.encode()).hexdigest()[:12],
         **{name: _version(name) for name in ("torchvision", "numpy", "scikit-learn")},
@@ -80,9 +80,9 @@ def software(
     }
     if gpus:
         cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-        found[CUDA] = f"{torch.version.cuda}, cuDNN {cudnn}"
-        found[GPU] = ", ".join(sorted(set(gpus)))
-    return found
+        by_name[CUDA] = f"{torch.version.cuda}, cuDNN {cudnn}"
+        by_name[GPU] = ", ".join(sorted(set(gpus)))
+    return by_name
 
 
 def _cpu_class(processor: dict[str, str]) -> str:

@@ -98,14 +98,14 @@ class CudaRecorder:
         with torch.cuda.stream(torch.cuda.current_stream(self._device)):
             try:
                 with torch.cuda.graph(graph, pool=pool, stream=stream):
-                    found = work()
+                    result = work()
             except Exception:
                 self._end_capture(pool)
                 raise
         taken = torch.cuda.memory_reserved(self._device) - before
         if taken > MEMORY_SHARE * torch.cuda.mem_get_info(self._device)[1]:
             raise NotCapturable(f"it would keep {taken >> 20} MiB of the GPU's memory")
-        return found, graph.replay
+        return result, graph.replay
 
     def _end_capture(self, pool: Any) -> None:
         """End what a failed capture leaves begun in older versions of torch.
@@ -221,8 +221,8 @@ def _trial(recorder: Recorder, training: Training, *given: Tensor) -> tuple[Grad
         restore()
         loss, gradients = gradient(*batch), [item.grad for item in model.parameters()]
         there = [item for item in gradients if item is not None]
-        found = packed([loss, *there, *model.buffers()]).cpu(), generator.get_state()
-        return [[item is None for item in gradients], *(item.numpy().tobytes() for item in found)]
+        flat = packed([loss, *there, *model.buffers()]).cpu(), generator.get_state()
+        return [[item is None for item in gradients], *(item.numpy().tobytes() for item in flat)]
 
     try:
         recorder.warm_up(lambda: eager(*batch))

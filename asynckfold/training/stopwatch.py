@@ -63,9 +63,9 @@ class Stopwatch:
     def call_uncounted(self, look: Callable[[], bool]) -> bool:
         """Call `look`, in which a job may pause, without counting its time."""
         since = self._clock()
-        found = look()
+        answer = look()
         self._began += self._clock() - since
-        return found
+        return answer
 
 
 def mark(device: torch.device) -> float | torch.cuda.Event:

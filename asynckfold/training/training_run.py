@@ -109,7 +109,7 @@ class Training:
     scaler : GradScaler or None
         Scales the loss in float16.
     readings : list
-        Losses that a GPU still computes, to be told of once they have arrived.
+        Losses that a GPU still computes, reported once they have arrived.
     gradient : callable
         What sets the gradients of a batch: `gradients.fresh_gradient`, or a CUDA graph of it.
     user_step, user_validation : TrainingStep, ValidationStep, or None
@@ -175,7 +175,7 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        """Whether all epochs are finished, or the training was told to stop."""
+        """Whether all epochs are finished, or a callback stopped the training."""
         stopped = self.callbacks is not None and self.callbacks.state.stopped
         # Asked for in the middle of an epoch, it is to be the last.
         is_stopped = stopped and self.batch == 0 and bool(self.epochs)
@@ -241,7 +241,7 @@ class Training:
     def report_progress(self, report: Report) -> None:
         """Log every `print_frequency` batches; report progress every `EVENT_SECONDS`.
 
-        A loss that a GPU still computes is told of after a later batch: nothing waits for it.
+        A loss that a GPU still computes is reported after a later batch: nothing waits for it.
         """
         # Several processes may finish several batches at once.
         before, self.logged = self.logged, self.batch // self.params.print_frequency
@@ -283,7 +283,7 @@ class Training:
         item = replace(item, logged={**item.logged, **inner})
         step_lr_schedule(self, inner.get("inner_loss"))
         if self.callbacks is not None:
-            held_out = {} if self.user_validation is None else self.user_validation.found
+            held_out = {} if self.user_validation is None else self.user_validation.measures
             seen = {name: of for name, of in item.logged.items() if name not in held_out}
             seen |= {"train_loss": item.train_loss, "lr": item.lr}
             logged = self.callbacks.end_epoch(item.number, seen)
@@ -327,18 +327,19 @@ class Training:
         losses, *rest = fetched_together([losses, *counts, *tensors])
         check_finite(self, losses)
         train_loss = self._train_loss(losses.numpy(), rest.pop(0).numpy() if counts else None)
-        found = numbers(self, self.valid, rest)
-        self.outputs = found.outputs
-        valid_loss, found_by_user = measured(self, found.loss)
+        held_out = numbers(self, self.valid, rest)
+        self.outputs = held_out.outputs
+        valid_loss, measures = measured(self, held_out.loss)
         self.score_seconds = seconds_between(began, ended)
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
-        if found.has_nan:
+        if held_out.has_nan:
             raise Diverged(f"an output on the held-out fold became nan {where}")
         if is_lost(self, valid_loss):
             raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
         logged = {} if self.user_step is None else self.user_step.means()
-        logged = joined(logged, found_by_user)
-        return Epoch(self.epoch + 1, train_loss, valid_loss, found.accuracy, self.lr, 0.0, logged)
+        logged = joined(logged, measures)
+        number, accuracy = self.epoch + 1, held_out.accuracy
+        return Epoch(number, train_loss, valid_loss, accuracy, self.lr, 0.0, logged)
 
     def _train_loss(
         self, losses: npt.NDArray[np.float64], counts: npt.NDArray[np.float64] | None
@@ -407,7 +408,7 @@ class Training:
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds: everything needed to continue."""
         criterion, losses = as_given(self.criterion), self.losses
-        found: dict[str, Any] = {
+        tree: dict[str, Any] = {
             "job": self.task.job.id,
             "plan": self.bundle.plan.fingerprint,
             "epoch": self.epoch,
@@ -429,14 +430,14 @@ class Training:
             "scores": self.scores,
         }
         if self.scaler is not None:
-            found["scaler"] = self.scaler.state_dict()
+            tree["scaler"] = self.scaler.state_dict()
         if self.user_step is not None:
-            found["logged"] = self.user_step.state_dict()
+            tree["logged"] = self.user_step.state_dict()
         if self.user_validation is not None:
-            found["measured"] = self.user_validation.found
+            tree["measured"] = self.user_validation.measures
         if self.callbacks is not None:
-            found["callbacks"] = self.callbacks.state_dict(ended=self.ended)
-        return found
+            tree["callbacks"] = self.callbacks.state_dict(ended=self.ended)
+        return tree
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -463,7 +464,7 @@ class Training:
         if self.user_step is not None:
             self.user_step.load_state_dict(tree["logged"])
         if self.user_validation is not None:
-            self.user_validation.found = tree["measured"]
+            self.user_validation.measures = tree["measured"]
         if self.callbacks is not None:
             self.callbacks.load_state_dict(tree["callbacks"])
         self.scores = tree["scores"]

@@ -244,8 +244,8 @@ class UserLoop(Training):
         now = time.perf_counter()
         item, self.epoch_began = replace(item, seconds=now - self.epoch_began), now
         self.epochs.append(item)
-        told = {name: value for name, value in vars(item).items() if name in MEASURED and value}
-        shown = {**told, **item.logged}.items()
+        measured = {name: value for name, value in vars(item).items() if name in MEASURED and value}
+        shown = {**measured, **item.logged}.items()
         text = " ".join(f"{name} {value:.4g}" for name, value in shown if not math.isnan(value))
         self.log.write(f"epoch {item.number} {text} lr {item.lr:g} seconds {item.seconds:.2f}\n")
         self.report_event(EpochEnded(self.task.job.id, self.task.attempt, item))
@@ -271,16 +271,16 @@ class UserLoop(Training):
         """
         self.heartbeat.begin_long_phase()
         began = time.perf_counter()
-        found = evaluate(self, self.valid)
-        self.outputs = found.outputs
+        held_out = evaluate(self, self.valid)
+        self.outputs = held_out.outputs
         self.scores = accumulate_scores(self) | self.scores
         self.score_seconds = time.perf_counter() - began
-        if found.has_nan:
+        if held_out.has_nan:
             raise Diverged("an output on the held-out fold became nan")
         if not self.epochs:
-            if is_lost(self, found.loss):
-                raise Diverged(f"the loss on the held-out fold became {found.loss}")
-            self._record(Epoch(1, math.nan, found.loss, found.accuracy, self._rate(), 0.0))
+            if is_lost(self, held_out.loss):
+                raise Diverged(f"the loss on the held-out fold became {held_out.loss}")
+            self._record(Epoch(1, math.nan, held_out.loss, held_out.accuracy, self._rate(), 0.0))
         # Behind a checkpoint of the user's at the same position.
         self.done, self.batch = True, self.batch + 1
         self.save(self.report_event)
@@ -298,7 +298,7 @@ class UserLoop(Training):
             "epochs": [item.to_dict() for item in self.epochs],
             "seconds": self.stopwatch.seconds,
             "random": self.random_state(),
-            "own": self.saved,
+            "user": self.saved,
             "scores": self.scores,
             "pretraining": [vars(item) for item in self.pretraining],
         }
@@ -306,11 +306,11 @@ class UserLoop(Training):
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         self.scores = tree["scores"]
-        if "own" not in tree:
+        if "user" not in tree:
             super().load_state_dict(tree)
             self.done = True
             return
-        self.saved = tree["own"]
+        self.saved = tree["user"]
         self.epoch, self.batch = tree["epoch"], tree["batch"]
         self.lr = tree["lr"]
         self.epochs = [Epoch(**item) for item in tree["epochs"]]

@@ -150,8 +150,8 @@ class TrainingStep:
         state.epoch, state.batch_index, state.backwards = epoch, batch_index, 0
         state.measures = {}
         with autocast(state.device, self._precision):
-            found = self.function(model, batch, state)
-        loss = parsed("training_step", found, state, differentiable=not self.is_several)
+            answer = self.function(model, batch, state)
+        loss = parsed("training_step", answer, state, differentiable=not self.is_several)
         assert loss is not None
         return loss.float() if loss.dtype is AUTOCAST.get(self._precision) else loss
 
@@ -207,23 +207,23 @@ def _in_float32(
 
 
 def parsed(
-    name: str, found: Any, state: StepState, *, differentiable: bool, needed: bool = True
+    name: str, answer: Any, state: StepState, *, differentiable: bool, needed: bool = True
 ) -> torch.Tensor | None:
     """Log what a function returned beside the loss; return the loss, None only if not `needed`."""
-    if isinstance(found, Mapping):
-        if "loss" not in found and needed:
-            names = ", ".join(map(str, found)) or "nothing"
+    if isinstance(answer, Mapping):
+        if "loss" not in answer and needed:
+            names = ", ".join(map(str, answer)) or "nothing"
             raise StepError(
                 f"a dict that {name} returns must hold the loss",
                 f"a dict of {names}",
                 "Return {'loss': loss, ...}.",
             )
-        state.log(**{str(key): found[key] for key in found if key != "loss"})
-        found = found.get("loss")
-    if found is None and not needed:
+        state.log(**{str(key): answer[key] for key in answer if key != "loss"})
+        answer = answer.get("loss")
+    if answer is None and not needed:
         return None
-    check_loss(found, name, differentiable=differentiable)
-    loss: torch.Tensor = found
+    check_loss(answer, name, differentiable=differentiable)
+    loss: torch.Tensor = answer
     return loss
 
 
@@ -272,7 +272,7 @@ def number_of(name: str, value: Any) -> torch.Tensor:
 
 
 class ValidationStep:
-    """The user's function, and what it found in the last epoch.
+    """The user's function, and its measures of the last epoch.
 
     Parameters
     ----------
@@ -292,7 +292,7 @@ class ValidationStep:
     ) -> None:
         self._function, self._precision = function, precision
         self.state = StepState(optimizers, criterion, device, precision)
-        self.found: dict[str, float] = {}
+        self.measures: dict[str, float] = {}
         self.has_loss = False
 
     def loss(
@@ -300,7 +300,7 @@ class ValidationStep:
     ) -> float | None:
         """Measure a model in evaluation mode; return the loss, if the function returns any.
 
-        The loss and what was logged, in `found`, are means over the samples that had them.
+        The loss and what was logged, in `mean_loss`, are means over the samples that had them.
         `batches` are pairs of inputs and targets, and how many samples they hold.
         """
         sums: dict[str, torch.Tensor] = {}
@@ -312,14 +312,14 @@ class ValidationStep:
                 with autocast(state.device, self._precision):
                     loss = self._function(model, batch, state)
                 loss = parsed("validation_step", loss, state, differentiable=False, needed=False)
-                own = {} if loss is None else {"loss": loss.detach().reshape(()).double()}
-                for name, value in {**state.measures, **own}.items():
+                returned = {} if loss is None else {"loss": loss.detach().reshape(()).double()}
+                for name, value in {**state.measures, **returned}.items():
                     sums[name] = sums[name] + value * size if name in sums else value * size
                     counts[name] = counts.get(name, 0) + size
         means = {name: float(total) / counts[name] for name, total in sums.items()}
-        found = means.pop("loss", None)
-        self.found, self.has_loss = means, found is not None
-        return found
+        mean_loss = means.pop("loss", None)
+        self.measures, self.has_loss = means, mean_loss is not None
+        return mean_loss
 
 
 def user_validation(
@@ -332,12 +332,12 @@ def user_validation(
     return ValidationStep(function, optimizers, criterion, device, precision)
 
 
-def joined(logged: dict[str, Any], found: dict[str, float]) -> dict[str, Any]:
+def joined(logged: dict[str, Any], measured: dict[str, float]) -> dict[str, Any]:
     """Return what both steps logged in an epoch."""
-    if both := sorted(logged.keys() & found.keys()):
+    if both := sorted(logged.keys() & measured.keys()):
         raise StepError(
             "training_step and validation_step must log different names",
             ", ".join(map(repr, both)),
             "Rename one of them.",
         )
-    return logged | found
+    return logged | measured

@@ -236,7 +236,7 @@ class CandidateTrial:
         The first step warms up, and its operations are counted.
         """
         is_loop = self.bundle.recipe.fit_fn is not None
-        if self.live.own or is_loop:
+        if self.live.user_step or is_loop:
             self._score(output_samples)
         with outside.only_inside(self.bundle.recipe, self.name, self.live), self.counter:
             first, weights = self._step(output_samples)
@@ -259,9 +259,9 @@ class CandidateTrial:
             self.live, batch = self._made(), mapped(torch.clone, self._users_batch())
             schedule, device = self._lr_schedule(self.optimizer), self.targets.device
             weights = user_code.run_loop(self.bundle, self.live, schedule, batch, device)
-        elif self.live.own:
+        elif self.live.user_step:
             self.live.set_mode(train=True)
-            user_code.train_step(self.live.own, self.model, self._users_batch())
+            user_code.train_step(self.live.user_step, self.model, self._users_batch())
         else:
             self._plain_step(output_samples)
         return time.perf_counter() - started, weights
@@ -381,9 +381,9 @@ class CandidateTrial:
         spare = made or []
 
         def step(live: Live) -> torch.Tensor:
-            if live.own:
+            if live.user_step:
                 batch = inputs, self.seen.asked_of(targets)
-                return user_code.train_step(live.own, live.model, batch)
+                return user_code.train_step(live.user_step, live.model, batch)
 
             def backward() -> torch.Tensor:
                 live.optimizer.zero_grad()
@@ -415,10 +415,10 @@ class CandidateTrial:
         step = user_validation(self.bundle.recipe, parts, criterion, device, self.precision)
         if step is None:
             return ()
-        logged = self.live.own.state.measures if self.live.own else {}
+        logged = self.live.user_step.state.measures if self.live.user_step else {}
         batch, size = self._users_batch(), len(self.targets)
         user_code.validate(step, self.model.eval(), batch, size, logged)
-        return tuple(step.found)
+        return tuple(step.measures)
 
     def check_callbacks(self) -> None:
         """Refuse callbacks that break a rule."""
@@ -427,7 +427,11 @@ class CandidateTrial:
         callbacks = callbacks_of(recipe, self.candidate, epochs, live)
         if callbacks is None:
             return
-        names = ["train_loss", "lr", *(self.live.own.state.measures if self.live.own else ())]
+        names = [
+            "train_loss",
+            "lr",
+            *(self.live.user_step.state.measures if self.live.user_step else ()),
+        ]
         watched = []
         if self.bundle.folds[0].inner_valid.size:
             is_number = self.bundle.plan.objective_of(self.name).kind == REGRESSION

@@ -59,11 +59,11 @@ def on_gpu(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Fus
             trial.check_checkpoint()
             if refusal := _unfit(trial):
                 return Fusibility(refusal)
-            found = _compared(trial, bundle.plan.params.precision)
+            comparison = _compared(trial, bundle.plan.params.precision)
             changed = ", ".join(traces.look())
     except (Exception, SystemExit) as error:  # noqa: BLE001
         return Fusibility(f"{type(error).__name__} was raised: {error}")
-    return Fusibility(f"it changes its process ({changed})") if changed else found
+    return Fusibility(f"it changes its process ({changed})") if changed else comparison
 
 
 def _unfit(trial: CandidateTrial) -> str:
@@ -117,20 +117,20 @@ def _compared(trial: CandidateTrial, precision: str) -> Fusibility:
         make = opt_fn_for(recipe, trial.schedule, trial.criterion)
         opt_fn = partial(with_fused_kernel, make)
         steps = _steps(trial)
-        found = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
-        if found.fused is None:
-            return Fusibility(str(found.refusal))
-        if found.fused.why_vmap:
-            return Fusibility(f"it has no batched form: {found.fused.why_vmap}")
-        optimizers = [opt_fn(model) for model in found.fused.models]
-        own = why_not_stackable(found.fused, optimizers, range(2))
-        if own is None:
-            return Fusibility("", str(found))
+        comparison = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
+        if comparison.fused is None:
+            return Fusibility(str(comparison.refusal))
+        if comparison.fused.why_vmap:
+            return Fusibility(f"it has no batched form: {comparison.fused.why_vmap}")
+        optimizers = [opt_fn(model) for model in comparison.fused.models]
+        unstackable = why_not_stackable(comparison.fused, optimizers, range(2))
+        if unstackable is None:
+            return Fusibility("", str(comparison))
         criterion = copy.deepcopy(recipe.criterion)
         views = _why_not_on_views(models, criterion, opt_fn, steps[-1], precision)
         if views:
-            return Fusibility(f"{own}, and {views}")
-        return Fusibility("", f"{found}; each job steps its own optimizer: {own}")
+            return Fusibility(f"{unstackable}, and {views}")
+        return Fusibility("", f"{comparison}; each job steps its own optimizer: {unstackable}")
     except Exception as error:  # noqa: BLE001
         return Fusibility(f"{type(error).__name__} was raised: {error}")
 

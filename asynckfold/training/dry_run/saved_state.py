@@ -45,7 +45,7 @@ class Live:
     model: nn.Module
     optimizer: Any
     criterion: Any
-    own: TrainingStep | None
+    user_step: TrainingStep | None
 
     def set_mode(self, *, train: bool) -> None:
         """Set the mode of all that has one."""
@@ -188,8 +188,8 @@ def _parts(live: Live) -> Iterator[tuple[str, dict[str, Any]]]:
             if name not in _OF_TORCH and not name.startswith("_asynckfold")
         }
         yield "the optimizer", unsaved
-    if live.own:
-        yield "the training_step", _unsaved(live.own.function)
+    if live.user_step:
+        yield "the training_step", _unsaved(live.user_step.function)
 
 
 def _unsaved(owner: Any) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def check_sampler(bundle: Bundle, data: Batches) -> None:
             )
 
 
-def train_step(own: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> torch.Tensor:
+def train_step(step: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> torch.Tensor:
     """Train on the batch by a `training_step`; return the loss.
 
     Raises
@@ -146,25 +146,25 @@ def train_step(own: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> t
     Refused
         The function breaks a rule.
     """
-    state, steps = own.state, []
+    state, stepped = step.state, []
     for optimizer in state.optimizers:
         optimizer.zero_grad()
     with ExitStack() as hooks:
         for optimizer in state.optimizers:
-            hook = optimizer.register_step_pre_hook(lambda *call: steps.append(call))
+            hook = optimizer.register_step_pre_hook(lambda *call: stepped.append(call))
             hooks.callback(hook.remove)
         try:
-            loss = own.loss(model, batch, 0, 0)
+            loss = step.loss(model, batch, 0, 0)
         except StepError as error:
             raise Refused(*error.args) from error
-    if own.is_several:
+    if step.is_several:
         if not state.backwards:
             raise Refused(SEVERAL_RULE, "a step that never calls it", SEVERAL_REMEDY)
-        if len(steps) != state.backwards:
-            received = f"{len(steps)} steps of optimizers and {state.backwards} calls of "
+        if len(stepped) != state.backwards:
+            received = f"{len(stepped)} stepped of optimizers and {state.backwards} calls of "
             raise Refused(SEVERAL_RULE, f"{received}state.backward", SEVERAL_REMEDY)
         return loss
-    if steps:
+    if stepped:
         raise Refused(ONE_RULE, "a call of optimizer.step()", ONE_REMEDY)
     groups = state.optimizer.param_groups
     if any(item.grad is not None for group in groups for item in group["params"]):
@@ -173,7 +173,7 @@ def train_step(own: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> t
 
     def backward() -> torch.Tensor:
         state.optimizer.zero_grad()
-        again = own.loss(model, batch, 0, 0)
+        again = step.loss(model, batch, 0, 0)
         again.backward()  # type: ignore[no-untyped-call]
         return again
 
@@ -183,7 +183,7 @@ def train_step(own: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> t
 
 
 def validate(
-    own: ValidationStep,
+    step: ValidationStep,
     model: nn.Module,
     batch: tuple[Any, Any],
     size: int,
@@ -194,11 +194,11 @@ def validate(
     `logged` is what the `training_step` logs.
     """
     try:
-        loss = own.loss(model, [(batch, size)], 0)
-        joined(logged, own.found)
+        loss = step.loss(model, [(batch, size)], 0)
+        joined(logged, step.measures)
     except StepError as error:
         raise Refused(*error.args) from error
-    if loss is None and not own.found:
+    if loss is None and not step.measures:
         raise Refused(
             "validation_step must measure something",
             "a function that returns and logs nothing",

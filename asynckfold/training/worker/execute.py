@@ -81,12 +81,12 @@ def execute(
         torch_settings.apply(bundle.numerics)
         if bundle.plan.params.precision == "tf32":
             torch_settings.allow_tf32()
-        found = _execute(bundle, data, placement, tasks, report, stop, heartbeat or Heartbeat())
+        answers = _execute(bundle, data, placement, tasks, report, stop, heartbeat or Heartbeat())
     if traces.left:
         job = placement.jobs[0] if placement.jobs else None
         names = tuple(dict.fromkeys(traces.left))
         report(Left(job, names, numbers=not WITHOUT_NUMBERS.issuperset(names)))
-    return found
+    return answers
 
 
 def _execute(
@@ -134,13 +134,13 @@ def _execute(
                 with isolated(patches=True):
                     return [probe.measure(bundle, jobs, data, device, report, stop, heartbeat)]
             if placement.trainer == "fused":
-                found = _train_group(bundle, data, tasks, device, report, stop, heartbeat)
-                return [loop.with_gpu_memory(item, device) for item in found]
+                answers = _train_group(bundle, data, tasks, device, report, stop, heartbeat)
+                return [loop.with_gpu_memory(item, device) for item in answers]
 
             def work(task: Task) -> list[Any]:
                 trainer = loop if bundle.recipe.fit_fn is None else user_loop
-                found = trainer.train(bundle, task, data, device, report, stop, heartbeat)
-                return [loop.with_gpu_memory(found, device)]
+                answers = trainer.train(bundle, task, data, device, report, stop, heartbeat)
+                return [loop.with_gpu_memory(answers, device)]
 
             return [_attempt(bundle, [task], partial(work, task))[0] for task in tasks]
 
@@ -159,8 +159,8 @@ def in_turn(
     """
     results: list[Any] = []
     for part in [[task] for task in tasks] if placement.is_job_batch else [tasks]:
-        if results and isinstance(found := results[-1], Result):
-            report(JobEnded(replace(found, pid=os.getpid(), peak_memory=process.peak_memory())))
+        if results and isinstance(last := results[-1], Result):
+            report(JobEnded(replace(last, pid=os.getpid(), peak_memory=process.peak_memory())))
             results[-1] = None
         results += [None] if results and stop() else work(part)
     return results
@@ -209,8 +209,8 @@ def _train_group(
     def work() -> list[Any]:
         return list(trainer.train(bundle, tasks, data, device, tell, stop, heartbeat, fail))
 
-    found = _attempt(bundle, tasks, work)
-    return [ended.get(task.job.id, item) for task, item in zip(tasks, found, strict=True)]
+    answers = _attempt(bundle, tasks, work)
+    return [ended.get(task.job.id, item) for task, item in zip(tasks, answers, strict=True)]
 
 
 def _attempt(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]]) -> list[Any]:

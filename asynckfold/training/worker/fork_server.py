@@ -232,13 +232,13 @@ class _Server:
 
     def become_worker(self, name: int, pipe: int) -> None:
         """In the child: close what belongs to the server, serve, and exit."""
-        status, own = 1, sys.stderr
+        status, stderr = 1, sys.stderr
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for descriptor in (self.wake_read, self.wake_write, self.control.fileno()):
                 os.close(descriptor)
-            own = _detach_output()
+            stderr = _detach_output()
             from asynckfold.training.worker import main
 
             main.main(pipe, self.heartbeats[name])
@@ -248,7 +248,7 @@ class _Server:
             status = request.code if isinstance(request.code, int) else 1
         except BaseException:  # noqa: BLE001
             with contextlib.suppress(OSError, ValueError):
-                traceback.print_exc(file=own)
+                traceback.print_exc(file=stderr)
         finally:
             terminal.flush()
             os._exit(status)
@@ -258,11 +258,11 @@ class _Server:
             os.read(self.wake_read, 4096)
         for pid in list(self.workers):
             try:
-                found, status, used = os.wait4(pid, os.WNOHANG)
+                ended, status, used = os.wait4(pid, os.WNOHANG)
                 peak = used.ru_maxrss * 1024
             except ChildProcessError:
-                found, status, peak = pid, 0, 0
-            if found:
+                ended, status, peak = pid, 0, 0
+            if ended:
                 name = self.workers.pop(pid)
                 # With its children, such as DataLoader workers.
                 _kill_group(pid)
@@ -276,13 +276,13 @@ def _detach_output() -> TextIO:
     A child of a worker may outlive everything, and a reader of the caller's output would wait for
     it. During a job, output goes to its log.
     """
-    own = os.fdopen(os.dup(2), "w", buffering=1)
-    os.register_at_fork(after_in_child=lambda: os.close(own.fileno()))
+    stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    os.register_at_fork(after_in_child=lambda: os.close(stderr.fileno()))
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for number in (1, 2):
         os.dup2(nowhere, number)
     os.close(nowhere)
-    return own
+    return stderr
 
 
 def _reaped(pid: int) -> bool:

@@ -20,15 +20,15 @@ EACH_SECONDS = 90.0
 
 
 def main(uuids: Sequence[str]) -> None:
-    """Print what was found as JSON: by UUID, or of all GPUs by index where none is given."""
+    """Print what was answers as JSON: by UUID, or of all GPUs by index where none is given."""
     import torch
 
     if uuids:
-        found = _in_forks(uuids)
+        answers = _in_forks(uuids)
     else:
         # To count GPUs without NVML may initialise CUDA, after which no fork can use it.
-        found = {str(index): _answer(index) for index in range(torch.cuda.device_count())}
-    terminal.write(f"{json.dumps(found)}\n")
+        answers = {str(index): _answer(index) for index in range(torch.cuda.device_count())}
+    terminal.write(f"{json.dumps(answers)}\n")
 
 
 def _in_forks(uuids: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -40,16 +40,16 @@ def _in_forks(uuids: Sequence[str]) -> dict[str, dict[str, Any]]:
         child.start()
         there.close()
         trials.append((uuid, here, child))
-    found: dict[str, dict[str, Any]] = {}
+    answers: dict[str, dict[str, Any]] = {}
     for uuid, here, child in trials:
-        found[uuid] = {"failure": f"no answer within {EACH_SECONDS:g} s"}
+        answers[uuid] = {"failure": f"no answer within {EACH_SECONDS:g} s"}
         if here.poll(EACH_SECONDS):
-            found[uuid] = {"failure": "its process died"}
+            answers[uuid] = {"failure": "its process died"}
             with contextlib.suppress(EOFError):
-                found[uuid] = here.recv()
+                answers[uuid] = here.recv()
         child.kill()
         child.join()
-    return found
+    return answers
 
 
 def _send(pipe: Any, uuid: str) -> None:
@@ -75,6 +75,6 @@ def _tried(index: int, uuid: str) -> dict[str, Any]:
         raise RuntimeError("a sum of 512 came out wrong")
     free, total = torch.cuda.mem_get_info(index)
     seen = torch.cuda.get_device_properties(index)
-    own = getattr(seen, "uuid", "") if torch.version.cuda else ""
-    uuid = uuid or (f"GPU-{own}" if own else "")
+    device_uuid = getattr(seen, "uuid", "") if torch.version.cuda else ""
+    uuid = uuid or (f"GPU-{device_uuid}" if device_uuid else "")
     return {"free": free, "total": total, "name": seen.name, "uuid": uuid}

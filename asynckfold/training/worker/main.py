@@ -186,8 +186,8 @@ class WorkerState:
         except StorageError as error:
             try:
                 refuse_own_fault(error, self.files, limits() != self.limits)
-            except WorkerDiedError as own:
-                return ("lost", own.cause, own.outcome)
+            except WorkerDiedError as fault:
+                return ("lost", fault.cause, fault.outcome)
             return ("storage", error.errno, error.strerror or str(error))
         except WorkerDiedError as error:
             return ("lost", error.cause, error.outcome)
@@ -245,11 +245,11 @@ class WorkerState:
 
 def _changed_code(bundle: Bundle) -> str:
     """Return an error if a module's file differs from what the caller's process imported."""
-    found = imported_otherwise(bundle.recipe, bundle.code)
-    if not found:
+    files = imported_otherwise(bundle.recipe, bundle.code)
+    if not files:
         return ""
     return (
-        f"module files differ from the code that the caller imported: {found}. "
+        f"module files differ from the code that the caller imported: {files}. "
         "Workers import these files: reload the module (importlib.reload) or restart Python, and "
         "set its variables in the file itself"
     )

@@ -111,10 +111,10 @@ def read_range(work: Reads, inputs: Inputs, heartbeat: Heartbeat) -> bytes:
     except BaseException as error:  # noqa: BLE001
         return pickle.dumps(NotUnpacked(f"{type(error).__name__}: {error}"))
     inputs.close()
-    found = task(work.low, work.high, inputs.arrays, beat)
-    at, end = getattr(found, "at", -1), inputs.places[STOP]
+    answer = task(work.low, work.high, inputs.arrays, beat)
+    at, end = getattr(answer, "at", -1), inputs.places[STOP]
     if at >= 0 and (not end or at + 1 < end):
         inputs.places[STOP] = at + 1
     # cloudpickle sends tensors by value, the pipe would send them as files.
-    packed_answer: bytes = cloudpickle.dumps(found)
+    packed_answer: bytes = cloudpickle.dumps(answer)
     return packed_answer

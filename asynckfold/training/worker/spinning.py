@@ -179,15 +179,15 @@ def _libgomp() -> ctypes.CDLL | None:
     try:
         if "libgomp" not in Path("/proc/self/maps").read_text():
             return None
-        found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        found.GOMP_parallel.argtypes = [
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        library.GOMP_parallel.argtypes = [
             ctypes.c_void_p,
             ctypes.c_void_p,
             ctypes.c_uint,
             ctypes.c_uint,
         ]
-        found.GOMP_parallel.restype = None
-        return found if found.omp_get_thread_num else None
+        library.GOMP_parallel.restype = None
+        return library if library.omp_get_thread_num else None
     except (OSError, AttributeError):
         return None
 
