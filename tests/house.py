@@ -11,7 +11,10 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+import asynckfold
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -78,23 +81,45 @@ def rooms() -> dict[str, Weight]:
     return {**weights, "rest": total(PACKAGE.glob("*.py"))}
 
 
-def is_public_door(path: Path) -> dict[str, bool]:
-    """Return, for each test function of a file, whether it uses public names of the package alone.
+@dataclass(frozen=True)
+class Names:
+    """What the names of a file use.
 
-    What a function uses is followed through the functions, classes and names of its file; a name
-    imported from another file of the tests counts as that file's imports do.
+    Parameters
+    ----------
+    internal : frozenset of str
+        Imported names that are none of the public door's.
+    uses : dict of str to set of str
+        Names that each function, class or variable of the file mentions.
     """
+
+    internal: frozenset[str]
+    uses: dict[str, set[str]]
+
+    def reach_inside(self, name: str) -> bool:
+        """Whether a name leads to an internal one, through others of the file."""
+        reached, waiting = {name}, [name]
+        while waiting:
+            for other in self.uses.get(waiting.pop(), set()) - reached:
+                reached.add(other)
+                waiting.append(other)
+        return bool(reached & self.internal)
+
+
+@cache
+def names_of(path: Path) -> Names:
+    """Read a file of the tests."""
     tree = ast.parse(path.read_text())
-    inside = {alias for node in ast.walk(tree) for alias in _internal_names(node)}
+    internal = {name for node in ast.walk(tree) for name in _internal_names(node)}
     uses: dict[str, set[str]] = {}
     for node in tree.body:
-        names = {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
-        names |= {item.arg for item in ast.walk(node) if isinstance(item, ast.arg)}
-        inner = {alias for item in ast.walk(node) for alias in _internal_names(item)}
+        inner = list(ast.walk(node))
+        names = {item.id for item in inner if isinstance(item, ast.Name)}
+        names |= {item.arg for item in inner if isinstance(item, ast.arg)}
+        names |= {name for item in inner for name in _internal_names(item)}
         for name in _defined(node):
-            uses[name] = uses.get(name, set()) | names | inner
-    tests = [name for name in uses if name.startswith("test_")]
-    return {name: not (_reachable(name, uses) & inside) for name in tests}
+            uses.setdefault(name, set()).update(names)
+    return Names(frozenset(internal), uses)
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:
@@ -110,8 +135,8 @@ def _defined(node: ast.stmt) -> Iterator[str]:
 def _internal_names(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         for alias in node.names:
-            if _is_internal(alias.name, ""):
-                yield (alias.asname or alias.name).split(".")[0]
+            if alias.name.split(".")[0] == "asynckfold" and alias.name not in ("asynckfold", *OPEN):
+                yield alias.asname or alias.name.split(".")[0]
     elif isinstance(node, ast.ImportFrom) and node.module:
         for alias in node.names:
             if _is_internal(node.module, alias.name):
@@ -119,53 +144,27 @@ def _internal_names(node: ast.AST) -> Iterator[str]:
 
 
 def _is_internal(module: str, name: str) -> bool:
-    top = module.split(".")[0]
-    if top == "asynckfold":
-        is_public_name = module == "asynckfold" and name in _public()
-        return not (is_public_name or module.startswith(OPEN))
-    if top != "tests":
+    if module == "asynckfold":
+        return name not in asynckfold.__all__
+    if module.startswith("asynckfold."):
+        return not module.startswith(OPEN)
+    if module.split(".")[0] != "tests":
         return False
-    for path in (HOME.joinpath(*module.split(".")), HOME.joinpath(*module.split("."), name)):
-        if path.with_suffix(".py").exists():
-            return _file_is_internal(path.with_suffix(".py"))
-    return False
-
-
-_FILES: dict[Path, bool] = {}
-_PUBLIC: set[str] = set()
-
-
-def _public() -> set[str]:
-    if not _PUBLIC:
-        import asynckfold
-
-        _PUBLIC.update(asynckfold.__all__, ("__version__",))
-    return _PUBLIC
-
-
-def _file_is_internal(path: Path) -> bool:
-    if path not in _FILES:
-        _FILES[path] = False
-        nodes = ast.walk(ast.parse(path.read_text()))
-        _FILES[path] = any(True for node in nodes for _ in _internal_names(node))
-    return _FILES[path]
-
-
-def _reachable(name: str, uses: dict[str, set[str]]) -> set[str]:
-    reached, waiting = {name}, [name]
-    while waiting:
-        for other in uses.get(waiting.pop(), set()) - reached:
-            reached.add(other)
-            waiting.append(other)
-    return reached
+    path = HOME.joinpath(*module.split(".")).with_suffix(".py")
+    if path.exists():
+        return names_of(path).reach_inside(name)
+    path = HOME.joinpath(*module.split("."), name).with_suffix(".py")
+    return path.exists() and bool(names_of(path).internal)
 
 
 def public_tests() -> tuple[int, int]:
     """Return how many test functions use public names alone, and how many there are."""
     answers = [
-        answer
+        not names.reach_inside(name)
         for path in (HOME / "tests").rglob("test_*.py")
-        for answer in is_public_door(path).values()
+        for names in [names_of(path)]
+        for name in names.uses
+        if name.startswith("test_")
     ]
     return sum(answers), len(answers)
 
