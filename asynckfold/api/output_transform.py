@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold.jobs.columns import with_leaves
 from asynckfold.jobs.objective import Transform
+from asynckfold.jobs.schema import with_leaves
 
 
 def of_arrays(transform: Callable[[Any], Any]) -> Transform:

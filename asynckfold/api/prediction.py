@@ -22,8 +22,8 @@ from asynckfold.data.collation import Collation, structure
 from asynckfold.data.dataset import open_inputs
 from asynckfold.data.transforms import Misfit, Step, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.schema import Schema
 from asynckfold.results.ensemble import Outputs
 from asynckfold.results.out_of_fold import wide
 from asynckfold.training import preprocessing, seeding
@@ -62,7 +62,7 @@ class Member:
     model: nn.Module
     fit: Any  # of `preprocess`; None without one
     precision: str
-    columns: Columns | None = None  # of outputs that are trees
+    columns: Schema | None = None  # of outputs that are trees
 
     def outputs(self, seen: Any) -> Outputs:
         """Return the outputs of samples after the eval transform."""

@@ -133,7 +133,7 @@ def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]
     if not settings.about.get("scored"):
         handle = data.handle()
         opened = handle.open(handle.fds)
-        records = opened.records
+        records = opened.ragged_samples
         notes.append(
             copies_note(opened.stored, folds) if records is None else records_note(records, folds)
         )

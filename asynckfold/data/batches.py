@@ -17,7 +17,6 @@ from asynckfold.data.arrays import exact
 from asynckfold.data.collation import Collation
 from asynckfold.data.dataset import Opened
 from asynckfold.data.device_copies import Prefetcher, sent
-from asynckfold.data.ragged import RaggedLayout
 from asynckfold.data.shared_arrays import ArraySpec
 from asynckfold.data.target_encoding import Encoding
 from asynckfold.data.transforms import (
@@ -25,21 +24,21 @@ from asynckfold.data.transforms import (
     Array,
     Draw,
     JoinedDraw,
-    Layout,
+    Records,
     Step,
     View,
     apply,
     copied,
     generators_kept,
-    layout_in,
     mapped,
     on_device,
+    records_in,
     same_steps,
     seed_generators,
     varies,
 )
-from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.schema import Schema
 
 _CPU = torch.device("cpu")
 
@@ -129,7 +128,7 @@ class _Ragged:
 
     offsets: Tensor
     values: Tensor
-    stored_as: RaggedLayout
+    records: Records
 
     @property
     def arrays(self) -> tuple[Tensor, ...]:
@@ -142,7 +141,7 @@ class _Ragged:
         """Return samples; their targets are stored elsewhere."""
         places = torch.from_numpy(draw.indices)
         edges = zip(self.offsets[places].tolist(), self.offsets[places + 1].tolist(), strict=True)
-        return [self.stored_as.unpack(self.values[low:high]) for low, high in edges], None
+        return [self.records.restore(self.values[low:high]) for low, high in edges], None
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Ragged:
         return self
@@ -191,9 +190,8 @@ def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
 class Batches:
     """Whole batches of both views, by sample number.
 
-    With a `layout`, samples are records, and inputs a tree of tensors (B, ...). With a `collation`,
-    inputs are what the user's function makes of a list of samples. With `columns`, targets are rows
-    of trees.
+    With `records`, inputs are a tree of tensors (B, ...). With a `collation`, they are what the
+    user's function makes of a list of samples. With a `schema`, targets are rows of trees.
     """
 
     def __init__(
@@ -201,13 +199,13 @@ class Batches:
         targets: Tensor,
         train_view: _ViewBatches,
         eval_view: _ViewBatches,
-        layout: Layout | None = None,
+        records: Records | None = None,
         collation: Collation | None = None,
-        columns: Columns | None = None,
+        schema: Schema | None = None,
     ) -> None:
         self.targets = targets
-        self.columns = columns
-        self.layout = layout
+        self.schema = schema
+        self.records = records
         self.collation = collation
         self._train = train_view
         self._eval = eval_view
@@ -279,7 +277,7 @@ class Batches:
 
     def asked_of(self, targets: Tensor) -> Any:
         """Return the targets (B, ...) of a batch as the data set gives them."""
-        return targets if self.columns is None else self.columns.split(targets)
+        return targets if self.schema is None else self.schema.split(targets)
 
     def inputs(self, indices: Indices | Tensor) -> Array:
         """Return inputs of the eval view for scikit-learn, see `exact`."""
@@ -291,8 +289,8 @@ class Batches:
         return next((array.numpy() for array in self._eval.arrays), None)
 
     @property
-    def records(self) -> Iterator[bytes] | None:
-        """All samples as they are stored, where they differ in length; None where they do not."""
+    def ragged_samples(self) -> Iterator[bytes] | None:
+        """All samples as they are stored, if they may differ in shape; else None."""
         view = self._eval
         if not isinstance(view, _Ragged):
             return None
@@ -314,7 +312,7 @@ class Batches:
         """
         held = _Held(inputs, View((), None, (), ()))
         train = held if change is None else _Changed(self._train, change)
-        return Batches(self.targets, train, held, columns=self.columns)
+        return Batches(self.targets, train, held, schema=self.schema)
 
     def bytes_on(self, device: torch.device) -> int:
         """Return the bytes that the arrays of both views and the targets take on a device."""
@@ -336,7 +334,7 @@ class Batches:
         fits = room is None or size <= room
         moved = {key: array.to(place) for key, array in arrays.items()} if fits else {}
         views = train.to(place, moved), evaluation.to(place, moved)
-        return Batches(self.targets.to(place), *views, self.layout, self.collation, self.columns)
+        return Batches(self.targets.to(place), *views, self.records, self.collation, self.schema)
 
     def _gather(
         self, view: _ViewBatches, indices: Indices | Tensor, seed: int, epoch: int
@@ -376,7 +374,7 @@ class Batches:
 
     def unpacked(self, batch: Tensor) -> Any:
         """Return the inputs of a batch, which may be records."""
-        return batch if self.layout is None else self.layout.unpack(batch)
+        return batch if self.records is None else self.records.unpack(batch)
 
 
 class OrderedBatches:
@@ -441,7 +439,7 @@ def one_by_one(
     Bit-identical with a stored view, which was compared with it.
     """
     view = _Read(source, tuple(steps))
-    batches = Batches(torch.from_numpy(targets), view, view, layout_in(steps), collation)
+    batches = Batches(torch.from_numpy(targets), view, view, records_in(steps), collation)
     if collation is not None or steps or source.samples is None:
         return batches
     rows = slice(None) if source.rows is None else source.rows
@@ -463,10 +461,9 @@ class DataHandle:
     source: Opened | None = None  # the dataset, where samples are not held
     encoding: Encoding | None = None  # of a random dataset's targets, which come with each sample
     fds: tuple[int, ...] = ()  # in the order of `specs`
-    layout: Layout | None = None  # of the records, where a sample is several tensors
+    records: Records | None = None  # of samples of several tensors, or stored for `collation`
     collation: Collation | None = None  # the user's, in place of stacking
-    stored_as: RaggedLayout | None = None  # of the samples that are stored for it
-    columns: Columns | None = None  # of targets of several parts
+    schema: Schema | None = None  # of targets of several parts
     not_finite: tuple[int, ...] = ()  # see `Batches.not_finite`
     last_is_target: bool = False  # taken to be so, of more than two tensors
 
@@ -489,11 +486,11 @@ class DataHandle:
             train, evaluation = (
                 _Read(self.source, view.pipeline, self.encoding) for view in (self.train, self.eval)
             )
-            return Batches(arrays[0], train, evaluation, self.layout, self.collation, self.columns)
-        if self.stored_as is not None:
+            return Batches(arrays[0], train, evaluation, self.records, self.collation, self.schema)
+        if self.records is not None and self.records.ragged:
             _, offsets, values = arrays
-            ragged = _Ragged(offsets, values, self.stored_as)
-            return Batches(arrays[0], ragged, ragged, None, self.collation, self.columns)
+            ragged = _Ragged(offsets, values, self.records)
+            return Batches(arrays[0], ragged, ragged, None, self.collation, self.schema)
         train_slot, eval_slot = self.slots
         held = _Held(arrays[train_slot], self.train), _Held(arrays[eval_slot], self.eval)
-        return Batches(arrays[0], *held, self.layout, columns=self.columns)
+        return Batches(arrays[0], *held, self.records, schema=self.schema)

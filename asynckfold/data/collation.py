@@ -19,7 +19,7 @@ from torch import Tensor
 from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, Opened
 from asynckfold.data.transforms import copied, generators_kept, leaves_by_path, mapped
 from asynckfold.errors import InputError
-from asynckfold.jobs.columns import Columns, UnfitTree, leaves_of
+from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of, path_text
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,13 @@ class Collation:
         List of items → (inputs, targets), or a dict of both.
     form : ItemForm
         What an item is.
-    columns : Columns or None
+    schema : Schema or None
         Of targets of several parts.
     """
 
     function: Callable[[list[Any]], Any]
     form: ItemForm
-    columns: Columns | None = None
+    schema: Schema | None = None
     # whether inputs are a tuple with one for each sample; empty before the first batch
     _lists: list[bool] = field(default_factory=list, compare=False, repr=False)
 
@@ -76,16 +76,16 @@ class Collation:
             The function returns something else than inputs and the targets of these samples.
         """
         each: Any = targets
-        if self.columns is not None:
-            each = [_of_one(self.columns, row) for row in targets]
+        if self.schema is not None:
+            each = [_of_one(self.schema, row) for row in targets]
         items = [self.form.item(*pair) for pair in zip(samples, each, strict=True)]
         # The function may change what it gets.
         spare = None if self._lists else copied([*items, items[0]])
         inputs, found = self._divided(self.function(items))
-        if self.columns is None:
+        if self.schema is None:
             _check_targets(found, targets)
         else:
-            _check_trees(found, self.columns.split(targets))
+            _check_trees(found, self.schema.split(targets))
         if spare is not None:
             self._lists.append(self._grows(inputs, spare))
         # A list is one argument of the model, a tuple several.
@@ -168,10 +168,10 @@ def _are_equal(leaf: Any, wanted: Tensor) -> bool:
     return tensor is not None and torch.equal(tensor.to(wanted.dtype), wanted)
 
 
-def _of_one(columns: Columns, row: Tensor) -> Any:
+def _of_one(schema: Schema, row: Tensor) -> Any:
     """Return the target of one sample."""
-    found = columns.split(row[None])
-    return found[0] if columns.ragged else mapped(lambda part: part[0], found)
+    found = schema.split(row[None])
+    return found[0] if schema.ragged else mapped(lambda part: part[0], found)
 
 
 def _tensor(found: Any) -> Tensor | None:
@@ -190,7 +190,7 @@ def structure(inputs: Any) -> str:
     if isinstance(inputs, list) and not _is_numbers(inputs):
         return f"a list of {' and '.join(dict.fromkeys(map(structure, inputs)))}"
     leaves, _ = leaves_by_path(inputs, stops=_is_numbers)
-    return ", ".join(f"{path} {_kind(leaf)}".strip() for path, leaf in leaves.items())
+    return ", ".join(f"{path_text(path)} {_kind(leaf)}".strip() for path, leaf in leaves.items())
 
 
 def _is_numbers(item: Any) -> bool:

@@ -28,9 +28,9 @@ from asynckfold.data.transforms import (
     flatten,
     generators_kept,
     kind_of,
-    layout_in,
     mapped,
     native,
+    records_in,
     same_sample,
     seed_generators,
     step_name,
@@ -217,9 +217,9 @@ class OneByOne:
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         sample, label = self.source.read(index)
         given = apply(self.steps, copied(sample) if self.steps else sample)
-        layout = layout_in(self.steps)
-        if layout is not None:
-            given = mapped(lambda item: item[0], layout.unpack(torch.from_numpy(given)[None]))
+        records = records_in(self.steps)
+        if records is not None:
+            given = mapped(lambda item: item[0], records.unpack(torch.from_numpy(given)[None]))
         if self.encoding is None:
             return given, self.targets[index]
         return given, torch.from_numpy(np.asarray(self.encoding(label, index)))

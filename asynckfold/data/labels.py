@@ -12,7 +12,6 @@ from torch import Tensor
 from asynckfold.data.target_trees import are_trees, rows_of
 from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError, Problem, refuse
-from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, UNKNOWN, Criterion
 from asynckfold.jobs.objective import (
     BINARY,
@@ -28,6 +27,7 @@ from asynckfold.jobs.objective import (
     ordinary,
     task_of,
 )
+from asynckfold.jobs.schema import Schema
 
 MOST_CLASSES = 1 << 20
 """Whole numbers from here on are names of classes, and no numbers of outputs."""
@@ -162,7 +162,7 @@ def _resolved_or_unchanged(
         objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))
         return Labels(_floats(array), (), False, _missing_notes(array), objective)
     # As one part of a tree, whose type is kept.
-    columns, rows = Columns.of_arrays(array)
+    columns, rows = Schema.of_arrays(array)
     objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion), targets=columns)
     return Labels(rows, (), False, objective=objective)
 

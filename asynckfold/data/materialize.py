@@ -35,8 +35,7 @@ from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
 from asynckfold.data.transforms import (
     Array,
     Kind,
-    Layout,
-    Pack,
+    Records,
     Step,
     TreeArrays,
     flatten,
@@ -275,7 +274,7 @@ def _hold(
     if whole is not None:
         for array in arrays:
             array.fill(whole, source.rows)
-        notes, rows = _not_finite(arrays, checked.views.layout)
+        notes, rows = _not_finite(arrays, checked.views.records)
         notes = (*filter(None, [where]), *notes)
         return Reading(tuple(arrays), slots, notes=notes, not_finite=rows)
     pipelines = tuple(pipeline for pipeline, _ in stored)
@@ -288,7 +287,7 @@ def _hold(
         _refuse_odd_sample(checked.views, found.why)
         return found
     labels = [label for part in found.parts for label in part.labels]
-    notes, rows = _not_finite(arrays, checked.views.layout)
+    notes, rows = _not_finite(arrays, checked.views.records)
     notes = (*filter(None, [where]), *notes)
     return Reading(tuple(arrays), slots, labels, notes, not_finite=rows)
 
@@ -299,8 +298,8 @@ def _whole(source: Opened, stored: Sequence[tuple[Step, ...]]) -> Array | None:
         return source.samples
     arrays = getattr(source.base, "samples", None) if source.known else None
     first = stored[0][0] if len(stored) == len(stored[0]) == 1 else None
-    if isinstance(first, Pack) and isinstance(arrays, TreeArrays):
-        return first.rows(arrays)
+    if isinstance(first, Records) and isinstance(arrays, TreeArrays):
+        return first.pack_rows(arrays)
     return None
 
 
@@ -349,7 +348,7 @@ def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading | Ch
             )
     places = tuple((place,) for place in checked.views.places[1])
     # What torchvision's own steps do is known; to decode and scale all samples takes its time.
-    is_known = all_known(view.pipeline) and checked.views.layout is None
+    is_known = all_known(view.pipeline) and checked.views.records is None
     pipelines = () if is_known else (Pipeline(view.pipeline, places),)
     work = Pass(
         checked.check.dataset, checked.facts.how, pipelines, hold=False, random=checked.random
@@ -433,31 +432,31 @@ def _refuse_odd_sample(views: Views, odd: str) -> None:
 
 
 def _not_finite(
-    arrays: Sequence[SharedArray], layout: Layout | None
+    arrays: Sequence[SharedArray], records: Records | None
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return notes on samples that hold NaN or infinity, and the first of each array."""
     notes, first = [], []
     for shared in arrays:
-        if np.dtype(shared.spec.dtype).kind != "f" and layout is None:
+        if np.dtype(shared.spec.dtype).kind != "f" and records is None:
             continue
         flat = shared.readable().reshape(shared.spec.shape[0], -1)
         lows = range(0, len(flat), 4096)
-        odd = np.concatenate([low + _odd_rows(flat[low : low + 4096], layout) for low in lows])
+        odd = np.concatenate([low + _odd_rows(flat[low : low + 4096], records) for low in lows])
         if odd.size:
             notes.append(f"{odd.size} of {len(flat)} samples {NOT_FINITE}")
             first.append(int(odd[0]))
     return tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(first))
 
 
-def _odd_rows(rows: Array, layout: Layout | None) -> Array:
+def _odd_rows(rows: Array, records: Records | None) -> Array:
     """Return the places of samples that hold a number that is not finite."""
-    if layout is None:
+    if records is None:
         # A sum is finite only if all its numbers are; it is faster than to look at each.
         with np.errstate(over="ignore", invalid="ignore"):
             if np.isfinite(rows.sum()):
                 return np.empty(0, np.int64)
         return np.flatnonzero(~np.isfinite(rows).all(axis=1))
     found = np.ones(len(rows), bool)
-    for item in tensors_in(layout.unpack(torch.tensor(rows))):
+    for item in tensors_in(records.unpack(torch.tensor(rows))):
         found &= item.isfinite().reshape(len(rows), -1).all(dim=1).numpy()
     return np.flatnonzero(~found)

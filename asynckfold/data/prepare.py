@@ -108,17 +108,18 @@ class Prepared:
                 "a collate_fn",
                 "Leave one of them out, or transform each sample by train_transform.",
             )
-        layout = self._handle.layout
-        if layout is not None:
+        records = self._handle.records
+        if records is not None and not records.ragged:
             yield Problem(
                 "preprocess needs samples of one tensor: it gets one row of numbers each",
-                f"inputs {layout.text}",
+                f"inputs {records.text}",
                 "Transform each input before, or in the model.",
             )
 
     def stored(self, rows: Sequence[int]) -> Array | None:
         """Return samples as the eval view stores them; None where they are read one by one."""
-        if not self.held or self._handle.stored_as is not None:
+        records = self._handle.records
+        if not self.held or (records is not None and records.ragged):
             return None
         found: Array = self._shared[self._handle.slots[1]].readable()[list(rows)]
         return found
@@ -304,11 +305,9 @@ def _assemble(
     shared = (target_array, *reading.arrays)
     handle = _handle(checked, shared, reading, encoding, labels)
     if collate_fn is not None:
-        columns = labels.objective.targets
-        collation, facts = Collation(collate_fn, checked.facts.form, columns), checked.facts
-        handle = replace(
-            handle, collation=collation, stored_as=facts.stored_as if reading.held else None
-        )
+        collation = Collation(collate_fn, checked.facts.form, labels.objective.targets)
+        records = checked.facts.stored_as if reading.held else None
+        handle = replace(handle, collation=collation, records=records)
     train, evaluation = (
         OneByOne(source, view.pipeline, targets, encoding) for view in (views.train, views.eval)
     )
@@ -351,8 +350,8 @@ def _handle(
         reading.slots,
         None if reading.held else checked.source.without_arrays(),
         encoding=encoding,
-        layout=checked.views.layout,
-        columns=labels.objective.targets,
+        records=checked.views.records,
+        schema=labels.objective.targets,
         not_finite=tuple(dict.fromkeys((*reading.not_finite, *unlabelled))),
     )
 
@@ -368,11 +367,11 @@ def _fingerprints(
     """Return `Prepared.fingerprint` and `Prepared.fingerprint_before`."""
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
     if handle.collation is not None:
-        digest.update(repr((handle.collation.form, handle.stored_as)).encode())
-    if handle.columns is not None:
-        digest.update(repr(handle.columns).encode())
-    if handle.layout is not None:
-        digest.update(repr((handle.layout.parts, handle.layout.spec)).encode())
+        digest.update(repr(handle.collation.form).encode())
+    if handle.schema is not None:
+        digest.update(repr(handle.schema).encode())
+    if handle.records is not None:
+        digest.update(repr((handle.records.parts, handle.records.spec)).encode())
     for array in shared:
         digest.update(array.readable().data if array.spec.nbytes else b"\0")
     with_steps = digest.copy()

@@ -31,12 +31,12 @@ from asynckfold.data.dataset import (
     unreadable,
 )
 from asynckfold.data.known_datasets import all_known
-from asynckfold.data.ragged import RaggedLayout, ragged_layout
 from asynckfold.data.transforms import (
     Array,
     Draw,
     Kind,
     Misfit,
+    Records,
     Step,
     View,
     Watch,
@@ -48,14 +48,15 @@ from asynckfold.data.transforms import (
     kind_of,
     leaves_by_path,
     mapped,
-    misfit,
     same_sample,
     seeded,
     to_array,
+    unstorable,
     varies,
 )
 from asynckfold.data.views import Place, TraceFacts, Tracing, make_views, some_samples, train_steps
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.schema import path_text
 
 BASE: Place = ("dataset", 0)
 """The place of what a dataset does itself."""
@@ -81,7 +82,7 @@ class SampleFacts:
     seconds: float = 0.0  # per sample
     problems: tuple[Problem, ...] = ()  # why none could be read
     form: ItemForm = field(default_factory=ItemForm)
-    stored_as: RaggedLayout | None = None  # of samples for a `collate_fn` that can be stored
+    stored_as: Records | None = None  # of samples for a `collate_fn` that can be stored
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +141,9 @@ class SampleCheck:
             with seeded(0):
                 seen = [apply(views.eval.pipeline, copied(item)) for item in tracing.samples]
             found = how, tracing.found, notes, random, steady
-            return SampleFacts(*found, seconds=seconds, form=form, stored_as=ragged_layout(seen))
+            return SampleFacts(
+                *found, seconds=seconds, form=form, stored_as=Records.of_any_shape(seen)
+            )
         equal = random or bool(views.problems) or _batches_equal(source, views.eval)
         return SampleFacts(how, tracing.found, notes, random, steady, equal, seconds)
 
@@ -155,20 +158,20 @@ def _structure_problems(places: Sequence[int], samples: Sequence[Any]) -> Iterat
     """Yield that a sample is a tree that no record can hold, or another one than the first."""
     if not is_tree(samples[0]):
         return
-    layout = None
+    if why := unstorable(samples[0]):
+        yield Problem(
+            f"the inputs of dataset[{places[0]}] must be tensors, arrays, images or numbers",
+            why,
+            "Turn it into numbers in the dataset.",
+        )
+        return
+    records = Records.of(samples[0])
     for index, sample in zip(places, samples, strict=True):
-        found = misfit(sample, layout)
-        if found and layout is not None:
-            yield unreadable(index, Misfit(found))
+        try:
+            records(sample)
+        except Misfit as error:
+            yield unreadable(index, error)
             return
-        if found:
-            yield Problem(
-                f"the inputs of dataset[{index}] must be tensors, arrays, images or numbers",
-                found,
-                "Turn it into numbers in the dataset.",
-            )
-            return
-        layout = kind_of(sample).layout
 
 
 def _varies(source: Opened) -> bool:
@@ -260,7 +263,7 @@ class Pass:
     hold: bool  # store results, one array per pipeline; else digests (n, DIGEST_BYTES)
     random: bool = False  # read each sample under its evaluation seed
     # store records, one after another, of samples of different length
-    stored_as: RaggedLayout | None = None
+    stored_as: Records | None = None
     edges: Array | None = None  # where each record begins and ends; None: measure their sizes
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> RangeRead:
@@ -347,7 +350,7 @@ class _Reading:
         """Store the record of a sample, or its size; or return why it does not fit."""
         assert self.work.stored_as is not None
         try:
-            record = self.work.stored_as.pack(result)
+            record = self.work.stored_as(result)
         except Misfit as error:
             return f"sample {index} has another structure: {error}"
         if self.work.edges is None:
@@ -393,7 +396,7 @@ def digest_of(sample: Any) -> bytes:
         leaves, _ = leaves_by_path(sample)
         # joblib hashes the storage of a tensor by its address, too.
         if any(isinstance(leaf, Tensor) for leaf in leaves.values()):
-            parts = [path.encode() + digest_of(leaf) for path, leaf in leaves.items()]
+            parts = [path_text(path).encode() + digest_of(leaf) for path, leaf in leaves.items()]
             return hashlib.sha256(b"".join(parts)).digest()[:DIGEST_BYTES]
     # Digests of trees keep the form that they had when these were objects like any other.
     digest = hashlib.sha256(repr(kind if kind.storable else Kind("other")).encode())

@@ -12,7 +12,7 @@ from asynckfold.data.labels import Labels, label_array
 from asynckfold.data.target_trees import row_of
 from asynckfold.data.transforms import Array
 from asynckfold.errors import InputError
-from asynckfold.jobs.columns import Columns
+from asynckfold.jobs.schema import Schema
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +23,7 @@ class Encoding:
     indices: Mapping[Hashable, float] | None
     shape: tuple[int, ...]  # of one target
     dtype: str = "float32"
-    columns: Columns | None = None  # of targets of several parts
+    columns: Schema | None = None  # of targets of several parts
 
     @classmethod
     def of(cls, values: Any, labels: Labels) -> Encoding:

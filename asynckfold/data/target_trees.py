@@ -3,7 +3,7 @@
 ::
 
     (X, {"kind": (n,), "mass": (n,)})            ─┐
-    (x, {"kind": 2, "mass": 0.5}) of each sample ─┼─► rows (n, width) ── Columns.split ──► criterion
+    (x, {"kind": 2, "mass": 0.5}) of each sample ─┼─► rows (n, width) ── Schema.split ──► criterion
     (x, {"boxes": (any, 4)}) of each sample      ─┘
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 from asynckfold.data.arrays import by_position
 from asynckfold.data.transforms import Array, TreeArrays
 from asynckfold.errors import InputError
-from asynckfold.jobs.columns import (
-    Columns,
+from asynckfold.jobs.schema import (
+    Schema,
     UnfitTree,
     leaves_of,
     path_text,
@@ -70,20 +70,20 @@ def are_trees(values: Any) -> bool:
     )
 
 
-def rows_of(values: Any) -> tuple[Columns, Array]:
+def rows_of(values: Any) -> tuple[Schema, Array]:
     """Return the columns of targets of several parts, and their rows (n, width), in float64.
 
     Raises `InputError` for targets that have no such rows.
     """
     try:
         if isinstance(values, TreeArrays):
-            return Columns.of_arrays(values.tree)
-        return Columns.of_samples(list(values))
+            return Schema.of_arrays(values.tree)
+        return Schema.of_samples(list(values))
     except UnfitTree as error:
         raise InputError.one(_RULE, *error.args) from error
 
 
-def row_of(columns: Columns, target: Any, index: int, width: int) -> Array:
+def row_of(columns: Schema, target: Any, index: int, width: int) -> Array:
     """Return the row of one target; raise `InputError` where it is unlike those that were read."""
     try:
         row = columns.row(target)

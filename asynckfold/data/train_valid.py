@@ -18,6 +18,7 @@ from asynckfold.data.transforms import TreeArrays, leaves_by_path
 from asynckfold.data.tree_arrays import as_trees
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.schema import path_text
 
 
 def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
@@ -106,7 +107,8 @@ def _shape_problems(mine: Any, theirs: Any) -> Iterator[Problem]:
 def _shape(part: Any) -> Any:
     """Return the shape of a sample; of a tree, those of its parts by path."""
     if isinstance(part, TreeArrays):
-        return {path: np.shape(leaf)[1:] for path, leaf in leaves_by_path(part.tree)[0].items()}
+        leaves, _ = leaves_by_path(part.tree)
+        return {path_text(path): np.shape(leaf)[1:] for path, leaf in leaves.items()}
     return np.shape(part)[1:]
 
 

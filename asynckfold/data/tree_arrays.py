@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_unflatten
 from asynckfold.data.arrays import not_half, plain, rounded, unusable
 from asynckfold.data.transforms import TreeArrays, is_tree, leaves_by_path
 from asynckfold.errors import Problem, refuse
+from asynckfold.jobs.schema import path_text
 
 
 def as_trees(samples: Any, labels: Any) -> Any:
@@ -30,7 +31,8 @@ def converted(samples: Any, labels: Any) -> tuple[Any, tuple[str, ...]]:
         return samples, ()
     if not _holds_arrays(samples, labels):
         return samples, ()
-    leaves, spec = leaves_by_path(samples, stops=lambda item: isinstance(item, list))
+    by_path, spec = leaves_by_path(samples, stops=lambda item: isinstance(item, list))
+    leaves = {path_text(path): leaf for path, leaf in by_path.items()}
     refuse(_kind_problems(leaves))
     arrays = {path: plain(leaf, f"X{path}") for path, leaf in leaves.items()}
     refuse([*_length_problems(arrays, labels), *_number_problems(leaves, arrays)])

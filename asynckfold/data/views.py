@@ -10,14 +10,13 @@ from typing import Any
 from asynckfold.data.dataset import Opened
 from asynckfold.data.transforms import (
     Kind,
-    Layout,
-    Pack,
     PipelineTrace,
+    Records,
     Step,
     View,
     divide,
     flatten,
-    layout_in,
+    records_in,
     step_name,
     trace,
 )
@@ -56,9 +55,9 @@ class Views:
     places: tuple[tuple[Place, ...], tuple[Place, ...]]
 
     @property
-    def layout(self) -> Layout | None:
-        """Layout of the records, where a sample is several tensors."""
-        return layout_in(self.eval.pipeline)
+    def records(self) -> Records | None:
+        """What samples of several tensors are stored as."""
+        return records_in(self.eval.pipeline)
 
 
 class Tracing:
@@ -149,7 +148,7 @@ def _made(
     problems = evaluation.problems
     if not collates:
         problems = _sample_problems("training", train) + problems
-    problems = problems or _layout_problems(train, evaluation.traced)
+    problems = problems or _structure_problems(train, evaluation.traced)
     flagged = zip(evaluation.places, evaluation.traced.random, strict=False)
     leaks = () if evaluation.problems else tuple(place for place, random in flagged if random)
     return Views(
@@ -165,17 +164,17 @@ def _made(
 def _packed(traced: Tracer, name: str, steps: Sequence[Step]) -> PipelineTrace:
     """Return the trace of a pipeline; where it gives trees, with a step that packs them."""
     found = traced(name, steps)
-    layout = None if found.final is None else found.final.layout
-    return found if layout is None else traced(name + _PACKED, (*steps, Pack(layout)))
+    records = None if found.final is None else found.final.records
+    return found if records is None else traced(name + _PACKED, (*steps, records))
 
 
-def _layout_problems(train: PipelineTrace, evaluation: PipelineTrace) -> tuple[Problem, ...]:
-    layouts = layout_in(train.steps), layout_in(evaluation.steps)
-    if layouts[0] == layouts[1]:
+def _structure_problems(train: PipelineTrace, evaluation: PipelineTrace) -> tuple[Problem, ...]:
+    both = records_in(train.steps), records_in(evaluation.steps)
+    if both[0] == both[1]:
         return ()
     problem = Problem(
         "both views must give inputs of one structure",
-        " and ".join("one tensor" if layout is None else layout.text for layout in layouts),
+        " and ".join("one tensor" if records is None else records.text for records in both),
         "Return the same keys, shapes and types from train_transform and eval_transform.",
     )
     return (problem,)

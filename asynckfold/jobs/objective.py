@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.errors import Problem
-from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import (
     CLASSES,
     LOG_PROBABILITIES,
@@ -32,6 +31,7 @@ from asynckfold.jobs.criteria import (
     VALUES,
     Criterion,
 )
+from asynckfold.jobs.schema import Schema
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,8 +70,8 @@ class Objective:
     transform: str = ""  # digest of the user's `output_transform`
     apart: tuple[tuple[str, str], ...] = ()  # (model, scale) of models with another scale
     ignore_index: int | None = None  # pixels of this class are not scored
-    targets: Columns | None = None  # of targets that are trees
-    outputs: tuple[tuple[str, Columns], ...] = ()  # (model, columns) of outputs that are trees
+    targets: Schema | None = None  # of targets that are trees
+    outputs: tuple[tuple[str, Schema], ...] = ()  # (model, columns) of outputs that are trees
 
     def of(self, model: str) -> Objective:
         """Return the objective of one model."""
@@ -87,7 +87,7 @@ class Objective:
         )
 
     @property
-    def columns(self) -> Columns | None:
+    def columns(self) -> Schema | None:
         """Of the outputs of one model, if these are trees."""
         return self.outputs[0][1] if self.outputs else None
 
@@ -267,7 +267,7 @@ class OutputSample:
 
     rows: Array  # float32, (k, ...): outputs of some samples
     last: str = ""  # ``"Sigmoid"``, ``"Softmax"`` or ``"LogSoftmax"`` if the model ends in it
-    tree: Columns | None = None  # of outputs that are trees
+    tree: Schema | None = None  # of outputs that are trees
 
     @property
     def columns(self) -> int:

@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem
-from asynckfold.jobs.columns import with_leaves
 from asynckfold.jobs.criteria import MARGINS, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import (
     BINARY,
@@ -33,6 +32,7 @@ from asynckfold.jobs.objective import (
     predicted,
     probabilities,
 )
+from asynckfold.jobs.schema import with_leaves
 
 CHUNK = 256
 """Samples that a metric gets at a time."""

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.jobs.columns import with_leaves
 from asynckfold.jobs.criteria import (
     LOG_PROBABILITIES,
     LOGITS,
@@ -36,6 +35,7 @@ from asynckfold.jobs.objective import (
     predicted,
     probabilities,
 )
+from asynckfold.jobs.schema import with_leaves
 from asynckfold.results.batch_scores import (
     PIXEL_SCORES,
     accumulated_score,

@@ -27,11 +27,11 @@ from torch import nn
 from asynckfold.data.batches import Batches
 from asynckfold.data.device_copies import fetched_together
 from asynckfold.data.transforms import tensors_in
-from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MASKS, MULTICLASS, REGRESSION, SEGMENTATION, Objective
 from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.schema import Schema
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.losses import adds_up, as_given, classifies, mean_loss, weights
@@ -116,7 +116,7 @@ def outputs_on(
     indices: Indices,
     params: TrainerParams,
     beat: Callable[[], None],
-    columns: Columns | None = None,
+    columns: Schema | None = None,
     see: Callable[[Any], None] | None = None,
 ) -> torch.Tensor:
     """Return outputs (n, ...) on samples (n,), see `batches_of`; trees as their columns.

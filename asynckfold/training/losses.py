@@ -21,11 +21,11 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms import seeded
-from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.recipe import Recipe
+from asynckfold.jobs.schema import Schema
 
 SUMS = {"loss": "sum over samples"}
 """Recorded in the plan for a criterion that sums."""
@@ -162,7 +162,7 @@ def mean_over_samples(losses: npt.NDArray[np.float64], bounds: Sequence[tuple[in
 class CriterionOfParts(nn.Module):
     """A criterion of targets of several parts, as a function of their rows."""
 
-    def __init__(self, criterion: Callable[..., Any], columns: Columns) -> None:
+    def __init__(self, criterion: Callable[..., Any], columns: Schema) -> None:
         super().__init__()
         self.criterion, self.columns = criterion, columns
 
@@ -173,9 +173,9 @@ class CriterionOfParts(nn.Module):
 
 def of_rows(criterion: Callable[..., Any], data: Batches) -> Callable[..., Any]:
     """Return a criterion as a function of targets as they are stored."""
-    if data.columns is None or isinstance(criterion, NoLoss):
+    if data.schema is None or isinstance(criterion, NoLoss):
         return criterion
-    return CriterionOfParts(criterion, data.columns)
+    return CriterionOfParts(criterion, data.schema)
 
 
 def as_given(criterion: Any) -> Any:

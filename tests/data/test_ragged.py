@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from asynckfold.data.prepare import prepare
-from asynckfold.data.ragged import ragged_layout
-from asynckfold.data.transforms import Misfit, same_sample
+from asynckfold.data.transforms import Misfit, Records, same_sample
 from asynckfold.errors import InputError
 from tests.ragged import N, Texts, collate
 
@@ -27,10 +26,10 @@ from tests.ragged import N, Texts, collate
     ids=["tensors", "lists", "dicts", "tuples"],
 )
 def test_a_record_gives_its_sample_again(samples: list[Any]) -> None:
-    layout = ragged_layout(samples)
-    assert layout is not None
+    records = Records.of_any_shape(samples)
+    assert records is not None
     for sample in samples:
-        again = layout.unpack(torch.from_numpy(layout.pack(sample).copy()))
+        again = records.restore(torch.from_numpy(records(sample)))
         assert same_sample(again, sample)
         assert type(again) is type(sample)
 
@@ -47,14 +46,14 @@ def test_a_record_gives_its_sample_again(samples: list[Any]) -> None:
     ],
 )
 def test_what_has_no_common_layout_is_not_packed(samples: list[Any]) -> None:
-    assert ragged_layout(samples) is None
+    assert Records.of_any_shape(samples) is None
 
 
 def test_a_sample_of_another_type_is_no_record() -> None:
-    layout = ragged_layout([torch.arange(3), torch.arange(2)])
-    assert layout is not None
-    with pytest.raises(Misfit, match="tensor of float32 where others are tensor of int64"):
-        layout.pack(torch.zeros(3))
+    records = Records.of_any_shape([torch.arange(3), torch.arange(2)])
+    assert records is not None
+    with pytest.raises(Misfit, match=r"tensor float32 \(any,\) where others are tensor int64"):
+        records(torch.zeros(3))
 
 
 def test_samples_are_held_and_batches_are_collated() -> None:
@@ -82,7 +81,7 @@ def test_samples_are_held_and_batches_are_collated() -> None:
         (lambda ids, y: (ids[torch.randperm(len(ids))], y), "the dataset itself is random"),
         (
             lambda ids, y: (ids if len(ids) != 4 or ids[0] % 2 else ids.float(), y),
-            "another structure: it is tensor of float32",
+            "another structure: it is tensor float32",
         ),
     ],
     ids=["text", "random", "another type"],

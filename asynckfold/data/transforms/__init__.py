@@ -24,26 +24,18 @@ from asynckfold.data.transforms.batch_steps import (
 from asynckfold.data.transforms.draws import AnyDraw, Draw, JoinedDraw, splitmix64
 from asynckfold.data.transforms.equivalents import batch_step
 from asynckfold.data.transforms.generators import generators_kept, seed_generators, seeded, varies
-from asynckfold.data.transforms.packing import Misfit, Pack, TreeArrays, layout_in
 from asynckfold.data.transforms.pipeline import PipelineTrace, View, divide, trace
-from asynckfold.data.transforms.records import (
-    Layout,
-    is_tree,
-    kinds_text,
-    leaves_by_path,
-    mapped,
-    on_device,
-    tensors_in,
-)
 from asynckfold.data.transforms.samples import (
-    Array,
     Kind,
+    Misfit,
+    Records,
     copied,
     kind_of,
-    misfit,
     native,
+    records_in,
     same_sample,
     to_array,
+    unstorable,
 )
 from asynckfold.data.transforms.steps import (
     Step,
@@ -55,6 +47,16 @@ from asynckfold.data.transforms.steps import (
     same_steps,
     step_name,
 )
+from asynckfold.data.transforms.trees import (
+    Array,
+    TreeArrays,
+    is_tree,
+    kinds_text,
+    leaves_by_path,
+    mapped,
+    on_device,
+    tensors_in,
+)
 from asynckfold.data.transforms.watching import Watch, held_generators
 
 __all__ = [
@@ -64,13 +66,12 @@ __all__ = [
     "Draw",
     "JoinedDraw",
     "Kind",
-    "Layout",
     "Misfit",
     "Normalize",
-    "Pack",
     "PerSample",
     "RandomCrop",
     "RandomFlip",
+    "Records",
     "Step",
     "ToFloat",
     "PipelineTrace",
@@ -90,12 +91,11 @@ __all__ = [
     "is_random",
     "is_tree",
     "kind_of",
-    "layout_in",
     "leaves_by_path",
     "mapped",
-    "misfit",
     "native",
     "on_device",
+    "records_in",
     "kinds_text",
     "same_sample",
     "same_steps",
@@ -106,5 +106,6 @@ __all__ = [
     "tensors_in",
     "to_array",
     "trace",
+    "unstorable",
     "varies",
 ]

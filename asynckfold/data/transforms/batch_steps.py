@@ -13,8 +13,9 @@ from torch import Tensor
 
 from asynckfold.data.transforms.draws import AnyDraw
 from asynckfold.data.transforms.generators import generators_kept, seed_generators
-from asynckfold.data.transforms.samples import Array, Kind, to_array
+from asynckfold.data.transforms.samples import Kind, to_array
 from asynckfold.data.transforms.steps import Step, apply
+from asynckfold.data.transforms.trees import Array
 
 
 class BatchStep(Protocol):

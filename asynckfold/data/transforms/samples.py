@@ -1,21 +1,37 @@
-"""Samples: what they are, how they are stored, and when two are the same."""
+"""Samples: what they are, how they are stored, and when two are the same.
+
+::
+
+    {"image": float32 (3, 8, 8), "age": int64 ()}      a sample of several tensors
+          └─ Records ──► uint8 (776,) ──┐
+                                        │ stored, shared, sampled, moved as one array (n, 776)
+    {"image": (B, 3, 8, 8), "age": (B,)} ◄── Records.unpack, of a batch
+
+    ([7, 4, 9], 0.5)                                   a sample of any length, for a `collate_fn`
+          └─ Records ──► uint8 (40,): the shapes of its parts, then the parts
+    ([7, 4, 9], 0.5) ◄── Records.restore, of one record
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import TreeSpec, tree_map, tree_unflatten
 
-from asynckfold.data.transforms.records import Layout, Part, is_tree, leaves_by_path
+from asynckfold.data.transforms.trees import Array, TreeArrays, is_tree, leaves_by_path
+from asynckfold.jobs.schema import Part, path_text
 
-Array = npt.NDArray[Any]
+_ALIGNED = 8
+"""Bytes to a multiple of which each part begins: torch reads no number across such an edge."""
 
+_NUMBERS = (bool, int, float)
 _STORED_MODES = {"L": 1, "RGB": 3, "RGBA": 4}
 
 
@@ -26,7 +42,7 @@ class Kind:
     form: str  # image (PIL), tensor, array, number, tree (of these), other
     shape: tuple[int, ...] = ()  # as stored: channels first for images
     dtype: str = ""  # NumPy's name, as stored
-    layout: Layout | None = field(default=None, repr=False)  # of a tree, as it is packed
+    records: Records | None = field(default=None, repr=False)  # of a tree
 
     @property
     def is_uint8_image(self) -> bool:
@@ -68,26 +84,169 @@ def kind_of(sample: Any) -> Kind:
         return Kind(form, sample.shape, str(sample.dtype)) if plain else Kind(form)
     if isinstance(sample, (bool, int, float, np.number, np.bool_)):
         return Kind("number", (), str(np.asarray(sample).dtype))
-    if is_tree(sample) and not misfit(sample):
-        return Kind("tree", layout=layout_of(sample))
+    if is_tree(sample) and not unstorable(sample):
+        return Kind("tree", records=Records.of(sample))
     return Kind("other")
 
 
-def layout_of(tree: Any) -> Layout:
-    """Return how a tree of storable leaves is packed; images become float32, see `Pack`."""
-    leaves, spec = leaves_by_path(tree)
-    kinds = {path: kind_of(leaf) for path, leaf in leaves.items()}
-    parts = tuple(
-        Part(path, kind.shape, "float32" if kind.form == "image" else kind.dtype)
-        for path, kind in kinds.items()
-    )
-    return Layout(frozenset(parts), parts, spec)
+class Misfit(Exception):  # noqa: N818
+    """A sample has other parts than the first one."""
 
 
-def misfit(tree: Any, layout: Layout | None = None) -> str:
-    """Say why a tree cannot be packed, or not as in `layout`; empty if it can.
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Packs samples into records of bytes; the last step of a pipeline that gives trees.
 
-    >>> misfit({"age": 1, "name": "Ann"})
+    Records of the same parts are equal, in whichever order a dict has its keys. If samples differ
+    in shape, a record starts with the shapes of its parts, as int64.
+    """
+
+    parts: tuple[Part, ...]
+    spec: TreeSpec = field(repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Records) and set(self.parts) == set(other.parts)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.parts))
+
+    @classmethod
+    def of(cls, tree: Any) -> Records:
+        """Return the records of storable trees like this one; images become float32 tensors."""
+        leaves, spec = leaves_by_path(tree)
+        kinds = {path: kind_of(leaf) for path, leaf in leaves.items()}
+        parts = (
+            Part(path, kind.shape, "float32" if kind.form == "image" else kind.dtype)
+            for path, kind in kinds.items()
+        )
+        return cls(tuple(parts), spec)
+
+    @classmethod
+    def of_any_shape(cls, samples: Sequence[Any]) -> Records | None:
+        """Return the records of samples that differ in shape; None if their parts differ.
+
+        Samples are restored as they were, lists of numbers and images included.
+
+        >>> records = Records.of_any_shape([([1, 2], 0.5), ([3], 1.0)])
+        >>> records.restore(torch.from_numpy(records(([7, 8, 9], 2.0))))
+        ([7, 8, 9], 2.0)
+        """
+        records: Records | None = None
+        for sample in samples:
+            leaves, spec = leaves_by_path(sample, stops=_is_list)
+            parts = tuple(_part_of_any_shape(path, leaf) for path, leaf in leaves.items())
+            if not parts or not all(parts):
+                return None
+            # An empty list does not tell what it holds.
+            if records is None or not all(part.dtype for part in records.parts):
+                records = cls(tuple(part for part in parts if part), spec)
+        if records is None or not all(part.dtype for part in records.parts):
+            return None
+        try:
+            for sample in samples:
+                records(sample)
+        except Misfit:
+            return None
+        return records
+
+    @property
+    def ragged(self) -> bool:
+        """Whether samples may differ in shape."""
+        return any(part.form for part in self.parts)
+
+    @property
+    def places(self) -> list[slice]:
+        """Where the bytes of each part are."""
+        found, low = [], 0
+        for part in self.parts:
+            size = prod(part.shape) * np.dtype(part.dtype).itemsize
+            found.append(slice(low, low + size))
+            low += -(-size // _ALIGNED) * _ALIGNED
+        return found
+
+    @property
+    def text(self) -> str:
+        """``"['image'] float32 (3, 8, 8), ['age'] int64 ()"``."""
+        return ", ".join(part.text for part in self.parts)
+
+    def __call__(self, sample: Any) -> Array:
+        """Return the record of a sample, uint8 (size,); raise `Misfit` for one that differs."""
+        leaves, _ = leaves_by_path(sample, stops=_is_list if self.ragged else None)
+        if not self.ragged and (why := unstorable(sample)):
+            raise Misfit(why)
+        shapes: list[int] = []
+        record = bytearray()
+        for part, leaf in zip(self.parts, self._matched(leaves), strict=True):
+            array = _as_stored(leaf, part)
+            shapes += array.shape
+            record += array.tobytes()
+            record += bytes(-len(record) % _ALIGNED)
+        if self.ragged:
+            record = bytearray(np.asarray(shapes, np.int64).tobytes()) + record
+        return np.frombuffer(record, np.uint8)
+
+    def _matched(self, leaves: dict[Any, Any]) -> list[Any]:
+        """Return leaves in the order of the parts; raise `Misfit` if they are others."""
+        paths = [part.path for part in self.parts]
+        for path in (*paths, *leaves):
+            if path not in leaves:
+                raise Misfit(f"it has no {path_text(path)}")
+            if path not in paths:
+                raise Misfit(f"it has {path_text(path) or 'one tensor'}, which others have not")
+        return [leaves[path] for path in paths]
+
+    def pack_rows(self, arrays: TreeArrays, rows: Any = None) -> Array:
+        """Return the records of all samples, or of some, uint8 (n, size)."""
+        leaves = self._matched(leaves_by_path(arrays.tree)[0])
+        count = len(arrays) if rows is None else len(rows)
+        places = self.places
+        records = np.zeros((count, -(-places[-1].stop // _ALIGNED) * _ALIGNED), np.uint8)
+        for place, leaf in zip(places, leaves, strict=True):
+            array = to_array(leaf) if rows is None else to_array(leaf)[rows]
+            block = np.ascontiguousarray(array).reshape(count, -1)
+            records[:, place] = block.view(np.uint8).reshape(count, -1)
+        return records
+
+    def unpack(self, records: Tensor) -> Any:
+        """Return a batch of records (B, size) as a tree of tensors (B, ...)."""
+        leaves = []
+        for part, place in zip(self.parts, self.places, strict=True):
+            kind: torch.dtype = getattr(torch, part.dtype)
+            shape = (len(records), *part.shape)
+            if place.stop > place.start:
+                leaves.append(records[:, place].contiguous().view(kind).view(shape))
+            else:
+                leaves.append(torch.empty(shape, dtype=kind, device=records.device))
+        return tree_unflatten(leaves, self.spec)
+
+    def restore(self, record: Tensor) -> Any:
+        """Return the sample of a record of any shape; it shares nothing."""
+        row = record.numpy()
+        low = 8 * sum(len(part.shape) for part in self.parts)
+        shapes, leaves = row[:low].view(np.int64).tolist(), []
+        for part in self.parts:
+            shape, shapes = tuple(shapes[: len(part.shape)]), shapes[len(part.shape) :]
+            dtype = np.dtype(part.dtype)
+            size = prod(shape) * dtype.itemsize
+            array = row[low : low + size].copy().view(dtype).reshape(shape)
+            low += -(-size // _ALIGNED) * _ALIGNED
+            if part.form in ("list", "python"):
+                leaves.append(array.tolist())
+            else:
+                kind = Kind(part.form, array.shape, part.dtype)
+                leaves.append(kind.restore(torch.from_numpy(array)))
+        return tree_unflatten(leaves, self.spec)
+
+
+def records_in(steps: Any) -> Records | None:
+    """Return the records that a pipeline gives; None where it gives none."""
+    return steps[-1] if steps and isinstance(steps[-1], Records) else None
+
+
+def unstorable(tree: Any) -> str:
+    """Say why no record can hold a tree; empty if one can.
+
+    >>> unstorable({"age": 1, "name": "Ann"})
     "['name'] is a string"
     """
     if not is_tree(tree):
@@ -96,23 +255,53 @@ def misfit(tree: Any, layout: Layout | None = None) -> str:
     if not leaves:
         return "it holds no tensor"
     for path, leaf in leaves.items():
+        what = path_text(path) or "it"
         if isinstance(leaf, (str, bytes)):
-            return f"{path or 'it'} is a string"
+            return f"{what} is a string"
         if not kind_of(leaf).storable:
-            return f"{path or 'it'} is {_article(leaf)}, no dense tensor, array, image or number"
-    if layout is None:
-        return ""
-    wanted = {part.path: part for part in layout.parts}
-    for path in (*wanted, *leaves):
-        if path not in leaves:
-            return f"it has no {path}"
-        if path not in wanted:
-            return f"it has {path or 'one tensor'}, which the first sample has not"
-    found = layout_of(tree)
-    for part in found.parts:
-        if part != wanted[part.path]:
-            return f"{part.path} is {part.text} where others are {wanted[part.path].text}"
+            return f"{what} is {_article(leaf)}, no dense tensor, array, image or number"
     return ""
+
+
+def _as_stored(leaf: Any, part: Part) -> Array:
+    """Return a leaf as the array of a part; raise `Misfit` where it is another."""
+    kind = kind_of(leaf)
+    found: Part | None
+    if not part.form:
+        dtype = "float32" if kind.form == "image" else kind.dtype
+        found = Part(part.path, kind.shape, dtype)
+    elif part.form == "list" and _is_list(leaf):
+        found = part if not leaf else _part_of_any_shape(part.path, leaf)
+    else:
+        found = _part_of_any_shape(part.path, leaf)
+    if found != part:
+        what = type(leaf).__name__ if found is None else found.kind
+        raise Misfit(f"{path_text(part.path) or 'it'} is {what} where others are {part.kind}")
+    if part.form == "list":
+        return np.asarray(leaf, part.dtype)
+    if kind.form == "image" and not part.form:
+        from torchvision.transforms import ToTensor
+
+        return to_array(ToTensor()(leaf))
+    return to_array(leaf)
+
+
+def _is_list(item: Any) -> bool:
+    """Whether an item is a list of numbers of one type, such as token ids."""
+    if type(item) is not list:
+        return False
+    kinds = set(map(type, item))
+    return not kinds or (len(kinds) == 1 and kinds.pop() in _NUMBERS)
+
+
+def _part_of_any_shape(path: Any, leaf: Any) -> Part | None:
+    if _is_list(leaf) or type(leaf) in _NUMBERS:
+        array = np.asarray(leaf)
+        form, shape = ("list", (-1,)) if _is_list(leaf) else ("python", ())
+        dtype = "" if leaf == [] else str(array.dtype)
+        return Part(path, shape, dtype, form) if array.dtype.kind in "bif" else None
+    kind = kind_of(leaf)
+    return Part(path, (-1,) * len(kind.shape), kind.dtype, kind.form) if kind.storable else None
 
 
 def _article(leaf: Any) -> str:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from asynckfold.data.transforms.generators import varies
-from asynckfold.data.transforms.packing import Pack
-from asynckfold.data.transforms.samples import copied, native
+from asynckfold.data.transforms.samples import Records, copied, native
 
 Step = Callable[[Any], Any]
 
@@ -64,7 +63,7 @@ def is_known(step: Step) -> bool:
     >>> is_known(abs)
     False
     """
-    if isinstance(step, Pack):
+    if isinstance(step, Records):
         return True
     if not is_torchvision(step) or is_torchvision(step, "Lambda"):
         return False
@@ -89,7 +88,7 @@ def is_random(step: Step, samples: Sequence[Any] = ()) -> bool:
     Torchvision's own transforms are judged by class and settings, anything else by trying it on
     `samples` under different seeds.
     """
-    if isinstance(step, Pack):
+    if isinstance(step, Records):
         return False
     if not is_torchvision(step) or is_torchvision(step, "Lambda"):
         return any(varies(partial(_try, step, sample)) for sample in samples)

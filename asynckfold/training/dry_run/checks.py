@@ -10,9 +10,9 @@ from torch import nn
 
 from asynckfold.data.transforms import kinds_text, tensors_in
 from asynckfold.errors import InputError
-from asynckfold.jobs.columns import Columns, UnfitTree, leaves_of
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY, SEGMENTATION
+from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of
 from asynckfold.planning import fusion_groups
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
@@ -149,7 +149,7 @@ def check_outputs(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
     )
 
 
-def columns_of(name: str, outputs: Any, count: int, *, listed: bool) -> Columns:
+def columns_of(name: str, outputs: Any, count: int, *, listed: bool) -> Schema:
     """Return the columns of several outputs of `count` samples; refuse what has none.
 
     `listed`: a list with a tree for each sample.
@@ -157,8 +157,8 @@ def columns_of(name: str, outputs: Any, count: int, *, listed: bool) -> Columns:
     rule = f"model {name} must return a tensor, or a dict or tuple of them, a row for each sample"
     try:
         if listed:
-            return Columns.of_listed(outputs)
-        columns = Columns.of(outputs)
+            return Schema.of_listed(outputs)
+        columns = Schema.of(outputs)
     except UnfitTree as error:
         received, _ = error.args
         remedy = "Return only what the criterion and the scores need, with the samples first."

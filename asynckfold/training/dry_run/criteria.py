@@ -55,7 +55,7 @@ def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
     """
     recipe = bundle.recipe
     if recipe.make_criterion is None:
-        if data.columns is None:
+        if data.schema is None:
             return bundle
         return replace(bundle, recipe=replace(recipe, criterion=of_rows(recipe.criterion, data)))
     known, made = kind_made_by(recipe.make_criterion), []

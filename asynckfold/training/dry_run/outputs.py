@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold.data.transforms import tensors_in
-from asynckfold.jobs.columns import Columns
 from asynckfold.jobs.objective import OutputSample
+from asynckfold.jobs.schema import Schema
 from asynckfold.training import seeding
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.fusion.tracing import copied
@@ -44,7 +44,7 @@ _AT_RANDOM = (
 )
 
 
-def output_sample(outputs: Any, columns: Columns | None = None) -> OutputSample:
+def output_sample(outputs: Any, columns: Schema | None = None) -> OutputSample:
     """Return some outputs, and the sigmoid or softmax that made them, if any; trees as columns."""
     if columns is not None:
         return OutputSample(_some(columns.join(outputs)), tree=columns)

@@ -1,16 +1,17 @@
-"""Trees with a part for each sample, such as the outputs of several heads, as one array.
+"""Schemas of trees of arrays: path, shape and type of each part; trees as rows of numbers.
 
 ::
 
     {"kind": (n, 3), "mass": (n,)}     ── join ──►   (n, 4)
                                        ◄── split ──
 
-Where the parts of samples differ in shape, such as the boxes of an image, a row begins with the
-shapes of its parts, and zeros follow its numbers. Such rows are split into a list of trees.
+If the parts of samples differ in shape, such as the boxes of an image, a row starts with the shapes
+of its parts and ends with zeros; such rows are split into a list of trees. The rows hold outputs
+and targets: gradients pass through them, and files and reports hold them without torch. Inputs are
+records of bytes with the same parts (`asynckfold.data.transforms.samples`).
 
-Inputs are stored as records of bytes (`asynckfold.data.transforms.records`). These are numbers:
-gradients pass through them, files and reports hold them without torch, and a plan says in JSON what
-they are.
+Trees are taken apart here, without torch. Where torch is loaded, its pytree does so: it keeps None
+and the order of keys, too, and the types of containers, such as named tuples.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
     Rows = npt.NDArray[np.float64]
 
 Path = tuple[str | int, ...]
-"""Keys of dicts, and places in tuples and lists."""
+"""Keys of dicts, and positions in tuples and lists."""
 
 MOST_EXACT = 1 << 53
-"""From here on, not every whole number has its own float64."""
+"""From here on, not every whole number has a float64 of its own."""
 
 _FORMATS = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
+_ROWS = "Give each part a row for each sample, as an array or tensor."
+_ALIKE = "Give all samples, and all batches, the same parts with the same shapes."
 
 
 class UnfitTree(Exception):  # noqa: N818
@@ -51,42 +54,48 @@ class Part:
     path: Path
     shape: tuple[int, ...]  # of one sample; -1 where samples differ
     dtype: str  # NumPy's name
+    form: str = ""  # what it is in a sample, such as "image" or "list", if not an array
 
     @property
     def text(self) -> str:
         """``"['boxes'] float32 (any, 4)"``."""
+        return f"{path_text(self.path)} {self.kind}".strip()
+
+    @property
+    def kind(self) -> str:
+        """``"float32 (any, 4)"``."""
         sizes = ", ".join("any" if size < 0 else str(size) for size in self.shape)
         comma = "," if len(self.shape) == 1 else ""
-        return f"{path_text(self.path)} {self.dtype} ({sizes}{comma})".strip()
+        return f"{self.form} {self.dtype} ({sizes}{comma})".strip()
 
     def takes(self, array: Any) -> bool:
         """Whether an array of one sample has its shape, and no fractions where it has none."""
         fits = len(array.shape) == len(self.shape) and all(
-            own in (-1, size) for own, size in zip(self.shape, array.shape, strict=True)
+            wanted in (-1, size) for wanted, size in zip(self.shape, array.shape, strict=True)
         )
         is_exact = self.dtype.startswith("float") or array.dtype.kind != "f" or not array.size
         return fits and is_exact
 
 
 @dataclass(frozen=True)
-class Columns:
-    """Where the parts of a tree lie in a row.
+class Schema:
+    """The parts of a tree, and where they lie in a row of numbers.
 
     Parameters
     ----------
     parts : tuple of Part
-        In the order of the columns. Dicts are compared without the order of their keys; lists come
-        back as tuples.
+        In the order of the columns. The order of keys does not matter when trees are compared;
+        lists come back as tuples.
     ragged : bool
         Whether the parts of samples differ in shape.
 
     Examples
     --------
     >>> import numpy as np
-    >>> columns = Columns.of({"kind": np.zeros((2, 3), "float32"), "mass": np.ones(2, "float32")})
-    >>> columns.width, columns.text
+    >>> schema = Schema.of({"kind": np.zeros((2, 3), "float32"), "mass": np.ones(2, "float32")})
+    >>> schema.width, schema.text
     (4, "['kind'] float32 (3,), ['mass'] float32 ()")
-    >>> columns.split(np.arange(8.0).reshape(2, 4))["mass"]
+    >>> schema.split(np.arange(8.0).reshape(2, 4))["mass"]
     array([3., 7.], dtype=float32)
     """
 
@@ -94,28 +103,28 @@ class Columns:
     ragged: bool = False
 
     @classmethod
-    def of(cls, tree: Any) -> Columns:
-        """Return the columns of a batch: arrays or tensors (n, ...), all of one length.
+    def of(cls, tree: Any) -> Schema:
+        """Return the schema of a batch: arrays or tensors (n, ...), all of one length.
 
         Raises
         ------
         UnfitTree
             A part is something else, or has other rows.
         """
-        parts, counts = [], set()
+        parts, counts = [], {}
         for path, leaf in leaves_of(tree):
             if not hasattr(leaf, "dtype") or not getattr(leaf, "ndim", 0):
                 raise UnfitTree(f"{path_text(path)} is {_what(leaf)}", _ROWS)
             parts.append(Part(path, tuple(leaf.shape[1:]), _format(path, leaf)))
-            counts.add(len(leaf))
-        if len(counts) != 1:
-            shown = ", ".join(f"{path_text(path)} {len(leaf)}" for path, leaf in leaves_of(tree))
+            counts[path] = len(leaf)
+        if len(set(counts.values())) != 1:
+            shown = ", ".join(f"{path_text(path)} {count}" for path, count in counts.items())
             raise UnfitTree(f"parts of different length: {shown}" if counts else "no array", _ROWS)
         return cls(tuple(parts))
 
     @classmethod
-    def of_arrays(cls, tree: Any) -> tuple[Columns, Rows]:
-        """Return the columns of a tree of arrays (n, ...), and their rows (n, width).
+    def of_arrays(cls, tree: Any) -> tuple[Schema, Rows]:
+        """Return the schema of a tree of arrays (n, ...), and their rows (n, width).
 
         Raises
         ------
@@ -125,12 +134,12 @@ class Columns:
         import numpy as np
 
         exact = tree_of([(path, _array(path, leaf)) for path, leaf in leaves_of(tree)])
-        columns = cls.of(exact)
-        return columns, columns.join(exact).astype(np.float64)
+        schema = cls.of(exact)
+        return schema, schema.join(exact).astype(np.float64)
 
     @classmethod
-    def of_samples(cls, samples: Sequence[Any]) -> tuple[Columns, Rows]:
-        """Return the columns of trees of one sample each, and their rows (n, width).
+    def of_samples(cls, samples: Sequence[Any]) -> tuple[Schema, Rows]:
+        """Return the schema of trees of one sample each, and their rows (n, width).
 
         Raises
         ------
@@ -146,38 +155,30 @@ class Columns:
             }
             for at, sample in enumerate(samples)
         ]
-        parts, ragged = [], False
-        for path in arrays[0]:
-            shapes = set()
-            for at, found in enumerate(arrays):
-                if found.keys() != arrays[0].keys():
-                    received = ", ".join(map(path_text, found)) or "nothing"
-                    wanted = ", ".join(map(path_text, arrays[0])) or "nothing"
-                    raise UnfitTree(f"{received} of sample {at}, {wanted} of sample 0", _ALIKE)
-                shapes.add(found[path].shape)
+        first = arrays[0]
+        for at, by_path in enumerate(arrays):
+            if by_path.keys() != first.keys():
+                received = f"{_paths(by_path)} of sample {at}, {_paths(first)} of sample 0"
+                raise UnfitTree(received, _ALIKE)
+        parts = []
+        for path in first:
+            shapes = sorted({by_path[path].shape for by_path in arrays})
             if len(set(map(len, shapes))) > 1:
-                received = f"{path_text(path)} of {' and '.join(map(str, sorted(shapes)[:2]))}"
+                received = f"{path_text(path)} of {' and '.join(map(str, shapes[:2]))}"
                 raise UnfitTree(received, "Give each part one number of dimensions.")
-            first, *others = sorted(shapes)
-            sizes = zip(first, *others, strict=True)
+            sizes = zip(*shapes, strict=True)
             shape = tuple(one[0] if len(set(one)) == 1 else -1 for one in sizes)
-            ragged |= -1 in shape
-            filled = [found[path].dtype for found in arrays if found[path].size]
-            kind = np.result_type(*(filled or [arrays[0][path].dtype]))
+            filled = [by_path[path].dtype for by_path in arrays if by_path[path].size]
+            kind = np.result_type(*(filled or [first[path].dtype]))
             parts.append(Part(path, shape, "float32" if kind.kind == "f" else str(kind)))
-        columns = cls(tuple(parts), ragged)
-        if not ragged:
-            stacked = [
-                (part.path, np.stack([found[part.path] for found in arrays])) for part in parts
-            ]
-            return columns, columns.join(tree_of(stacked)).astype(np.float64)
-        return columns, _padded([columns._row_of(found) for found in arrays])
+        schema = cls(tuple(parts), any(-1 in part.shape for part in parts))
+        return schema, _padded([schema._row_of(by_path) for by_path in arrays])
 
     @classmethod
-    def of_listed(cls, outputs: Sequence[Any]) -> Columns:
-        """Return the columns of outputs that are a list with a tree for each sample of a batch.
+    def of_listed(cls, outputs: Sequence[Any]) -> Schema:
+        """Return the schema of outputs that are a list with a tree for each sample of a batch.
 
-        The shapes of some, such as the boxes of an image, tell nothing of those of others.
+        Any shape may follow: those of a few, such as the boxes of an image, do not tell.
         """
         parts = cls.of_samples(outputs)[0].parts
         return cls(
@@ -197,7 +198,8 @@ class Columns:
     def join(self, tree: Any) -> Any:
         """Return a batch of arrays or tensors (n, ...) as one (n, width).
 
-        In the widest of their formats, and at least in float32.
+        In the widest of their formats, and at least in float32. A list of trees of tensors, for
+        samples that differ in shape, becomes float64.
 
         Raises
         ------
@@ -205,33 +207,27 @@ class Columns:
             The tree has other parts, or parts of another shape.
         """
         if self.ragged:
-            return self._joined_samples(tree)
+            import torch
+
+            rows = torch.from_numpy(_padded([self.row(sample) for sample in tree]))
+            return rows.to(next(leaves_of(tree))[1].device)
         leaves = dict(leaves_of(tree))
         if leaves.keys() != {part.path for part in self.parts}:
-            received = ", ".join(map(path_text, leaves)) or "nothing"
-            raise UnfitTree(f"{received} in place of {self.text}", _ALIKE)
-        flat = []
+            raise UnfitTree(f"{_paths(leaves)} in place of {self.text}", _ALIKE)
+        blocks = []
         for part in self.parts:
             leaf = leaves[part.path]
             if tuple(getattr(leaf, "shape", ())[1:]) != part.shape:
-                found = f"{_what(leaf)} in place of {part.text}"
-                raise UnfitTree(f"{path_text(part.path)} is {found}", _ALIKE)
-            flat.append(leaf.reshape(len(leaf), -1))
-        return _joined(flat)
-
-    def _joined_samples(self, samples: Sequence[Any]) -> Any:
-        """Return the rows of a list of trees of tensors, where these are, in float64."""
-        import torch
-
-        joined = torch.from_numpy(_padded([self.row(sample) for sample in samples]))
-        _, first = next(leaves_of(samples))
-        return joined.to(first.device)
+                received = f"{_what(leaf)} in place of {part.text}"
+                raise UnfitTree(f"{path_text(part.path)} is {received}", _ALIKE)
+            blocks.append(leaf.reshape(len(leaf), -1))
+        return _joined(blocks)
 
     def split(self, array: Any, *, cast: bool = True, like: Any = None) -> Any:
         """Return the tree of arrays or tensors (..., n, width); of ragged rows, a list of trees.
 
-        Without `cast`, parts stay in the format of `array`. It has the types of the tree `like`,
-        such as an output class of transformers; without it, dicts and tuples.
+        Without `cast`, parts stay in the format of `array`. The tree has the types of the tree
+        `like`, such as an output class of transformers; without it, dicts and tuples.
         """
         if self.ragged and array.ndim > 2:
             return [self.split(layer) for layer in array]
@@ -243,19 +239,19 @@ class Columns:
                 None if sizes and isnan(sizes[0]) else self._tree_of_row(sizes, row[count:])
                 for sizes, row in pairs
             ]
-        at, found = 0, []
+        at, leaves = 0, []
         for part in self.parts:
             block = array[..., at : at + prod(part.shape)]
             at += prod(part.shape)
             shaped = block.reshape(*array.shape[:-1], *part.shape)
-            found.append((part.path, _cast(shaped, part.dtype) if cast else shaped))
-        return tree_of(found) if like is None else _in_form_of(like, found)
+            leaves.append((part.path, _cast(shaped, part.dtype) if cast else shaped))
+        return tree_of(leaves) if like is None else _in_form_of(like, leaves)
 
-    def stack(self, parts: Iterable[Any]) -> Any:
+    def stack(self, batches: Iterable[Any]) -> Any:
         """Return rows of several batches, tensors (n, width), as one."""
         import torch
 
-        rows = list(parts)
+        rows = list(batches)
         width = max(part.shape[1] for part in rows)
         pad = torch.nn.functional.pad
         return torch.cat([pad(part, (0, width - part.shape[1])) for part in rows])
@@ -269,14 +265,14 @@ class Columns:
             It has other parts.
         """
         leaves = leaves_of(with_arrays(sample))
-        found = {path: _array(path, leaf) for path, leaf in leaves}
-        parts = [Part(path, leaf.shape, str(leaf.dtype)) for path, leaf in found.items()]
-        if found.keys() != {part.path for part in self.parts} or not all(
-            part.takes(found[part.path]) for part in self.parts
+        arrays = {path: _array(path, leaf) for path, leaf in leaves}
+        if arrays.keys() != {part.path for part in self.parts} or not all(
+            part.takes(arrays[part.path]) for part in self.parts
         ):
+            parts = (Part(path, leaf.shape, str(leaf.dtype)) for path, leaf in arrays.items())
             received = ", ".join(part.text for part in parts)
             raise UnfitTree(f"{received} in place of {self.text}", _ALIKE)
-        return self._row_of(found)
+        return self._row_of(arrays)
 
     def _row_of(self, arrays: Mapping[Path, Any]) -> Rows:
         import numpy as np
@@ -286,18 +282,17 @@ class Columns:
         return np.concatenate([np.array(sizes if self.ragged else [], np.float64), *flat])
 
     def _tree_of_row(self, sizes: Sequence[float], row: Any) -> Any:
-        at, found = 0, []
+        at, leaves = 0, []
         for part in self.parts:
             shape = tuple(int(size) for size in sizes[: len(part.shape)])
             sizes = sizes[len(part.shape) :]
             block = row[at : at + prod(shape)].reshape(shape)
             at += prod(shape)
-            found.append((part.path, _cast(block, part.dtype)))
-        return tree_of(found)
+            leaves.append((part.path, _cast(block, part.dtype)))
+        return tree_of(leaves)
 
 
-_ROWS = "Give each part a row for each sample, as an array or tensor."
-_ALIKE = "Give all samples, and all batches, the same parts with the same shapes."
+# Trees
 
 
 def leaves_of(tree: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -329,14 +324,12 @@ def tree_of(leaves: Sequence[tuple[Path, Any]]) -> Any:
     parts: dict[str | int, list[tuple[Path, Any]]] = {}
     for path, leaf in leaves:
         parts.setdefault(path[0], []).append((path[1:], leaf))
-    found = {key: tree_of(inner) for key, inner in parts.items()}
-    if isinstance(next(iter(found)), int):
-        return tuple(found.values())
-    return {str(key): part for key, part in found.items()}
+    trees = {key: tree_of(inner) for key, inner in parts.items()}
+    return tuple(trees.values()) if isinstance(next(iter(trees)), int) else trees
 
 
 def with_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree of what a function makes of the leaves; values of dicts are attributes, too.
+    """Apply a function to the leaves of a tree; values of dicts become attributes, too.
 
     >>> with_leaves(str, {"a": (1, [2])}).a
     ('1', ['2'])
@@ -357,17 +350,6 @@ class Named(dict[str, Any]):
         raise AttributeError(f"there is no {name!r}: there are {', '.join(self)}")
 
 
-def _in_form_of(tree: Any, leaves: Sequence[tuple[Path, Any]]) -> Any:
-    """Return a tree of the same types with other leaves."""
-    from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
-
-    by_path = dict(leaves)
-    ordered = [by_path[path] for path, _ in leaves_of(tree)]
-    if len(tree_leaves(tree)) != len(ordered):
-        return tree_of(leaves)  # of a class that torch cannot take apart
-    return tree_unflatten(ordered, tree_structure(tree))
-
-
 def path_text(path: Path) -> str:
     """Return ``"['boxes'][0]"``."""
     return "".join(f"[{key!r}]" for key in path)
@@ -383,21 +365,35 @@ def with_arrays(sample: Any) -> Any:
         return tuple(map(with_arrays, sample))
     if isinstance(sample, list) and not any(hasattr(part, "dtype") for part in sample):
         try:
-            found = np.asarray(sample)
+            array = np.asarray(sample)
         except ValueError:
             return sample
-        return sample if found.dtype.kind not in "biuf" else found
+        return array if array.dtype.kind in "biuf" else sample
     return sample
+
+
+def _in_form_of(tree: Any, leaves: Sequence[tuple[Path, Any]]) -> Any:
+    """Return a tree of the same types with other leaves."""
+    from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
+
+    by_path = dict(leaves)
+    ordered = [by_path[path] for path, _ in leaves_of(tree)]
+    if len(tree_leaves(tree)) != len(ordered):
+        return tree_of(leaves)  # of a class that torch cannot take apart
+    return tree_unflatten(ordered, tree_structure(tree))
+
+
+# Arrays, of numpy or torch
 
 
 def _padded(rows: Sequence[Rows]) -> Rows:
     """Return rows of any length as one array (n, width), with zeros behind the shorter ones."""
     import numpy as np
 
-    found = np.zeros((len(rows), max(map(len, rows))))
+    padded = np.zeros((len(rows), max(map(len, rows))))
     for place, row in enumerate(rows):
-        found[place, : len(row)] = row
-    return found
+        padded[place, : len(row)] = row
+    return padded
 
 
 def _array(path: Path, leaf: Any, whose: str = "") -> Any:
@@ -410,7 +406,7 @@ def _array(path: Path, leaf: Any, whose: str = "") -> Any:
         raise UnfitTree(received, "Turn it into numbers.")
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.kind == "f":
-        # As targets that are single numbers.
+        # Like targets that are single numbers.
         return array.astype(np.float32)
     is_long = array.dtype.kind in "iu" and array.dtype.itemsize == 8 and array.size
     if is_long and max(abs(int(array.max())), abs(int(array.min()))) >= MOST_EXACT:
@@ -427,6 +423,10 @@ def _format(path: Path, leaf: Any) -> str:
     return name
 
 
+def _paths(leaves: Iterable[Path]) -> str:
+    return ", ".join(map(path_text, leaves)) or "nothing"
+
+
 def _what(leaf: Any) -> str:
     shape = getattr(leaf, "shape", None)
     if shape is None or not hasattr(leaf, "dtype"):
@@ -434,19 +434,19 @@ def _what(leaf: Any) -> str:
     return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(shape)}"
 
 
-def _joined(flat: Sequence[Any]) -> Any:
+def _joined(blocks: Sequence[Any]) -> Any:
     import numpy as np
 
-    if isinstance(flat[0], np.ndarray):
-        kind = np.result_type(np.float32, *flat)
-        return np.concatenate([block.astype(kind) for block in flat], axis=1)
+    if isinstance(blocks[0], np.ndarray):
+        kind = np.result_type(np.float32, *blocks)
+        return np.concatenate([block.astype(kind) for block in blocks], axis=1)
     import torch
 
-    # As numpy: float32 does not hold all numbers of the larger formats of integers.
+    # As numpy does: float32 does not hold all numbers of the larger formats of integers.
     large = (torch.int32, torch.int64)
-    kinds = (torch.float64 if block.dtype in large else block.dtype for block in flat)
+    kinds = (torch.float64 if block.dtype in large else block.dtype for block in blocks)
     wide = reduce(torch.promote_types, kinds, torch.float32)
-    return torch.cat([block.to(wide) for block in flat], dim=1)
+    return torch.cat([block.to(wide) for block in blocks], dim=1)
 
 
 def _cast(block: Any, name: str) -> Any:

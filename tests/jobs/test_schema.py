@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from asynckfold.jobs.columns import Columns, UnfitTree, leaves_of, tree_of
 from asynckfold.jobs.decoding import decoded
+from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of, tree_of
 
 FORMATS = st.sampled_from(["bool", "uint8", "int32", "int64", "float32"])
 NAMES = st.text("abc", min_size=1, max_size=2)
@@ -62,12 +62,12 @@ BATCHES = st.integers(1, 4).flatmap(
 
 @given(BATCHES)
 def test_split_undoes_join(tree: Any) -> None:
-    columns = Columns.of(tree)
+    columns = Schema.of(tree)
     rows = columns.join(tree)
     assert rows.shape == (len(next(iter(leaves_of(tree)))[1]), columns.width)
     assert same(columns.split(rows.astype(np.float64)), tree)
     tensors = tree_of([(path, torch.from_numpy(leaf)) for path, leaf in leaves_of(tree)])
-    again = Columns.of(tensors).split(columns.join(tensors))
+    again = Schema.of(tensors).split(columns.join(tensors))
     assert same(tree_of([(path, leaf.numpy()) for path, leaf in leaves_of(again)]), tree)
 
 
@@ -88,7 +88,7 @@ def test_split_undoes_the_rows_of_samples_of_any_shape(data: Any) -> None:
         }
         for _ in range(data.draw(st.integers(1, 4)))
     ]
-    columns, rows = Columns.of_samples(samples)
+    columns, rows = Schema.of_samples(samples)
     found = columns.split(rows)
     if not columns.ragged:
         found = [{name: part[at] for name, part in found.items()} for at in range(len(samples))]
@@ -102,18 +102,18 @@ def test_split_undoes_the_rows_of_samples_of_any_shape(data: Any) -> None:
 
 @given(BATCHES)
 def test_arrays_and_samples_have_the_same_rows(tree: Any) -> None:
-    (columns, rows), leaves = Columns.of_arrays(tree), list(leaves_of(tree))
+    (columns, rows), leaves = Schema.of_arrays(tree), list(leaves_of(tree))
     samples = [
         tree_of([(path, leaf[at]) for path, leaf in leaves]) for at in range(len(leaves[0][1]))
     ]
-    others, expected = Columns.of_samples(samples)
+    others, expected = Schema.of_samples(samples)
     assert (columns, rows.dtype) == (others, np.float64)
     assert (rows == expected).all()
 
 
 def test_the_order_of_keys_does_not_matter_and_lists_are_tuples() -> None:
     one, two = np.zeros((2, 1), np.float32), np.ones((2, 2), np.float32)
-    columns = Columns.of({"a": one, "b": [two, one]})
+    columns = Schema.of({"a": one, "b": [two, one]})
     joined = columns.join({"b": (two, one), "a": one})
     assert (joined == columns.join({"a": one, "b": (two, one)})).all()
     assert isinstance(columns.split(joined)["b"], tuple)
@@ -121,7 +121,7 @@ def test_the_order_of_keys_does_not_matter_and_lists_are_tuples() -> None:
 
 def test_gradients_reach_all_parts() -> None:
     parts = {"a": torch.ones(2, 2, requires_grad=True), "b": torch.ones(2, requires_grad=True)}
-    columns = Columns.of(parts)
+    columns = Schema.of(parts)
     split = columns.split(columns.join(parts))
     (split["a"].sum() + 2 * split["b"].sum()).backward()
     assert parts["a"].grad is not None
@@ -131,7 +131,7 @@ def test_gradients_reach_all_parts() -> None:
 
 
 def test_samples_may_hold_lists_and_plain_numbers() -> None:
-    columns, rows = Columns.of_samples([{"ids": [1, 2], "age": 3.5}, {"ids": [4], "age": 1.0}])
+    columns, rows = Schema.of_samples([{"ids": [1, 2], "age": 3.5}, {"ids": [4], "age": 1.0}])
     assert columns.text == "['ids'] int64 (any,), ['age'] float32 ()"
     first, second = columns.split(rows)
     assert (first["ids"].tolist(), float(first["age"]), second["ids"].tolist()) == (
@@ -154,7 +154,7 @@ def test_samples_may_hold_lists_and_plain_numbers() -> None:
 )
 def test_a_batch_that_has_no_columns_is_refused(tree: Any, text: str) -> None:
     with pytest.raises(UnfitTree, match=text):
-        Columns.of(tree)
+        Schema.of(tree)
 
 
 @pytest.mark.parametrize(
@@ -168,20 +168,20 @@ def test_a_batch_that_has_no_columns_is_refused(tree: Any, text: str) -> None:
 )
 def test_samples_that_have_no_rows_are_refused(samples: Any, text: str) -> None:
     with pytest.raises(UnfitTree, match=text):
-        Columns.of_samples(samples)
+        Schema.of_samples(samples)
 
 
 def test_a_batch_of_other_parts_or_shapes_is_refused() -> None:
-    columns = Columns.of({"a": torch.zeros(2, 3)})
+    columns = Schema.of({"a": torch.zeros(2, 3)})
     for other in ({"b": torch.zeros(2, 3)}, {"a": torch.zeros(2, 4)}, torch.zeros(2, 3)):
         with pytest.raises(UnfitTree, match="in place of"):
             columns.join(other)
-    ragged, _ = Columns.of_samples([{"n": [1]}, {"n": [1, 2]}])
+    ragged, _ = Schema.of_samples([{"n": [1]}, {"n": [1, 2]}])
     for sample in ({"n": [0.5]}, {"n": [[1]]}, {"m": [1]}):
         with pytest.raises(UnfitTree, match="in place of"):
             ragged.row(sample)
 
 
 def test_it_is_stored_as_json() -> None:
-    columns = Columns.of({"a": np.zeros((2, 3)), "b": (np.zeros(2, int),)})
-    assert decoded(Columns, json.loads(json.dumps(asdict(columns)))) == columns
+    columns = Schema.of({"a": np.zeros((2, 3)), "b": (np.zeros(2, int),)})
+    assert decoded(Schema, json.loads(json.dumps(asdict(columns)))) == columns
