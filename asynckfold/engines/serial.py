@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines.engine import Answer, ReadLoad, Tell
 from asynckfold.errors import StorageError, WorkerDiedError
@@ -53,22 +53,12 @@ class SerialEngine:
 
         future: Future[Answer] = Future()
         future.set_running_or_notify_cancel()
+        results: list[Any] = []
+        tell, stop = self._tell, self._signals.stop_requested
         try:
             with seeding.preserved(), self._signals.breakable():
-                results = in_turn(
-                    placement,
-                    tasks,
-                    lambda part: execute(
-                        self._bundle,
-                        self._data,
-                        placement,
-                        part,
-                        self._tell,
-                        self._signals.stop_requested,
-                    ),
-                    self._tell,
-                    self._signals.stop_requested,
-                )
+                for part in in_turn(placement, tasks, results, tell, stop):
+                    results += execute(self._bundle, self._data, placement, part, tell, stop)
             future.set_result(Answer(results, os.getpid()))
         except (StorageError, WorkerDiedError) as error:
             future.set_exception(error)

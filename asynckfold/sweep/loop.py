@@ -34,7 +34,6 @@ from asynckfold.jobs.messages import (
     Noted,
     RunEvent,
     Started,
-    Task,
 )
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.reproducibility import with_left
@@ -167,7 +166,11 @@ class Sweep:
             starts = [(item, self._attempts.start(item)) for item in self._place()]
         self._attempts.acknowledge()
         for placement, tasks in starts:
-            self._submit(placement, tasks)
+            self._observer.placed(placement)
+            started = self._store.now()
+            future = self._engine.submit(placement, tasks)
+            self._running.add(future, Running(placement, tasks, started))
+            future.add_done_callback(self._inbox.put)
         self._hear(max(0.0, min(wait_s, self._pending.next_due() - self._clock())))
 
     def leave(self) -> None:
@@ -232,13 +235,6 @@ class Sweep:
             self._engine.shift(future, cores)
             self._attempts.note(Noted(item.placement.jobs[0], *_describe_move(item, cores)))
             self._running.move(item, cores)
-
-    def _submit(self, placement: Placement, tasks: list[Task]) -> None:
-        self._observer.placed(placement)
-        started = self._store.now()
-        future = self._engine.submit(placement, tasks)
-        self._running.add(future, Running(placement, tasks, started))
-        future.add_done_callback(self._inbox.put)
 
     def _hear(self, wait_s: float) -> None:
         """Take events until a placement ends or the time is over.

@@ -10,24 +10,30 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from asynckfold.training.calls import outputs_of, step
+from asynckfold.training.calls import AUTOCAST, outputs_of, step
 from asynckfold.training.losses import portions
 
 if TYPE_CHECKING:
     from asynckfold.training.training_run import Training
+    from asynckfold.training.user_step import TrainingStep
 
 
 def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
     """Take one step of the optimizer; return the loss, detached."""
     if training.user_step is not None and training.user_step.is_several:
-        return _loss(training, inputs, targets).detach()
+        return _loss_of(training.user_step, training, inputs, targets).detach()
 
     def backward() -> torch.Tensor:
         loss: torch.Tensor = training.gradient(training, inputs, targets)
         clip(training)
         return loss
 
-    return update(training.optimizer, backward, training.scaler)
+    if isinstance(training.optimizer, torch.optim.LBFGS):
+        return update(training.optimizer, backward)
+    loss: torch.Tensor = training.gradient(training, inputs, targets)
+    clip(training)
+    take_step(training.optimizer, backward, training.scaler)
+    return loss
 
 
 def accumulated_step(training: Training, batches: Sequence[int]) -> list[torch.Tensor]:
@@ -122,21 +128,26 @@ def add_gradient(
 
     A weight of 1 gives the same bits as no weight.
     """
-    loss = _loss(training, inputs, targets)
+    model, precision = training.model, training.params.precision
+    if training.user_step is not None:
+        loss = _loss_of(training.user_step, training, inputs, targets)
+    elif isinstance(inputs, torch.Tensor) and precision not in AUTOCAST:
+        # Directly: in a debugger, nothing lies between the model and this line.
+        loss = training.criterion(model(inputs), targets)
+    else:
+        loss = training.criterion(outputs_of(model, inputs, precision), targets)
     weighted = loss if weight == 1.0 else loss * weight
     scaled = weighted if training.scaler is None else training.scaler.scale(weighted)
     scaled.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 
-def _loss(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
-    if training.user_step is not None:
-        batch = inputs, training.data.asked_of(targets)
-        step, position = training.user_step, (training.epoch, training.batch)
-        return torch.as_tensor(step.loss(training.model, batch, *position))
-    outputs = outputs_of(training.model, inputs, training.params.precision)
-    loss: torch.Tensor = training.criterion(outputs, targets)
-    return loss
+def _loss_of(
+    user_step: TrainingStep, training: Training, inputs: Any, targets: torch.Tensor
+) -> torch.Tensor:
+    """Return the loss that the user's own `training_step` computes."""
+    batch = inputs, training.data.asked_of(targets)
+    return torch.as_tensor(user_step.loss(training.model, batch, training.epoch, training.batch))
 
 
 def clip(training: Training) -> None:

@@ -142,41 +142,35 @@ def run(
 
     Exceptions get position and training time attached, see `position_of`.
     """
-    try:
-        return _run(training, params, report, stop)
-    except BaseException as error:
-        note_position(error, training)
-        raise
-
-
-def _run(
-    training: Trainable, params: TrainerParams, report: Report, stop: Callable[[], bool]
-) -> bool:
     saver, stopwatch = checkpoint.Saver(lambda: training.save(report)), training.stopwatch
 
     def leaves() -> bool:
         return stopwatch.call_uncounted(stop) or stopwatch.expired
 
-    while not training.ended:
-        started = time.perf_counter()
-        training.begin_epoch()
-        while training.batch < training.batches:
-            training.step()
-            training.heartbeat.beat()
-            training.report_progress(report)
-            unfinished = training.batch < training.batches
-            if leaves() and unfinished:
+    try:
+        while not training.ended:
+            started = time.perf_counter()
+            training.begin_epoch()
+            while training.batch < training.batches:
+                training.step()
+                training.heartbeat.beat()
+                training.report_progress(report)
+                unfinished = training.batch < training.batches
+                if leaves() and unfinished:
+                    saver.save()
+                    return False
+                if unfinished and saver.due(checkpoint.MIDDLE_SECONDS):
+                    saver.save()
+            training.end_epoch(started, report)
+            if not training.ended and leaves():
                 saver.save()
                 return False
-            if unfinished and saver.due(checkpoint.MIDDLE_SECONDS):
+            due = training.epoch % params.save_checkpoint_frequency == 0
+            if training.ended or (due and saver.due(checkpoint.EPOCH_SECONDS)):
                 saver.save()
-        training.end_epoch(started, report)
-        if not training.ended and leaves():
-            saver.save()
-            return False
-        due = training.epoch % params.save_checkpoint_frequency == 0
-        if training.ended or (due and saver.due(checkpoint.EPOCH_SECONDS)):
-            saver.save()
+    except BaseException as error:
+        note_position(error, training)
+        raise
     return True
 
 

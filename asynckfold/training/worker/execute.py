@@ -17,7 +17,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -115,11 +114,11 @@ def _execute(
             with hide_gpus(placement.gpu, placement.gpu_uuid) as gpu:
                 if gpu is None:
                     settle_autograd()
-                return _attempt(
-                    bundle,
-                    tasks,
-                    lambda: [train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)],
-                )
+                with _attempt(bundle, tasks) as results:
+                    results.append(
+                        train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)
+                    )
+                return results
         with _device(placement) as device:
             if placement.trainer == "measure":
                 return [serial_baseline.measure(bundle, data, stop, device, report)]
@@ -136,34 +135,36 @@ def _execute(
             if placement.trainer == "fused":
                 answers = _train_group(bundle, data, tasks, device, report, stop, heartbeat)
                 return [loop.with_gpu_memory(item, device) for item in answers]
-
-            def work(task: Task) -> list[Any]:
-                trainer = loop if bundle.recipe.fit_fn is None else user_loop
-                answers = trainer.train(bundle, task, data, device, report, stop, heartbeat)
-                return [loop.with_gpu_memory(answers, device)]
-
-            return [_attempt(bundle, [task], partial(work, task))[0] for task in tasks]
+            results = []
+            alone = loop if bundle.recipe.fit_fn is None else user_loop
+            for task in tasks:
+                with _attempt(bundle, [task]) as ended:
+                    result = alone.train(bundle, task, data, device, report, stop, heartbeat)
+                    ended.append(loop.with_gpu_memory(result, device))
+                results += ended
+            return results
 
 
 def in_turn(
     placement: Placement,
     tasks: Sequence[Task],
-    work: Callable[[Sequence[Task]], list[Any]],
+    results: list[Any],
     report: Report,
     stop: Stop,
-) -> list[Any]:
-    """Run the jobs of a row one by one, and report each result when the next job begins.
+) -> Iterator[Sequence[Task]]:
+    """Yield the jobs of a row one by one, and report each result when the next job begins.
 
-    The tasks of any other placement are one piece of work. Returns what `work` returned, with None
-    for results that were reported already and for jobs that `stop` left out.
+    The tasks of any other placement are one piece of work. The caller adds to `results`, where
+    those that were reported become None, and so do those of jobs that `stop` left out.
     """
-    results: list[Any] = []
     for part in [[task] for task in tasks] if placement.is_job_batch else [tasks]:
         if results and isinstance(last := results[-1], Result):
             report(JobEnded(replace(last, pid=os.getpid(), peak_memory=process.peak_memory())))
             results[-1] = None
-        results += [None] if results and stop() else work(part)
-    return results
+        if results and stop():
+            results.append(None)
+        else:
+            yield part
 
 
 @contextmanager
@@ -206,19 +207,19 @@ def _train_group(
     def fail(task: Task, error: BaseException) -> Result | RetryableFailure:
         return failure(bundle, task, error)
 
-    def work() -> list[Any]:
-        return list(trainer.train(bundle, tasks, data, device, tell, stop, heartbeat, fail))
-
-    answers = _attempt(bundle, tasks, work)
-    return [ended.get(task.job.id, item) for task, item in zip(tasks, answers, strict=True)]
+    with _attempt(bundle, tasks) as results:
+        results += trainer.train(bundle, tasks, data, device, tell, stop, heartbeat, fail)
+    return [ended.get(task.job.id, item) for task, item in zip(tasks, results, strict=True)]
 
 
-def _attempt(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]]) -> list[Any]:
-    """Turn exceptions of user code into results: the only place that does."""
+@contextmanager
+def _attempt(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[list[Any]]:
+    """Yield a list for the results; exceptions of user code become results here, and only here."""
     started, files, traces = time.monotonic(), process.open_files(), None
+    results: list[Any] = []
     try:
         with isolated(patches=True) as traces:
-            return work()
+            yield results
     except StorageError as error:
         refuse_own_fault(error, files, traces is not None and LIMITS in traces.changed)
         raise
@@ -228,7 +229,7 @@ def _attempt(bundle: Bundle, tasks: Sequence[Task], work: Callable[[], list[Any]
         if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
             raise
         seconds = (time.monotonic() - started) / len(tasks)
-        return [failure(bundle, task, error, seconds) for task in tasks]
+        results[:] = [failure(bundle, task, error, seconds) for task in tasks]
 
 
 def refuse_own_fault(error: StorageError, files_before: int, limited: bool) -> None:

@@ -34,7 +34,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -179,9 +178,10 @@ class WorkerState:
             return ("error", line, self.broken)
         if placement.cores:
             process.pin(0, placement.cores)
-        work = partial(self.execute, self.bundle, self.data, placement)
+        results: list[Any] = []
         try:
-            results = in_turn(placement, tasks, work, self.tell, self.stops_row)
+            for part in in_turn(placement, tasks, results, self.tell, self.stops_row):
+                results += self.execute(self.bundle, self.data, placement, part)
             return ("answer", results, process.peak_memory(), self.ends)
         except StorageError as error:
             try:
