@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -11,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from asynckfold.api.context import Call, interrupted
+from asynckfold.api.execution import batches_of
 from asynckfold.errors import NoRoomError, WorkerDiedError
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.jobs.plan import Job
@@ -29,7 +29,7 @@ def time_serial_loop(call: Call) -> None:
     # Only finished jobs count as work of the packed run.
     finished = store.reader.finished()
     done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
-    if wanted in (None, "none") or not done or (known and _suffices(known, wanted, done)):
+    if wanted is None or not done or (known and _suffices(known, wanted, done)):
         return
     if why := _other_samples(bundle.plan.params):
         # A speedup compares equal samples only.
@@ -80,14 +80,6 @@ def time_serial_loop(call: Call) -> None:
     store.set_baseline(baseline)
     if baseline.disturbance:
         store.event("baseline", baseline.disturbance)
-
-
-def batches_of(bundle: Any) -> dict[str, int]:
-    """Return the batches of an epoch by job, before it tells: a few samples may be left out."""
-    plan = bundle.plan
-    return {
-        job.id: math.ceil(len(bundle.fold_of(job).train) / plan.batch_size) for job in plan.jobs
-    }
 
 
 def _shown(call: Call, bundle: Any, placement: Placement) -> Callable[[], None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
@@ -16,7 +17,6 @@ import numpy as np
 
 from asynckfold.api import planner
 from asynckfold.api.arguments import Settings
-from asynckfold.api.baseline_timing import batches_of
 from asynckfold.api.context import Call, interrupted
 from asynckfold.api.progress import SweepProgress
 from asynckfold.errors import StorageError
@@ -27,7 +27,6 @@ from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
 from asynckfold.planning import workload
 from asynckfold.planning.kept_outputs import why_not_kept
 from asynckfold.results.candidates import candidates
-from asynckfold.results.report.sentences import packing as packing_text
 from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import packing_of
 from asynckfold.results.verdict import make_verdict
@@ -111,6 +110,14 @@ def _log(call: Call) -> None:
         store.event("plan", f"{added} jobs were added to the plan")
 
 
+def batches_of(bundle: Any) -> dict[str, int]:
+    """Return the expected batches of an epoch by job: a few samples may be left out."""
+    plan = bundle.plan
+    return {
+        job.id: math.ceil(len(bundle.fold_of(job).train) / plan.batch_size) for job in plan.jobs
+    }
+
+
 @contextmanager
 def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Sweep]:
     """Yield what trains the jobs that have no result yet, with its engine started."""
@@ -134,9 +141,13 @@ def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Swee
                 signals=call.signals,
                 max_wait=make.max_wait,
                 yields=settings.yield_to_others,
+                one_at_a_time=settings.engine == "serial",
+                on_nodes=settings.engine == "ray",
             )
         achieved = packing_of(store.reader)
         if achieved is not None:
+            from asynckfold.results.report.sentences import packing as packing_text
+
             call.display.note(packing_text(achieved), verbose=2)
     except KeyboardInterrupt as interrupt:
         with suppress(StorageError):

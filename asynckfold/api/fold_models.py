@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ class RunModels:
     output_transform: Any = None
     scoring: Any = None
     collate_fn: Any = None
-    default_dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    default_dtype: torch.dtype = torch.float32
 
     def model(self, job: Job) -> nn.Module:
         """Return the module of a job that is done, in evaluation mode, on the CPU."""

@@ -13,7 +13,6 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.baseline_timing import time_serial_loop
 from asynckfold.api.call import check, dry_run, open_data
 from asynckfold.api.context import Call, hold_run, look_into
 from asynckfold.api.display import Display
@@ -170,7 +169,10 @@ class AsyncKFold:
                 if not call.is_complete:
                     with training(call, self._stop_reason) as sweep:
                         sweep.run()
-                time_serial_loop(call)
+                if self.settings.baseline not in (None, "none"):
+                    from asynckfold.api.baseline_timing import time_serial_loop
+
+                    time_serial_loop(call)
                 call.signals.check()
                 keep_pictures(call.run, call.data)
             return self._results(call)

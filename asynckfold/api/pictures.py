@@ -10,9 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.jobs.argument import one_line
-from asynckfold.results.cv_results import read_results
-from asynckfold.results.report.predictions import hard_samples
-from asynckfold.results.report.summary import PICTURES
 from asynckfold.store import RunReader, RunStore
 from asynckfold.system.files import make_folders, write_whole
 
@@ -38,6 +35,10 @@ def keep_pictures(run: RunStore, data: Prepared) -> None:
 def _keep(run: RunReader, data: Prepared) -> None:
     if not _is_picture(data.sample_shape):
         return
+    from asynckfold.results.cv_results import read_results
+    from asynckfold.results.report.predictions import hard_samples
+    from asynckfold.results.report.summary import PICTURES
+
     found = hard_samples(read_results(run), run.splits()[1])
     rows = [item.index for item in found.samples] if found else []
     stored = data.stored(rows) if rows else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from asynckfold.store import RunReader, RunStore, open_run
 from asynckfold.store.layout import refit_folder
 
 if TYPE_CHECKING:
+    from asynckfold.api.fold_models import RunModels
     from asynckfold.data.materialize import CheckedDataset
 
 
@@ -123,7 +125,9 @@ def with_models(
 
     `samples` tells how the run took its data set apart, if it did so just now.
     """
-    from asynckfold.api.fold_models import RunModels
+    import torch
+
+    default_dtype = torch.get_default_dtype()
 
     def load_targets() -> npt.NDArray[Any]:
         with RunStore.read(results.root_dir) as reader:
@@ -141,17 +145,23 @@ def with_models(
             known[candidate.name] = with_models(found, alone, recipe, samples)
         return known[candidate.name]
 
-    views = settings.train_transform, settings.eval_transform
-    models = RunModels(
-        results,
-        recipe,
-        settings.dataset,
-        *views,
-        load_targets,
-        None if samples is None else samples.facts,
-        settings.transform,
-        settings.output_transform,
-        settings.scoring,
-        settings.collate_fn,
-    )
-    return replace(results, _models=models, _load_refit=load_refit)
+    @functools.cache
+    def load_models() -> RunModels:
+        from asynckfold.api.fold_models import RunModels
+
+        return RunModels(
+            results,
+            recipe,
+            settings.dataset,
+            settings.train_transform,
+            settings.eval_transform,
+            load_targets,
+            None if samples is None else samples.facts,
+            settings.transform,
+            settings.output_transform,
+            settings.scoring,
+            settings.collate_fn,
+            default_dtype,
+        )
+
+    return replace(results, _load_models=load_models, _load_refit=load_refit)

@@ -52,7 +52,7 @@ class CVResults(Outcome):
     _draw: Callable[[str, Any], Any] | None = None
     _load_weights: Callable[[Result, str], dict[str, Any]] | None = None
     _load_refit: Callable[[Candidate], CVResults | None] | None = None
-    _models: FoldModels | None = None
+    _load_models: Callable[[], FoldModels] | None = None
 
     @property
     def refitted(self) -> CVResults | None:
@@ -284,11 +284,11 @@ def _name_of(found: CVResults, candidate: str | None) -> str:
 
 
 def _live_models(found: CVResults) -> FoldModels:
-    if found._models is None:
+    if found._load_models is None:
         rule = "models come from results of a call, since a run's folder holds none"
         remedy = "Make the call again, which trains nothing twice; or load state_dict into a model."
         raise InputError.one(rule, f"results read from {found.root_dir}", remedy)
-    return found._models
+    return found._load_models()
 
 
 def _ensemble_of(found: CVResults, jobs: Sequence[Job]) -> FoldEnsemble:

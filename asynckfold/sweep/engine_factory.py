@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
-from asynckfold.engines.joblib_backend import joblib_engine
-from asynckfold.engines.process import ProcessEngine
-from asynckfold.engines.ray_cluster import RayCluster
-from asynckfold.engines.ray_engine import RayEngine
-from asynckfold.engines.ray_handle import sizes
-from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.placement import Load, NodeSize, Placement
 from asynckfold.scheduling.reservations import emptiest
 from asynckfold.sweep.loop import Inbox
@@ -23,6 +17,7 @@ from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
     from asynckfold.data.prepare import Prepared
+    from asynckfold.engines.ray_cluster import RayCluster
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +50,8 @@ class Engines:
         handle = self.data.handle()
         opened: AbstractContextManager[Engine]
         if self.pool is not None:
+            from asynckfold.engines.process import ProcessEngine
+
             opened = closing(
                 ProcessEngine(
                     bundle,
@@ -67,6 +64,8 @@ class Engines:
                 )
             )
         elif self.cluster is not None:
+            from asynckfold.engines.ray_engine import RayEngine
+
             opened = closing(
                 RayEngine(
                     self.cluster,
@@ -79,11 +78,15 @@ class Engines:
                 )
             )
         elif self.name == "joblib":
+            from asynckfold.engines.joblib_backend import joblib_engine
+
             count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
             opened = joblib_engine(
                 bundle, handle, self.read_load, self.inbox.put, count, self.signals
             )
         else:
+            from asynckfold.engines.serial import SerialEngine
+
             batches = handle.open(handle.fds)
             serial = SerialEngine(bundle, batches, self.read_load, self.inbox.put, self.signals)
             opened = nullcontext(serial)
@@ -104,7 +107,11 @@ class Engines:
     @property
     def found_nodes(self) -> dict[str, NodeSize]:
         """The nodes of the cluster at this moment by name, whatever `n_jobs`; none without one."""
-        return {} if self.cluster is None else sizes(self.cluster.nodes.values())
+        if self.cluster is None:
+            return {}
+        from asynckfold.engines.ray_handle import sizes
+
+        return sizes(self.cluster.nodes.values())
 
     @property
     def nodes(self) -> tuple[NodeSize, ...]:

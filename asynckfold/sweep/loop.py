@@ -23,8 +23,6 @@ from dataclasses import replace
 from itertools import chain, repeat
 
 from asynckfold.engines.engine import Answer, Engine
-from asynckfold.engines.ray_engine import RayEngine
-from asynckfold.engines.serial import SerialEngine
 from asynckfold.errors import InterruptedRunError, StorageError
 from asynckfold.jobs.messages import (
     CheckpointWritten,
@@ -86,6 +84,10 @@ class Sweep:
         Longest time in seconds during which nothing runs and nothing can start; None: no limit.
     yields : bool
         Whether running jobs leave cores that other processes start to use.
+    one_at_a_time : bool
+        Whether the engine trains inside `submit`, as the serial one does.
+    on_nodes : bool
+        Whether jobs are sent to other nodes: short ones then travel in longer batches.
     """
 
     def __init__(
@@ -100,6 +102,8 @@ class Sweep:
         signals: Interruption | None = None,
         max_wait: float | None = None,
         yields: bool = False,
+        one_at_a_time: bool = False,
+        on_nodes: bool = False,
     ) -> None:
         self._yields = yields
         self._patience = Patience(max_wait)
@@ -114,9 +118,9 @@ class Sweep:
             store.reader.finished(),
             requests,
             clock,
-            # It trains inside `submit`: jobs that start together would be recorded as parallel.
-            one_at_a_time=isinstance(engine, SerialEngine),
-            batch_seconds=NODE_BATCH_SECONDS if isinstance(engine, RayEngine) else None,
+            # Else jobs that start together would be recorded as parallel.
+            one_at_a_time=one_at_a_time,
+            batch_seconds=NODE_BATCH_SECONDS if on_nodes else None,
         )
         self._running = RunningJobs(
             lambda job_id, attempt, cores: store.event(HELD, held_text(attempt, cores), job_id)
