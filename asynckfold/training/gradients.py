@@ -15,7 +15,7 @@ from asynckfold.training.losses import portions
 
 if TYPE_CHECKING:
     from asynckfold.training.training_run import Training
-    from asynckfold.training.user_step import TrainingStep
+    from asynckfold.training.user_steps import TrainingStep
 
 
 def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:
