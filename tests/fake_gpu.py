@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from asynckfold.jobs.placement import Placement
+from asynckfold.planning import gpu_rule
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.worker import execute
 from tests.system.test_gpus import FakeNvml
@@ -73,6 +74,7 @@ def install(monkeypatch: pytest.MonkeyPatch, load: Any = load_nvml) -> None:
     """Let this process see the fake, and take it for one that torch can use."""
     monkeypatch.setattr("asynckfold.system.machine.load_nvml", load)
     monkeypatch.setattr("asynckfold.system.gpu_trial.failures", lambda uuids: {})
+    monkeypatch.setattr(gpu_rule, "START_SECONDS", 0.0)
 
 
 @contextmanager

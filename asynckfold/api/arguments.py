@@ -141,10 +141,9 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
     fuse : bool, int or "auto"
         Train jobs of one model as one stacked model. This is faster for small models. Each job
         keeps its samples, learning rates, checkpoints and results, but its last digits depend on
-        the size of the group, which is part of the plan. "auto" decides on cores by a rule over
-        operations, jobs and allotted cores, and on GPUs by timing fused steps before a long sweep;
-        a number sets the size of the groups; True gives every core or GPU a group. A number and
-        True refuse models that cannot be fused.
+        the size of the group, which is part of the plan. "auto" decides by a rule over operations,
+        jobs and allotted cores and GPUs; a number sets the size of the groups; True gives every
+        core or GPU a group. A number and True refuse models that cannot be fused.
     time_budget_s : float or None
         Seconds after which the call ends, with the results so far. Running jobs save themselves at
         the next batch, within ten seconds. ``counts["pending"]`` jobs are left; the same call

@@ -95,15 +95,14 @@ def _log(call: Call) -> None:
     for candidate, trace in facts.failures.items():
         store.event("dry-run", trace.strip().splitlines()[-1], candidate)
     logged = {event.text for event in store.reader.events()}
-    failed = {model: trace.strip().splitlines()[-1] for model, trace in threads.failures.items()}
     fusing = call.groups.why
-    for kind, texts in (("probe", failed), ("decision", threads.why), ("fusing", fusing)):
+    for kind, texts in (("decision", threads.why), ("fusing", fusing)):
         for model, sentence in texts.items():
             text = f"{model}: {sentence}"
             if text not in logged:
                 store.event(kind, text)
             is_slower = kind == "decision" and 0 < threads.costs[model].processes_gain < 1
-            if kind != "decision" or threads.overturned or is_slower:
+            if kind == "fusing" or is_slower:
                 call.display.note(text, verbose=2 if kind == "fusing" else 1)
     added = 0 if call.stored is None else len(plan.jobs) - len(call.stored.jobs)
     if added > 0:

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,18 +20,12 @@ from asynckfold.api.refit import refits
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.accumulator import MakeAccumulator
 from asynckfold.jobs.digests import changes
-from asynckfold.jobs.messages import Facts, Fusibility
+from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import WORKER_BYTES, NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
-from asynckfold.planning import (
-    calibration,
-    cost_cache,
-    device_choice,
-    fusion_groups,
-    gpu_sharing,
-    memory_format,
-)
+from asynckfold.planning import memory_format
+from asynckfold.planning.choice import choose, choose_devices
 from asynckfold.planning.feasibility import (
     node_problems,
     part_problems,
@@ -39,20 +33,18 @@ from asynckfold.planning.feasibility import (
     process_problems,
     room_problems,
 )
-from asynckfold.planning.forecast import Forecast, forecast, foreseen
-from asynckfold.planning.fusion_groups import Fuse
-from asynckfold.planning.group_choice import group
+from asynckfold.planning.forecast import Forecast, forecast, predicted
+from asynckfold.planning.fusion_groups import group
+from asynckfold.planning.fusion_rule import Fuse
 from asynckfold.planning.kept_outputs import held_bytes, outputs_problems, why_not_kept
-from asynckfold.planning.workload import Probe, Workload
+from asynckfold.planning.workload import Workload
 from asynckfold.results.score_fit import accumulator_of, why_not_by_batch
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore, refuse_other
 from asynckfold.sweep.dry_run import DryRun
 from asynckfold.sweep.engine_factory import Engines
-from asynckfold.sweep.fusibility import FusibilityOnGpu
 from asynckfold.sweep.loop import Inbox
-from asynckfold.sweep.probe import Prober
-from asynckfold.system.machine import Machine, total_memory
+from asynckfold.system.machine import total_memory
 
 if TYPE_CHECKING:
     pass
@@ -133,7 +125,6 @@ def make_plan(call: Call) -> None:
     draft = _with_outputs(call, replace(call.bundle.plan, channels_last=last), stored or taken)
     allowed = settings.kinds(machine, draft.params)
     nodes = make.nodes if "cuda" in allowed else _without_gpus(make.nodes)
-    here = min((node.cores for node in nodes), default=make.allotted)
     # A run keeps the nodes that it was planned for, wherever it goes on.
     nodes = nodes if call.before is None else call.before.nodes
     work = Workload(
@@ -141,33 +132,17 @@ def make_plan(call: Call) -> None:
         call.folds,
         call.facts,
         min((node.cores for node in nodes), default=make.allotted),
-        identity(machine),
         len(machine.gpus().gpus),
+        min((gpu.total for gpu in machine.gpus().gpus), default=0),
         nodes=nodes,
-        exchange=calibration.recall(draft.params.trainer, identity(machine), cost_cache.folder())
-        if draft.params.processes > 1
-        else None,
     )
-    with make(replace(call.bundle, plan=draft)) as engine:
-        facts, limit = call.facts.memory, make.max_wait
-        probers = {
-            kind: Prober(
-                engine, replace(draft, device=kind), facts, call.signals, limit, make.inbox
-            )
-            for kind in allowed
-            if make.has_workers and work.cores <= here
-        }
-        probes = device_choice.Probes(probers, cost_cache.folder())
-        call.display.doing("deciding devices and threads")
-        devices = device_choice.decide(work, allowed, stored or taken, probes)
-        work = replace(work, plan=draft.with_devices(devices.kinds))
-        check = FusibilityOnGpu(engine, work.on("cuda").plan, call.signals, limit)
-        work = replace(work, on_gpu=_fusible_on_gpu(call, work, probers.get("cuda"), check))
-        threads = device_choice.chosen(work, settings.threads, call.before, taken, probes, stored)
+    before = stored or taken
+    devices = choose_devices(work, allowed, before)
+    work = replace(work, plan=draft.with_devices(devices.kinds))
+    threads = choose(work, settings.threads, call.before, taken, stored)
     threads = replace(threads, devices=devices.why or threads.devices)
-    gpu_bytes = min((gpu.total for gpu in machine.gpus().gpus), default=0)
-    groups = group(work, threads, stored or taken, settings.fuse, machine.max_memory, gpu_bytes)
-    threads = foreseen(work, threads, groups)
+    groups = group(work, threads, before, settings.fuse, machine.max_memory)
+    threads = predicted(work, threads, groups)
     expected = {name: cost.memory for name, cost in threads.costs.items()}
     workers = WORKER_BYTES * work.plan.params.processes
     refuse(room_problems(expected, machine.max_memory, workers, groups.widths))
@@ -285,50 +260,6 @@ def _fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:
     known = set() if stored is None else set(stored.jobs)
     taken_over = stored is None and settings.plan_from is not None
     return False if taken_over or known.issuperset(plan.jobs) else settings.fuse
-
-
-def _fusible_on_gpu(
-    call: Call,
-    work: Workload,
-    probe: Probe | None,
-    check: Callable[[str], Fusibility],
-) -> dict[str, Fusibility]:
-    """Compare fused with separate jobs on a GPU, for models where that may decide.
-
-    Raises
-    ------
-    InputError
-        A model must be fused and cannot be.
-    """
-    part, fuse = work.on("cuda"), call.bundle.fuse
-    known = set() if call.stored is None else set(call.stored.jobs)
-    found: dict[str, Fusibility] = {}
-    problems = []
-    for model in part.models():
-        jobs = [job for job in part.plan.jobs if job.model == model.name]
-        flops = work.facts.flops.get(model.name)
-        if known.issuperset(jobs) or flops is None:
-            continue
-        refusal = fusion_groups.why_not_paying(fuse, part.plan, work.folds, model.name, flops)
-        if fuse == "auto":
-            refusal = refusal or gpu_sharing.why_not_timed_fused(
-                part, model.name, call.before, probe
-            )
-        if not refusal:
-            call.display.doing(f"comparing fused jobs of {model.name} on a GPU")
-        found[model.name] = Fusibility(refusal) if refusal else check(model.name)
-        if found[model.name].refusal and len(jobs) > 1 and fuse not in ("auto", False):
-            reason = f"on a GPU, {found[model.name].refusal}"
-            problems.append(Problem(*fusion_groups.unfit(fuse, model.name, reason)))
-    refuse(problems)
-    return found
-
-
-def identity(machine: Machine) -> dict[str, Any]:
-    """What seconds depend on besides the sweep."""
-    found = machine.describe()
-    gpus = {"gpus": sorted({gpu["name"] for gpu in found["gpus"]})} if found["gpus"] else {}
-    return {"cpu": found["cpu"]["model"], "versions": found["versions"], **gpus}
 
 
 def _plan_of(folder: Path) -> Plan:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -14,73 +14,32 @@ from asynckfold.api.arguments import Settings
 from asynckfold.api.resources import Sharing
 from asynckfold.cli.flags import flag_values
 from asynckfold.cli.output import Output
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import refuse
 from asynckfold.jobs.placement import Load
 from asynckfold.system.machine import resolve_n_jobs, watched
 from asynckfold.system.units import gibibytes, named_cores
-
-if TYPE_CHECKING:
-    from asynckfold.api.process_trials import Trial
 
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
     """Print what this machine offers."""
     sharing = Sharing(**flag_values(parsed, Settings))
-    refuse([*parsed.problems, *sharing.problems(), *_model_problems(parsed)])
+    refuse([*parsed.problems, *sharing.problems()])
     machine = watched(sharing.machine())
     machine.try_gpus()
     n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)
     found, load = machine.describe(n_jobs), machine.load(n_jobs)
     would = now(found["cpu"], load)
-    trials = _trials(parsed) if parsed.model else []
     out.data(
         {
             **found,
             "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why},
-            **({"model": parsed.model, "trials": list(map(asdict, trials))} if trials else {}),
         }
     )
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for subject, sentence in lines(found, load):
         table.add_row(Text(subject, style="dim"), Text(sentence))
     out.say(table)
-    if trials:
-        out.say("")
-        out.say(_gains(parsed.model, trials))
-        if busy := found["cpu"]["busy"]:
-            out.say(f"others use {named_cores(busy)}: these seconds say little, measure again")
     return 0
-
-
-def _model_problems(parsed: argparse.Namespace) -> Iterator[Problem]:
-    if parsed.model and not parsed.data:
-        yield Problem("--model needs samples", "no --data", "Pass for instance --data digits.")
-    if parsed.data and not parsed.model:
-        yield Problem("--data is for --model", "no --model", "Pass for instance --model mlp.")
-
-
-def _trials(parsed: argparse.Namespace) -> list[Trial]:
-    """Time a model by one process and by several."""
-    from asynckfold.api.process_trials import trials
-    from asynckfold.cli.parser import parse
-    from asynckfold.cli.sweep_file import sweep_parts
-
-    sweep = sweep_parts(parse(["plan", "--data", parsed.data, "--models", parsed.model]))
-    (make,), data = sweep.models.values(), sweep.dataset
-    batch_size = sweep.settings.get("batch_size", 32)
-    return list(trials(make, sweep.opt_fn, sweep.criterion, data, len(data), batch_size))
-
-
-def _gains(model: str, trials: Sequence[Trial]) -> Table:
-    """Return what each way of training a model gains over one process with one thread."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("trainer", "processes", "threads", "samples/s", f"{model} against one"):
-        table.add_column(column, justify="left" if column == "trainer" else "right")
-    for trial in trials:
-        numbers = (trial.processes, trial.threads, f"{trial.samples_per_second:.0f}")
-        gain = f"{trial.gain:.2f}{' (slower)' if trial.gain < 1 else ''}"
-        table.add_row(trial.trainer, *map(str, numbers), gain)
-    return table
 
 
 @dataclass(frozen=True)

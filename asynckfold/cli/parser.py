@@ -340,15 +340,6 @@ def _compare(verb: Verb) -> None:
 
 def _doctor(verb: Verb) -> None:
     add_flags(verb, verb.problems, ("n_jobs", "reserve_cores", "max_memory", "min_free_memory"))
-    verb.add_argument(
-        "--model",
-        metavar="NAME",
-        help="train this model for some short epochs by one process and by two of each trainer: "
-        "does parallelism pay for it? A name, or package.module:function",
-    )
-    verb.add_argument(
-        "--data", metavar="SOURCE", help="samples for --model, as in `asynckfold run`: digits, ..."
-    )
 
 
 def _completion(verb: Verb) -> None:

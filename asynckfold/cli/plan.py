@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -19,7 +19,6 @@ from asynckfold.cli.text_charts import gantt
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.planning.forecast import Forecast
 from asynckfold.planning.workload import Choice
 from asynckfold.results.utilization import forecast_of
@@ -28,12 +27,9 @@ from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 from asynckfold.system.units import duration, gibibytes, named_cores
 
-if TYPE_CHECKING:
-    from asynckfold.system.machine import Machine
-
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
-    """Print what a run would do, after a dry run and probes; or what was decided for a run."""
+    """Print what a run would do, after a dry run; or what was decided for a run."""
     if parsed.file and (Path(parsed.file) / DATABASE).is_file():
         refuse(parsed.problems)
         _of_run(Path(parsed.file), out)
@@ -43,7 +39,6 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     sweep = sweep_parts(parsed)
     kfold = make_kfold(parsed, sweep)
     machine = watched(kfold.settings.machine())
-    remarks = _calibrated(sweep.trainer_params, machine)
     busy = machine.describe()["cpu"]["busy"]
     found = kfold.forecast(*sweep, **sweep.grid)
     threads = min(found.choice.threads.values())
@@ -66,8 +61,6 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
         out.say(f"then {who} on all samples; its time is not in the prediction")
     if not found.choice.nodes:
         out.say(f"jobs at a time now: {len(first)}; {now(machine.describe()['cpu'], load).why}")
-    for remark in remarks:
-        out.say(remark)
     if busy:
         out.say(
             f"others use {named_cores(busy)}: seconds that are predicted on a busy machine are not "
@@ -75,16 +68,6 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
         )
     out.say("nothing was trained or written")
     return 0
-
-
-def _calibrated(params: Mapping[str, Any], machine: Machine) -> list[str]:
-    """Measure what processes pay to exchange here, if the jobs have several; return remarks."""
-    trainer = params.get("trainer", "plain")
-    if trainer not in SEVERAL or params.get("processes", 1) in (1, None):
-        return []
-    from asynckfold.api.process_trials import exchange_of
-
-    return [*filter(None, [exchange_of(trainer, machine)[1]])]
 
 
 def _of_run(folder: Path, out: Output) -> None:
@@ -118,7 +101,6 @@ def _numbers(found: Forecast) -> dict[str, Any]:
         "threads": dict(choice.threads),
         "last_threads": dict(choice.last_threads),
         "why": dict(choice.why),
-        "overturned": choice.overturned,
         "jobs_per_gpu": dict(choice.per_gpu),
         "costs": {name: cost.to_dict() for name, cost in choice.costs.items()},
         "allotted_cores": choice.cores,
@@ -137,7 +119,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
             | ({"jobs": found.units[span.job].jobs} if found.units[span.job].jobs else {})
             for span in found.simulation.spans
         ],
-        "failures": {**found.failures, **choice.failures},
+        "failures": dict(found.failures),
         "notes": list(found.notes),
     }
 
@@ -191,8 +173,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     plan, choice = found.plan, found.choice
     if choice.devices:
         yield choice.devices
-    source = "measured here" if choice.overturned else "step times from the built-in cost model"
-    yield f"threads per job ({source}):"
+    yield "threads per job (step times from the built-in cost model):"
     for model in dict.fromkeys(job.model for job in plan.jobs):
         yield f"  {model}: {choice.why[model]}"
     if found.fusing:
@@ -201,7 +182,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     if last := _channels_last(plan):
         yield f"memory format channels_last: {', '.join(last)}"
     yield from found.notes
-    for name, line in {**found.failures, **choice.failures}.items():
+    for name, line in found.failures.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores, machine = choice.prediction, choice.cores, found.simulation.machine
     options = "".join(f", {name}={value}" for name, value in plan.params.options.items())
@@ -215,15 +196,8 @@ def _lines(found: Forecast) -> Iterator[str]:
         f"{duration(prediction.lower_bound)}, the larger of core-seconds / cores and the longest "
         f"job ({duration(prediction.longest)})"
     )
-    untimed = {
-        plan.device_of(job.candidate)
-        for job in plan.jobs
-        if len(plan.group_of(job.id)) > 1 and not choice.cost_of(job, plan).fused_gain
-    }
-    if "cpu" in untimed:
+    if any(len(group) > 1 for group in plan.groups):
         yield "the gain of fusion is an estimate"
-    if "cuda" in untimed:
-        yield "the gain of fusion on GPUs was not measured, and counts as none"
     sizes = zip(machine.names, machine.each, strict=True)
     nodes = {name: size.cores for name, size in sizes if choice.nodes}
     yield from gantt(found.simulation.spans, range(0 if nodes else cores), nodes=nodes)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from statistics import median_low
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -39,17 +38,6 @@ def work_of(fold: Fold, params: TrainerParams, batch_size: int) -> Work:
 
 
 @dataclass(frozen=True)
-class Timing:
-    """What one probe of one model measured, or the traceback of what it raised."""
-
-    step_seconds: float = 0.0  # of a training step
-    eval_seconds: float = 0.0  # of an evaluation batch
-    memory: int = 0  # peak bytes above what the process had before
-    gpu_memory: int = 0
-    failure: str = ""  # traceback; empty on success
-
-
-@dataclass(frozen=True)
 class Cost:
     """What a model costs.
 
@@ -66,11 +54,7 @@ class Cost:
     flops: int = 0  # of a training step, forward and backward
     memory: int = 0  # bytes of a job beyond its process's baseline
     gpu_memory: int = 0
-    pair_seconds: float = 0.0  # of a step of each of two jobs on one GPU; 0: unknown
-    # speedup of fused steps over separate ones, from five jobs on; 0: unknown
-    fused_gain: float = 0.0
-    # as `pair_seconds`, for more jobs than two, by their number
-    crowd_seconds: Mapping[int, float] = field(default_factory=dict)
+    gpu_seconds: float = 0.0  # of a training step in which the kernels of a GPU run
     # speed of all processes of a job over that of one; 0: as many times as there are processes
     processes_gain: float = 0.0
 
@@ -109,16 +93,6 @@ class Cost:
             memory=self.memory * processes,
         )
 
-    def shared(self, jobs: int) -> Cost:
-        """Return the cost of one of `jobs` jobs that share a GPU; unknown sharing costs nothing."""
-        return self.scaled(self.sharing.get(jobs, 0.0))
-
-    @property
-    def sharing(self) -> dict[int, float]:
-        """Seconds of a step of each of several jobs on one GPU, by their number, fewest first."""
-        pair = {2: self.pair_seconds} if self.pair_seconds else {}
-        return pair | dict(sorted(self.crowd_seconds.items()))
-
     def fused(self, gain: float) -> Cost:
         """Return the cost of a job fused with others: steps `gain` times faster, evaluation not.
 
@@ -141,21 +115,18 @@ class Cost:
                 for name in ("step_seconds", "eval_seconds")
             )
             flops, memory, gpu = (int(raw[name]) for name in ("flops", "memory", "gpu_memory"))
-            pair, gain = (float(raw.get(name, 0.0)) for name in ("pair_seconds", "fused_gain"))
-            crowds = {int(n): float(each) for n, each in raw.get("crowd_seconds", {}).items()}
-            together = float(raw.get("processes_gain", 0.0))
+            kernels, gain = (float(raw[name]) for name in ("gpu_seconds", "processes_gain"))
         except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
             raise ValueError(f"no cost of a model: {error!r}") from error
         known = 1 in steps and steps.keys() == evaluations.keys() and min(steps) >= 1
-        known = known and min(crowds, default=3) > 2
-        times = [*steps.values(), *evaluations.values(), *crowds.values()]
+        times = [*steps.values(), *evaluations.values()]
         sound = all(0 < seconds < math.inf for seconds in times)
-        sound = sound and all(0 <= item < math.inf for item in (pair, gain, together))
+        sound = sound and all(0 <= item < math.inf for item in (kernels, gain))
         if not known or not sound:
             raise ValueError("no cost of a model: its seconds make no sense")
         if min(flops, memory, gpu) < 0:
             raise ValueError("no cost of a model: negative bytes or operations")
-        return cls(steps, evaluations, flops, memory, gpu, pair, gain, crowds, together)
+        return cls(steps, evaluations, flops, memory, gpu, kernels, gain)
 
 
 def at(seconds: Mapping[int, float], threads: int) -> float:
@@ -177,19 +148,3 @@ def at(seconds: Mapping[int, float], threads: int) -> float:
             share = (1 / fewer - 1 / threads) / (1 / fewer - 1 / more)
             return seconds[fewer] + share * (seconds[more] - seconds[fewer])
     return seconds[known[-1]]
-
-
-def gathered(timings: Mapping[int, Sequence[Timing]], flops: int) -> Cost:
-    """Return the cost that probes found: per thread count, those that ran side by side.
-
-    The lower median of seconds counts, so that another program on one core does not change what is
-    decided; of bytes, the maximum.
-    """
-    every = [timing for found in timings.values() for timing in found]
-    return Cost(
-        {n: median_low([item.step_seconds for item in found]) for n, found in timings.items()},
-        {n: median_low([item.eval_seconds for item in found]) for n, found in timings.items()},
-        flops,
-        max(item.memory for item in every),
-        max(item.gpu_memory for item in every),
-    )

@@ -54,11 +54,6 @@ instead of 27 of 6.9e7. On two cores of an AMD EPYC a sweep over its 5 folds too
 thread for each of two jobs and 14.4 s with two threads per job (medians of 2, interleaved), where
 operations alone predict a tie."""
 
-OVERTURN = 1.3
-"""A probe overturns the rule's choice if it takes this many times longer than the best.
-
-Six times the margin of a tie: only a clear gain is worth bits other than the rule's."""
-
 
 def rule_cost(flops: int, cores: int, eval_ratio: float = 1.0, products: int | None = None) -> Cost:
     """Return the cost of a model by the rule.
@@ -94,29 +89,6 @@ def rule_cost(flops: int, cores: int, eval_ratio: float = 1.0, products: int | N
     )
 
 
-LAUNCH_SECONDS = 90e-6
-"""Assumed seconds of a GPU step per product: a dozen kernels and what Python does for them."""
-
-GPU_FLOPS = 1e13
-"""Assumed operations per second of a GPU, float32. Neither number was measured: they only divide a
-sweep that is too short for probes between cores and GPUs."""
-
-
-def gpu_rule_cost(flops: int, eval_ratio: float = 1.0, products: int | None = None) -> Cost:
-    """Return the cost of a model on a GPU by the rule: launches or operations, the longer.
-
-    >>> found = gpu_rule_cost(29_200_000_000, products=27)
-    >>> round(1000 * found.step_seconds[1], 2), round(1000 * found.eval_seconds[1], 2)
-    (2.92, 0.97)
-    """
-    count = POINTS[2].products if products is None else max(1, products)
-    return Cost(
-        {1: max(count * LAUNCH_SECONDS, flops / GPU_FLOPS)},
-        {1: max(count * LAUNCH_SECONDS, flops * eval_ratio / GPU_FLOPS) / 3},
-        flops,
-    )
-
-
 def _seconds(flops: float, threads: int, each: float | None) -> float:
     """Seconds by Amdahl's law, interpolated between the points.
 
@@ -124,11 +96,11 @@ def _seconds(flops: float, threads: int, each: float | None) -> float:
     share follows from the operations of a product (`each`), or else of a step.
     """
     logs = [math.log(point.flops) for point in POINTS]
-    own = math.log(max(flops, POINTS[0].flops))
-    alone = math.exp(between(logs, [math.log(point.seconds) for point in POINTS], own))
+    size = math.log(max(flops, POINTS[0].flops))
+    alone = math.exp(between(logs, [math.log(point.seconds) for point in POINTS], size))
     shares = [2 * (1 - 1 / point.two_threads) for point in POINTS]
     if each is None:
-        share = between(logs, shares, own)
+        share = between(logs, shares, size)
     else:
         sizes = [math.log(point.flops / point.products) for point in POINTS]
         share = between(sizes, shares, max(math.log(max(1.0, each)), sizes[0]))

@@ -9,8 +9,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.placement import NodeSize, Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.fusion_groups import Grouping
-from asynckfold.planning.thread_search import Prediction
-from asynckfold.planning.workload import Choice, Workload, requests
+from asynckfold.planning.workload import Choice, Prediction, Workload, requests
 from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
 
 
@@ -54,8 +53,8 @@ class Forecast:
 def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -> Forecast:
     """Return the forecast of a sweep with these decisions."""
     grouping = grouping or Grouping()
-    asked = requests(choice, work, grouping.groups)
-    placed = units(asked, grouping.groups)
+    each = requests(choice, work, grouping.groups)
+    placed = units(each, grouping.groups)
     machine = VirtualMachine.of(choice.nodes or [NodeSize(choice.cores, work.gpus)])
     simulation = simulate(list(placed.values()), machine)
     return Forecast(
@@ -64,7 +63,7 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
         ),
         tuple(work.folds),
         choice,
-        asked,
+        each,
         placed,
         grouping.why,
         simulation,
@@ -73,8 +72,9 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
     )
 
 
-def foreseen(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
-    """Return the choice with a prediction of groups, last jobs and both devices."""
-    if not (grouping.groups or choice.last_threads or work.plan.devices):
-        return choice
-    return replace(choice, prediction=Prediction.of(forecast(work, choice, grouping).simulation))
+def predicted(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
+    """Return the choice with the prediction of the whole sweep."""
+    simulation = forecast(work, choice, grouping).simulation
+    longest = max((span.end - span.start for span in simulation.spans), default=0.0)
+    prediction = Prediction(simulation.makespan, simulation.lower_bound, longest)
+    return replace(choice, prediction=prediction)

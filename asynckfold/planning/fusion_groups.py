@@ -1,9 +1,7 @@
 """Which jobs form fusion groups: a pure rule over operations, number of jobs and allotted cores.
 
 The size of a group changes bits, so the same sweep must get the same groups on an idle and on a
-busy machine. A timing counts only if it is far from the rule, and is then cached for this machine
-(`why_not_here`). On a GPU there is no rule, and only a timing decides for fusion, see `gpu_fusion`.
-The groups are written in the plan.
+busy machine. The groups are written in the plan.
 
 ::
 
@@ -17,35 +15,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from asynckfold.jobs.cost import work_of
-from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, WORKER_BYTES
 from asynckfold.jobs.plan import Plan
-from asynckfold.planning.flop_model import OVERTURN, between, rule_cost
-
-MOST_FLOPS = 3e8
-"""Operations of a training step above which fusion may not pay.
-
-Measured (1 core of an AMD EPYC, 2 cores shared with others; torch 2.15;
-batches of 32 unless stated): seconds of plain steps / seconds of a fused step, for 5 and 10 jobs.
-
-=========================  =====  =====  =====
-model                      MFLOP      5     10
-=========================  =====  =====  =====
-MLP 64-128-10                1.3   2.73   3.46
-MLP 784-128-10              13.1   1.86   2.05
-MLP 784-128-10, batch 128   52.4   1.39   1.58
-LeNet5                      72.4   1.86   1.90
-LeNet CIFAR                  103   1.32   1.34
-LeNet5, batch 128            290   1.58   1.61
-VGG11, quarter width        1869   1.41   1.10
-=========================  =====  =====  =====
-
-Up to 290 MFLOP every model was at least 1.3 times faster in both of two runs on a shared machine;
-VGG11 was between 1.10 and 1.41. LeNet CIFAR is bound by its convolutions, which fusion does not
-speed up: 3 to 16 channels do not fill a vector."""
+from asynckfold.planning import gpu_rule
+from asynckfold.planning.fusion_rule import Fuse
+from asynckfold.planning.workload import Choice, Workload
+from asynckfold.system.machine import total_memory
 
 MOST_JOBS = 10
 """Largest group: ten jobs were hardly faster per job than five, and are lost together."""
@@ -55,28 +33,6 @@ LEAST_JOBS = 3
 
 Measured like the table above, on a busier machine: 2 jobs 1.27 to 1.59 times faster, 3 jobs 1.38 to
 2.04 times, over the models up to LeNet5."""
-
-LEAST_SECONDS = 1.0
-"""Total seconds of a model's jobs, by the rule, below which tracing costs more than fusion gains;
-see `LEAST_STEPS`."""
-
-LEAST_STEPS = 250
-"""Further steps needed to pay for the check of the fused model in both precisions.
-
-A whole call over five folds with two warm workers, plain and fused (2 cores of a Xeon, little other
-load; torch 2.15, medians of three). MLP 64-128-10, 1.6 s by the rule: 1.43 and 1.08 s; MLP
-784-128-10, 1.3 s: 1.17 and 0.87; LeNet CIFAR, 2.1 s: 2.41 and 2.20; LeNet5, 4.1 s: 3.28 and 3.18.
-"""
-
-GAINS = ((1.3e6, 2.73), (1.31e7, 1.86), (7.3e7, 1.5), (2.9e8, 1.5), (1.87e9, 1.25))
-"""Operations of a step, and the gain of five fused jobs, from the table above; for models with
-similar operations their geometric mean."""
-
-GAINING_JOBS = 5
-"""Group size beyond which the gain per job hardly grows."""
-
-Fuse = bool | int | str
-"""``"auto"``, True for every model that can be fused, False, or the number of jobs per group."""
 
 
 @dataclass(frozen=True)
@@ -108,113 +64,63 @@ class Grouping:
         )
 
 
-def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, flops: int) -> str:
-    """Return why the jobs of a model are not fused; empty if they are, or on a GPU may be."""
-    if fuse is False:
-        return "fuse is False"
-    if plan.params.trainer != "plain":
-        return f"its jobs use the trainer {plan.params.trainer!r}"
-    if plan.params.compile:
-        return "each job is compiled separately (compile=True)"
-    jobs = [job for job in plan.jobs if job.model == model]
-    if len(jobs) < 2:
-        return "there is one job"
-    if fuse != "auto" or plan.device == "cuda":
-        return ""
-    if flops > MOST_FLOPS:
-        return f"a step of {flops / 1e6:.3g} MFLOP, and {MOST_FLOPS / 1e6:g} is the most"
-    by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in folds}
-    cost = rule_cost(flops, 1, plan.params.eval_batch_size / plan.batch_size)
-    seconds = math.fsum(cost.seconds(by_fold[job.repeat, job.fold], 1) for job in jobs)
-    least = LEAST_SECONDS + LEAST_STEPS * cost.step_seconds[1]
-    if seconds < least:
-        return f"its jobs take about {seconds:.2g} s in all, and {least:.2g} s is the least"
-    return ""
-
-
-def unfit(fuse: Fuse, model: str, reason: str) -> tuple[str, str, str]:
-    """Return rule, received and remedy for a model that must be fused and cannot be."""
-    return (
-        f"fuse={fuse} needs models that can be fused",
-        f"model {model}: {reason}",
-        "Pass fuse='auto' or fuse=False, or leave the model out.",
-    )
-
-
-def gain(flops: float, jobs: int, measured: float = 0.0) -> float:
-    """Return the speed-up of training steps by fusion, for a forecast; no bit depends on it.
-
-    Interpolated in `GAINS` by the logarithms of operations and jobs. Evaluation and checkpoints
-    gain nothing: each job of a group does its own.
+def group(
+    work: Workload,
+    threads: Choice,
+    before: Plan | None,
+    fuse: Fuse,
+    most_bytes: int | None,
+) -> Grouping:
+    """Decide which jobs are fused; a run that has a plan keeps its groups.
 
     Parameters
     ----------
-    flops : float
-        Operations of a training step.
-    jobs : int
-        Size of the group.
-    measured : float
-        The gain of five jobs measured here by a probe; 0 if there was none.
-
-    Examples
-    --------
-    >>> [round(gain(1.31e7, jobs), 2) for jobs in (1, 2, 5, 10)]
-    [1.0, 1.37, 1.86, 1.86]
-    >>> gain(1.31e7, 5, measured=2.5)
-    2.5
+    work : Workload
+        The sweep, with the kinds of device.
+    threads : Choice
+        Threads and costs.
+    before : Plan or None
+        Plan of this run or of another, whose groups are kept.
+    fuse : "auto", bool or int
+        The user's setting.
+    most_bytes : int or None
+        Memory that all running jobs may take; by default all that there is.
     """
-    return 1 + ((measured or _gain_of_many(flops)) - 1) * _share_of_gain(jobs)
+    plan = work.plan.with_threads(threads.threads)
+    kinds = ("cpu", "cuda") if plan.devices else (plan.device,)
+    groups = Grouping()
+    for kind in kinds:
+        part = replace(work.on(kind), plan=plan.on(kind) if plan.devices else plan)
+        if kind == "cpu":
+            groups = _on_cores(part, before, fuse, most_bytes)
+        else:
+            groups = groups.beside(_on_gpus(part, threads, before, fuse))
+    return groups if groups.groups or fuse is not False else Grouping()
 
 
-def gain_of_many(found: float, jobs: int) -> float:
-    """Return the gain of five or more jobs from that `found` for `jobs`, at least 2.
-
-    >>> round(gain_of_many(gain(1.31e7, 2), 2), 2)
-    1.86
-    """
-    return max(0.01, 1 + (found - 1) / _share_of_gain(jobs))
-
-
-def _share_of_gain(jobs: int) -> float:
-    return min(1.0, math.log(jobs) / math.log(GAINING_JOBS))
+def _on_cores(work: Workload, before: Plan | None, fuse: Fuse, most_bytes: int | None) -> Grouping:
+    facts = work.facts
+    room = max(0, (most_bytes or total_memory()) - WORKER_BYTES)
+    most = {name: room // size for name, size in facts.memory.items() if room and size}
+    cores, nodes = work.all_cores, [node.cores for node in work.nodes]
+    return grouped(
+        work.plan, fuse, facts.fusible, cores, before, facts.failures, facts.fused, most, nodes
+    )
 
 
-def _gain_of_many(flops: float) -> float:
-    points = [math.log(point) for point, _ in GAINS]
-    log = max(math.log(max(flops, 1.0)), points[0])
-    return between(points, [most for _, most in GAINS], log)
-
-
-def measured_here(gain: float) -> str:
-    """Return the measured gain of fusion as a sentence.
-
-    >>> measured_here(1.9)
-    'measured here: fused steps are 1.90 times faster than separate ones'
-    >>> measured_here(0.8)
-    'measured here: fused steps take 1.25 times as long as separate ones'
-    >>> measured_here(0.996)
-    'measured here: fused steps take as long as separate ones'
-    """
-    if "1.00" in (f"{gain:.2f}", f"{1 / gain:.2f}"):
-        found = "take as long as"
-    elif gain > 1:
-        found = f"are {gain:.2f} times faster than"
-    else:
-        found = f"take {1 / gain:.2f} times as long as"
-    return f"measured here: fused steps {found} separate ones"
-
-
-def why_not_here(measured: float) -> str:
-    """Return why a measured gain forbids fusion; empty if it does not.
-
-    As for threads, a timing overturns the rule only by the margin `OVERTURN`.
-
-    >>> why_not_here(0.9)
-    ''
-    >>> why_not_here(0.5)
-    'measured here: fused steps take 2.00 times as long as separate ones'
-    """
-    return measured_here(measured) if 0 < measured <= 1 / OVERTURN else ""
+def _on_gpus(work: Workload, choice: Choice, before: Plan | None, fuse: Fuse) -> Grouping:
+    facts, why_not, most = work.facts, dict(work.facts.fusible), {}
+    for name in dict.fromkeys(job.model for job in work.plan.jobs):
+        cost = {**choice.costs, **choice.gpu_costs}[name]
+        jobs = sum(job.model == name for job in work.plan.jobs)
+        if fuse == "auto" and not why_not.get(name, "-"):
+            width = min(MOST_JOBS, math.ceil(jobs / max(1, work.all_gpus)))
+            why_not[name] = gpu_rule.why_not_fused(cost, width, choice.per_gpu.get(name, 1))
+        if cost.gpu_memory and work.gpu_memory:
+            most[name] = max(0, work.gpu_memory - GPU_CONTEXT_BYTES) // cost.gpu_memory
+    return grouped(
+        work.plan, fuse, why_not, work.all_gpus, before, facts.failures, facts.fused, most
+    )
 
 
 def grouped(
@@ -224,7 +130,7 @@ def grouped(
     cores: int,
     before: Plan | None = None,
     failing: Collection[str] = (),
-    found: Mapping[str, str] | None = None,
+    checks: Mapping[str, str] | None = None,
     most: Mapping[str, int] | None = None,
     nodes: Sequence[int] = (),
 ) -> Grouping:
@@ -244,8 +150,8 @@ def grouped(
         Plan of this run or of another, whose groups are kept.
     failing : collection of str
         Candidates whose dry run failed: in a group they would end the other jobs as well.
-    found : Mapping of str to str, optional
-        By model what to report with its groups.
+    checks : Mapping of str to str, optional
+        By model what its dry run reported about fused jobs.
     most : Mapping of str to int, optional
         By model how many jobs fit into memory at once.
     nodes : sequence of int, optional
@@ -293,8 +199,8 @@ def grouped(
         why[model] = _group_sentence(mine, len(names), reason, taken_over=taken_over)
         if made and made != _divided(fresh, fuse, places, len(names)):
             why[model] += f", since no more than {fitting} at once fit into the memory"
-        if made and found and found.get(model):
-            why[model] += f"; {found[model]}"
+        if made and checks and checks.get(model):
+            why[model] += f"; {checks[model]}"
         if mine:
             widths[model] = max(map(len, mine))
     return Grouping(tuple(groups), why, widths)

@@ -11,8 +11,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import job_by_id
 from asynckfold.planning.forecast import Forecast, forecast
 from asynckfold.planning.fusion_groups import grouped
-from asynckfold.planning.thread_search import Prediction
-from asynckfold.planning.workload import Choice, Workload
+from asynckfold.planning.workload import Choice, Prediction, Workload
 from asynckfold.store import Attempt, RunReader, Sample
 from asynckfold.store.database import decoding
 
@@ -210,5 +209,5 @@ def forecast_of(store: RunReader) -> Forecast | None:
     with decoding(store.root):
         gpus = len(store.about["machine"]["gpus"]) if plan.device == "cuda" else 0
     kept = grouped(plan, False, {}, decided.cores, plan) if plan.groups else None
-    work = Workload(plan, folds, Facts({}, {}, {}), decided.cores, {}, gpus)
+    work = Workload(plan, folds, Facts({}, {}, {}), decided.cores, gpus)
     return forecast(work, decided, kept)

@@ -11,7 +11,7 @@ from asynckfold.jobs.accumulator import MakeAccumulator
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
-from asynckfold.planning.fusion_groups import Fuse
+from asynckfold.planning.fusion_rule import Fuse
 
 if TYPE_CHECKING:
     from asynckfold.data.batches import DataHandle

@@ -43,7 +43,6 @@ ALLOWED = {
     ): "an abstract Unix socket of this machine; processes of other users are not heard",
     ("engines/ray_node.py", "network"): "the same",
     ("engines/ray_node.py", "temporary file elsewhere"): "a node need not share the run's folder",
-    ("api/process_trials.py", "temporary file elsewhere"): "trials of no run, removed at once",
     (
         "engines/ray_pieces.py",
         "file opened to write",

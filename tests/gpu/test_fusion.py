@@ -12,8 +12,6 @@ from torch import nn
 
 from asynckfold import AsyncKFold, CVResults
 from asynckfold.data.transforms import mapped, on_device
-from asynckfold.planning import gpu_sharing
-from asynckfold.store import RunStore
 from asynckfold.system.machine import Machine
 from asynckfold.training.calls import call_model
 from asynckfold.training.fusion import (
@@ -91,16 +89,3 @@ def test_a_group_gives_the_same_bits_again_in_this_process_and_after_interruptio
     while begun.counts["pending"]:
         begun = sweep(root / "cut", 200, fuse=False, time_budget_s=5.0)
     assert whole.fingerprint == alone.fingerprint == begun.fingerprint
-
-
-@needs_nvml
-def test_auto_asks_the_gpu_and_keeps_its_answer(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_sharing, "PROBE_SHARE", 1e9)
-    found = sweep(root, fuse="auto")
-    with RunStore.read(root) as store:
-        (why,) = [event.text for event in store.events() if event.kind == "fusing"]
-    assert "measured here: fused steps" in why
-    assert bool(found.plan.groups) == ("not fused" not in why)
-    assert sweep(root, fuse=True).plan.groups == found.plan.groups

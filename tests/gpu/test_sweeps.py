@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, RunStore
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.planning import thread_choice
+from asynckfold.planning import gpu_rule
 from asynckfold.system.machine import Machine
 from tests.leftovers import descendants, gone
 from tests.toy import Tiny, adam, samples
@@ -120,12 +119,7 @@ def run(root: Path, models: Any = (Tiny,), epochs: int = 3, **words: Any) -> CVR
 
 @pytest.fixture
 def _two_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a probe decides for a long sweep of small models."""
-
-    def shared(workload: Any, choice: Any, probe: Any, place: Any) -> Any:
-        return replace(choice, per_gpu={model.name: 2 for model in workload.models()})
-
-    monkeypatch.setattr(thread_choice, "with_gpu_sharing", shared)
+    monkeypatch.setattr(gpu_rule, "jobs_per_gpu", lambda cost, memory, cores: 2)
 
 
 class Slow(Tiny):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.jobs.cost import Cost, Timing, Work, at, gathered
+from asynckfold.jobs.cost import Cost, Work, at
 
 seconds = st.floats(1e-6, 1e4)
 by_threads = st.dictionaries(st.integers(1, 64), seconds, max_size=6).flatmap(
@@ -89,7 +89,7 @@ WHOLE: dict[str, object] = {
     "flops": 0,
     "memory": 0,
 }
-WHOLE["gpu_memory"] = 0
+WHOLE |= {"gpu_memory": 0, "gpu_seconds": 0, "processes_gain": 0}
 
 
 @pytest.mark.parametrize("raw", [None, [], {}, "text", *({**WHOLE, name: None} for name in WHOLE)])
@@ -116,9 +116,3 @@ def test_numbers_that_make_no_sense_are_refused(changes: dict[str, object]) -> N
     assert Cost.from_dict(WHOLE) == Cost({1: 1.0}, {1: 1.0})
     with pytest.raises(ValueError, match="no cost of a model"):
         Cost.from_dict({**WHOLE, **changes})
-
-
-def test_another_program_on_one_core_does_not_count() -> None:
-    quick, slow = Timing(0.1, 0.2, 50, 5), Timing(9.0, 9.0, 60, 4)
-    found = gathered({1: [slow, quick], 2: [Timing(0.06, 0.1, 70, 6)]}, 1000)
-    assert found == Cost({1: 0.1, 2: 0.06}, {1: 0.2, 2: 0.1}, 1000, 70, 6)

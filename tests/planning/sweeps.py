@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +11,10 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning import device_choice
-from asynckfold.planning.device_choice import Probes
-from asynckfold.planning.forecast import Forecast, forecast, foreseen
-from asynckfold.planning.fusion_groups import Fuse
-from asynckfold.planning.group_choice import group
+from asynckfold.planning.choice import choose, choose_devices
+from asynckfold.planning.forecast import Forecast, forecast, predicted
+from asynckfold.planning.fusion_groups import group
+from asynckfold.planning.fusion_rule import Fuse
 from asynckfold.planning.workload import Choice, Workload
 
 SMALL, MEDIUM, LARGE, HUGE = 1_000_000, 100_000_000, 2_000_000_000, 30_000_000_000
@@ -59,16 +56,16 @@ class Shape:
         steps, memory = dict.fromkeys(names, 0.001), dict.fromkeys(names, 100)
         refusals = {name: "" if count < LARGE else "large" for name, count in self.flops.items()}
         facts = Facts(recipe, steps, memory, flops=self.flops, fusible=refusals)
-        return Workload(plan, folds, facts, self.cores, {"cpu": "Z80"}, self.gpus)
+        return Workload(plan, folds, facts, self.cores, self.gpus)
 
     def planned(self, work: Workload | None = None, before: Choice | None = None) -> Forecast:
         """Decide all, and predict the sweep."""
-        work, probes = work or self.work(), Probes()
-        found = device_choice.decide(work, self.devices, None, probes)
-        work = replace(work, plan=work.plan.with_devices(found.kinds))
-        choice = device_choice.chosen(work, self.threads, before, None, probes, None)
+        work = work or self.work()
+        devices = choose_devices(work, self.devices, None)
+        work = replace(work, plan=work.plan.with_devices(devices.kinds))
+        choice = choose(work, self.threads, before, None)
         groups = group(work, choice, None, self.fuse, 1 << 40)
-        return forecast(work, foreseen(work, choice, groups), groups)
+        return forecast(work, predicted(work, choice, groups), groups)
 
 
 SWEEPS = {
@@ -89,32 +86,3 @@ SWEEPS = {
     "a GPU and cores": Shape({"a": SMALL, "b": HUGE}, 4, 5, 2, gpus=1, devices=("cpu", "cuda")),
     "two GPUs": Shape({"a": LARGE, "b": HUGE}, 6, gpus=2, devices=("cuda",)),
 }
-
-
-def digest(found: Forecast) -> str:
-    """Return a short digest of everything that was decided and predicted."""
-    choice = found.choice
-    parts = [
-        found.plan.to_json(),
-        found.plan.fingerprint,
-        [dict(part) for part in (choice.threads, choice.why, choice.last_threads, choice.per_gpu)],
-        [*map(short, asdict(choice.prediction).values()), choice.cores, choice.devices],
-        dict(found.fusing),
-        [
-            (
-                span.job,
-                short(span.start),
-                short(span.end),
-                span.cores,
-                () if span.gpu is None else (span.gpu,),
-            )
-            for span in found.simulation.spans
-        ],
-        [(item.job_id, short(item.seconds), item.threads) for item in found.units.values()],
-    ]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def short(seconds: float) -> str:
-    """Return seconds without the digits that a library of another machine may change."""
-    return f"{seconds:.9g}"

@@ -9,19 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.planning.forecast import Forecast, forecast, foreseen
-from asynckfold.planning.fusion_groups import Grouping, gain, grouped
+from asynckfold.planning.forecast import Forecast, forecast, predicted
+from asynckfold.planning.fusion_groups import Grouping, grouped
+from asynckfold.planning.fusion_rule import gain
 from asynckfold.planning.workload import Choice, Workload
 from asynckfold.results.utilization import forecast_of
 from asynckfold.store import RunStore
-from tests.planning.test_thread_choice import LARGE, SMALL, choose, workload
+from tests.planning.test_choice import LARGE, SMALL, choice_of, workload
 from tests.synthetic import Synthetic, write_run
 
 
 @pytest.mark.parametrize("gpus", [0, 1, 2])
 def test_the_simulated_sweep_takes_what_was_predicted(gpus: int) -> None:
     work = replace(workload(3, 4, "cuda" if gpus else "cpu", A=LARGE, B=SMALL), gpus=gpus)
-    found = forecast(work, choose(work))
+    found = forecast(work, predicted(work, choice_of(work), Grouping()))
     assert found.simulation.makespan == pytest.approx(found.choice.prediction.makespan)
     assert found.simulation.lower_bound == pytest.approx(found.choice.prediction.lower_bound)
     spans = found.simulation.spans
@@ -35,9 +36,9 @@ def test_the_simulated_sweep_takes_what_was_predicted(gpus: int) -> None:
 
 def test_a_group_takes_the_seconds_of_all_its_jobs_on_the_cores_of_one() -> None:
     work = workload(3, 4, "cpu", A=LARGE, B=SMALL)
-    alone = choose(work)
+    alone = predicted(work, choice_of(work), Grouping())
     grouping = grouped(work.plan.with_threads(alone.threads), 4, {"A": "", "B": "no"}, 4)
-    decided = foreseen(work, alone, grouping)
+    decided = predicted(work, alone, grouping)
     found = forecast(work, decided, grouping)
     assert decided.threads == alone.threads
     assert decided.prediction.makespan == found.simulation.makespan
@@ -49,7 +50,6 @@ def test_a_group_takes_the_seconds_of_all_its_jobs_on_the_cores_of_one() -> None
         span, seconds = spans[group[0]], [found.requests[name].seconds for name in group]
         assert span.end - span.start == pytest.approx(sum(seconds))
         assert len(span.cores) == found.choice.threads["A"]
-    assert foreseen(work, alone, Grouping()) is alone
 
 
 def in_fours(work: Workload, choice: Choice) -> tuple[Forecast, Forecast]:
@@ -60,14 +60,14 @@ def in_fours(work: Workload, choice: Choice) -> tuple[Forecast, Forecast]:
     return forecast(work, choice), forecast(work, choice, grouping)
 
 
-def with_costs(choice: Choice, step: float, evaluation: float, measured: float) -> Choice:
+def with_costs(choice: Choice, step: float, evaluation: float) -> Choice:
     cost = replace(choice.costs["B"], step_seconds={1: step}, eval_seconds={1: evaluation})
-    return replace(choice, costs={"B": replace(cost, fused_gain=measured)})
+    return replace(choice, costs={"B": cost})
 
 
 def test_a_forecast_credits_what_fusing_gains_to_training_steps() -> None:
     work = workload(1, 4, "cpu", B=SMALL)
-    alone = choose(work)
+    alone = choice_of(work)
     plain, together = in_fours(work, alone)
     cost = alone.costs["B"]
     faster = gain(cost.flops, 4)
@@ -82,15 +82,14 @@ def test_a_forecast_credits_what_fusing_gains_to_training_steps() -> None:
 @given(
     st.floats(1e-6, 1.0),
     st.one_of(st.just(0.0), st.floats(1e-6, 1.0)),
-    st.one_of(st.just(0.0), st.floats(0.01, 20.0)),
     st.integers(1, 5),
 )
 def test_no_job_of_a_group_takes_less_than_its_evaluations(
-    step: float, evaluation: float, measured: float, epochs: int
+    step: float, evaluation: float, epochs: int
 ) -> None:
     work = workload(epochs, 4, "cpu", B=SMALL)
-    plain, together = in_fours(work, with_costs(choose(work), step, evaluation, measured))
-    faster = gain(SMALL, 4, measured)
+    plain, together = in_fours(work, with_costs(choice_of(work), step, evaluation))
+    faster = gain(SMALL, 4)
     for name, done in work.works().items():
         alone, one = plain.requests[name].seconds, together.requests[name].seconds
         assert one >= done.evaluations * evaluation
@@ -106,11 +105,11 @@ def test_the_more_a_job_evaluates_the_less_its_group_gains() -> None:
     work = workload(2, 4, "cpu", B=SMALL)
     found = []
     for evaluation in (0.0, 0.01, 0.1, 1.0, 1e6):
-        both = in_fours(work, with_costs(choose(work), 0.01, evaluation, 2.0))
+        both = in_fours(work, with_costs(choice_of(work), 0.01, evaluation))
         alone, one = (sum(item.seconds for item in made.requests.values()) for made in both)
         found.append(alone / one)
     assert found == sorted(found, reverse=True)
-    assert found[0] == pytest.approx(gain(SMALL, 4, 2.0))
+    assert found[0] == pytest.approx(gain(SMALL, 4))
     assert found[-1] == pytest.approx(1.0, abs=1e-4)
 
 

@@ -180,11 +180,10 @@ def test_pretraining_without_summing_runs_in_one_process(tmp_path: Path) -> None
     assert found.pretraining == whole_but_for_seconds(one, found)
 
 
-def test_probes_and_estimates_skip_pretraining(root: Path) -> None:
+def test_estimates_skip_pretraining(root: Path) -> None:
     tiny = spied(root)
     (facts,) = tiny.execute(trainer="preflight")
     assert facts.fusible == {"spy": "it has pretraining, which each job runs separately"}
-    tiny.execute(tiny.jobs[0], trainer="probe")
     tiny.execute(trainer="estimate")
     assert SEEN == []
     tiny.execute(trainer="measure")

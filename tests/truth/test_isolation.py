@@ -124,7 +124,7 @@ def test_ordinary_jobs_leave_nothing(tmp_path: Path) -> None:
 
     tiny = Tiny(tmp_path, {"ordinary": Ordinary}, opt_fn=adam)
     told: list[Any] = []
-    for trainer in ("preflight", "plain", "estimate", "probe"):
+    for trainer in ("preflight", "plain", "estimate"):
         job = tiny.jobs[0]
         tasks = [Task(job)] if trainer == "plain" else []
         placement = Placement((job.id,), (0,), 1, trainer=trainer)

@@ -13,7 +13,7 @@ from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY, SEGMENTATION
 from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of
-from asynckfold.planning import fusion_groups
+from asynckfold.planning import fusion_rule
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs, shape_text
@@ -400,7 +400,7 @@ def check_fusible(bundle: Bundle, name: str, reason: str) -> None:
     """Refuse a model that cannot be fused where fusion is required."""
     several = sum(job.model == name for job in bundle.plan.jobs) > 1
     if reason and several and bundle.fuse not in ("auto", False):
-        raise Refused(*fusion_groups.unfit(bundle.fuse, name, reason))
+        raise Refused(*fusion_rule.unfit(bundle.fuse, name, reason))
 
 
 def kind_of(optimizer: Any) -> str:

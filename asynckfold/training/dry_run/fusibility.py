@@ -10,15 +10,11 @@ from functools import partial
 import torch
 from torch import nn
 
-from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import Fusibility
-from asynckfold.jobs.plan import Job
-from asynckfold.planning import fusion_groups
+from asynckfold.planning import fusion_rule
 from asynckfold.training import pretraining, seeding
-from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
-from asynckfold.training.dry_run.criteria import with_criterion
 from asynckfold.training.evaluation import has_modes
 from asynckfold.training.fusion import (
     backward,
@@ -31,7 +27,6 @@ from asynckfold.training.fusion import (
 from asynckfold.training.fusion.backward import Batch
 from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
-from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, with_fused_kernel
 
@@ -42,28 +37,12 @@ Step = list[Batch]
 def on_cores(trial: CandidateTrial) -> Fusibility:
     """Check a model on cores, where the rule says that fusing it may pay."""
     plan, bundle = trial.bundle.plan, trial.bundle
-    refusal = _unfit(trial) or fusion_groups.why_not_paying(
+    refusal = _unfit(trial) or fusion_rule.why_not_paying(
         bundle.fuse, plan, bundle.folds, trial.name, trial.counter.flops
     )
     if refusal:
         return Fusibility(refusal)
     return _compared(trial, plan.params.precision_on_cores)
-
-
-def on_gpu(bundle: Bundle, job: Job, data: Batches, device: torch.device) -> Fusibility:
-    """Check the model of a job on a GPU, in the precision of its jobs there."""
-    # User code may raise anything here, and did not in the dry run: that is the reason.
-    try:
-        with isolated(patches=True) as traces:
-            trial = CandidateTrial(with_criterion(bundle, data), data, job.model, job.lr_schedule)
-            trial.check_checkpoint()
-            if refusal := _unfit(trial):
-                return Fusibility(refusal)
-            comparison = _compared(trial, bundle.plan.params.precision)
-            changed = ", ".join(traces.look())
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        return Fusibility(f"{type(error).__name__} was raised: {error}")
-    return Fusibility(f"it changes its process ({changed})") if changed else comparison
 
 
 def _unfit(trial: CandidateTrial) -> str:

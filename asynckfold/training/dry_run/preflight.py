@@ -78,8 +78,7 @@ class _DryRun:
                         self._try_step(trial)
                         stepped.add(type(trial.optimizer))
                         changed = ", ".join(traces.look())
-                        if self.bundle.plan.device == "cpu":
-                            self._check_fusible(trial, changed)
+                        self._check_fusible(trial, changed)
                     elif type(trial.optimizer) not in stepped:
                         trial.step_seconds({})
                         trial.check_state()
@@ -141,7 +140,7 @@ class _DryRun:
         self.notes |= dict.fromkeys(trial.notes())
 
     def _check_fusible(self, trial: CandidateTrial, changed: str) -> None:
-        """Note whether jobs can be fused on cores; `changed` is what the model changes outside."""
+        """Note whether jobs can be fused; `changed` is what the model changes outside."""
         # Each job must begin in an unchanged process, and fused ones share one.
         changing = Fusibility(f"it changes its process ({changed})")
         fusible = changing if changed else fusibility.on_cores(trial)

@@ -2,7 +2,7 @@
 
 ::
 
-    execute ── isolate, apply settings ─┬─ preflight, fusibility, measure, estimate, probe
+    execute ── isolate, apply settings ─┬─ preflight, measure, estimate
                                         └─ plain, fused, several processes ── one attempt:
                                            user code raises → failed Result, or RetryableFailure
 """
@@ -26,12 +26,12 @@ from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import JobEnded, Left, RetryableFailure, RunEvent, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import FAILED, Result
-from asynckfold.planning.gpu_sharing import memory_share
+from asynckfold.planning.gpu_rule import memory_share
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import loop, probe, serial_baseline, user_loop
+from asynckfold.training import loop, serial_baseline, user_loop
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import fusibility, preflight
+from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion import trainer
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
@@ -66,7 +66,7 @@ def execute(
 
     Returns, by trainer: for each task a `Result`, a `RetryableFailure`, or None if `stop` asked to
     leave; the `Facts` of a preflight (of all models, or those of the placement's jobs); the
-    `Fusibility` of a model on a GPU; the `Baseline` of a serial loop; the `Timing` of a probe.
+    `Baseline` of a serial loop.
 
     Raises
     ------
@@ -80,6 +80,9 @@ def execute(
         torch_settings.apply(bundle.numerics)
         if bundle.plan.params.precision == "tf32":
             torch_settings.allow_tf32()
+        elif placement.trainer == "fused" and bundle.plan.params.precision == "fp32":
+            # cuDNN takes TF32 for the grouped convolutions of fused jobs, and not for plain ones.
+            torch_settings.allow_tf32(False)
         answers = _execute(bundle, data, placement, tasks, report, stop, heartbeat or Heartbeat())
     if traces.left:
         job = placement.jobs[0] if placement.jobs else None
@@ -124,14 +127,6 @@ def _execute(
                 return [serial_baseline.measure(bundle, data, stop, device, report)]
             if placement.trainer == "estimate":
                 return [serial_baseline.estimate(bundle, data, stop, device)]
-            if placement.trainer == "fusibility":
-                heartbeat.begin_long_phase()
-                job = next(job for job in bundle.plan.jobs if job.id in placement.jobs)
-                return [fusibility.on_gpu(bundle, job, data, device)]
-            if placement.trainer == "probe":
-                jobs = [job for job in bundle.plan.jobs if job.id in placement.jobs]
-                with isolated(patches=True):
-                    return [probe.measure(bundle, jobs, data, device, report, stop, heartbeat)]
             if placement.trainer == "fused":
                 answers = _train_group(bundle, data, tasks, device, report, stop, heartbeat)
                 return [loop.with_gpu_memory(item, device) for item in answers]

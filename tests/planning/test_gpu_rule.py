@@ -1,0 +1,138 @@
+"""How many jobs share a GPU, and when they are fused there: by operations, memory and cores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, fused, units
+from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.planning import gpu_rule
+from asynckfold.planning.choice import choose
+from asynckfold.planning.forecast import forecast
+from asynckfold.planning.fusion_groups import group
+from asynckfold.planning.gpu_rule import fused_gain, gpu_cost, jobs_per_gpu, memory_share, shared
+from asynckfold.planning.workload import Workload, requests
+from asynckfold.scheduling.place import place
+from tests.planning.test_choice import HUGE, SMALL, workload
+
+GIB = 1 << 30
+flops = st.integers(0, 10**12)
+
+
+def on_gpus(gpus: int = 1, cores: int = 16, memory: int = 80 * GIB, **models: int) -> Workload:
+    """Twelve jobs of each model."""
+    work = workload(10, cores, "cuda", **models)
+    names = models or {"M": 0}
+    facts = replace(work.facts, fusible=dict.fromkeys(names, ""), fused=dict.fromkeys(names, "ok"))
+    return replace(work, gpus=gpus, gpu_memory=memory, facts=facts)
+
+
+@given(flops, st.integers(1, 400), st.integers(1, 64), st.integers(0, 80 * GIB))
+def test_jobs_share_a_gpu_only_where_they_slow_nobody_down_and_fit(
+    operations: int, products: int, cores: int, memory: int
+) -> None:
+    cost = gpu_cost(operations, 1.0, products, memory)
+    jobs = jobs_per_gpu(cost, 80 * GIB, cores)
+    assert 1 <= jobs <= min(gpu_rule.MOST_SHARING, cores)
+    assert shared(cost, jobs).step_seconds[1] == pytest.approx(cost.step_seconds[1])
+    if jobs > 1:
+        assert jobs * (cost.gpu_memory + GPU_CONTEXT_BYTES) <= 80 * GIB
+    assert jobs_per_gpu(cost, 0, cores) == 1
+
+
+@given(flops, st.integers(1, 400), st.integers(2, 10))
+def test_a_group_gains_no_more_than_the_number_of_its_jobs(
+    operations: int, products: int, jobs: int
+) -> None:
+    cost = gpu_cost(operations, 1.0, products)
+    assert 0 < fused_gain(cost, jobs) <= jobs
+    assert fused_gain(cost, 1) == 1
+
+
+@given(st.integers(0, 80 * GIB), st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_jobs_on_one_gpu_never_have_more_than_its_memory(total: int, limits: list[int]) -> None:
+    together = limits[: min(limits)]
+    shares = [memory_share(total, limit) for limit in together]
+    contexts = len(together) * GPU_CONTEXT_BYTES / total if total and min(limits) > 1 else 0
+    assert sum(shares) <= max(1.0, 1.0 - contexts) + 1e-9
+
+
+def test_small_models_share_a_gpu_and_large_ones_have_it_alone() -> None:
+    work = on_gpus(M=SMALL, L=100 * HUGE)
+    choice = choose(work, None, None, None)
+    assert choice.threads == {"M": 1, "L": 1}
+    assert choice.per_gpu == {"M": 4, "L": 1}
+    assert choice.why["M"] == "1 thread: the work is done by a GPU; 4 jobs on a GPU"
+    each = requests(choice, work)
+    assert {(item.job_id[0], item.jobs_per_gpu) for item in each.values()} == {("M", 4), ("L", 1)}
+    # As many as cores, and as fit.
+    assert choose(on_gpus(cores=2, M=SMALL), None, None, None).per_gpu == {"M": 2}
+    assert choose(on_gpus(memory=4 * GIB, M=SMALL), None, None, None).per_gpu == {"M": 2}
+    assert choose(workload(10), None, None, None).per_gpu == {}
+
+
+def test_a_run_keeps_how_many_share_a_gpu() -> None:
+    first = choose(on_gpus(M=SMALL), None, None, None)
+    again = choose(on_gpus(cores=2, M=SMALL, A=SMALL), None, first, None)
+    assert again.per_gpu == {"M": 4, "A": 2}
+    assert choose(on_gpus(cores=2, M=SMALL), 1, first, None).per_gpu == {"M": 4}
+
+
+def test_jobs_are_fused_on_a_gpu_where_that_is_clearly_faster_than_sharing() -> None:
+    work = on_gpus(M=SMALL)
+    choice = choose(work, None, None, None)
+    groups = group(work, choice, None, "auto", None)
+    assert [len(names) for names in groups.groups] == [6, 6]
+    assert groups.why == {"M": "fused: 6 + 6 of 12 jobs; ok"}
+    kept = replace(work.plan, groups=groups.groups)
+    assert group(work, choice, kept, False, None).groups == groups.groups
+    # Large ones gain nothing, and are fused where that is asked for.
+    large = on_gpus(M=100 * HUGE)
+    choice = choose(large, None, None, None)
+    assert "0.2 times as fast" in group(large, choice, None, "auto", None).why["M"]
+    assert [len(names) for names in group(large, choice, None, 4, None).groups] == [4, 4, 4]
+    refused = replace(large, facts=replace(large.facts, fusible={"M": "it is recurrent"}))
+    assert group(refused, choice, None, True, None).why == {"M": "not fused: it is recurrent"}
+
+
+def test_a_group_that_does_not_fit_into_the_gpu_is_split() -> None:
+    work = on_gpus(memory=4 * GIB, M=SMALL)
+    groups = group(work, choose(work, None, None, None), None, True, None)
+    assert {len(names) for names in groups.groups} == {3}
+    assert "no more than 3 at once fit into the memory" in groups.why["M"]
+
+
+def test_a_group_reserves_the_memory_of_all_its_jobs_and_its_gpu_alone() -> None:
+    work = on_gpus(M=SMALL)
+    choice = choose(work, None, None, None)
+    each = requests(choice, work)
+    names = list(each)[:3]
+    made = fused([each[name] for name in names], names)
+    assert made.gpu_memory == GPU_CONTEXT_BYTES + 3 * choice.costs["M"].gpu_memory
+    assert made.jobs_per_gpu == 1
+    load = Load((0, 1), (0, 1), 1 << 40, (Gpu(0, 8 * GIB, 8 * GIB),))
+    (placed,) = place(list(units(each, [names]).values()), [], load)
+    assert (placed.gpu, placed.gpu_memory, placed.jobs) == (0, made.gpu_memory, tuple(names))
+
+
+def test_a_job_with_one_process_on_a_gpu_reserves_that_and_a_core_for_each() -> None:
+    params = TrainerParams(
+        epochs=10, trainer="averaging", processes=2, partition_size=320, gpu_partition_size=3200
+    )
+    work = on_gpus(M=SMALL)
+    work = replace(work, plan=replace(work.plan, params=params))
+    choice = choose(work, None, None, None)
+    assert (choice.threads, choice.per_gpu) == ({"M": 1}, {"M": 1})
+    each = list(requests(choice, work).values())
+    assert {(item.threads, item.gpu, item.jobs_per_gpu) for item in each} == {(2, True, 1)}
+    gpus = (Gpu(0, 8 * GIB, 8 * GIB), Gpu(1, 8 * GIB, 8 * GIB))
+    load = Load(tuple(range(6)), tuple(range(6)), 1 << 40, gpus)
+    assert [(item.cores, item.gpu) for item in place(each, [], load)] == [((0, 1), 0), ((2, 3), 1)]
+    assert len(place(each, [], replace(load, cores=(0, 1, 2), idle=(0, 1, 2)))) == 1
+    # 12 jobs on one GPU, one after another.
+    longest = max(item.seconds for item in each)
+    assert forecast(work, choice).simulation.makespan == pytest.approx(12 * longest)

@@ -1,0 +1,140 @@
+"""How many threads: the same for the same sweep, and never slower than the serial way."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from asynckfold.jobs.cost import Work
+from asynckfold.jobs.placement import NodeSize, Request
+from asynckfold.planning.flop_model import POINTS, MeasuredModel, rule_cost, thread_counts
+from asynckfold.planning.thread_rule import TIE, LastJobs, Model, Threads, decide, size_of
+from asynckfold.scheduling.simulate import VirtualMachine, simulate
+
+SMALL_VGG = 1_870_000_000
+
+works = st.builds(Work, st.integers(1, 10_000), st.integers(1, 100))
+flops = st.integers(0, 10**12)
+
+
+@st.composite
+def sweeps(draw: st.DrawFn, most_cores: int = 8) -> tuple[list[Model], int]:
+    cores = draw(st.integers(1, most_cores))
+    models = [
+        Model(name, tuple(draw(st.lists(works, max_size=6))), rule_cost(draw(flops), cores))
+        for name in draw(st.lists(st.sampled_from("ABCD"), unique=True, min_size=1))
+    ]
+    return models, cores
+
+
+def seconds(models: list[Model], threads: Threads, cores: int) -> float:
+    """Simulate the sweep with these threads."""
+    requests = []
+    last = threads.last or LastJobs("", 0, 0)
+    for item in models:
+        for number, work in enumerate(sorted(item.jobs, key=size_of)):
+            is_last = item.name == last.model and number < last.jobs
+            count = last.threads if is_last else threads.counts[item.name]
+            name = f"{item.name}/{number:06}"
+            requests.append(Request(name, item.cost.seconds(work, count), count))
+    return simulate(requests, VirtualMachine(cores)).makespan
+
+
+def equal(models: list[Model], count: int) -> Threads:
+    return Threads({item.name: count for item in models}, {})
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_cost_model_goes_through_what_was_measured(point: MeasuredModel) -> None:
+    cost = rule_cost(int(point.flops), 2).step_seconds
+    assert cost[1] == pytest.approx(point.seconds, 1e-6)
+    assert cost[1] / cost[2] == pytest.approx(point.two_threads, 1e-6)
+
+
+def test_a_model_of_many_small_products_gets_one_thread_a_job() -> None:
+    # A MobileNet of half the width: operations alone say that two threads take no longer.
+    jobs = (Work(26, 5),) * 5
+    assert decide([Model("M", jobs, rule_cost(2_310_000_000, 2, 8.0))], 2).counts == {"M": 2}
+    divided = rule_cost(2_310_000_000, 2, 8.0, products=84)
+    assert decide([Model("M", jobs, divided)], 2).counts == {"M": 1}
+
+
+@given(flops, flops, st.integers(1, 64))
+def test_more_operations_never_cost_less_and_more_threads_never_more(
+    left: int, right: int, cores: int
+) -> None:
+    small, large = (rule_cost(value, cores).step_seconds for value in sorted([left, right]))
+    assert small[1] <= large[1] * (1 + 1e-9)
+    for cost in (small, large):
+        assert all(cost[more] <= cost[fewer] for fewer, more in pairwise(sorted(cost)))
+        # Nor do threads save core-seconds.
+        assert all(count * cost[count] >= cost[1] * (1 - 1e-9) for count in cost)
+
+
+@pytest.mark.parametrize(
+    ("cores", "counts"),
+    [(1, (1,)), (2, (1, 2)), (3, (1, 3)), (8, (1, 2, 4, 8)), (16, (1, 2, 3, 4, 5, 8, 16))],
+)
+def test_threads_share_the_cores_equally(cores: int, counts: tuple[int, ...]) -> None:
+    assert thread_counts(cores) == counts
+
+
+@given(sweeps(), st.randoms(use_true_random=False))
+@settings(deadline=None)
+def test_the_order_of_models_and_jobs_does_not_matter(
+    sweep: tuple[list[Model], int], random: Random
+) -> None:
+    models, cores = sweep
+    mixed = [
+        replace(item, jobs=tuple(random.sample(item.jobs, len(item.jobs))))
+        for item in random.sample(models, len(models))
+    ]
+    assert decide(models, cores) == decide(mixed, cores)
+
+
+@given(sweeps(), st.booleans())
+@settings(deadline=None)
+def test_never_slower_than_the_serial_way_nor_than_equal_threads(
+    sweep: tuple[list[Model], int], apart: bool
+) -> None:
+    models, cores = sweep
+    models = [replace(item, last_apart=apart) for item in models]
+    threads = decide(models, cores)
+    assert threads.counts.keys() == threads.why.keys() == {item.name for item in models}
+    assert all(1 <= count <= cores for count in threads.counts.values())
+    serial = math.fsum(item.cost.seconds(job, cores) for item in models for job in item.jobs)
+    here = seconds(models, threads, cores)
+    assert here <= serial * (1 + 1e-9)
+    for count in thread_counts(cores):
+        assert here <= TIE * seconds(models, equal(models, count), cores) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "cores", "last"), [(5, 4, (1, 4)), (6, 4, (2, 2)), (7, 4, None), (5, 2, (1, 2))]
+)
+def test_the_jobs_that_are_left_over_share_the_cores(
+    jobs: int, cores: int, last: tuple[int, int] | None
+) -> None:
+    work = (*[Work(1000, 10)] * (jobs - 1), Work(990, 10))
+    models = [Model("M", work, rule_cost(SMALL_VGG, cores), last_apart=True)]
+    threads = decide(models, cores)
+    assert threads.last == (last and LastJobs("M", *last))
+    if last:
+        whole = decide([replace(models[0], last_apart=False)], cores)
+        assert whole.last is None
+        here, there = seconds(models, threads, cores), seconds(models, whole, cores)
+        assert TIE * here < there
+        assert f"{here:.3g} s against {there:.3g} s for the sweep" in threads.why["M"]
+
+
+def test_no_job_has_more_threads_than_a_node_has_cores() -> None:
+    models = [Model("M", (Work(1000, 10),), rule_cost(SMALL_VGG, 2))]
+    assert decide(models, 2, [NodeSize(2), NodeSize(8)]).counts == {"M": 2}
+    ten = [Model("M", (Work(1000, 10),) * 10, rule_cost(SMALL_VGG, 2))]
+    assert decide(ten, 2, [NodeSize(2), NodeSize(8)]).counts == {"M": 1}
