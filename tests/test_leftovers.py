@@ -30,6 +30,7 @@ from tests.leftovers import (
     sockets,
 )
 from tests.leftovers import temporaries as temporaries_in
+from tests.records import write_checksums
 
 
 @contextmanager
@@ -110,21 +111,25 @@ def test_the_accounts_of_an_undisturbed_run_add_up(finished: Path) -> None:
 
 
 JOB = PLAN.jobs[0].id
+DIED = (
+    "UPDATE attempts SET outcome = 'died', record = replace(record, '\"outcome\":\"ok\"', "
+    f"'\"outcome\":\"died\"') WHERE job_id = '{JOB}'"
+)
+RETRIED = "UPDATE results SET record = replace(record, '\"attempt\":1', '\"attempt\":0')"
 
 
 @pytest.mark.damages("the accounts are to be found wrong")
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (f"UPDATE attempts SET outcome = 'died' WHERE job_id = '{JOB}'", "attempts [] ended well"),
-        (f"UPDATE results SET attempt = 0 WHERE job_id = '{JOB}'", "was tried again"),
+        (DIED, "attempts [] ended well"),
+        (RETRIED, "was tried again"),
     ],
 )
 def test_a_run_that_does_not_add_up_is_told(finished: Path, change: str, told: str) -> None:
     with RunStore.hold(finished) as store, store.file.transaction():
         store.file.execute(change)
-        for table in ("results", "attempts"):
-            store.file.write_checksums(table, "1")
+        write_checksums(store.file.connection)
     assert any(told in line for line in accounts.wrong_in(finished))
 
 
@@ -150,7 +155,7 @@ def test_files_of_a_done_job_that_are_gone_or_changed_are_told(finished: Path) -
 @pytest.mark.damages("the accounts cannot be read")
 def test_a_run_that_cannot_be_read_is_told(finished: Path) -> None:
     with sqlite3.connect(finished / "run.db") as db:
-        db.execute("UPDATE results SET fit_seconds = 7")
+        db.execute("UPDATE results SET attempt = 7")
     db.close()
     (line,) = accounts.wrong_in(finished)
     assert line.startswith("StoreCorruptError: ")

@@ -26,7 +26,7 @@ from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, Workload
 from asynckfold.results.utilization import decided_of
 from asynckfold.store import RunStore
-from asynckfold.store.aside import aside_problems
+from asynckfold.store.upkeep import aside_problems
 from asynckfold.store.layout import DATABASE
 from asynckfold.sweep.loop import is_stray
 from asynckfold.system import terminal

@@ -33,7 +33,6 @@ from asynckfold.data.transforms import (
     Array,
     View,
     apply,
-    describe,
     same_sample,
     seeded,
     tensors_in,
@@ -54,7 +53,6 @@ class Prepared:
     classification: bool
     n_samples: int
     fingerprint: str  # SHA-256 of stored samples and targets; code per batch is in the plan
-    fingerprint_before: str  # the same with the steps per batch, for plans that hold no code
     notes: tuple[str, ...]
     held: bool  # False: samples are read one by one in the workers
     sample_shape: tuple[int, ...]  # of one input of the eval view
@@ -78,13 +76,12 @@ class Prepared:
             return OneByOne(item.source, item.steps, labels.targets, encoding)
 
         self._shared[0].writable()[...] = labels.targets
-        fingerprint, before = _fingerprints(self._handle, self._shared, labels, self._digest)
+        fingerprint = _fingerprint(self._handle, self._shared, labels, self._digest)
         return replace(
             self,
             targets=labels.targets,
             classes=labels.classes,
             fingerprint=fingerprint,
-            fingerprint_before=before,
             _handle=replace(self._handle, encoding=encoding),
             notes=(*self.notes, *labels.notes[len(self.labels.notes) :]),
             _ordinary=(view(train), view(evaluation)),
@@ -312,14 +309,13 @@ def _assemble(
         OneByOne(source, view.pipeline, targets, encoding) for view in (views.train, views.eval)
     )
     notes = (*source.notes, *views.notes, *checked.facts.notes, *labels.notes, *reading.notes)
-    fingerprint, before = _fingerprints(handle, shared, labels, reading.digest)
+    fingerprint = _fingerprint(handle, shared, labels, reading.digest)
     return Prepared(
         targets=targets,
         classes=labels.classes,
         classification=labels.classification,
         n_samples=len(source),
         fingerprint=fingerprint,
-        fingerprint_before=before,
         notes=tuple(dict.fromkeys(notes)),
         held=reading.held,
         sample_shape=views.sample_shape,
@@ -361,10 +357,9 @@ def _travelling(view: View, held: bool) -> View:
     return replace(view, prefix=(), pipeline=()) if held else replace(view, prefix=(), steps=())
 
 
-def _fingerprints(
+def _fingerprint(
     handle: DataHandle, shared: Sequence[SharedArray], labels: Labels, samples: bytes
-) -> tuple[str, str]:
-    """Return `Prepared.fingerprint` and `Prepared.fingerprint_before`."""
+) -> str:
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
     if handle.collation is not None:
         digest.update(repr(handle.collation.form).encode())
@@ -374,9 +369,5 @@ def _fingerprints(
         digest.update(repr((handle.records.parts, handle.records.spec)).encode())
     for array in shared:
         digest.update(array.readable().data if array.spec.nbytes else b"\0")
-    with_steps = digest.copy()
-    for view in (handle.train, handle.eval):
-        with_steps.update(describe((view.steps, view.pipeline), depth=6).encode())
-    for found in (digest, with_steps):
-        found.update(samples)
-    return digest.hexdigest(), with_steps.hexdigest()
+    digest.update(samples)
+    return digest.hexdigest()

@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.candidate_names import Value, base_of, candidate_name, text_of, values_of
-from asynckfold.jobs.decoding import decoded, parsed, within
+from asynckfold.jobs.decoding import decoded, encoded, parsed, within
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.objective import Objective, ordinary
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -251,7 +251,7 @@ class Plan:
 
     def to_json(self) -> str:
         """Return the plan as canonical JSON."""
-        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return encoded(self, is_sorted=True)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -7,14 +7,18 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asynckfold.jobs.plan import Job, Plan
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    Outputs: TypeAlias = npt.NDArray[np.float32]
+else:
+    Outputs = Any  # what records need to know of them without an import of NumPy
 
 DONE, FAILED, DIVERGED, CANCELLED = "done", "failed", "diverged", "cancelled"
 ENDED = (DONE, FAILED, DIVERGED, CANCELLED)
@@ -127,7 +131,7 @@ class Result:
     status: str
     scores: Mapping[str, float] = field(default_factory=dict)
     epochs: tuple[Epoch, ...] = ()
-    outputs: npt.NDArray[np.float32] | None = None
+    outputs: Outputs | None = None
     weights: str = ""
     fit_seconds: float = 0.0
     score_seconds: float = 0.0
@@ -277,10 +281,6 @@ class Baseline:
             return "the use of the cores by other programs is not known"
         of = f" of {self.cores}" if self.cores else ""
         return f"other programs used {used:.1f}{of} cores"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
 
 
 def job_by_id(plan: Plan) -> dict[str, Job]:

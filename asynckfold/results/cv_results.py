@@ -329,7 +329,7 @@ def read_results(store: RunReader) -> CVResults:
         plan=store.plan,
         folds=folds,
         n_samples=len(targets),
-        results=store.results(folds),
+        results=store.results(),
         seconds=math.fsum(item.packed_seconds for item in store.sessions()),
         baseline=store.baseline,
         root_dir=store.root,

@@ -16,21 +16,18 @@ file that was changed or damaged is refused.
 
 ::
 
-    opening     what is wrong with a folder
     run_store   RunStore writes         reader      RunReader reads
+    opening     open a run, or say what is wrong with the folder or the plan
     run_file    transactions            snapshot    one moment of run.db for readers
-    database    opening run.db          splits      splits.npz
-    recovery    after a crash           refusing    another plan in the folder
-    integrity   checksums and pages     soundness   possible values
-    lock        who holds the run       aside       keep an earlier run
-    arrays      .npz files that cannot unpack to much more than their size
-    records     rows as values          layout, schema   names on disk, tables
+    database    tables and checksums    splits      splits.npz
+    upkeep      the folder of a run     lock        who holds the run
+    records     values in run.db        layout      names on disk
 """
 
 from __future__ import annotations
 
 from asynckfold.store.layout import job_folder
-from asynckfold.store.opening import open_run
+from asynckfold.store.opening import open_run, refuse_other
 from asynckfold.store.reader import RunReader
 from asynckfold.store.records import (
     Attempt,
@@ -40,7 +37,6 @@ from asynckfold.store.records import (
     SessionTimes,
     Waiting,
 )
-from asynckfold.store.refusing import refuse_other
 from asynckfold.store.run_store import RunStore
 
 __all__ = [

@@ -1,23 +1,55 @@
-"""Opening ``run.db`` for its holder, and what SQLite's errors mean."""
+"""``run.db``: its tables, a checksum for each row, opening it, and what SQLite's errors mean."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import sqlite3
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.jobs.decoding import FAULTS
-from asynckfold.store.integrity import checksum, verify
 from asynckfold.store.layout import DATABASE, SPLITS
 from asynckfold.store.lock import why_no_locks
-from asynckfold.store.schema import SCHEMA
 from asynckfold.system.files import open_plain, reading_error, storage_error
 from asynckfold.system.plain_text import one_line
+
+FORMAT = 3
+"""Raised with every change of the tables and records."""
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL, checksum INTEGER);
+CREATE TABLE sessions (session INTEGER PRIMARY KEY, pid INTEGER, host TEXT, started TEXT,
+    offset REAL NOT NULL, seconds REAL NOT NULL, packed REAL NOT NULL DEFAULT 0,
+    checksum INTEGER);
+CREATE TABLE attempts (job_id TEXT, attempt INTEGER, session INTEGER NOT NULL, outcome TEXT,
+    record TEXT NOT NULL, checksum INTEGER, PRIMARY KEY (job_id, attempt));
+CREATE TABLE epochs (job_id TEXT, number INTEGER, attempt INTEGER NOT NULL, record TEXT NOT NULL,
+    checksum INTEGER, PRIMARY KEY (job_id, number));
+CREATE TABLE results (job_id TEXT PRIMARY KEY, attempt INTEGER NOT NULL, status TEXT NOT NULL,
+    digest TEXT NOT NULL, record TEXT NOT NULL, checksum INTEGER);
+CREATE TABLE outputs (job_id TEXT PRIMARY KEY, shape TEXT NOT NULL, data BLOB NOT NULL,
+    checksum INTEGER);
+CREATE TABLE checkpoints (job_id TEXT NOT NULL, attempt INTEGER NOT NULL, epoch INTEGER NOT NULL,
+    batch INTEGER NOT NULL, file TEXT NOT NULL, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL,
+    checksum INTEGER, PRIMARY KEY (job_id, file));
+CREATE TABLE events (seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, job_id TEXT,
+    text TEXT NOT NULL, checksum INTEGER);
+CREATE TABLE samples (at REAL NOT NULL, record TEXT NOT NULL, checksum INTEGER);
+"""
+"""``record`` is a value of `asynckfold.store.records` or a `Result` as JSON."""
+
+STATEMENTS = {text.split()[2]: text.strip() for text in SCHEMA.split(";") if text.strip()}
+COLUMNS = {
+    table: ", ".join(re.findall(r"(\w+) (?:TEXT|INTEGER|REAL|BLOB)\b", text)[:-1])
+    for table, text in STATEMENTS.items()
+}
+"""The columns that the checksum of a row covers."""
 
 BUSY_SECONDS = 10.0
 """How long one process waits for another's lock, which is normally held for milliseconds."""
@@ -71,8 +103,7 @@ def check_files(root: Path) -> None:
         if not stat.S_ISREG(mode):
             raise StoreCorruptError(
                 f"{path} is not a regular file and was not opened. Remove it, or restore the run "
-                "from "
-                "a copy"
+                "from a copy"
             )
 
 
@@ -89,22 +120,68 @@ def _create_private(path: Path) -> None:
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
-    """Create the tables of a new run, or check an old one."""
+    """Create the tables of a new run, or check an existing one."""
     db.execute("PRAGMA journal_mode=DELETE")
     db.execute("PRAGMA synchronous=EXTRA")
     # Large statements must not depend on a writable folder for temporary files.
     db.execute("PRAGMA temp_store=MEMORY")
-    db.create_function("checksum", -1, checksum, deterministic=True)
     if db.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() != (0,):
-        verify(db, path)
+        check_schema(db, path)
+        check_pages(db, path)
+        for table in COLUMNS:
+            check_rows(db, table, path)
     elif (path.parent / SPLITS).exists():
         raise StoreCorruptError(
             f"{path.parent} holds a run whose run.db is missing or empty. Restore it from a copy, "
-            "or "
-            "use another folder"
+            "or use another folder"
         )
     else:
-        db.executescript(f"BEGIN;{SCHEMA}COMMIT;")
+        row = f"('format','{FORMAT}',{checksum('format', str(FORMAT))})"
+        db.executescript(f"BEGIN;{SCHEMA}INSERT INTO meta VALUES {row};COMMIT;")
+
+
+def check_schema(db: sqlite3.Connection, path: Path) -> None:
+    """Check that a file is a run of this format, with our tables and nothing else."""
+    there = {row[0] for row in db.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")}
+    if not any(str(text).startswith("CREATE TABLE meta ") for text in there):
+        raise StoreCorruptError(f"{path} is not a run of asynckfold")
+    row = db.execute("SELECT value FROM meta WHERE key = 'format'").fetchone()
+    if row and row[0] != str(FORMAT):
+        raise StoreCorruptError(
+            f"a run must have format {FORMAT}: {path} has format {one_line(str(row[0])[:60])}. "
+            "Use another folder"
+        )
+    if there != set(STATEMENTS.values()):
+        raise StoreCorruptError(f"{path} is not a run of asynckfold: its tables differ")
+
+
+def check_pages(db: sqlite3.Connection, path: Path, table: str | None = None) -> None:
+    """Run SQLite's own check on the whole file, or on one table and its indexes."""
+    (answer, *_) = db.execute(f"PRAGMA main.integrity_check({table or 1})").fetchone()
+    if answer != "ok":
+        raise StoreCorruptError(f"{path} is damaged: {one_line(str(answer))}")
+
+
+def check_rows(db: sqlite3.Connection, table: str, path: Path) -> None:
+    """Compare the checksums of a table: SQLite's own check does not see a changed score."""
+    # In Python row by row: SQLite would swallow a Ctrl-C during a call of `checksum`.
+    rows = db.execute(f"SELECT {COLUMNS[table]}, checksum FROM {table}")
+    changed = [values[0] for *values, stored in rows if stored != checksum(*values)]
+    if changed:
+        raise StoreCorruptError(
+            f"{path} is damaged: {len(changed)} rows of {table} are not what was written, the "
+            f"first of {one_line(str(changed[0])[:60])!r}"
+        )
+
+
+def checksum(*values: object) -> int:
+    """Return the CRC-32 of one row."""
+    plain = repr([value for value in values if not isinstance(value, bytes)])
+    total = zlib.crc32(plain.encode("utf-8", "surrogatepass"))
+    for value in values:
+        if isinstance(value, bytes):
+            total = zlib.crc32(value, total)
+    return total
 
 
 def from_sqlite(

@@ -1,16 +1,33 @@
-"""Open a run to read it, or say what is wrong with the folder."""
+"""Open a run to read it, or say what is wrong with the folder, or with a plan for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 
-from asynckfold.errors import Problem, nearest, refuse
-from asynckfold.store.layout import DATABASE, path_problems
+from asynckfold.errors import PlanMismatchError, Problem, StoreCorruptError, nearest, refuse
+from asynckfold.jobs.digests.changes import WEIGHTS
+from asynckfold.jobs.plan import Plan
+from asynckfold.store.layout import DATABASE, initial_weights, path_problems
 from asynckfold.store.reader import RunReader
-from asynckfold.store.run_store import RunStore
+from asynckfold.store.run_file import RunFile
+from asynckfold.store.snapshot import snapshot
 from asynckfold.system.files import reading_error
+
+_ANEW = "resume='never' to train everything again: the old folder is kept under another name"
+_SEED = (
+    " A model passed as an instance has different weights in each process, unless "
+    "torch.manual_seed is called before it is created: or pass its class."
+)
+
+
+def read_run(root: Path) -> RunReader:
+    """Return a reader of a run as it is committed now, see `RunStore.read`."""
+    if not os.path.lexists(root / DATABASE):
+        raise StoreCorruptError(f"{root} holds no run: there is no {DATABASE} in it")
+    return RunReader(root, RunFile(root, snapshot(root)))
 
 
 def open_run(
@@ -35,7 +52,7 @@ def open_run(
         refuse([*problems, Problem(rule, repr(given)[:80], remedy)])
     root = Path(directory)
     refuse([*problems, *_folder_problems(root, name)])
-    return RunStore.read(root)
+    return read_run(root)
 
 
 def _folder_problems(root: Path, name: str) -> Iterator[Problem]:
@@ -59,3 +76,39 @@ def _folder_problems(root: Path, name: str) -> Iterator[Problem]:
 
 def _runs(folder: Path) -> list[str]:
     return sorted(item.parent.name for item in folder.glob(f"*/{DATABASE}"))
+
+
+def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = ()) -> None:
+    """Refuse a plan that does not continue the stored one.
+
+    Raises
+    ------
+    PlanMismatchError
+        Names the first difference.
+    """
+    difference = stored.obstacle(plan, free)
+    if difference:
+        raise PlanMismatchError(
+            [
+                Problem(
+                    f"{root} holds a run with another plan, and the plan of a run cannot change",
+                    difference,
+                    _remedy(root, stored, plan, difference),
+                )
+            ]
+        )
+
+
+def _remedy(root: Path, stored: Plan, plan: Plan, difference: str) -> str:
+    changed = stored.changed_parts(plan)
+    if not any(difference.startswith(text) for text in changed.values()):
+        return f"Use another folder, the same arguments to continue that run, or {_ANEW}."
+    remedy = f"Undo the change to continue that run, use another folder, or {_ANEW}."
+    models = [part.removeprefix("model ") for part, text in changed.items() if WEIGHTS in text]
+    kept = [path for model in models if (path := initial_weights(root, model)).is_file()]
+    if kept:
+        remedy += (
+            " Its initial weights: "
+            f"model.load_state_dict(safetensors.torch.load_file({str(kept[0])!r}))."
+        )
+    return remedy + _SEED * bool(models)

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from asynckfold.errors import StorageError
-from asynckfold.store.aside import set_aside
-from asynckfold.store.database import SQLITE_FAULTS, connect, from_sqlite
+from asynckfold.store.database import SQLITE_FAULTS, checksum, connect, from_sqlite
 from asynckfold.store.layout import DATABASE, LOCK
 from asynckfold.store.lock import take_lock
-from asynckfold.store.schema import COLUMNS
+from asynckfold.store.upkeep import set_aside
 from asynckfold.system.files import reading_error
 
 Kind = TypeVar("Kind", bound="Closing")
@@ -152,8 +151,12 @@ class RunFile:
 
     def put(self, key: str, value: str) -> None:
         """Set a value of the table ``meta``."""
-        self.execute("INSERT OR REPLACE INTO meta VALUES (?,?,NULL)", (key, value))
-        self.write_checksums("meta", "key = ?", (key,))
+        self.write("meta", key, value)
+
+    def write(self, table: str, *values: Any) -> None:
+        """Write a row with its checksum, in place of one with the same key."""
+        row = (*values, checksum(*values))
+        self.execute(f"INSERT OR REPLACE INTO {table} VALUES ({','.join('?' * len(row))})", row)
 
     def execute(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
         """Run a statement of the open transaction, which is rolled back if it fails."""
@@ -167,10 +170,6 @@ class RunFile:
                 self.broken = str(fault.strerror)
             self.roll_back()
             raise fault from error
-
-    def write_checksums(self, table: str, where: str, values: Sequence[Any] = ()) -> None:
-        """Update the checksums of rows that were inserted or changed."""
-        self.execute(f"UPDATE {table} SET seal = checksum({COLUMNS[table]}) WHERE {where}", values)
 
     def begin(self) -> None:
         """Open a transaction, unless one is open."""

@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asynckfold.errors import StoreCorruptError
+from asynckfold.jobs.decoding import encoded
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result, job_by_id
-from asynckfold.store import recovery
-from asynckfold.store.job_summary import write_summary
-from asynckfold.store.layout import DATABASE, SPLITS, SUMMARY
+from asynckfold.store import upkeep
+from asynckfold.store.layout import SPLITS, SUMMARY
 from asynckfold.store.lock import now_text
+from asynckfold.store.opening import read_run, refuse_other
 from asynckfold.store.reader import RunReader
-from asynckfold.store.records import (
-    PLACED,
-    Interim,
-    Waiting,
-    placed_text,
-    result_row,
-)
-from asynckfold.store.refusing import refuse_other
+from asynckfold.store.records import Attempt, Interim, Sample, Waiting
 from asynckfold.store.run_file import Closing, RunFile
-from asynckfold.store.schema import FORMAT
-from asynckfold.store.snapshot import snapshot
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -68,9 +58,11 @@ class RunStore(Closing):
     reader: RunReader
     session_software: dict[str, str] = field(default_factory=dict)
     _session: int = 0
+    _started: str = ""
     _offset: float = 0.0
     _clock: float = field(default_factory=time.monotonic)
     _packed_since: float | None = None
+    _packed: float = 0.0
     _is_grouped: bool = False
     _is_wanted: bool = False
     _jobs: dict[str, Job] = field(default_factory=dict)
@@ -105,10 +97,7 @@ class RunStore(Closing):
         StorageError
             It cannot be read.
         """
-        root = Path(root)
-        if not os.path.lexists(root / DATABASE):
-            raise StoreCorruptError(f"{root} holds no run: there is no {DATABASE} in it")
-        return RunReader(root, RunFile(root, snapshot(root)))
+        return read_run(Path(root))
 
     def close(self) -> None:
         """Commit what is buffered, remove what dead workers left, and release the run."""
@@ -173,29 +162,25 @@ class RunStore(Closing):
             digest = splits.write(self.root, folds, targets) if is_needed else None
             with file.transaction():
                 if digest is not None:
-                    file.put("format", str(FORMAT))
                     file.put("splits", digest)
                 if stored != plan.to_json():
                     file.put("plan", plan.to_json())
-                    file.put("about", json.dumps(dict(about or {})))
+                    file.put("about", encoded(about or {}))
                     # A stored baseline was measured with fewer jobs.
                     file.execute("DELETE FROM meta WHERE key = 'baseline'")
         with file.transaction():
-            file.execute("UPDATE attempts SET outcome = 'lost', seal = NULL WHERE outcome IS NULL")
+            _end_open_attempts(self, "lost", None)
             file.execute("DELETE FROM results WHERE status NOT IN (?, 'diverged')", (DONE,))
+            file.execute("DELETE FROM outputs WHERE job_id NOT IN (SELECT job_id FROM results)")
             file.execute("DELETE FROM meta WHERE key = 'waiting'")
-            row = file.execute("SELECT COALESCE(SUM(seconds), 0) FROM sessions").fetchone()
-            self._offset = float(row[0])
-            self._clock = time.monotonic()
-            cursor = file.execute(
-                "INSERT INTO sessions (pid, host, started, offset, seconds) VALUES (?,?,?,?,0)",
-                (os.getpid(), socket.gethostname(), now_text(), self._offset),
+            ((count, seconds),) = file.rows(
+                "SELECT COUNT(*), COALESCE(SUM(seconds), 0.0) FROM sessions"
             )
-            for table in ("attempts", "sessions"):
-                file.write_checksums(table, "seal IS NULL")
-        self._session = int(cursor.lastrowid or 0)
+            self._started, self._offset, self._packed = now_text(), float(seconds), 0.0
+            self._session, self._clock = int(count) + 1, time.monotonic()
+            _write_session(self)
         self._jobs = job_by_id(plan)
-        recovery.make_job_folders(self.root, plan.jobs)
+        upkeep.make_job_folders(self.root, plan.jobs)
         _set_aside_damage(self)
         if is_lost:
             self.event("damage", f"{SPLITS} was missing or damaged, and was written again")
@@ -219,30 +204,44 @@ class RunStore(Closing):
     ) -> int:
         """Record that a job starts now; return the number of the attempt, from 1."""
         self.file.begin()
-        row = self.file.execute(
+        ((number,),) = self.file.rows(
             "SELECT COALESCE(MAX(attempt), 0) + 1 FROM attempts WHERE job_id = ?", (job_id,)
-        ).fetchone()
-        number = int(row[0])
-        where = json.dumps(list(cores)), threads, device
-        self.file.execute(
-            "INSERT INTO attempts VALUES (?,?,?,?,NULL,NULL,?,?,?,0,?,'',NULL)",
-            (job_id, number, self._session, self.now(), *where, expected),
         )
-        self.file.write_checksums("attempts", "job_id = ? AND attempt = ?", (job_id, number))
-        if memory is not None:
-            self.event(PLACED, placed_text(number, memory, waits, node), job_id)
+        attempt = Attempt(
+            job_id,
+            number,
+            self._session,
+            self.now(),
+            None,
+            None,
+            tuple(cores),
+            threads,
+            device,
+            0,
+            expected,
+            "",
+            memory=memory,
+            waits=tuple(waits),
+            node=node,
+        )
+        _write_attempt(self, attempt)
         self.flush()
-        return number
+        return attempt.attempt
 
     def started(self, job_id: str, attempt: int, pid: int, at: float | None = None) -> None:
         """Record the process of an attempt and, in a batch of jobs, the time of its start."""
         self.file.begin()
-        self.file.execute(
-            "UPDATE attempts SET pid = ?, started = COALESCE(?, started) "
-            "WHERE job_id = ? AND attempt = ?",
-            (pid, at, job_id, attempt),
-        )
-        self.file.write_checksums("attempts", "job_id = ? AND attempt = ?", (job_id, attempt))
+        known = self.reader.attempt(job_id, attempt)
+        if known is not None:
+            _write_attempt(self, replace(known, pid=pid, started=at or known.started))
+
+    def moved(self, job_id: str, attempt: int, cores: Sequence[int]) -> None:
+        """Record other cores of an attempt that runs."""
+        self.file.begin()
+        known = self.reader.attempt(job_id, attempt)
+        if known is not None:
+            changes = (*known.changes, (self.now(), tuple(cores)))
+            _write_attempt(self, replace(known, changes=changes))
 
     def end_attempt(
         self, job_id: str, attempt: int, outcome: str, *, pid: int = 0, error: str = ""
@@ -255,12 +254,7 @@ class RunStore(Closing):
     def interrupt(self) -> None:
         """Record that all attempts of this session that still run were interrupted."""
         self.file.begin()
-        self.file.execute(
-            "UPDATE attempts SET ended = ?, outcome = 'interrupted', seal = NULL "
-            "WHERE outcome IS NULL AND session = ?",
-            (self.now(), self._session),
-        )
-        self.file.write_checksums("attempts", "seal IS NULL")
+        _end_open_attempts(self, "interrupted", self.now())
         self.flush()
 
     def record(self, result: Result) -> bool:
@@ -279,9 +273,7 @@ class RunStore(Closing):
         ).fetchone()
         if present or newest != (result.attempt, None):
             return False
-        row = result_row(result)
-        self.file.execute(f"INSERT INTO results VALUES ({','.join('?' * len(row))},NULL)", row)
-        self.file.write_checksums("results", "job_id = ?", (result.job_id,))
+        result = _write_result(self, result)
         outcome = {DONE: "ok", FAILED: "error"}.get(result.status, result.status)
         _end_attempt(self, result.job_id, result.attempt, outcome, result.pid, result.error)
         self._ended.append(result)
@@ -291,10 +283,7 @@ class RunStore(Closing):
     def checkpoint(self, ref: CheckpointRef) -> list[str]:
         """Record a checkpoint; return older files of the same job, all but the two newest."""
         self.file.begin()
-        self.file.execute(
-            "INSERT OR REPLACE INTO checkpoints VALUES (?,?,?,?,?,?,?,0)", astuple(ref)
-        )
-        self.file.write_checksums("checkpoints", "job_id = ? AND file = ?", (ref.job_id, ref.file))
+        self.file.write("checkpoints", *astuple(ref))
         old = [item.file for item in self.reader.checkpoints(ref.job_id)[2:]]
         for file in old:
             _forget_checkpoint(self, ref.job_id, file)
@@ -304,37 +293,25 @@ class RunStore(Closing):
     def epoch(self, job_id: str, attempt: int, item: Epoch) -> None:
         """Record an epoch of a running job."""
         self.file.begin()
-        self.file.execute(
-            f"INSERT OR REPLACE INTO epochs VALUES ({','.join('?' * 8)},NULL)",
-            (job_id, attempt, *astuple(item)[:6]),
-        )
-        self.file.write_checksums(
-            "epochs", "job_id = ? AND attempt = ? AND number = ?", (job_id, attempt, item.number)
-        )
+        self.file.write("epochs", job_id, item.number, attempt, encoded(item))
 
     def event(self, kind: str, text: str, job_id: str | None = None) -> None:
         """Record an event: a fallback, a retry, a decision."""
         self.file.begin()
-        cursor = self.file.execute(
-            "INSERT INTO events (at, kind, job_id, text) VALUES (?,?,?,?)",
-            (self.now(), kind, job_id, text),
-        )
-        self.file.write_checksums("events", "seq = ?", (cursor.lastrowid,))
+        ((number,),) = self.file.rows("SELECT COALESCE(MAX(seq), 0) + 1 FROM events")
+        self.file.write("events", number, self.now(), kind, job_id, text)
 
     def sample(self, phase: str, used: float, own: float, cores: Sequence[float]) -> None:
         """Record the CPU use now."""
         self.file.begin()
-        cursor = self.file.execute(
-            "INSERT INTO samples VALUES (?,?,?,?,?,NULL)",
-            (self.now(), phase, used, own, json.dumps([round(value, 3) for value in cores])),
-        )
-        self.file.write_checksums("samples", "rowid = ?", (cursor.lastrowid,))
+        sample = Sample(self.now(), phase, used, own, tuple(round(value, 3) for value in cores))
+        self.file.write("samples", sample.at, encoded(sample))
 
     def set_software(self, software: Mapping[str, str]) -> None:
         """Record what this session trains with, before its first attempt."""
         self.file.begin()
         self.session_software = dict(software)
-        self.file.put(f"software-{self._session}", json.dumps(self.session_software))
+        self.file.put(f"software-{self._session}", encoded(self.session_software))
 
     def set_waiting(self, waiting: Waiting | None) -> None:
         """Record what pending jobs wait for now; None at the end of the sweep."""
@@ -342,17 +319,17 @@ class RunStore(Closing):
         if waiting is None:
             self.file.execute("DELETE FROM meta WHERE key = 'waiting'")
         else:
-            self.file.put("waiting", waiting.to_json())
+            self.file.put("waiting", encoded(waiting))
 
     def set_interim(self, interim: Interim) -> None:
         """Record the interim results; they are durable with the next commit."""
         self.file.begin()
-        self.file.put("interim", json.dumps(asdict(interim)))
+        self.file.put("interim", encoded(interim))
 
     def set_baseline(self, baseline: Baseline) -> None:
         """Record the serial baseline, durable on return."""
         self.file.begin()
-        self.file.put("baseline", json.dumps(baseline.to_dict()))
+        self.file.put("baseline", encoded(baseline))
         self.flush()
 
     def packing(self, already: float | None) -> None:
@@ -383,12 +360,8 @@ class RunStore(Closing):
             self._is_wanted = True
             return
         self._is_wanted = False
-        packed = None if self._packed_since is None else self.now() - self._packed_since
-        self.file.execute(
-            "UPDATE sessions SET seconds = ?, packed = COALESCE(?, packed) WHERE session = ?",
-            (self.now() - self._offset, packed, self._session),
-        )
-        self.file.write_checksums("sessions", "session = ?", (self._session,))
+        if self._session:
+            _write_session(self)
         self.file.commit()
         _write_summaries(self)
 
@@ -404,12 +377,49 @@ def log_line(root: Path, kind: str, text: str) -> None:
 def _end_attempt(
     store: RunStore, job_id: str, attempt: int, outcome: str, pid: int, error: str
 ) -> None:
-    store.file.execute(
-        "UPDATE attempts SET ended = ?, outcome = ?, pid = ?, error = ? "
-        "WHERE job_id = ? AND attempt = ?",
-        (store.now(), outcome, pid, error, job_id, attempt),
-    )
-    store.file.write_checksums("attempts", "job_id = ? AND attempt = ?", (job_id, attempt))
+    known = store.reader.attempt(job_id, attempt)
+    if known is not None:
+        ended = replace(known, ended=store.now(), outcome=outcome, pid=pid, error=error)
+        _write_attempt(store, ended)
+
+
+def _end_open_attempts(store: RunStore, outcome: str, ended: float | None) -> None:
+    rows = store.file.rows("SELECT job_id, attempt FROM attempts WHERE outcome IS NULL")
+    for attempt in (store.reader.attempt(*row) for row in rows):
+        if attempt is not None:
+            _write_attempt(store, replace(attempt, outcome=outcome, ended=ended))
+
+
+def _write_attempt(store: RunStore, attempt: Attempt) -> None:
+    row = attempt.job_id, attempt.attempt, attempt.session, attempt.outcome, encoded(attempt)
+    store.file.write("attempts", *row)
+
+
+def _write_result(store: RunStore, result: Result) -> Result:
+    """Write a result and its outputs; return it as it will be read."""
+    attempt = store.reader.attempt(result.job_id, result.attempt)
+    if attempt is not None:
+        result = replace(result, node=attempt.node)
+    if result.outputs is not None:
+        import numpy as np
+
+        outputs = np.ascontiguousarray(result.outputs, np.float32)
+        result = replace(result, outputs=outputs)
+        shape, data = encoded(outputs.shape), outputs.tobytes()
+        store.file.write("outputs", result.job_id, shape, data)
+    record = encoded(replace(result, outputs=None))
+    row = result.job_id, result.attempt, result.status, result.digest, record
+    store.file.write("results", *row)
+    return result
+
+
+def _write_session(store: RunStore) -> None:
+    seconds = store.now() - store._offset
+    if store._packed_since is not None:
+        store._packed = store.now() - store._packed_since
+    place = os.getpid(), socket.gethostname(), store._started
+    times = store._offset, seconds, store._packed
+    store.file.write("sessions", store._session, *place, *times)
 
 
 def _forget_checkpoint(store: RunStore, job_id: str, file: str) -> None:
@@ -421,7 +431,7 @@ def _set_aside_damage(store: RunStore) -> None:
     finished = store.reader.finished()
     for job in store.reader.plan.jobs:
         refs = [] if job.id in finished else store.reader.checkpoints(job.id)
-        for ref, reason in recovery.damaged(store.root, job, refs):
+        for ref, reason in upkeep.damaged(store.root, job, refs):
             store.event("damage", f"checkpoint {ref.file} is not used: {reason}", job.id)
             _forget_checkpoint(store, job.id, ref.file)
 
@@ -434,14 +444,14 @@ def _write_summaries(store: RunStore) -> None:
         kept = "SELECT 1 FROM results WHERE job_id = ? AND attempt = ?"
         # A transaction that was rolled back took its results along.
         if job and store.file.rows(kept, (result.job_id, result.attempt)):
-            write_summary(store.root, job, result)
+            upkeep.write_summary(store.root, job, result)
 
 
 def _replace_summaries(store: RunStore, missing: Sequence[Job]) -> None:
     """Write the summaries that a crash left out."""
     results = store.reader.results() if missing else {}
     for job in missing:
-        write_summary(store.root, job, results[job.id])
+        upkeep.write_summary(store.root, job, results[job.id])
 
 
 def _remove_leftovers(store: RunStore) -> Sequence[Job]:
@@ -452,4 +462,4 @@ def _remove_leftovers(store: RunStore) -> Sequence[Job]:
     named = {job_id: [SUMMARY] for job_id in store.reader.finished()}
     for job_id, file in store.file.rows("SELECT job_id, file FROM checkpoints"):
         named.setdefault(job_id, []).append(file)
-    return recovery.clear_up(store.root, store.reader.plan.jobs, named)
+    return upkeep.clear_up(store.root, store.reader.plan.jobs, named)

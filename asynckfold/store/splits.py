@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Mapping, Sequence
+import io
+import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,7 @@ from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.decoding import FAULTS
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan, folds_fingerprint
-from asynckfold.store.arrays import packed, unpacking
 from asynckfold.store.layout import SPLITS
-from asynckfold.store.soundness import check_folds
 from asynckfold.system.files import read_plain, write_whole
 from asynckfold.system.plain_text import one_line
 
@@ -34,9 +33,10 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
         arrays[f"{name}-valid"] = fold.valid
         if fold.inner_valid.size:
             arrays[f"{name}-inner-valid"] = fold.inner_valid
-    data = packed(arrays)
-    write_whole(root / SPLITS, data, root)
-    return hashlib.sha256(data).hexdigest()
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_whole(root / SPLITS, buffer.getvalue(), root)
+    return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
 def is_whole(root: Path, digest: str | None) -> bool:
@@ -63,29 +63,19 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreCorruptError(f"{path} is damaged: it is not what was written{_AGAIN}")
     try:
-        folds, targets = _unpacked(data, plan)
-        check_folds(folds, targets, plan)
-    except FAULTS as error:
+        with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+            keys = sorted({(job.repeat, job.fold) for job in plan.jobs})
+            folds = tuple(_fold(arrays, repeat, index) for repeat, index in keys)
+            targets = arrays["targets"]
+    except (*FAULTS, OSError, EOFError, zipfile.BadZipFile) as error:
         raise StoreCorruptError(f"{path} is damaged: {one_line(str(error))}") from error
     if folds_fingerprint(folds) != plan.folds:
         raise StoreCorruptError(f"{path} holds folds of another plan")
     return folds, targets
 
 
-def _unpacked(data: bytes, plan: Plan) -> tuple[tuple[Fold, ...], npt.NDArray[Any]]:
-    with unpacking(data) as (arrays, shapes):
-        sizes = {name: math.prod(shape) for name, shape in shapes.items() if name != "targets"}
-        if max(sizes.values()) > shapes["targets"][0]:
-            raise ValueError("a fold has more samples than there are targets")
-        folds = tuple(
-            _fold(arrays, repeat, fold)
-            for repeat, fold in sorted({(job.repeat, job.fold) for job in plan.jobs})
-        )
-        return folds, arrays["targets"]
-
-
-def _fold(arrays: Mapping[str, npt.NDArray[Any]], repeat: int, index: int) -> Fold:
+def _fold(arrays: Any, repeat: int, index: int) -> Fold:
     name = f"repeat{repeat}-fold{index}"
-    found = Fold(repeat, index, arrays[f"{name}-train"], arrays[f"{name}-valid"])
+    fold = Fold(repeat, index, arrays[f"{name}-train"], arrays[f"{name}-valid"])
     inner = f"{name}-inner-valid"
-    return replace(found, inner_valid=arrays[inner]) if inner in arrays else found
+    return replace(fold, inner_valid=arrays[inner]) if inner in arrays else fold

@@ -39,7 +39,6 @@ from asynckfold.scheduling.backlog import NODE_BATCH_SECONDS
 from asynckfold.scheduling.preemption import reassign_cores
 from asynckfold.scheduling.wait_reasons import Obstacle, blocked_everywhere
 from asynckfold.store import RunStore, Waiting
-from asynckfold.store.records import HELD, held_text
 from asynckfold.sweep.attempts import Attempts, Finish, SweepObserver
 from asynckfold.sweep.pending import PendingJobs
 from asynckfold.sweep.running import Running, RunningJobs
@@ -122,9 +121,7 @@ class Sweep:
             one_at_a_time=one_at_a_time,
             batch_seconds=NODE_BATCH_SECONDS if on_nodes else None,
         )
-        self._running = RunningJobs(
-            lambda job_id, attempt, cores: store.event(HELD, held_text(attempt, cores), job_id)
-        )
+        self._running = RunningJobs(store.moved)
         self._attempts = Attempts(store, self._pending, self._running, finish, observer)
         self._waiting = Waiting((), (), (), {})
         self._sampler = Sampler(store, "packed")

@@ -27,6 +27,7 @@ from asynckfold.cli.summary import _numbers, result_lines
 from asynckfold.data.sources import SOURCES
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError
+from asynckfold.jobs.decoding import encoded
 from asynckfold.jobs.placement import Gpu, Load
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import Baseline
@@ -35,6 +36,7 @@ from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started
+from tests.records import write_checksums
 from tests.results.test_cv_results import all_scores, make_results
 from tests.sweep.test_loop import open_store
 from tests.synthetic import Synthetic, write_run
@@ -542,11 +544,11 @@ def test_resume_continues_a_built_in_run_from_any_folder(
         db = store.file.connection
         db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
         db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
-        store.file.write_checksums("attempts", "TRUE")
+        write_checksums(db)
         about = store.reader.about
         about["cli"] += ["--resume", "never"]
         with store.file.transaction():
-            store.file.put("about", json.dumps(about))
+            store.file.put("about", encoded(about))
     state = told(capsys, "status", folder)
     assert state["continue_with"] == f"asynckfold {line} --json --root {folder}"
     fingerprint = state["fingerprint"]

@@ -26,7 +26,6 @@ from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.preemption import HeldCores, reassign_cores
 from asynckfold.store import RunStore
-from asynckfold.store.records import HELD, held_text
 from asynckfold.sweep.loop import Sweep
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine
@@ -309,13 +308,12 @@ def test_cores_to_which_a_job_moved_are_reported_counted_and_drawn(
         store.start_attempt(other, (1,), 1, "cpu", 5.0)
         store.clock = 3.0
         store.end_attempt(other, 1, "died")
-        store.event(HELD, held_text(number, (1,)), name)
+        store.moved(name, number, (1,))
         store.flush()
         assert main(["status", str(root), "--json"]) == 0
         (job,) = json.loads(capsys.readouterr().out)["running_jobs"]
         store.clock = 8.0
         store.record(Result(name, number, DONE, {"accuracy": 1.0}))
-        assert "held" not in [event.kind for event in store.reader.events()]
         found = packing_of(store.reader)
         (item,) = [item for item in store.reader.attempts() if item.job_id == name]
         bars = summarize(store.reader).bars

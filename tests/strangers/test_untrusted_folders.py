@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import shlex
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
-from torch import nn
 
-from asynckfold import AsyncKFold, StoreCorruptError, load_results
 from asynckfold.cli import main
-from asynckfold.results.report.summary import PICTURES, pictures_of
-from asynckfold.store import RunStore, arrays
+from asynckfold.jobs.decoding import encoded
+from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
-from tests.toy import Tiny, adam, samples
 
 LINE = "run --data digits --limit 60 --models mlp --epochs 1 --folds 2 -q"
 
@@ -31,7 +24,7 @@ def run(root: Path) -> Path:
 def store_command(root: Path, words: list[str], folder: Path) -> None:
     with RunStore.hold(root) as store, store.file.transaction():
         about = store.reader.about | {"cli": words, "folder": str(folder)}
-        store.file.put("about", json.dumps(about))
+        store.file.put("about", encoded(about))
 
 
 # Commands
@@ -99,62 +92,3 @@ def test_predict_takes_folders_of_collections_from_its_own_line(
     told = capsys.readouterr().err
     assert str(mine) in told
     assert str(theirs) not in told
-
-
-# Arrays
-
-
-def replace_splits(root: Path, **stored: Any) -> None:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **stored)
-    (root / "splits.npz").write_bytes(buffer.getvalue())
-    with RunStore.hold(root) as store, store.file.transaction():
-        store.file.put("splits", hashlib.sha256(buffer.getvalue()).hexdigest())
-
-
-@pytest.fixture
-def little(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Bytes up to which anything may unpack: 1 MiB, for 256."""
-    monkeypatch.setattr(arrays, "ALWAYS_BYTES", 1 << 20)
-    return 1 << 20
-
-
-@pytest.mark.parametrize("name", ["targets", "repeat0-fold0-train", "not-of-the-plan"])
-def test_a_small_file_does_not_unpack_to_a_large_array(run: Path, name: str, little: int) -> None:
-    with np.load(run / "splits.npz") as known:
-        stored = dict(known)
-    replace_splits(run, **{**stored, name: np.zeros(little // 8 + 1)})
-    with pytest.raises(StoreCorruptError, match=r"splits\.npz is damaged: unpacked it has 1,0"):
-        load_results(run)
-
-
-def test_a_fold_has_no_more_samples_than_there_are(run: Path) -> None:
-    with np.load(run / "splits.npz") as known:
-        stored = dict(known)
-    stored["repeat0-fold0-train"] = np.zeros(len(stored["targets"]) + 1, np.int64)
-    replace_splits(run, **stored)
-    with pytest.raises(StoreCorruptError, match="more samples than there are targets"):
-        load_results(run)
-
-
-def test_pictures_that_unpack_to_much_more_are_left_out(run: Path, little: int) -> None:
-    buffer = io.BytesIO()
-    zeros = np.zeros((1, 8, little, 1), np.uint8)
-    np.savez_compressed(buffer, samples=np.zeros(1, int), pictures=zeros)
-    (run / PICTURES).parent.mkdir()
-    (run / PICTURES).write_bytes(buffer.getvalue())
-    with RunStore.read(run) as store:
-        assert pictures_of(store) == {}
-
-
-def test_targets_that_compress_far_are_written_as_they_are(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such as a million labels in order, or masks without an object."""
-    monkeypatch.setattr(arrays, "ALWAYS_BYTES", 0)
-    monkeypatch.setattr(arrays, "MOST_RATIO", 1)
-    kfold = AsyncKFold(
-        2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, parallelize=False, baseline=None
-    )
-    kfold([Tiny], ["cosine"], adam, {"epochs": 1})
-    assert load_results(root).n_samples == 60

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import sys
@@ -183,36 +182,6 @@ def test_the_first_weights_of_an_instance_are_kept_to_continue_with(root: Path) 
     model = nn.Linear(8, 3)
     model.load_state_dict(safetensors.torch.load_file(kept))
     assert run(root, models={"net": model}).fingerprint == first.fingerprint
-
-
-@pytest.mark.usefixtures("one_thread")
-def test_a_run_from_before_continues_and_says_what_it_does_not_know(root: Path) -> None:
-    first = run(root)
-    _forget_code(root)
-    told = run(root)
-    assert told.fingerprint == first.fingerprint
-    with RunStore.read(root) as store:
-        assert "code" not in store.plan.recipe
-        notes = [event.text for event in store.events() if event.kind == "note"]
-    assert any("was begun before the code" in text for text in notes)
-    with pytest.raises(PlanMismatchError, match="random_state"):
-        run(root, random_state=1)
-
-
-def _forget_code(root: Path) -> None:
-    """Make the run as one is that was begun before there was a digest."""
-    from asynckfold.data.prepare import prepare
-
-    data = prepare((X, Y), criterion_wants_classes=True)
-    before = data.fingerprint_before
-    data.close()
-    with RunStore.hold(root) as store:
-        plan = store.reader.plan
-        recipe = {name: value for name, value in plan.recipe.items() if name != "code"}
-        with store.file.transaction():
-            store.file.put(
-                "plan", dataclasses.replace(plan, recipe=recipe, dataset=before).to_json()
-            )
 
 
 # resume="never"

@@ -1,0 +1,209 @@
+"""The folder of a run: job folders, summaries, what a crash left, and a new name for all of it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from asynckfold.errors import Problem, StorageError, refuse
+from asynckfold.jobs.candidate_names import base_of
+from asynckfold.jobs.messages import CheckpointRef
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.result import Result
+from asynckfold.store.layout import (
+    CHECKPOINT,
+    SPLITS,
+    SUMMARY,
+    foreign_names,
+    job_folder,
+    up_to,
+)
+from asynckfold.system.files import (
+    TEMPORARY,
+    alone,
+    make_folder,
+    make_folders,
+    settle,
+    storage_error,
+    sync_folder,
+    write_whole,
+)
+
+MOST_NAMED = 5
+"""A message names this many files."""
+
+
+def make_job_folders(root: Path, jobs: Iterable[Job]) -> None:
+    """Create the folders of jobs, durably: a checkpoint is no safer than its folder."""
+    folders = {job_folder(root, job) for job in jobs}
+    inner = {outer for folder in folders for outer in up_to(root, folder)}
+    for folder in folders:
+        make_folders(root, folder)
+    try:
+        for outer in inner:
+            sync_folder(outer)
+    except OSError as error:
+        raise storage_error(error, root) from error
+
+
+# After a crash: every step may be killed and repeated
+
+
+def damaged(
+    root: Path, job: Job, refs: Sequence[CheckpointRef]
+) -> Iterator[tuple[CheckpointRef, str]]:
+    """Set aside checkpoints that differ from what was recorded; yield each with the reason."""
+    folder = job_folder(root, job)
+    wrong = settle(root, folder, TEMPORARY, {Path(ref.file).name: ref.sha256 for ref in refs})
+    for ref in refs:
+        name = Path(ref.file).name
+        reason = wrong.get(name)
+        if root / ref.file != folder / name:
+            reason = "it is not in the folder of its job"
+        if reason:
+            yield ref, reason
+
+
+def clear_up(
+    root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[str]]
+) -> tuple[Job, ...]:
+    """Remove temporary files, and checkpoints and summaries that are not in `recorded`, by job id.
+
+    Returns the jobs whose summary is recorded and missing.
+    """
+    ours = re.compile(f"{TEMPORARY.pattern}|{CHECKPOINT.pattern}|{re.escape(SUMMARY)}")
+    without = []
+    for job in jobs:
+        names = {Path(file).name: None for file in recorded.get(job.id, ())}
+        if SUMMARY in settle(root, job_folder(root, job), ours, names):
+            without.append(job)
+    settle(root, root, re.compile(rf"{SPLITS}\.\d+\.tmp"), {})
+    settle(root, root / "oof", TEMPORARY, {})
+    try:
+        with alone(root, root / "report", TEMPORARY, wait_s=0):
+            pass
+    except StorageError as error:
+        # It is missing, no folder, or being written at this moment.
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EAGAIN):
+            raise
+    return tuple(without)
+
+
+# summary.json: what one would look up or grep; nothing reads it back
+
+
+def write_summary(root: Path, job: Job, result: Result) -> None:
+    """Write the summary of a job that has ended; raise `StorageError` if the disk refuses."""
+    folder = job_folder(root, job)
+    make_folders(root, folder)
+    text = json.dumps(_summary(job, result), indent=1, allow_nan=False)
+    write_whole(folder / SUMMARY, f"{text}\n".encode(), root)
+
+
+def _summary(job: Job, result: Result) -> dict[str, Any]:
+    last = result.epochs[-1] if result.epochs else None
+    return {
+        "job": job.id,
+        "model": base_of(job.model),
+        "scheduler": base_of(job.lr_schedule),
+        **({"params": job.params} if job.params else {}),
+        "repeat": job.repeat,
+        "fold": job.fold,
+        "status": result.status,
+        "error": result.error,
+        "scores": {name: _finite(value) for name, value in result.scores.items()},
+        "train_loss": _finite(last.train_loss) if last else None,
+        "valid_loss": _finite(last.valid_loss) if last else None,
+        "epochs": len(result.epochs),
+        "seconds": _finite(result.fit_seconds),
+        "attempts": result.attempt,
+        **({"node": result.node} if result.node else {}),
+        "device": result.device,
+        "cores": list(result.cores),
+        "threads": result.threads,
+        "peak_memory": result.peak_memory,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+# resume="never"
+
+
+def name_aside(root: Path) -> Path:
+    """Return the first free name for the folder of an earlier run.
+
+    Examples
+    --------
+    >>> name_aside(Path("/nowhere/mnist")).as_posix()
+    '/nowhere/mnist.earlier-1'
+    """
+    number = 1
+    while os.path.lexists(aside := root.with_name(f"{root.name}.earlier-{number}")):
+        number += 1
+    return aside
+
+
+def aside_problems(root: Path, jobs: Iterable[Job]) -> Iterator[Problem]:
+    """Yield why the folder of a run must keep its name: it may be that of the user's script."""
+    if names := foreign_names(root, jobs):
+        more = f" and {len(names) - MOST_NAMED} more" * (len(names) > MOST_NAMED)
+        yield Problem(
+            "resume='never' renames the folder of the run, which must hold nothing else",
+            f"{root} with {', '.join(names[:MOST_NAMED])}{more}",
+            "Use another folder, or move what is not the run's out of it.",
+        )
+
+
+def set_aside(root: Path) -> Path:
+    """Rename the folder of a run and create an empty one in its place.
+
+    A kill at any instant leaves the earlier run whole, under its old or its new name.
+
+    Parameters
+    ----------
+    root : Path
+        The folder, which the caller holds. A link is kept: its target is renamed.
+
+    Returns
+    -------
+    Path
+        The new name.
+
+    Raises
+    ------
+    InputError
+        The folder cannot be renamed; nothing was changed.
+    StorageError
+        The disk refuses the new folder; the run has its new name already.
+    """
+    place = Path(os.path.realpath(root))
+    mode = place.stat().st_mode & 0o7777
+    aside = name_aside(place)
+    try:
+        place.rename(aside)
+    except OSError as error:
+        # A mount point, or inside a folder that only others may write to.
+        problem = Problem(
+            "resume='never' needs a folder that can be renamed, to keep the run in it",
+            f"{place}: {error.strerror}",
+            "Use another folder.",
+        )
+        refuse([problem])
+    try:
+        make_folder(place)
+        place.chmod(mode)
+        sync_folder(place.parent)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(error, place) from error
+    return aside
