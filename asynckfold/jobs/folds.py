@@ -7,14 +7,14 @@ dividing a group when ``groups`` are given.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InputError, Problem, refuse
 
 Indices = npt.NDArray[np.int64]
 
@@ -159,11 +159,11 @@ def make_folds(
         )
     else:
         pairs = _given(n_samples, targets, cv, n_repeats, group_array)
-    found = [(repeat, index, np.asarray(a), np.asarray(b)) for repeat, index, a, b in pairs]
-    refuse(_kind_problems(found, n_samples))
+    arrays = [(repeat, index, np.asarray(a), np.asarray(b)) for repeat, index, a, b in pairs]
+    refuse(_kind_problems(arrays, n_samples))
     folds = tuple(
         Fold(repeat, index, _indices(train), _indices(valid))
-        for repeat, index, train, valid in found
+        for repeat, index, train, valid in arrays
     )
     refuse(_fold_problems(folds, n_samples, group_array))
     return folds
@@ -204,33 +204,37 @@ def with_inner_valid(
     [3, 3]
     """
     group_array = None if groups is None else np.asarray(groups)
-    found, problems, ordered = [], [], is_ordered(folds)
-    for fold in folds:
-        seed = int(np.random.SeedSequence([random_state, *fold.key, 1]).generate_state(1)[0])
-        rows = fold.train
-        labels = None if strata is None else strata[rows]
-        members = None if group_array is None else group_array[rows]
-        try:
-            inner = (
-                _last_part(rows, share, members)
-                if ordered
-                else rows[_inner_part(len(rows), share, labels, members, seed)]
-            )
-            # Not every version of scikit-learn raises.
-            if not 0 < len(inner) < len(rows):
-                raise ValueError("it cannot be divided")
-            found.append(replace(fold, inner_valid=np.sort(inner)))
-        except ValueError as error:
-            where = f"{_name(fold.repeat, fold.index)}, {len(rows)} samples"
-            problems.append(
-                Problem(
-                    f"inner_valid={share:g} must leave samples of each class on both sides",
-                    f"{where}: {error}".rstrip("."),
-                    "Pass a larger or smaller part, fewer folds, or stratify=False.",
-                )
-            )
-    refuse(problems[:1])
-    return tuple(found)
+    ordered = is_ordered(folds)
+    return tuple(
+        _divided(fold, share, strata, group_array, random_state, ordered) for fold in folds
+    )
+
+
+def _divided(
+    fold: Fold,
+    share: float,
+    strata: npt.NDArray[Any] | None,
+    groups: npt.NDArray[Any] | None,
+    random_state: int,
+    ordered: bool,
+) -> Fold:
+    seed = int(np.random.SeedSequence([random_state, *fold.key, 1]).generate_state(1)[0])
+    rows = fold.train
+    labels, members = (None if array is None else array[rows] for array in (strata, groups))
+    try:
+        if ordered:
+            inner = _last_part(rows, share, members)
+        else:
+            inner = rows[_inner_part(len(rows), share, labels, members, seed)]
+        if not 0 < len(inner) < len(rows):
+            raise ValueError("it cannot be divided")
+    except ValueError as error:
+        raise InputError.one(
+            f"inner_valid={share:g} must leave samples of each class on both sides",
+            f"{_name(fold.repeat, fold.index)}, {len(rows)} samples: {error}".rstrip("."),
+            "Pass a larger or smaller part, fewer folds, or stratify=False.",
+        ) from error
+    return replace(fold, inner_valid=np.sort(inner))
 
 
 def _inner_part(
@@ -269,29 +273,24 @@ def _inner_part(
 
 
 def _kind_problems(
-    found: Sequence[tuple[int, int, npt.NDArray[Any], npt.NDArray[Any]]], n_samples: int
-) -> list[Problem]:
+    pairs: Sequence[tuple[int, int, npt.NDArray[Any], npt.NDArray[Any]]], n_samples: int
+) -> Iterator[Problem]:
     """Refuse indices that are neither integers nor a mask: a cast would truncate them."""
-    masks = [
-        Problem(
-            f"{_name(repeat, index)}: {side}, a mask, must have an entry for each sample",
-            f"shape {array.shape} for {n_samples} samples",
-            "Pass a mask of that length, or positions of samples.",
-        )
-        for repeat, index, train, valid in found
-        for side, array in (("train", train), ("valid", valid))
-        if array.dtype == bool and array.shape != (n_samples,)
-    ]
-    return masks + [
-        Problem(
-            f"{_name(repeat, index)}: {side} must be whole numbers or a mask",
-            f"an array of {array.dtype}",
-            "Pass positions of samples, counted from 0.",
-        )
-        for repeat, index, train, valid in found
-        for side, array in (("train", train), ("valid", valid))
-        if array.size and array.dtype.kind not in "iub"
-    ]
+    for repeat, index, train, valid in pairs:
+        for side, array in (("train", train), ("valid", valid)):
+            where = f"{_name(repeat, index)}: {side}"
+            if array.dtype == bool and array.shape != (n_samples,):
+                yield Problem(
+                    f"{where}, a mask, must have an entry for each sample",
+                    f"shape {array.shape} for {n_samples} samples",
+                    "Pass a mask of that length, or positions of samples.",
+                )
+            elif array.size and array.dtype.kind not in "iub":
+                yield Problem(
+                    f"{where} must be whole numbers or a mask",
+                    f"an array of {array.dtype}",
+                    "Pass positions of samples, counted from 0.",
+                )
 
 
 def _name(repeat: int, index: int) -> str:
@@ -305,32 +304,25 @@ def _indices(array: npt.NDArray[Any]) -> Indices:
     return np.require(array, np.int64, ["C", "W"])
 
 
-def _group_problems(n_samples: int, groups: npt.NDArray[Any] | None) -> list[Problem]:
+def _group_problems(n_samples: int, groups: npt.NDArray[Any] | None) -> Iterator[Problem]:
     if groups is None:
-        return []
+        return
     if groups.shape != (n_samples,):
-        return [
-            Problem(
-                f"groups must hold one label for each of the {n_samples} samples",
-                f"an array of shape {groups.shape}",
-                "Pass an array of that length.",
-            )
-        ]
-    # NaN alone differs from itself; of what pandas misses, nobody knows.
+        rule = f"groups must hold one label for each of the {n_samples} samples"
+        yield Problem(rule, f"an array of shape {groups.shape}", "Pass an array of that length.")
+        return
+    # NaN alone differs from itself; pandas compares its NA to nothing.
     missing = [
         at
         for at, label in enumerate(groups.tolist() if groups.dtype.kind in "fO" else [])
         if label is None or type(label).__name__ == "NAType" or label != label
     ]
-    if not missing:
-        return []
-    return [
-        Problem(
+    if missing:
+        yield Problem(
             "groups must name the group of each sample",
             f"{len(missing)} missing, the first of sample {missing[0]}",
             "Give each sample that is alone a group of its own.",
         )
-    ]
 
 
 def _count_problems(
@@ -341,60 +333,41 @@ def _count_problems(
     stratified: bool,
     groups: npt.NDArray[Any] | None,
     names: Sequence[str],
-) -> list[Problem]:
-    problems = []
+) -> Iterator[Problem]:
     if n_splits < 2:
-        problems.append(
-            Problem(
-                "the number of folds must be at least 2", str(n_splits), "Pass kfolds=2 or more."
-            )
-        )
+        rule = "the number of folds must be at least 2"
+        yield Problem(rule, str(n_splits), "Pass kfolds=2 or more.")
     if n_repeats < 1:
-        problems.append(
-            Problem("n_repeats must be at least 1", str(n_repeats), "Pass n_repeats=1 or more.")
-        )
+        rule = "n_repeats must be at least 1"
+        yield Problem(rule, str(n_repeats), "Pass n_repeats=1 or more.")
     if n_samples < n_splits:
-        problems.append(
-            Problem(
-                "there must be at least as many samples as folds",
-                f"{n_samples} samples for {n_splits} folds",
-                "Use fewer folds or more samples.",
-            )
-        )
+        rule = "there must be at least as many samples as folds"
+        received = f"{n_samples} samples for {n_splits} folds"
+        yield Problem(rule, received, "Use fewer folds or more samples.")
     elif stratified and n_splits >= 2 and targets.ndim == 1:
-        problems += _class_problems(targets, n_splits, names)
-    if groups is not None and len(np.unique(groups)) < n_splits:
-        problems.append(
-            Problem(
-                "there must be at least as many groups as folds",
-                f"{len(np.unique(groups))} groups for {n_splits} folds",
-                "Use fewer folds.",
-            )
-        )
-    return problems
+        yield from _class_problems(targets, n_splits, names)
+    if groups is not None and (count := len(np.unique(groups))) < n_splits:
+        rule = "there must be at least as many groups as folds"
+        yield Problem(rule, f"{count} groups for {n_splits} folds", "Use fewer folds.")
 
 
 def _class_problems(
     targets: npt.NDArray[Any], n_splits: int, names: Sequence[str]
-) -> list[Problem]:
+) -> Iterator[Problem]:
     classes, counts = np.unique(targets, return_counts=True)
     rare = [
         f"class {names[label] if names else label} has {count}"
         for label, count in zip(classes.tolist(), counts.tolist(), strict=True)
         if count < n_splits
     ]
-    if not rare:
-        return []
-    most = int(counts.min())
-    fewer = f"Use at most {most} folds, " if most > 1 else "Collect more samples of them, "
-    shown = ", ".join(rare[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else "")
-    return [
-        Problem(
+    if rare:
+        most = int(counts.min())
+        fewer = f"Use at most {most} folds, " if most > 1 else "Collect more samples of them, "
+        yield Problem(
             f"each class must have at least {n_splits} members, one for each fold",
-            shown,
+            ", ".join(rare[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else ""),
             f"{fewer}merge or drop rare classes, or pass stratify=False.",
         )
-    ]
 
 
 def _repeated(
@@ -447,82 +420,65 @@ def _given(
     groups: npt.NDArray[Any] | None,
 ) -> list[tuple[int, int, Any, Any]]:
     if n_repeats != 1:
-        refuse(
-            [
-                Problem(
-                    "n_repeats applies to a number of folds only",
-                    f"n_repeats={n_repeats} with cv={cv!r}",
-                    "Use scikit-learn's RepeatedStratifiedKFold as cv, or leave n_repeats out.",
-                )
-            ]
+        raise InputError.one(
+            "n_repeats applies to a number of folds only",
+            f"n_repeats={n_repeats} with cv={cv!r}",
+            "Use scikit-learn's RepeatedStratifiedKFold as cv, or leave n_repeats out.",
         )
     if hasattr(cv, "split") and not isinstance(cv, (str, bytes)):
         try:
             pairs = list(cv.split(np.zeros((n_samples, 1)), targets, groups))
         except ValueError as error:
-            refuse([Problem("cv must be able to divide the samples", str(error), f"cv is {cv!r}.")])
-            raise
+            rule = "cv must be able to divide the samples"
+            raise InputError.one(rule, str(error), f"cv is {cv!r}.") from error
     elif isinstance(cv, Iterable) and not isinstance(cv, (str, bytes)):
         pairs = list(cv)
     else:
         pairs = []
     if not pairs or any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
-        refuse(
-            [
-                Problem(
-                    "cv must be a number of folds, a scikit-learn splitter, or a list of "
-                    "(train, valid) index pairs",
-                    repr(cv)[:80],
-                    "Pass cv=5, cv=GroupKFold(5), or cv=[(train, valid), ...].",
-                )
-            ]
+        raise InputError.one(
+            "cv must be a number of folds, a scikit-learn splitter, or a list of (train, valid) "
+            "index pairs",
+            repr(cv)[:80],
+            "Pass cv=5, cv=GroupKFold(5), or cv=[(train, valid), ...].",
         )
     return [(0, index, train, valid) for index, (train, valid) in enumerate(pairs)]
 
 
 def _fold_problems(
     folds: Sequence[Fold], n_samples: int, groups: npt.NDArray[Any] | None
-) -> list[Problem]:
-    problems = []
+) -> Iterator[Problem]:
     for fold in folds:
         name = _name(fold.repeat, fold.index)
         for side, indices in (("train", fold.train), ("valid", fold.valid)):
-            problems += _side_problems(name, side, indices, n_samples)
+            yield from _side_problems(name, side, indices, n_samples)
         common = np.intersect1d(fold.train, fold.valid)
         if common.size:
-            problems.append(
-                Problem(
-                    f"{name}: train and valid must not share samples",
-                    f"{common.size} in both, such as {common[:5].tolist()}",
-                    "Hold each sample out of training where it is scored.",
-                )
+            yield Problem(
+                f"{name}: train and valid must not share samples",
+                f"{common.size} in both, such as {common[:5].tolist()}",
+                "Hold each sample out of training where it is scored.",
             )
         elif groups is not None and fold.train.size and fold.valid.size:
             shared = np.intersect1d(groups[fold.train], groups[fold.valid])
             if shared.size:
-                problems.append(
-                    Problem(
-                        f"{name}: a group must not be on both sides",
-                        f"{shared.size} groups in both, such as {shared[:5].tolist()}",
-                        "Use a splitter that respects groups, such as GroupKFold.",
-                    )
+                yield Problem(
+                    f"{name}: a group must not be on both sides",
+                    f"{shared.size} groups in both, such as {shared[:5].tolist()}",
+                    "Use a splitter that respects groups, such as GroupKFold.",
                 )
-    return problems
 
 
-def _side_problems(name: str, side: str, indices: Indices, n_samples: int) -> list[Problem]:
+def _side_problems(name: str, side: str, indices: Indices, n_samples: int) -> Iterator[Problem]:
     remedy = f"Indices count the samples from 0 to {n_samples - 1}, each at most once."
     if indices.ndim != 1 or indices.size == 0:
-        return [
-            Problem(f"{name}: {side} must be a list of samples", f"shape {indices.shape}", remedy)
-        ]
+        yield Problem(f"{name}: {side} must be a list of samples", f"shape {indices.shape}", remedy)
+        return
     outside = indices[(indices < 0) | (indices >= n_samples)]
-    if outside.size:
-        return [
-            Problem(f"{name}: {side} must name existing samples", str(outside[:5].tolist()), remedy)
-        ]
     values, counts = np.unique(indices, return_counts=True)
-    if (counts > 1).any():
-        doubled = values[counts > 1][:5].tolist()
-        return [Problem(f"{name}: {side} must name each sample once", f"{doubled} twice", remedy)]
-    return []
+    if outside.size:
+        received = str(outside[:5].tolist())
+        yield Problem(f"{name}: {side} must name existing samples", received, remedy)
+    elif (counts > 1).any():
+        received = f"{values[counts > 1][:5].tolist()} twice"
+        yield Problem(f"{name}: {side} must name each sample once", received, remedy)

@@ -1,4 +1,4 @@
-"""What a function computes, as text that no harmless edit changes.
+"""What a function computes, as text that no harmless edit changes; and what it reads and changes.
 
 ::
 
@@ -8,9 +8,9 @@
                                          RETURN_VALUE
 
 The loaded code is read, not its source: a file may have changed since its import, and lambdas of a
-console have none. Left out are line numbers, file names, docstrings, names of local variables and
-the interpreter's specialisations. A few conditions compile to other jumps when they are spread over
-several lines, and count as changed: 4 of 1,528 functions of the standard library.
+console have none. Line numbers, file names, docstrings, names of local variables and the
+interpreter's specialisations are left out. A few conditions compile to other jumps when they are
+spread over several lines, and count as changed.
 
 Bytecode differs between versions of Python; `PYTHON` names the version.
 """
@@ -31,7 +31,7 @@ from typing import Any
 PYTHON = "{}-{}.{}".format(sys.implementation.name, *sys.version_info[:2]) + (
     "-O" if sys.flags.optimize else ""
 )
-"""Of which Python the forms are; with ``-O`` the asserts are gone."""
+"""Python version of these digests; ``-O`` removes asserts."""
 
 _IDLE = {"NOP", "CACHE", "RESUME", "EXTENDED_ARG", "PRECALL"}
 _JUMPS = {*dis.hasjrel, *dis.hasjabs}
@@ -105,25 +105,30 @@ def form(code: CodeType) -> str:
         code.co_flags & _KINDS,
         code.co_varnames[:count],
     )
-    return "\n".join(map(repr, (head, *_lines(code))))
-
-
-def _lines(code: CodeType) -> Iterator[tuple[object, ...]]:
-    """Yield instructions with their arguments, jumps by distance, and what a ``try`` covers."""
-    steps = list(_without_labels([step for step in _steps(code) if step.opname not in _IDLE]))
-    numbers = {name: number for number, name in enumerate(code.co_varnames)}
+    steps = [step for step in _steps(code) if step.opname not in _IDLE]
     places = functools.partial(bisect.bisect_left, [step.offset for step in steps])
-    for place, step in enumerate(steps):
-        if step.opcode in _JUMPS:
-            yield step.opname, places(step.argval) - place
-        elif step.opcode in dis.hasconst or step.opname == "KW_NAMES":
-            yield step.opname, constant(code.co_consts[step.arg or 0])
-        elif step.opcode in dis.haslocal:
-            yield step.opname, numbers.get(step.argval, step.argval)
-        else:
-            yield step.opname, step.argval if step.opcode in _BY_NAME else step.arg
-    for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
-        yield "try", *map(places, (entry.start, entry.end, entry.target)), entry.depth
+    lines = [(step.opname, _argument(code, step, places, at)) for at, step in enumerate(steps)]
+    # A class body stores its docstring and location in two instructions each.
+    labels = [at for at, step in enumerate(steps) if step.opname == "STORE_NAME"]
+    dropped = {at - less for at in labels if steps[at].argval in _LABELS for less in (0, 1)}
+    tries = [
+        ("try", *map(places, (entry.start, entry.end, entry.target)), entry.depth)
+        for entry in getattr(dis.Bytecode(code), "exception_entries", ())
+    ]
+    kept = [line for at, line in enumerate(lines) if at not in dropped]
+    return "\n".join(map(repr, (head, *kept, *tries)))
+
+
+def _argument(code: CodeType, step: dis.Instruction, places: Any, at: int) -> object:
+    """Return an argument: jumps by distance, constants with their type, locals by number."""
+    if step.opcode in _JUMPS:
+        return places(step.argval) - at
+    if step.opcode in dis.hasconst or step.opname == "KW_NAMES":
+        return constant(code.co_consts[step.arg or 0])
+    if step.opcode in dis.haslocal:
+        named = step.argval in code.co_varnames
+        return code.co_varnames.index(step.argval) if named else step.argval
+    return step.argval if step.opcode in _BY_NAME else step.arg
 
 
 def _steps(code: CodeType) -> Iterator[dis.Instruction]:
@@ -133,29 +138,6 @@ def _steps(code: CodeType) -> Iterator[dis.Instruction]:
             for name, variable in zip(_LOCAL.findall(step.opname), step.argval, strict=True):
                 yield step._replace(opname=name, opcode=dis.opmap[name], argval=variable)
         elif step.opname != "CACHE":
-            yield step
-
-
-def _without_labels(steps: list[dis.Instruction]) -> Iterator[dis.Instruction]:
-    """Leave out where a class body stores its docstring and location."""
-    skip = False
-    for step, after in zip(steps, [*steps[1:], None], strict=True):
-        if skip:
-            skip = False
-        elif (
-            after is not None
-            and step.opname.startswith("LOAD_")
-            and after.opname == "STORE_NAME"
-            and after.argval in _LABELS
-        ):
-            skip = True
-        elif not (
-            # Up to Python 3.10, the qualified name of a function that is made.
-            after is not None
-            and after.opname == "MAKE_FUNCTION"
-            and step.opname == "LOAD_CONST"
-            and isinstance(step.argval, str)
-        ):
             yield step
 
 

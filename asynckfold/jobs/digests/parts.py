@@ -93,8 +93,7 @@ class Part:
         self._main: Any = None
         self._within: set[int] = set()
         self._imports: set[str] = set()
-        # An id is nobody else's as long as its object lives.
-        self._kept: list[Any] = []
+        self._kept: list[Any] = []  # alive, so that ids are not reused
 
     def take(self, value: Any) -> None:
         """Take the part apart.
@@ -245,12 +244,13 @@ class Part:
             return []
         if type(value) in (dict, OrderedDict):
             return self._items(path, value)
-        if self._values.is_known(value):
+        if (text := self._values.known(value, path)) is not None:
+            self._put(path or "it", text)
+            return []
+        attributes = settings_of(value, is_used=self.is_used)
+        if attributes is None:
             return None
-        found_settings = settings_of(value, is_used=self.is_used)
-        if found_settings is None:
-            return None
-        settings, changed = found_settings
+        settings, changed = attributes
         self._put(f"{colon}its class", self._values.text(type(value), path))
         dot = f"{path}." if path else ""
         for name in changed:
@@ -335,7 +335,7 @@ class Part:
             for name, item in sorted(attributes_of(value).items()):
                 if name in changed or name.startswith("__"):
                     continue
-                if _is_telling(item) or self._values.is_known(item):
+                if _is_telling(item) or self._values.known(item, word) is not None:
                     self._expand(f"{word}.{name}", item, 2)
 
     def _defaults(self, of: str, function: FunctionType) -> None:

@@ -66,8 +66,7 @@ class Tensors:
         key = id(tensor)
         if key not in self._known:
             self._known[key] = _tensor(tensor)
-            # An id is nobody else's as long as its object lives.
-            self._kept.append(tensor)
+            self._kept.append(tensor)  # alive, so that its id is not reused
         return self._known[key]
 
 
@@ -89,9 +88,9 @@ class Values:
             return self.named.skip(path, value)
         if id(value) in self._within:
             return "=itself"
-        found = self.named.refer(value, path)
-        if found is not None:
-            return found
+        name = self.named.refer(value, path)
+        if name is not None:
+            return name
         self._within.add(id(value))
         try:
             return self._text(value, path, depth + 1)
@@ -117,23 +116,8 @@ class Values:
             return self._mapping(value, path, depth)
         if isinstance(value, (FunctionType, ModuleType, type)):
             return f"={full_name(value)}"
-        found = self._known(value, path, depth)
-        return self._object(value, path, depth) if found is None else found
-
-    def is_known(self, value: Any) -> bool:
-        """Whether a library holds the value in memory of its own."""
-        if is_module(value):
-            return False
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        kinds: tuple[type, ...] = (logging.Logger, logging.LoggerAdapter)
-        if torch is not None:
-            kinds += (torch.Tensor, torch.Generator, torch.dtype, torch.device)
-            kinds += (torch.optim.Optimizer,)
-        if numpy is not None:
-            kinds += (numpy.ndarray, numpy.generic, numpy.dtype)
-            kinds += (numpy.random.Generator, numpy.random.RandomState)
-        libraries = ("pandas.", "random", "torch.jit")
-        return isinstance(value, kinds) or type(value).__module__.startswith(libraries)
+        known = self.known(value, path, depth)
+        return self._object(value, path, depth) if known is None else known
 
     def _is_samples(self, count: int) -> bool:
         return self.named.is_data and count > MOST_ITEMS
@@ -174,24 +158,25 @@ class Values:
         ordered = type(value) is OrderedDict
         return "#" + sha(f"dict {pairs if ordered else sorted(pairs)}")
 
-    def _known(self, value: Any, path: str, depth: int) -> str | None:
-        """Return the text of a value of torch, NumPy, pandas and the like."""
-        for package, function in (("torch", self._torch), ("numpy", self._numpy)):
-            library = sys.modules.get(package)
-            found = function(library, value, path, depth) if library is not None else None
-            if found is not None:
-                return found
+    def known(self, value: Any, path: str, depth: int = 0) -> str | None:
+        """Return the text of a value of torch, NumPy, pandas and the like; None for others."""
         kind = type(value)
+        if is_module(value):
+            return None
         if isinstance(value, (logging.Logger, logging.LoggerAdapter)):
             return "=logger"
         if kind.__module__ == "random":
             return self.named.skip(path, value)
         if kind.__module__.startswith("pandas.") and hasattr(value, "__array__"):
-            if self.named.is_data:
-                return f"={kind.__name__}"
-            return self.text(sys.modules["numpy"].asarray(value), path, depth)
+            array = sys.modules["numpy"].asarray(value)
+            return f"={kind.__name__}" if self.named.is_data else self.text(array, path, depth)
         if kind.__module__.startswith("torch.jit") and hasattr(value, "code"):
             return "#" + sha(str(value.code))
+        for package, function in (("torch", self._torch), ("numpy", self._numpy)):
+            library = sys.modules.get(package)
+            text = function(library, value, path, depth) if library is not None else None
+            if text is not None:
+                return text
         return None
 
     def _torch(self, torch: Any, value: Any, path: str, depth: int) -> str | None:
@@ -209,7 +194,6 @@ class Values:
         return None
 
     def _numpy(self, numpy: Any, value: Any, path: str, depth: int) -> str | None:
-        kind = type(value)
         if isinstance(value, numpy.ndarray):
             if self._is_samples(value.size):
                 return "=ndarray"
@@ -220,12 +204,12 @@ class Values:
             data = numpy.ascontiguousarray(value).reshape(-1)
             return "#" + sha(f"{value.dtype} {value.shape}", data.view("u1") if data.size else b"")
         if isinstance(value, numpy.generic):
-            usual = kind in (numpy.float64, numpy.int64, numpy.bool_)
-            return f"={value.item()!r}" if usual else f"={kind.__name__}({value.item()!r})"
+            usual = type(value) in (numpy.float64, numpy.int64, numpy.bool_)
+            return f"={value.item()!r}" if usual else f"={type(value).__name__}({value.item()!r})"
         if isinstance(value, numpy.dtype):
             return f"={value!r}"
         if isinstance(value, numpy.random.Generator):
-            # Not its state, which changes as it is used.
+            # By its seed: its state changes as it is used.
             seeds = getattr(value.bit_generator, "seed_seq", None)
             entropy = getattr(seeds, "entropy", None)
             if isinstance(entropy, int) and entropy < _CHOSEN_SEED:
@@ -243,10 +227,10 @@ class Values:
         kind = self.text(type(value), path, depth)
         if is_wrapper(value):
             return "#" + sha(f"{kind} {self.text(value.__wrapped__, path, depth)}")
-        found = settings_of(value, is_used=self.named.is_used)
-        if found is None:
+        attributes = settings_of(value, is_used=self.named.is_used)
+        if attributes is None:
             return self._pickled(value, kind, path, depth)
-        settings, changed = found
+        settings, changed = attributes
         for name in changed:
             self.named.skip(f"{path}.{name}", getattr(value, name))
         texts = [(name, self.text(item, f"{path}.{name}", depth)) for name, item in settings]
@@ -254,11 +238,11 @@ class Values:
 
     def _pickled(self, value: Any, kind: str, path: str, depth: int) -> str:
         """Return an object without attributes by its pickled form."""
-        found = value.__reduce_ex__(4)
-        if isinstance(found, str):
+        parts = value.__reduce_ex__(4)
+        if isinstance(parts, str):
             return f"={full_name(value)}"
-        content = [self.text(item, path, depth) for item in found[1:3]]
-        items = [list(item) for item in found[3:5] if item is not None]
+        content = [self.text(item, path, depth) for item in parts[1:3]]
+        items = [list(item) for item in parts[3:5] if item is not None]
         return "#" + sha(f"{kind} {content} {[self.text(item, path, depth) for item in items]}")
 
 
