@@ -34,10 +34,9 @@ from asynckfold.errors import (
 )
 from asynckfold.jobs.argument import with_parameters
 from asynckfold.jobs.candidate_names import base_of, values_of
-from asynckfold.jobs.digests.ownership import own_frames
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import DONE, cause
+from asynckfold.jobs.result import DONE, cause, own_frames
 from asynckfold.jobs.schema import leaves_of
 from asynckfold.planning.forecast import Forecast
 from asynckfold.results.cv_results import CVResults

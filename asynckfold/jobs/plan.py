@@ -15,7 +15,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.candidate_names import Value, base_of, candidate_name, text_of, values_of
-from asynckfold.jobs.decoding import decoded, encoded, parsed, within
+from asynckfold.jobs.decoding import decoded, encoded, parsed
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.objective import Objective, ordinary
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -351,36 +351,7 @@ class Plan:
 @lru_cache(maxsize=4)
 def _read(text: str) -> Plan:
     """Read a plan; cached, since a reader of a run asks several times."""
-    plan = decoded(Plan, parsed(text), "plan")
-    _check(plan)
-    return plan
-
-
-def _check(plan: Plan) -> None:
-    """Raise ValueError for a plan that we would not have written."""
-    ids = [job.id for job in plan.jobs]
-    known = set(ids)
-    if len(known) < len(ids) or not plan.scoring:
-        raise ValueError("the plan has a job twice, or no score")
-    grouped = [name for group in plan.groups for name in group]
-    if len(set(grouped)) < len(grouped) or not known.issuperset([*grouped, *plan.last_threads]):
-        raise ValueError("the plan groups jobs that it does not have, or has twice")
-    candidates = {job.candidate for job in plan.jobs}
-    if not candidates.issuperset([*plan.devices, *plan.reacting]) or not {"cpu", "cuda"}.issuperset(
-        (plan.device, *plan.devices.values())
-    ):
-        raise ValueError("the plan names what there is none of, or a device twice")
-    counts = {
-        "batch_size": plan.batch_size,
-        "threads_per_job": plan.threads_per_job,
-        "epochs": plan.params.epochs,
-        "eval_batch_size": plan.params.eval_batch_size,
-        "processes": plan.params.processes,
-    }
-    for name, count in {**counts, **plan.threads, **plan.last_threads}.items():
-        within(count, 1, 1 << 40, name)
-    for job in plan.jobs:
-        within(min(job.repeat, job.fold), 0, 1 << 40, f"the fold of {job.id}")
+    return decoded(Plan, parsed(text), "plan")
 
 
 _BY_CANDIDATE = ("architecture", "settings")

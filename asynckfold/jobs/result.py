@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from asynckfold.jobs.plan import Job, Plan
 
@@ -304,3 +304,38 @@ def counts_line(counts: Mapping[str, Any], *, is_held: bool = False) -> str:
     others = "".join(f", {number} {name}" for name, number in numbers.items() if number)
     planned = counts["planned"]
     return f"{counts['done']} of {planned} {'job' if planned == 1 else 'jobs'} finished{others}"
+
+
+_FOREIGN = re.compile(
+    r"[/\\](?:site-packages|dist-packages|python3[.\d]*)[/\\]|<frozen |"
+    r"[/\\]asynckfold[/\\](?:api|cli|data|engines|jobs|models|sweep|system|training)[/\\]"
+)
+"""Files of libraries, and of this package."""
+
+
+def own_frames(traceback: str) -> str:
+    """Return the frames of a traceback that are the user's code; ``""`` if there are none.
+
+    >>> text = 'Traceback:\\n  File "/x/site-packages/torch/nn.py", line 1, in call\\n    go()\\n'
+    >>> own_frames(text + '  File "model.py", line 7, in forward\\n    x @ y\\nError: no')
+    '  File "model.py", line 7, in forward\\n    x @ y'
+    """
+    frames = re.findall(r"^  File .*(?:\n    .*)*", traceback, re.MULTILINE)
+    return "\n".join(frame for frame in frames if not _FOREIGN.search(frame.partition("\n")[0]))
+
+
+class Accumulator(Protocol):
+    """Scores of one held-out fold, accumulated batch by batch where its outputs are not held.
+
+    ``results`` makes it, ``training`` feeds it: neither imports the other.
+    """
+
+    def update(self, targets: npt.NDArray[Any], outputs: npt.NDArray[np.float32]) -> None:
+        """Add the targets (b, ...) and outputs (b, ...) of a batch."""
+
+    def scores(self) -> dict[str, float]:
+        """Return the scores over all batches; greater is better."""
+
+
+MakeAccumulator = Callable[[], Accumulator]
+"""() → one without any batch, for one job."""

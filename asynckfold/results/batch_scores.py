@@ -285,7 +285,7 @@ def _remedy(kind: str) -> str:
 
 
 class BatchScores:
-    """Accumulates some scores of one fold, see `asynckfold.jobs.accumulator.Accumulator`."""
+    """Accumulates some scores of one fold, see `asynckfold.jobs.result.Accumulator`."""
 
     def __init__(
         self, pairs: Sequence[tuple[str, Any]], objective: Objective, transform: Transform | None

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from asynckfold.errors import Problem, nearest
-from asynckfold.jobs.accumulator import MakeAccumulator
+from asynckfold.jobs.result import MakeAccumulator
 from asynckfold.jobs.criteria import LOGITS, MARGINS, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import (
     BINARY,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.jobs.accumulator import MakeAccumulator
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe

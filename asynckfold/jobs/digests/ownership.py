@@ -21,9 +21,6 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-_FRAME = re.compile(r'  File "(.+)", line \d+, in ')
-_PACKAGE = str(Path(__file__).parents[2] / "_")[:-1]
-
 
 def is_own(value: Any) -> bool:
     """Whether a function, class or module is the user's own."""
@@ -145,31 +142,6 @@ def _is_own_module(name: str, module: Any) -> bool:
     # Definitions of __main__ travel by value anyway.
     is_named = name != "__main__" and vars(module).get("__name__") == name
     return is_named and _is_own_place(name, file)
-
-
-def own_frames(trace: str) -> str:
-    """Return a traceback's text with the user's own frames only; empty if there are none.
-
-    >>> lines = ['Traceback (most recent call last):', '  File "<frozen runpy>", line 88, in run',
-    ...          '  File "/home/ann/net.py", line 7, in forward', '    return self.layers(inputs)',
-    ...          'RuntimeError: no']
-    >>> print(own_frames("\\n".join(lines)))
-    Traceback (most recent call last):
-      File "/home/ann/net.py", line 7, in forward
-        return self.layers(inputs)
-    RuntimeError: no
-    """
-    kept, is_kept, frames = [], True, 0
-    for line in trace.splitlines():
-        if found := _FRAME.match(line):
-            file = found[1]
-            is_kept = not file.startswith(("<frozen", _PACKAGE)) and is_own_file(file)
-            frames += is_kept
-        elif not line.startswith("    "):
-            is_kept = True
-        if is_kept:
-            kept.append(line)
-    return "\n".join(kept) if frames else ""
 
 
 @functools.lru_cache(maxsize=1)

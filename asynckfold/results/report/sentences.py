@@ -6,11 +6,11 @@ One sentence in one place, so that a figure and the page cannot contradict each 
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Sequence
 from statistics import fmean
 
+from asynckfold.jobs.result import own_frames as own_frames  # for the page
 from asynckfold.results.candidates import folds_note as _folds_note
 from asynckfold.results.report.attempts import Bar
 from asynckfold.results.report.candidate_rows import CandidateRow
@@ -246,24 +246,6 @@ def retried(summary: Summary) -> list[Bar]:
     for bar in summary.bars:
         newest[bar.job] = max(newest.get(bar.job, 0), bar.attempt)
     return [bar for bar in summary.bars if bar.attempt < newest[bar.job]]
-
-
-_FOREIGN = re.compile(
-    r"[/\\](?:site-packages|dist-packages|python3[.\d]*)[/\\]|<frozen |"
-    r"[/\\]asynckfold[/\\](?:api|cli|data|engines|jobs|models|sweep|system|training)[/\\]"
-)
-"""Files of libraries, and of this package."""
-
-
-def own_frames(traceback: str) -> str:
-    """Return the frames of a traceback that are the user's code; ``""`` if there are none.
-
-    >>> text = 'Traceback:\\n  File "/x/site-packages/torch/nn.py", line 1, in call\\n    go()\\n'
-    >>> own_frames(text + '  File "model.py", line 7, in forward\\n    x @ y\\nError: no')
-    '  File "model.py", line 7, in forward\\n    x @ y'
-    """
-    frames = re.findall(r"^  File .*(?:\n    .*)*", traceback, re.MULTILINE)
-    return "\n".join(frame for frame in frames if not _FOREIGN.search(frame.partition("\n")[0]))
 
 
 def shorten(name: str, limit: int) -> str:
