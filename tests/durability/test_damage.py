@@ -374,38 +374,6 @@ def test_an_ended_attempt_cannot_record_a_result(root: Path) -> None:
 # Cost
 
 
-@pytest.fixture(scope="module")
-def thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with 1,000 results of 200 × 10 outputs and 10 epochs each."""
-    root = tmp_path_factory.mktemp("thousand") / "run"
-    jobs = make_jobs([f"M{number}" for number in range(500)], ["cosine"], FOLDS, 0)
-    outputs = np.random.default_rng(0).normal(size=(200, 10)).astype(np.float32)
-    epochs = tuple(Epoch(number, 0.1, 0.2, 0.3, 0.1, 0.1) for number in range(10))
-    with RunStore.hold(root) as store:
-        store.begin(replace(PLAN, jobs=jobs), FOLDS, TARGETS)
-        with store.together():
-            for job in jobs:
-                number = store.start_attempt(job.id, (0,), 1, "cpu", 1.0)
-                for item in epochs:
-                    store.epoch(job.id, number, item)
-                store.record(make_result(job.id, number, outputs=outputs, epochs=epochs))
-    return root
-
-
-@pytest.mark.nightly
-def test_checking_a_thousand_results_is_fast(thousand: Path) -> None:
-    started = time.perf_counter()
-    RunStore.read(thousand).close()
-    opened = time.perf_counter() - started
-    with RunStore.read(thousand) as store:
-        started = time.perf_counter()
-        assert len(store.results()) == 1000
-        read = time.perf_counter() - started
-    megabytes = (thousand / "run.db").stat().st_size / 1e6
-    print(f"\n{megabytes:.1f} MB: opened in {opened:.3f} s, 1,000 results read in {read:.3f} s")
-    assert opened + read < 5, "many times what was measured, on a busy machine"
-
-
 # A disk that refuses
 
 
