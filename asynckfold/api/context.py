@@ -26,8 +26,8 @@ from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, Workload
 from asynckfold.results.utilization import decided_of
 from asynckfold.store import RunStore
-from asynckfold.store.upkeep import aside_problems
 from asynckfold.store.layout import DATABASE
+from asynckfold.store.upkeep import aside_problems
 from asynckfold.sweep.loop import is_stray
 from asynckfold.system import terminal
 from asynckfold.system.gpus import GpuReading

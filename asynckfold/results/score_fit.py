@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from asynckfold.errors import Problem, nearest
-from asynckfold.jobs.result import MakeAccumulator
 from asynckfold.jobs.criteria import LOGITS, MARGINS, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import (
     BINARY,
@@ -19,6 +18,7 @@ from asynckfold.jobs.objective import (
     Objective,
     Transform,
 )
+from asynckfold.jobs.result import MakeAccumulator
 from asynckfold.results.batch_scores import BatchScores, accumulates, pixel_problems
 from asynckfold.results.scoring import (
     DEFAULTS,

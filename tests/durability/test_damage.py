@@ -7,9 +7,7 @@ import os
 import random
 import shutil
 import sqlite3
-import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +15,7 @@ import numpy as np
 import pytest
 
 from asynckfold.errors import AsyncKFoldError, StorageError, StoreCorruptError
-from asynckfold.jobs.plan import make_jobs
-from asynckfold.jobs.result import Baseline, Epoch
+from asynckfold.jobs.result import Baseline
 from asynckfold.store import RunStore, job_folder
 from asynckfold.system.files import TEMPORARY, settle, write_whole
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
