@@ -57,6 +57,7 @@ class Attempt:
         """The cores that it has now, or had at its end."""
         return self.changes[-1][1] if self.changes else self.cores
 
+
 @dataclass(frozen=True)
 class Waiting:
     """Why a running sweep starts no further jobs now.

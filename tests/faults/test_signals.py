@@ -267,67 +267,6 @@ def test_ctrl_c_once_saves_everything_and_tells_how_to_continue(
     assert fingerprint(root) == golden
 
 
-@pytest.mark.nightly
-def test_ctrl_c_many_times_at_any_time(sweep: Path, root: Path, golden: str) -> None:
-    """Rounds of two to five, up to 300 ms apart; a run that hangs on its grace would not end."""
-    draw, memory, codes = random.Random(0), shared_memory(), []
-    for number in range(ROUNDS):
-        terminal = Terminal(*words(sweep, root))
-        pid = terminal.process.pid
-        until(lambda pid=pid: listens(pid))  # type: ignore[misc]
-        if number % 2:
-            until(lambda pid=pid: len(descendants(pid)) > 1)  # type: ignore[misc]
-        time.sleep(draw.uniform(0, 2))
-        family = descendants(pid)
-        for _ in range(draw.randint(2, 5)):
-            if terminal.process.poll() is None:
-                terminal.type(b"\x03")
-            time.sleep(draw.uniform(0, 0.3))
-        code, shown = terminal.end()
-        codes.append(code)
-        assert code == 130, shown
-        assert "Traceback" not in shown
-        nothing_left(root, family, memory)
-        if (root / "run.db").exists():
-            RunStore.read(root).close()  # checks every row
-    finish(sweep, root)
-    nothing_left(root, set(), memory)
-    assert fingerprint(root) == golden
-
-
-EARLY_OR_LATE = """
-import signal, sys
-from asynckfold import cli
-
-owner = cli if hasattr(cli, sys.argv[1]) else cli.terminal
-real = getattr(owner, sys.argv[1])
-
-def struck(*given):
-    setattr(owner, name, real)
-    signal.raise_signal(signal.SIGINT)
-    return real(*given)
-
-name = sys.argv[1]
-setattr(owner, name, struck)
-del sys.argv[1]
-sys.exit(cli.program())
-"""
-
-
-@pytest.mark.nightly(but=["flush"])
-@pytest.mark.parametrize("moment", ["parse", "Output", "flush"])
-def test_ctrl_c_before_there_is_a_command_and_after_its_last_word(
-    tmp_path: Path, moment: str, warm: Nursery
-) -> None:
-    path = tmp_path / "printed"
-    run = warm.start(["-c", EARLY_OR_LATE, moment, "completion", "bash"], path)
-    assert run.wait(GUARD) == 130, run.printed()
-    *_, told, remedy = run.printed().splitlines()
-    assert told == "interrupted by SIGINT"
-    assert remedy == "continue with: asynckfold completion bash"
-    assert "Traceback" not in run.printed()
-
-
 AT_A_CALL = """
 import os, signal, sys
 from asynckfold.cli import program
@@ -348,44 +287,6 @@ sys.setprofile(count)
 sys.exit(program())
 """
 """A profiler that raises is removed: the second one comes where the first was only noted."""
-
-
-AT_EACH_OF_THE_FIRST_CALLS = """
-import faulthandler, os, signal, sys
-from asynckfold.cli import load, program
-
-load(["status"])
-sys.argv = ["asynckfold", "status", "nowhere"]
-
-def struck(strike):
-    calls = 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            calls += 1
-            if calls == strike:
-                signal.raise_signal(signal.SIGINT)
-
-    faulthandler.dump_traceback_later(20, exit=True)
-    sys.setprofile(count)
-    os._exit(program())
-
-for strike in range(1, 101):
-    if not (child := os.fork()):
-        struck(strike)
-    if (code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])) != 130:
-        sys.exit(f"{code} after call {strike}")
-"""
-
-
-@pytest.mark.nightly
-def test_ctrl_c_while_the_handlers_are_installed(tmp_path: Path, warm: Nursery) -> None:
-    path = tmp_path / "printed"
-    run = warm.start(["-c", AT_EACH_OF_THE_FIRST_CALLS], path)
-    assert run.wait(GUARD) == 0, run.printed()
-    told = run.printed().splitlines()
-    assert told == 100 * ["interrupted by SIGINT", "continue with: asynckfold status nowhere"]
 
 
 @pytest.mark.nightly
@@ -514,62 +415,6 @@ def test_head_takes_one_line_and_the_run_goes_on(
     assert fingerprint(root) == golden
 
 
-SLOW_DISK = """
-import os, time
-from pathlib import Path
-
-slow, fsync = Path(__file__).parent / "SLOW", os.fsync
-
-
-def late(descriptor):
-    name = os.readlink(f"/proc/self/fd/{descriptor}")
-    if "checkpoint-" in name and slow.exists():
-        (slow.parent / "WRITING").touch()
-        time.sleep(60)
-    fsync(descriptor)
-
-
-os.fsync = late
-"""
-
-
-@pytest.mark.nightly
-def test_killed_while_a_checkpoint_is_being_written(sweep: Path, root: Path, golden: str) -> None:
-    """SIGTERM, and SIGKILL two seconds later, as batch systems do; the disk is slow meanwhile."""
-    patch = sweep.parent / "patch"
-    patch.mkdir()
-    (patch / "sitecustomize.py").write_text(SLOW_DISK)
-    # An epoch takes more than a second here, after which there is a checkpoint.
-    sweep.write_text(SWEEP.replace("0.05 if", "0.12 if"))
-    memory = shared_memory()
-    run = start(*words(sweep, root), patch=patch)
-
-    def saved() -> list[Any]:
-        try:
-            with RunStore.read(root) as store:
-                return [ref for job in store.plan.jobs for ref in store.checkpoints(job.id)]
-        except AsyncKFoldError:
-            return []
-
-    until(lambda: len(saved()) >= 2)
-    (patch / "SLOW").touch()
-    before = saved()
-    family = descendants(run.pid)
-    run.send_signal(signal.SIGTERM)
-    until(lambda: (patch / "WRITING").exists())
-    time.sleep(2)
-    run.kill()
-    run.communicate()
-    assert gone(family)
-    assert {ref.file for ref in before} <= {ref.file for ref in saved()}
-    (patch / "SLOW").unlink()
-    finish(sweep, root)
-    nothing_left(root, set(), memory)
-    assert fingerprint(root) == golden
-    with RunStore.read(root) as store:
-        assert not [item for item in store.events() if item.kind == "damage"]
-
-
 def test_of_a_run_without_a_plan_there_is_nothing_to_report(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -663,19 +508,19 @@ def test_ctrl_c_lets_a_job_of_this_process_save_itself(
 
 
 @pytest.mark.nightly
-def test_an_exception_between_a_row_and_its_seal_loses_nothing(
+def test_an_exception_between_two_rows_loses_nothing(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As asyncio's own handler raises at the second Ctrl-C: in the middle of anything."""
-    real, calls, strike = RunFile.write_checksums, [0], [0]
+    real, calls, strike = RunFile.write, [0], [0]
 
-    def seal(self: RunFile, *arguments: Any) -> None:
+    def write(self: RunFile, *arguments: Any) -> None:
         calls[0] += 1
         if calls[0] == strike[0]:
             raise KeyboardInterrupt
         real(self, *arguments)
 
-    monkeypatch.setattr(RunFile, "write_checksums", seal)
+    monkeypatch.setattr(RunFile, "write", write)
     golden = call(root / "golden", parallelize=False)
     # The last ones are those of leaving, by when nothing is buffered that could be lost.
     points = range(1, calls[0] - 1, 1 if ROUNDS == 50 else calls[0] // 12)
