@@ -272,11 +272,11 @@ def _arguments(cls: Any) -> Mapping[str, Argument]:
     hints = get_type_hints(cls, localns={"KW_ONLY": object})
     texts = paragraphs(cls)
     declared = {item.name: item for item in fields(cls) if "argument" in item.metadata}
-    found = {}
+    declared_arguments = {}
     # In the order of the signature: keywords of base classes come after what has a place.
     for name in filter(declared.__contains__, signature(cls).parameters):
         typed, text = texts.get(name, ("", ""))
-        found[name] = replace(
+        declared_arguments[name] = replace(
             declared[name].metadata["argument"],
             name=name,
             types=_alternatives(hints[name]),
@@ -284,19 +284,19 @@ def _arguments(cls: Any) -> Mapping[str, Argument]:
             typed=typed,
             text=text,
         )
-    return found
+    return declared_arguments
 
 
 def paragraphs(cls: type) -> dict[str, tuple[str, str]]:
     """Return type and text of each parameter in the docstrings of a class and its bases."""
-    found: dict[str, tuple[str, str]] = {}
+    texts: dict[str, tuple[str, str]] = {}
     for base in reversed(cls.__mro__):
         _, _, section = cleandoc(base.__dict__.get("__doc__") or "").partition(HEADING)
         section = re.split(r"\n\n(?=\w+\n-+\n)", section)[0]
         pattern = r"^(\S[^\n]*?) : ([^\n]*)\n((?:    [^\n]*\n?|\n)*)"
         for names, typed, text in re.findall(pattern, section, re.MULTILINE):
-            found |= {name: (typed, cleandoc(text)) for name in names.split(", ")}
-    return found
+            texts |= {name: (typed, cleandoc(text)) for name in names.split(", ")}
+    return texts
 
 
 def with_parameters(doc: str | None, cls: type) -> str:
@@ -315,9 +315,9 @@ HEADING = "Parameters\n----------\n"
 def problems(value: Any) -> Iterator[Problem]:
     """Yield what is wrong with the arguments of a dataclass, each looked at by itself."""
     for name, item in arguments(type(value)).items():
-        found = item.problem(getattr(value, name)) if item.is_checked else None
-        if found is not None:
-            yield found
+        problem = item.problem(getattr(value, name)) if item.is_checked else None
+        if problem is not None:
+            yield problem
 
 
 def plain(value: Any) -> Any:

@@ -27,7 +27,7 @@ def text_of(value: Value) -> str:
     >>> text_of(1e-3), text_of("a/b"), text_of(None)
     ('0.001', 'a%2Fb', 'None')
     """
-    return _QUOTED.sub(lambda found: f"%{ord(found[0]):02X}", str(value))
+    return _QUOTED.sub(lambda match: f"%{ord(match[0]):02X}", str(value))
 
 
 def value_of(text: str) -> Value:
@@ -42,7 +42,7 @@ def value_of(text: str) -> Value:
         return int(text) if len(text) < 20 else text
     if _NUMBER.fullmatch(text):
         return float(text)
-    return re.sub(r"%([0-9A-F]{2})", lambda found: chr(int(found[1], 16)), text)
+    return re.sub(r"%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), text)
 
 
 def with_values(name: str, values: Mapping[str, Value]) -> str:

@@ -168,8 +168,8 @@ def _name_and_words(criterion: Any) -> tuple[str, Mapping[str, Any]]:
     module = getattr(criterion, "__module__", "") or ""
     if module.startswith("torch.nn.functional"):
         return _FUNCTIONS.get(getattr(criterion, "__name__", ""), ""), words
-    own = next((kind for kind in type(criterion).__mro__ if _is_torch(kind)), None)
-    return ("", words) if own is None else (own.__name__, vars(criterion))
+    base = next((kind for kind in type(criterion).__mro__ if _is_torch(kind)), None)
+    return ("", words) if base is None else (base.__name__, vars(criterion))
 
 
 def _is_torch(kind: type) -> bool:

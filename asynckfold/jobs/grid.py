@@ -86,11 +86,11 @@ class Grid:
 
     def params_for(self, values: Mapping[str, Value]) -> dict[str, Any] | None:
         """Return the ``params`` of a call with these values alone; None without any."""
-        found: dict[str, Any] = {}
+        params: dict[str, Any] = {}
         for name, value in values.items():
             known, given = next(item for item in self.options[name] if item[0] == value)
-            found[name] = [known] if given is known else {known: given}
-        return found or None
+            params[name] = [known] if given is known else {known: given}
+        return params or None
 
 
 def make_grid(
@@ -115,9 +115,9 @@ def make_grid(
     listed: dict[str, list[Option]] = {}
     for name, given in params.items():
         if name not in drawn:
-            found = list(_option_problems(name, given))
-            problems += found
-            listed[name] = [] if found else _options(given)
+            wrong = list(_option_problems(name, given))
+            problems += wrong
+            listed[name] = [] if wrong else _options(given)
     if problems:
         return whole, problems, []
     if not drawn:
@@ -174,7 +174,7 @@ def _drawn(
 
     # Not that of any job.
     seeds = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([random_state, 2])))
-    found: dict[str, dict[str, Option]] = {}
+    draws: dict[str, dict[str, Option]] = {}
     for _ in range(DRAWS * n_iter):
         draw: dict[str, Option] = {}
         for name in sorted([*listed, *drawn]):
@@ -183,10 +183,10 @@ def _drawn(
                 draw[name] = value, value
             else:
                 draw[name] = listed[name][seeds.randint(len(listed[name]))]
-        found.setdefault(repr([option[0] for option in draw.values()]), draw)
-        if len(found) == n_iter:
+        draws.setdefault(repr([option[0] for option in draw.values()]), draw)
+        if len(draws) == n_iter:
             break
-    return list(found.values())
+    return list(draws.values())
 
 
 def _rounded(value: Any) -> float | int:
@@ -209,8 +209,8 @@ def _projected(
     draws: Sequence[Mapping[str, Option]], names: Sequence[str]
 ) -> Iterator[dict[str, Option]]:
     """Yield the draws of some parameters, each once."""
-    found = ({name: draw[name] for name in names} for draw in draws)
-    yield from {repr([option[0] for option in one.values()]): one for one in found}.values()
+    projected = ({name: draw[name] for name in names} for draw in draws)
+    yield from {repr([option[0] for option in one.values()]): one for one in projected}.values()
 
 
 def _bound(
@@ -265,10 +265,12 @@ class _Takers:
                 name: keywords_of(spec, 1) for name, spec in parts.lr_schedules.items()
             },
         }
-        self.known = {name for kind in kinds.values() for own, _ in kind.values() for name in own}
+        self.known = {
+            name for kind in kinds.values() for named, _ in kind.values() for name in named
+        }
 
         def taken(kind: str, part: str) -> set[str]:
-            own, takes_more = kinds[kind][part]
+            named, takes_more = kinds[kind][part]
             others = {
                 name
                 for other, members in kinds.items()
@@ -276,7 +278,7 @@ class _Takers:
                 for named, _ in members.values()
                 for name in named
             }
-            return {name for name in names if name in own or (takes_more and name not in others)}
+            return {name for name in names if name in named or (takes_more and name not in others)}
 
         self.of_models = {name: taken("models", name) for name in parts.models}
         self.of_opt_fn = taken("opt_fn", "")
@@ -300,10 +302,10 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 def keywords_of(function: Any, passed: int) -> tuple[set[str], bool]:
     """Return the keywords of a factory but for what is `passed`, and whether it takes any."""
-    found = _parameters(function)
+    parameters = _parameters(function)
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    own = {item.name for item in found[passed:] if item.kind in by_name}
-    return own, any(item.kind is inspect.Parameter.VAR_KEYWORD for item in found)
+    named = {item.name for item in parameters[passed:] if item.kind in by_name}
+    return named, any(item.kind is inspect.Parameter.VAR_KEYWORD for item in parameters)
 
 
 def _is_distribution(value: Any) -> bool:

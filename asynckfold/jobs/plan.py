@@ -145,8 +145,8 @@ class Plan:
         Examples
         --------
         >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
-        >>> found = plan.with_devices({"A/step": "cuda", "B/step": "cpu"})
-        >>> found.device, found.devices, found.device_of("A/step")
+        >>> plan = plan.with_devices({"A/step": "cuda", "B/step": "cpu"})
+        >>> plan.device, plan.devices, plan.device_of("A/step")
         ('cuda', {'B/step': 'cpu'}, 'cuda')
         """
         if not kinds:
@@ -218,8 +218,8 @@ class Plan:
         Examples
         --------
         >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
-        >>> found = plan.with_threads({"A": 1, "B": 2})
-        >>> found.threads_per_job, found.threads, found.threads_of("A")
+        >>> plan = plan.with_threads({"A": 1, "B": 2})
+        >>> plan.threads_per_job, plan.threads, plan.threads_of("A")
         (1, {'B': 2}, 1)
         """
         least = min(threads.values(), default=self.threads_per_job)
@@ -368,8 +368,8 @@ def _common(part: str, mine: Any, theirs: Any) -> Any:
 
 
 def _first(names: Sequence[str], there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    found = (_difference(name, there[name], here[name]) for name in names)
-    return next(filter(None, found), None)
+    differences = (_difference(name, there[name], here[name]) for name in names)
+    return next(filter(None, differences), None)
 
 
 def _difference(path: str, there: Any, here: Any) -> str | None:
@@ -377,9 +377,9 @@ def _difference(path: str, there: Any, here: Any) -> str | None:
         return None
     if isinstance(there, dict) and isinstance(here, dict):
         for key in [*there, *(key for key in here if key not in there)]:
-            found = _difference(f"{path}.{key}", there.get(key), here.get(key))
-            if found:
-                return found
+            difference = _difference(f"{path}.{key}", there.get(key), here.get(key))
+            if difference:
+                return difference
     if path == "jobs":
         return _jobs_difference(there, here)
     if path == "groups":

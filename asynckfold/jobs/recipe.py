@@ -343,9 +343,9 @@ def _refusal(value: Any) -> str | None:
 
 def _deepest(value: Any, path: str, reason: str, depth: int) -> tuple[str, str]:
     for name, part in parts_of(value) if depth else ():
-        found = _refusal(part)
-        if found is not None:
-            return _deepest(part, f"{path}{name}", found, depth - 1)
+        inner = _refusal(part)
+        if inner is not None:
+            return _deepest(part, f"{path}{name}", inner, depth - 1)
     return path, reason
 
 

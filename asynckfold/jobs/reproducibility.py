@@ -93,9 +93,9 @@ def _one_software(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
         yield "the software that some of its jobs were trained with was not recorded"
         return
     for session in sessions[1:]:
-        found = differences(sessions[0], session)
-        if found:
-            changes = "; ".join(found).replace(" there, ", " at first, ")
+        changed = differences(sessions[0], session)
+        if changed:
+            changes = "; ".join(changed).replace(" there, ", " at first, ")
             changes = changes.replace(" here", " later")
             yield f"its sessions trained with different software: {changes}"
 
@@ -169,8 +169,8 @@ class Reproducibility:
 
 def reproducibility_of(plan: Plan, sessions: Sequence[Software]) -> Reproducibility:
     """Apply all rules to the plan and the software of each session, the first one first."""
-    found = (reason for rule in RULES for reason in rule(plan, sessions))
-    return Reproducibility(tuple(dict.fromkeys(found)))
+    reasons = (reason for rule in RULES for reason in rule(plan, sessions))
+    return Reproducibility(tuple(dict.fromkeys(reasons)))
 
 
 def with_left(software: Software, text: str) -> dict[str, str]:

@@ -33,13 +33,13 @@ def by_kind(text: str) -> int | dict[str, int]:
     try:
         if "=" not in text:
             return int(text)
-        found = {kind.strip(): int(number) for kind, number in pairs}
+        numbers = {kind.strip(): int(number) for kind, number in pairs}
     except ValueError:
         rule = "must be a whole number, or one by kind such as cpu=1000,gpu=8000"
         raise ValueError(rule) from None
-    if len(found) < len(pairs):
+    if len(numbers) < len(pairs):
         raise ValueError("must name each kind once, such as cpu=1000,gpu=8000")
-    return found
+    return numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +203,7 @@ staleness_aware, steps_per_round, target_loss, trainer.
         values = {key: plain(value) for key, value in dict(words or {}).items()}
         if "max_epochs" in values and "epochs" not in values:
             values["epochs"] = values.pop("max_epochs")
-        found = [
+        wrong = [
             Problem(
                 "trainer_params must use known keys",
                 repr(key),
@@ -216,19 +216,18 @@ staleness_aware, steps_per_round, target_loss, trainer.
         for name, of_gpu in _OF_GPU.items():
             given = values.get(name)
             if isinstance(given, Mapping):
-                found += _kind_problems(name, given)
+                wrong += _kind_problems(name, given)
                 values[name], values[of_gpu] = (plain(given.get(kind)) for kind in KINDS)
         given = values.get("processes")
         if isinstance(given, Mapping):
-            found += _kind_problems("processes", given)
+            wrong += _kind_problems("processes", given)
             counts = [plain(given[kind]) for kind in KINDS if kind in given]
-            wrong = [_process_problem(count, " of a kind") for count in counts]
-            found += [problem for problem in wrong if problem is not None]
-            refuse(found)
+            wrong += filter(None, (_process_problem(count, " of a kind") for count in counts))
+            refuse(wrong)
             values["processes"] = sum(counts)
             values["gpu_processes"] = plain(given["gpu"]) if "gpu" in given else None
         params = cls(**values)
-        refuse([*found, *params.problems()])
+        refuse([*wrong, *params.problems()])
         return params
 
     def problems(self) -> Iterator[Problem]:
@@ -237,11 +236,11 @@ staleness_aware, steps_per_round, target_loss, trainer.
         if (problem := _process_problem(self.processes)) is not None:
             yield problem
         for name, of_gpu in _OF_GPU.items():
-            found = arguments(type(self))[name].problem(
+            problem = arguments(type(self))[name].problem(
                 getattr(self, of_gpu), f"{name} of the kind 'gpu'"
             )
-            if found is not None:
-                yield found
+            if problem is not None:
+                yield problem
         yield from self._trainer_problems()
 
     def _trainer_problems(self) -> Iterator[Problem]:
@@ -344,15 +343,15 @@ staleness_aware, steps_per_round, target_loss, trainer.
     @property
     def by_kind(self) -> str:
         """What was given by kind of process, as it was given."""
-        found = {
+        by_name = {
             name: dict(zip(KINDS, (getattr(self, name), getattr(self, of_gpu)), strict=True))
             for name, of_gpu in _OF_GPU.items()
             if getattr(self, of_gpu) is not None
         }
         if self.gpu_processes is not None:
             counts = zip(KINDS, (self.on_cores, self.gpu_processes), strict=True)
-            found = {"processes": {kind: count for kind, count in counts if count}, **found}
-        return ", ".join(f"{name}={kinds}" for name, kinds in found.items())
+            by_name = {"processes": {kind: count for kind, count in counts if count}, **by_name}
+        return ", ".join(f"{name}={kinds}" for name, kinds in by_name.items())
 
     def part_sizes(self, count: int) -> tuple[int, ...]:
         """Return how many of `count` samples each process has in an epoch.

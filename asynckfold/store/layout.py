@@ -86,9 +86,9 @@ def job_folder(root: Path, job: Job) -> Path:
 
 def foreign_names(root: Path, jobs: Iterable[Job]) -> list[str]:
     """Return the names in the folder of a run that no run writes."""
-    own = {slug(job.model) for job in jobs}
+    ours = {slug(job.model) for job in jobs}
     names = sorted(path.name for path in root.iterdir())
-    return [name for name in names if name not in own and not _OWN.fullmatch(name)]
+    return [name for name in names if name not in ours and not _OWN.fullmatch(name)]
 
 
 def refit_folder(root: Path, model: str, lr_schedule: str) -> Path:
@@ -103,10 +103,10 @@ def initial_weights(root: Path, model: str) -> Path:
 
 def refit_folders(root: Path) -> list[Path]:
     """Return the folders of all refits; a link could lead back here, so none is followed."""
-    found = sorted(path.parent for path in (root / REFIT).glob(f"*/*/{DATABASE}"))
+    folders = sorted(path.parent for path in (root / REFIT).glob(f"*/*/{DATABASE}"))
     return [
         path
-        for path in found
+        for path in folders
         if not any(item.is_symlink() for item in (path, path.parent, root / REFIT))
     ]
 

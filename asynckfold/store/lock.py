@@ -85,21 +85,21 @@ def why_no_locks(root: Path) -> str:
 def shared_problems(root: Path) -> Iterator[Problem]:
     """Yield why others could change the files of a run in a folder."""
     try:
-        found = root.stat()
+        status = root.stat()
     except OSError:
         return  # it will be created, or fail to be
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         yield Problem(
             "root_dir must belong to the user who runs, or others could change the run",
-            f"{root}, which belongs to {_user(found.st_uid)}, as {_user(os.geteuid())}",
-            f"Use another folder, run as {_user(found.st_uid)}, or: "
+            f"{root}, which belongs to {_user(status.st_uid)}, as {_user(os.geteuid())}",
+            f"Use another folder, run as {_user(status.st_uid)}, or: "
             f"chown -R {os.geteuid()} {shlex.quote(str(root))}",
         )
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
-        who = "everyone" if found.st_mode & stat.S_IWOTH else "its group"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
+        who = "everyone" if status.st_mode & stat.S_IWOTH else "its group"
         yield Problem(
             "root_dir must not be writable for others, who could replace files of the run",
-            f"{root} with mode {stat.S_IMODE(found.st_mode):04o}, which {who} may write to",
+            f"{root} with mode {stat.S_IMODE(status.st_mode):04o}, which {who} may write to",
             f"Use a folder that does not exist yet, or: chmod go-w {shlex.quote(str(root))} "
             "(where others must add files of their own: chmod +t)",
         )

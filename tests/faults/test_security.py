@@ -39,7 +39,9 @@ def test_nothing_that_is_read_can_run_code(pattern: str) -> None:
 
 def test_only_own_processes_are_unpickled() -> None:
     """Objects of the sweep, and answers, through the pipes of processes that a run started."""
-    rooms = {name.partition("/")[0] for name in files_with(r"pickle\.loads?\(|from (?:cloud)?pickle")}
+    rooms = {
+        name.partition("/")[0] for name in files_with(r"pickle\.loads?\(|from (?:cloud)?pickle")
+    }
     assert rooms <= {"training", "engines", "sweep", "results"}
 
 

@@ -208,11 +208,11 @@ def use(code: CodeType) -> Use:
                 passes = True
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            found = use(inner)
-            reads.update(found.reads)
-            inner_reads.update(found.free)
-            imports.update(found.imports)
-            changes.update(found.changes - set(inner.co_cellvars))
+            used = use(inner)
+            reads.update(used.reads)
+            inner_reads.update(used.free)
+            imports.update(used.imports)
+            changes.update(used.changes - set(inner.co_cellvars))
     for name, chain in inner_reads:
         # Where a comprehension or an inner function uses it, too.
         if name == first and chain and chain[0].startswith("."):
@@ -271,8 +271,8 @@ def _filled(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
         height = 0
         while place > 0 and height < 1:
             place -= 1
-            found = steps[place]
-            height += dis.stack_effect(found.opcode, found.arg, jump=False)
+            earlier = steps[place]
+            height += dis.stack_effect(earlier.opcode, earlier.arg, jump=False)
         if height != 1 or place < 1:
             continue
         held, owner = steps[place - 1], steps[max(place - 2, 0)]

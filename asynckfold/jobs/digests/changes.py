@@ -40,38 +40,38 @@ def changes(there: Code, here: Code) -> dict[str, str]:
             continue
         old, new = there[part], here[part]
         code = old.get(PYTHON) == new.get(PYTHON)
-        found = list(_components(_comparable(old, code), _comparable(new, code)))
-        if found:
-            changes[part] = f"{_shown(part)}: {_joined(found)}"
+        components = list(_components(_comparable(old, code), _comparable(new, code)))
+        if components:
+            changes[part] = f"{_shown(part)}: {_joined(components)}"
     return changes
 
 
 def difference(there: Code, here: Code, candidates: Sequence[tuple[str, str]] = ()) -> str | None:
     """Name what changed and which candidates depend on it, or None."""
-    found = changes(there, here)
-    if not found:
+    changed = changes(there, here)
+    if not changed:
         return None
-    more = len(found) - MOST_NAMED
-    texts = [*found.values()][:MOST_NAMED] + [f"and {more} more"] * (more > 0)
-    return "; ".join(texts) + _affected_text(list(found), candidates)
+    more = len(changed) - MOST_NAMED
+    texts = [*changed.values()][:MOST_NAMED] + [f"and {more} more"] * (more > 0)
+    return "; ".join(texts) + _affected_text(list(changed), candidates)
 
 
 def _affected_text(parts: Sequence[str], candidates: Sequence[tuple[str, str]]) -> str:
     if len(candidates) < 2:
         return ""
-    found = affected(parts, candidates)
-    names = [candidate_name(*pair) for pair in found]
-    if len(found) == len(candidates):
-        return f" (all {len(found)} candidates depend on it)"
+    dependent = affected(parts, candidates)
+    names = [candidate_name(*pair) for pair in dependent]
+    if len(dependent) == len(candidates):
+        return f" (all {len(dependent)} candidates depend on it)"
     shown = ", ".join([*names[:MOST_NAMED], *["…"] * (len(names) > MOST_NAMED)])
-    return f" ({len(found)} of {len(candidates)} candidates depend on it: {shown})"
+    return f" ({len(dependent)} of {len(candidates)} candidates depend on it: {shown})"
 
 
 def incomparable(there: Code, here: Code) -> str:
     """Return why bytecode cannot be compared; ``""`` where it can."""
     pairs = ((there[part].get(PYTHON), here[part].get(PYTHON)) for part in there if part in here)
-    found = [f"{old}, and this is {new}" for old, new in pairs if old != new]
-    return found[0] if found else ""
+    reasons = [f"{old}, and this is {new}" for old, new in pairs if old != new]
+    return reasons[0] if reasons else ""
 
 
 def kept(there: Code, here: Code) -> dict[str, Mapping[str, str]]:
@@ -146,9 +146,9 @@ def _change(name: str, there: str, here: str) -> str:
     return f"{name} changed"
 
 
-def _joined(found: Sequence[str]) -> str:
-    more = len(found) - MOST_NAMED
-    return ", ".join([*found[:MOST_NAMED], *[f"and {more} more"] * (more > 0)])
+def _joined(texts: Sequence[str]) -> str:
+    more = len(texts) - MOST_NAMED
+    return ", ".join([*texts[:MOST_NAMED], *[f"and {more} more"] * (more > 0)])
 
 
 def _shown(part: str) -> str:

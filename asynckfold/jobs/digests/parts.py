@@ -220,9 +220,9 @@ class Part:
         colon = f"{path}: " if path else ""
         if isinstance(value, functools.partial):
             self._put(f"{colon}its arguments", f"={len(value.args)}")
-            found = [(path, value.func)]
-            found += [(f"{colon}argument {n}", item) for n, item in enumerate(value.args, 1)]
-            return found + [
+            inner = [(path, value.func)]
+            inner += [(f"{colon}argument {n}", item) for n, item in enumerate(value.args, 1)]
+            return inner + [
                 (f"{colon}{key}", value.keywords[key]) for key in sorted(value.keywords)
             ]
         if isinstance(value, MethodType):
@@ -354,8 +354,8 @@ class Part:
                 self._variable(f"the global {name}", name, value, chains, used)
             elif is_own(value):
                 for chain in chains:
-                    path, found, rest = _followed(name, value, chain)
-                    self._variable(f"the global {path}", name, found, [rest], used)
+                    path, inner, rest = _followed(name, value, chain)
+                    self._variable(f"the global {path}", name, inner, [rest], used)
         package = str(scope.get("__package__") or "")
         for name in used.imports:
             self._imported(name, package)
@@ -390,10 +390,10 @@ class Part:
         kind = type(value)
         if not names or is_module(value) or not is_own(kind) or not hasattr(value, "__dict__"):
             return False
-        found = reached(kind, names)
-        if found is None:
+        uses = reached(kind, names)
+        if uses is None:
             return False
-        methods, attributes = found
+        methods, attributes = uses
         if not attributes <= {*vars(value), *dir(kind)}:
             return False
         for name in sorted(methods):
@@ -460,12 +460,12 @@ class Part:
                 continue
             if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
                 continue
-            found = functions_of(value)
-            if name.startswith("__") and name.endswith("__") and not found:
+            functions = functions_of(value)
+            if name.startswith("__") and name.endswith("__") and not functions:
                 continue  # such as the notes that copyreg makes when an object is pickled
-            for function in found:
+            for function in functions:
                 self._method(f"{of}{name}", function)
-            if not found:
+            if not functions:
                 self._expand(f"{of}{name}", value, 2)
 
     def _method(self, name: str, function: Any) -> None:

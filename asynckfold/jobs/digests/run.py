@@ -30,11 +30,11 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
     part whose arrays and long containers are samples.
 
     >>> import functools
-    >>> found = digested({"scheduler steps": functools.partial(range, 3)})
-    >>> found.parts["scheduler steps"]["argument 1"]
+    >>> digest = digested({"scheduler steps": functools.partial(range, 3)})
+    >>> digest.parts["scheduler steps"]["argument 1"]
     '=3'
     """
-    found: dict[str, dict[str, str]] = {}
+    components: dict[str, dict[str, str]] = {}
     skipped: dict[str, None] = {}
     modules: set[str] = set()
     used, tensors = set(used_here), Tensors()
@@ -42,10 +42,10 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
         if value is None:
             continue
         part = _taken(value, tensors, is_used=name in used, is_data=name == data)
-        found[name] = {**dict(sorted(part.components.items())), PYTHON: bytecode.PYTHON}
+        components[name] = {**dict(sorted(part.components.items())), PYTHON: bytecode.PYTHON}
         skipped.update(dict.fromkeys(f"{name}: {text}" for text in part.skipped))
         modules |= part.modules
-    return Digest(found, tuple(skipped), tuple(sorted(modules)))
+    return Digest(components, tuple(skipped), tuple(sorted(modules)))
 
 
 def _taken(value: Any, tensors: Tensors, *, is_used: bool, is_data: bool) -> Part:
@@ -103,21 +103,21 @@ def _is_sure(name: str) -> bool:
 
 
 def _of_jobs(recipe: Any) -> dict[str, Any]:
-    own = {f"model {name}": model for name, model in recipe.models.items()}
+    parts = {f"model {name}": model for name, model in recipe.models.items()}
     for name, schedule in recipe.lr_schedules.items():
-        own[f"scheduler {name}"] = None if isinstance(schedule, str) else schedule
+        parts[f"scheduler {name}"] = None if isinstance(schedule, str) else schedule
         if keywords := recipe.optimizers.get(name):
-            own[f"scheduler {name}"] = {"scheduler": schedule, "opt_fn": dict(keywords)}
-    own["opt_fn"] = recipe.opt_fn
-    own["criterion"] = recipe.make_criterion or recipe.criterion
-    own["preprocess"] = _unfitted(recipe.preprocess)
-    own["training_step"] = recipe.training_step
-    own["validation_step"] = recipe.validation_step
-    own["fit_fn"] = recipe.fit_fn
+            parts[f"scheduler {name}"] = {"scheduler": schedule, "opt_fn": dict(keywords)}
+    parts["opt_fn"] = recipe.opt_fn
+    parts["criterion"] = recipe.make_criterion or recipe.criterion
+    parts["preprocess"] = _unfitted(recipe.preprocess)
+    parts["training_step"] = recipe.training_step
+    parts["validation_step"] = recipe.validation_step
+    parts["fit_fn"] = recipe.fit_fn
     if recipe.callbacks:
-        own["callbacks"] = list(recipe.callbacks)
-    own["sampler"] = recipe.sampler
-    return own
+        parts["callbacks"] = list(recipe.callbacks)
+    parts["sampler"] = recipe.sampler
+    return parts
 
 
 def _unfitted(preprocess: Any) -> Any:

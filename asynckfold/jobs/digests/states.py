@@ -46,7 +46,7 @@ def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[st
         # scikit-learn's scorers have no public attributes.
         names = ("_score_func", "_sign", "_kwargs", "_response_method")
         return [(name.strip("_"), getattr(value, name, None)) for name in names], []
-    own, state = is_own(kind), _state(value)
+    is_users, state = is_own(kind), _state(value)
     if callable(getattr(value, "get_params", None)) and _is_of(kind, "sklearn"):
         # What was fitted counts like an argument; `preprocess` is digested unfitted.
         attributes = {**value.get_params(deep=False), **vars(value)}
@@ -54,7 +54,7 @@ def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[st
         attributes = {str(name): item for name, item in state.items()}
     else:
         attributes = attributes_of(value)
-        if not own:
+        if not is_users:
             # Other private attributes of libraries may be caches.
             attributes = {
                 name: item
@@ -63,11 +63,11 @@ def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[st
             }
             if not attributes or state is not None:
                 return None
-    changed = changed_by_use(kind) if own and is_used else frozenset()
-    found = sorted(attributes)
+    changed = changed_by_use(kind) if is_users and is_used else frozenset()
+    pairs = sorted(attributes.items(), key=lambda pair: pair[0])
     return (
-        [(name, attributes[name]) for name in found if name not in changed],
-        [name for name in found if name in changed],
+        [(name, item) for name, item in pairs if name not in changed],
+        [name for name, _ in pairs if name in changed],
     )
 
 
@@ -95,14 +95,14 @@ def _state(value: Any) -> Any:
 
 def changed_by_use(kind: type) -> frozenset[str]:
     """Return the attributes that an object's working methods assign, cached properties included."""
-    found = {
+    changed = {
         name
         for base in kind.__mro__
         for name, item in vars(base).items()
         if isinstance(item, functools.cached_property)
     }
     seen: set[str] = set()
-    wanted = sorted(_ENTRIES | found)
+    wanted = sorted(_ENTRIES | changed)
     while wanted:
         name = wanted.pop()
         if name in seen:
@@ -112,9 +112,9 @@ def changed_by_use(kind: type) -> frozenset[str]:
             core = unwrapped(method)
             if isinstance(core, FunctionType):
                 used = bytecode.use(core.__code__)
-                found |= used.attributes
+                changed |= used.attributes
                 wanted += used.methods
-    return frozenset(found)
+    return frozenset(changed)
 
 
 def reached(kind: type, names: Iterable[str]) -> tuple[dict[str, Any], set[str]] | None:
