@@ -27,9 +27,6 @@ BEST_EPOCH = "best_epoch"
 """Column of the table of epochs: the epoch whose weights are the best so far."""
 
 
-"""Names of nodes, and the cores of a job on each."""
-
-
 @dataclass(frozen=True)
 class Epoch:
     """One epoch of one job.
