@@ -231,17 +231,15 @@ class RunStore(Closing):
     def started(self, job_id: str, attempt: int, pid: int, at: float | None = None) -> None:
         """Record the process of an attempt and, in a batch of jobs, the time of its start."""
         self.file.begin()
-        known = self.reader.attempt(job_id, attempt)
-        if known is not None:
-            _write_attempt(self, replace(known, pid=pid, started=at or known.started))
+        started = {} if at is None else {"started": at}
+        _change_attempt(self, job_id, attempt, pid=pid, **started)
 
     def moved(self, job_id: str, attempt: int, cores: Sequence[int]) -> None:
         """Record other cores of an attempt that runs."""
         self.file.begin()
         known = self.reader.attempt(job_id, attempt)
-        if known is not None:
-            changes = (*known.changes, (self.now(), tuple(cores)))
-            _write_attempt(self, replace(known, changes=changes))
+        changes = (*(known.changes if known else ()), (self.now(), tuple(cores)))
+        _change_attempt(self, job_id, attempt, changes=changes)
 
     def end_attempt(
         self, job_id: str, attempt: int, outcome: str, *, pid: int = 0, error: str = ""
@@ -377,17 +375,19 @@ def log_line(root: Path, kind: str, text: str) -> None:
 def _end_attempt(
     store: RunStore, job_id: str, attempt: int, outcome: str, pid: int, error: str
 ) -> None:
-    known = store.reader.attempt(job_id, attempt)
-    if known is not None:
-        ended = replace(known, ended=store.now(), outcome=outcome, pid=pid, error=error)
-        _write_attempt(store, ended)
+    end = {"ended": store.now(), "outcome": outcome, "pid": pid, "error": error}
+    _change_attempt(store, job_id, attempt, **end)
 
 
 def _end_open_attempts(store: RunStore, outcome: str, ended: float | None) -> None:
-    rows = store.file.rows("SELECT job_id, attempt FROM attempts WHERE outcome IS NULL")
-    for attempt in (store.reader.attempt(*row) for row in rows):
-        if attempt is not None:
-            _write_attempt(store, replace(attempt, outcome=outcome, ended=ended))
+    for row in store.file.rows("SELECT job_id, attempt FROM attempts WHERE outcome IS NULL"):
+        _change_attempt(store, *row, outcome=outcome, ended=ended)
+
+
+def _change_attempt(store: RunStore, job_id: str, attempt: int, **changes: Any) -> None:
+    known = store.reader.attempt(job_id, attempt)
+    if known is not None:
+        _write_attempt(store, replace(known, **changes))
 
 
 def _write_attempt(store: RunStore, attempt: Attempt) -> None:
