@@ -23,20 +23,9 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import WORKER_BYTES, NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
-<<<<<<< HEAD
+from asynckfold.jobs.result import MakeAccumulator
 from asynckfold.planning import memory_format
 from asynckfold.planning.choice import choose, choose_devices
-=======
-from asynckfold.jobs.result import MakeAccumulator
-from asynckfold.planning import (
-    calibration,
-    cost_cache,
-    device_choice,
-    fusion_groups,
-    gpu_sharing,
-    memory_format,
-)
->>>>>>> e3ff8e28 (Keep one function for the user's frames of a traceback; merge the accumulator protocol)
 from asynckfold.planning.feasibility import (
     node_problems,
     part_problems,

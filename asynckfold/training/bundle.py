@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
+from asynckfold.jobs.result import MakeAccumulator
 from asynckfold.planning.fusion_rule import Fuse
 
 if TYPE_CHECKING:
