@@ -21,8 +21,9 @@ from asynckfold.jobs.messages import Started, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.report import sentences
-from asynckfold.results.report.inline.timeline import _gpu_lanes, _lanes, timeline_svg
+from asynckfold.results.report.inline import timeline
 from asynckfold.results.report.summary import summarize
+from asynckfold.results.report.timeline import _gpu_lanes, _lanes
 from asynckfold.results.tables import fold_rows
 from asynckfold.results.utilization import packing_of
 from asynckfold.store import RunStore, Waiting
@@ -309,7 +310,7 @@ def test_a_run_continues_on_nodes_and_the_timeline_has_a_lane_for_each_core(root
         "x, core 0": [B0],
         "y, core 0": [B1],
     }
-    drawn = timeline_svg(summary)
+    drawn = timeline(summary)
     assert drawn is not None
     assert "x, core 0" in drawn
     assert [sentences.ran_on(bar) for bar in summary.bars] == [

@@ -100,7 +100,7 @@ def copy(honest: Path, root: Path) -> Path:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Skip the figures, which take a second per report."""
-    monkeypatch.setattr(charts, "draw", lambda summary: ())
+    monkeypatch.setattr(charts, "draw", lambda summary: {})
 
 
 def change(root: Path, *statements: Any) -> None:

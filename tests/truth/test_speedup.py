@@ -28,7 +28,7 @@ from asynckfold.jobs.result import ENDED, Baseline, Result
 from asynckfold.results.cv_results import CVResults, read_results
 from asynckfold.results.outcome import times_of
 from asynckfold.results.report import sentences
-from asynckfold.results.report.charts.serial_loop import draw_loss
+from asynckfold.results.report.charts.drawings import draw_loss
 from asynckfold.results.report.page import render, write_report
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.speedup import speedup_of
@@ -464,4 +464,4 @@ def test_seconds_of_a_disturbed_or_estimated_loop_are_marked_and_not_compared(ro
         assert rows["serial_seconds"].notna().all() == (name == "disturbed")
         # No dashed line of the serial loop beside the packed one.
         curves = draw_loss(summary)
-        assert curves is None or "serial" not in curves.alt
+        assert curves is None or "serial" not in curves.axes[0].get_title("left")

@@ -37,6 +37,11 @@ class Bar:
     score: float = math.nan  # by the first metric; NaN without a result
     node: str = ""  # its name, in a cluster
 
+    @property
+    def ended_well(self) -> bool:
+        """Whether it ended with a score, or still may."""
+        return self.outcome in ("ok", "running")
+
 
 @dataclass(frozen=True)
 class AveragedJob:

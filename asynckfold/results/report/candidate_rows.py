@@ -249,8 +249,8 @@ def _fold_pairs(found: Outcome, baseline: Baseline) -> dict[str, tuple[FoldPair,
     return pairs
 
 
-Line = tuple[tuple[float, float], ...]
-"""(seconds, mean training loss over the folds) at the end of each epoch."""
+Points = tuple[tuple[float, float], ...]
+"""(x, y) of each point of a line."""
 
 
 @dataclass(frozen=True)
@@ -263,8 +263,8 @@ class LossOverTime:
     """
 
     candidate: str
-    packed: Line
-    serial: Line  # empty where the serial loop was not run in full
+    packed: Points
+    serial: Points  # empty where the serial loop was not run in full
 
 
 def loss_over_time(found: Outcome, times: Mapping[str, AgainstSerial]) -> tuple[LossOverTime, ...]:
@@ -291,13 +291,13 @@ def _by_candidate(found: Outcome) -> dict[str, list[Job]]:
     return jobs
 
 
-def _line(found: Outcome, job: Job) -> Line:
+def _line(found: Outcome, job: Job) -> Points:
     epochs = found.results[job.id].epochs
     ends = accumulate(item.seconds for item in epochs)
     return tuple(zip(ends, (item.train_loss for item in epochs), strict=True))
 
 
-def _together(lines: Sequence[Sequence[Sequence[float]]]) -> Line:
+def _together(lines: Sequence[Sequence[Sequence[float]]]) -> Points:
     """Return the sum of the seconds and the mean of the losses, up to the end of the shortest.
 
     >>> _together([[(1.0, 0.5), (2.0, 0.25)], [(3.0, 1.5)]])

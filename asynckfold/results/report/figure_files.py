@@ -71,7 +71,7 @@ def run(data: bytes) -> None:
 def _draw(order: _Order) -> None:
     from asynckfold.results.report.charts import draw
 
-    files = {f"{chart.name}.png": chart.png for chart in draw(order.summary)}
+    files = draw(order.summary)
     left = re.compile(rf"({'|'.join(map(re.escape, [STAMP, *files]))})\.\d+\.tmp")
     with alone(order.root, order.folder, left):
         # Newer ones may have been asked for.

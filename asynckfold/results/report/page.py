@@ -28,7 +28,7 @@ from asynckfold.jobs.result import Epoch
 from asynckfold.results.cv_results import CVResults, read_results
 from asynckfold.results.report import page_tables, sentences
 from asynckfold.results.report.figure_files import update as update_figures
-from asynckfold.results.report.inline.figures import inline
+from asynckfold.results.report.inline import inline
 from asynckfold.results.report.ranking_tables import table_files
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary, pictures_of, summarize
@@ -66,9 +66,9 @@ def write_report(
     files = {name: csv_table(_records(results, level)) for name, level in CSV_FILES.items()}
     files |= table_files(summary)
     if figures != "png":
-        from asynckfold.results.report.charts.files import figure_files
+        from asynckfold.results.report.charts import draw
 
-        files |= figure_files(summary, figures)
+        files |= draw(summary, figures)
     # Without `indent`, which would bypass the C encoder and take ten times as long.
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()

@@ -18,6 +18,7 @@ from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.confusion import guesses, has_one_class
 from asynckfold.results.outcome import Outcome
+from asynckfold.results.report.candidate_rows import Points
 from asynckfold.results.report.sanitize import clean
 
 POINTS = 400
@@ -198,7 +199,6 @@ def _of_numbers(parts: Sequence[Guesses], count: int) -> HardSamples | None:
 BINS, CURVES, CURVE_POINTS = 10, 8, 100
 
 Floats = npt.NDArray[np.float64]
-Points = tuple[tuple[float, float], ...]
 
 _Measure = Callable[[Objective, Floats, npt.NDArray[np.int64]], Floats]
 

@@ -146,7 +146,9 @@ def decision(summary: Summary) -> str:
 
 
 def cpu_use(own: float, used: float, cores: int) -> str:
-    """Return the CPU use of this run and of other programs."""
+    """Return the CPU use of this run and of other programs; of all if `own` is not known."""
+    if math.isnan(own):
+        return f"{used:.2f} of {plural(cores, 'core')}"
     others = max(0.0, used - own)
     return f"this run {own:.2f} of {plural(cores, 'core')}, other programs {others:.2f}"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asynckfold.jobs.placement import Gpu, Load
-from asynckfold.results.report.inline.figures import inline
+from asynckfold.results.report.inline import inline
 from asynckfold.results.report.page import render
 from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunStore

@@ -6,20 +6,20 @@ import math
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.results.report import sentences
-from asynckfold.results.report.inline import svg
-from asynckfold.results.report.inline.figures import inline
-from asynckfold.results.report.inline.forest import SHOWN, ForestRow, forest_svg
+from asynckfold.results.report import sentences, svg
+from asynckfold.results.report.inline import FOREST, forest, inline
 from asynckfold.results.report.sanitize import clean
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic
 
-NAN = math.nan
+NAN, METRIC = math.nan, "accuracy"
 numbers = st.floats(allow_nan=True, allow_infinity=True, width=64)
 
 
@@ -34,14 +34,15 @@ def shares(drawn: str | None, tag: str, key: str) -> Iterator[float]:
         yield float(found.attrib[key].removesuffix("%"))
 
 
-def row(name: str, scores: Sequence[float], low: float = NAN, high: float = NAN) -> ForestRow:
+def row(name: str, scores: Sequence[float], low: float = NAN, high: float = NAN) -> Any:
     known = [score for score in scores if not math.isnan(score)]
-    return ForestRow(name, scores, sum(known) / len(known) if known else NAN, low, high)
+    mean = {METRIC: sum(known) / len(known) if known else NAN}
+    return SimpleNamespace(name=name, scores={METRIC: scores}, mean=mean, ci_low=low, ci_high=high)
 
 
 def test_a_forest_has_a_point_for_each_fold_and_says_its_value() -> None:
     rows = [row("A/x", (0.9, 0.8, 1.0), 0.7, 1.0), row("B/x", (0.5, NAN, 0.6))]
-    drawn = forest_svg(rows, "accuracy", ("fold 0", "fold 1", "fold 2"))
+    drawn = forest(rows, METRIC, ("fold 0", "fold 1", "fold 2"))
     points = elements(drawn, "circle")
     assert [point[0].text for point in points] == [
         "A/x, fold 0: 0.9000",
@@ -62,16 +63,16 @@ def test_a_forest_has_a_point_for_each_fold_and_says_its_value() -> None:
 
 def test_a_wide_interval_does_not_squeeze_the_folds() -> None:
     rows = [row("A", (0.90, 0.92), 0.0, 1.0), row("B", (0.91, 0.93), 0.9, 0.95)]
-    at = list(shares(forest_svg(rows, "accuracy", ("fold 0", "fold 1")), "circle", "cx"))
+    at = list(shares(forest(rows, METRIC, ("fold 0", "fold 1")), "circle", "cx"))
     assert max(at) - min(at) > 25
 
 
 def test_a_forest_is_cut_and_empty_without_scores() -> None:
     rows = [row(f"M{number}", (number / 40,)) for number in range(30)]
-    names = [item.text for item in elements(forest_svg(rows, "r2", ("fold 0",)), "text")]
-    assert f"M{SHOWN - 1}" in names
-    assert f"M{SHOWN}" not in names
-    assert forest_svg([row("A", (NAN, NAN))], "r2", ("fold 0", "fold 1")) is None
+    names = [item.text for item in elements(forest(rows, METRIC, ("fold 0",)), "text")]
+    assert f"M{FOREST - 1}" in names
+    assert f"M{FOREST}" not in names
+    assert forest([row("A", (NAN, NAN))], METRIC, ("fold 0", "fold 1")) is None
 
 
 @given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=3), st.text(max_size=60))
@@ -79,8 +80,8 @@ def test_any_numbers_and_names_stay_inside(
     scores: list[tuple[float, float, float]], name: str
 ) -> None:
     shown = clean(name)
-    rows = [ForestRow(shown, line, line[0], min(line), max(line)) for line in scores]
-    drawn = forest_svg(rows, shown, ("fold 0", "fold 1", "fold 2"))
+    rows = [row(shown, line, min(line), max(line)) for line in scores]
+    drawn = forest(rows, METRIC, ("fold 0", "fold 1", "fold 2"))
     if drawn is not None:
         assert all(0 <= share <= 100 for share in shares(drawn, "circle", "cx"))
 

@@ -16,8 +16,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from asynckfold.jobs.criteria import MARGINS
 from asynckfold.jobs.objective import MULTICLASS, Objective
 from asynckfold.results.cv_results import read_results
-from asynckfold.results.report.charts import draw
-from asynckfold.results.report.inline.figures import inline
+from asynckfold.results.report.charts import FIGURES
+from asynckfold.results.report.inline import inline
 from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
@@ -105,5 +105,6 @@ def test_the_figure_has_three_panels_for_two_classes_and_one_for_more(root: Path
     assert inline(two)["probabilities"].count('role="img"') == 3
     many, _, _ = read(root.with_name("many"), replace(BINARY, classes=("a", "b", "c")))
     assert inline(many)["probabilities"].count('role="img"') == 1
-    (chart,) = (chart for chart in draw(many) if chart.name == "probabilities")
-    assert chart.title.startswith(f"{many.highest} is right in ")
+    figure = FIGURES["probabilities"](many)
+    assert figure is not None
+    assert figure.get_suptitle().startswith(f"{many.highest} is right in ")

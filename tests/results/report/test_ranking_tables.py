@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from asynckfold.results.report.charts.scores import draw_scores
 
 from asynckfold.cli import main
 from asynckfold.results.report import charts
 from asynckfold.results.report.charts import files
-from asynckfold.results.report.charts.scores import draw_scores
 from asynckfold.results.report.ranking_tables import table_files
 from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunStore

@@ -7,16 +7,6 @@ They ignore the caller's style. Mathtext is off, so a model called ``$\\frac{`` 
 from __future__ import annotations
 
 from asynckfold.results.report.charts import plots
-from asynckfold.results.report.charts.figures import FIGURES, draw
-from asynckfold.results.report.charts.style import Chart, Drawing, as_svg, plotted, rendered
+from asynckfold.results.report.charts.drawings import FIGURES, draw
 
-__all__ = [
-    "FIGURES",
-    "Chart",
-    "Drawing",
-    "as_svg",
-    "draw",
-    "plots",
-    "plotted",
-    "rendered",
-]
+__all__ = ["FIGURES", "draw", "plots"]

@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from asynckfold.results.report import sentences
-from asynckfold.results.report.candidate_rows import CandidateRow
+from asynckfold.results.report import sentences as say
 from asynckfold.results.report.charts import style
 from asynckfold.results.report.summary import Summary
 
+SERIAL_LOOP = "serial loop"
 
-@style.applied
-def draw_classes(summary: Summary) -> style.Drawing | None:
+
+def draw_classes(summary: Summary) -> Figure | None:
     """Draw the accuracy of each class under each candidate, and in the measured serial loop."""
     rows = [row for row in summary.candidates if row.class_accuracy is not None]
     if not rows:
         return None
     packed = {row.name: row.class_accuracy or () for row in rows}
     serial = {row.name: row.serial_class_accuracy for row in rows if row.serial_class_accuracy}
-    return class_rows(packed, serial, summary.facts.classes, _classes_title(summary, rows[0]))
+    title = "No class has held-out samples"
+    if hardest := say.hardest(summary.facts.classes, rows[0].class_accuracy or ()):
+        name, share = hardest
+        title = f"{rows[0].name} recognises every class without a mistake"
+        if share < 1:
+            title = f"Hardest class for {style.plotted(rows[0].name)}: {style.plotted(name)}, "
+            title += f"{say.percent(share)} recognised"
+    return class_rows(packed, serial, summary.facts.classes, title)
 
 
 @style.applied
@@ -34,16 +42,18 @@ def class_rows(
     serial: Mapping[str, Sequence[float]],
     classes: Sequence[str],
     title: str,
-) -> style.Drawing:
+) -> Figure:
     """Draw a row of shares per candidate, and below it one of the serial loop where it is known."""
     most = style.SHOWN // 2 if serial else style.SHOWN
     named: list[tuple[str, Sequence[float]]] = []
     for name, shares in list(packed.items())[:most]:
         named.append((style.plotted(name), shares))
-        if name in serial:
-            named.append(("serial loop", serial[name]))
+        named += [(SERIAL_LOOP, serial[name])] if name in serial else []
     table = np.array([shares for _, shares in named], dtype=float)
-    columns = _hardest_columns(table)
+    columns = list(range(table.shape[1]))
+    if len(columns) > style.SHOWN:
+        worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")
+        columns = sorted(worst[: style.SHOWN].tolist())
     figure = style.new_figure(1.5 + 0.28 * len(named), title)
     axes = figure.subplots()
     hidden = [f"the {style.SHOWN} hardest of {len(classes)} classes"] * (
@@ -52,35 +62,18 @@ def class_rows(
     what = "share of held-out samples recognised, in percent"
     axes.set_title("; ".join([*hidden, what]), loc="left")
     low = float(np.nanmin(table)) if np.isfinite(table).any() else 0.0
-    image = axes.imshow(table[:, columns], cmap="Blues", vmin=min(low, 0.9), vmax=1, aspect="auto")
+    look: Any = {"cmap": "Blues", "vmin": min(low, 0.9), "vmax": 1, "aspect": "auto"}
+    image = axes.imshow(table[:, columns], **look)
     bar = figure.colorbar(image, ax=axes, pad=0.01, fraction=0.03, format=PercentFormatter(1, 0))
     bar.outline.set_visible(False)
     axes.set_yticks(range(len(named)), [name for name, _ in named])
     for label, (name, _) in zip(axes.get_yticklabels(), named, strict=True):
-        label.set_color(style.FAINT if name == "serial loop" else style.INK)
+        label.set_color(style.FAINT if name == SERIAL_LOOP else style.INK)
     _class_ticks(axes, [classes[column] for column in columns])
     if len(columns) <= 14:
-        _write_cells(axes, table[:, columns], image, lambda value: f"{100 * value:.0f}")
+        _write_cells(axes, 100 * table[:, columns], image)
     _no_frame(axes)
-    return style.Drawing(title, "Numbers are in the tables of the page.", figure)
-
-
-def _classes_title(summary: Summary, row: CandidateRow) -> str:
-    worst = sentences.hardest(summary.facts.classes, row.class_accuracy or ())
-    if worst is None:
-        return "No class has held-out samples"
-    if worst[1] == 1:
-        return f"{row.name} recognises every class without a mistake"
-    share = sentences.percent(worst[1])
-    name, hardest = style.plotted(row.name), style.plotted(worst[0])
-    return f"Hardest class for {name}: {hardest}, {share} recognised"
-
-
-def _hardest_columns(table: npt.NDArray[np.float64]) -> list[int]:
-    if table.shape[1] <= style.SHOWN:
-        return list(range(table.shape[1]))
-    worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")[: style.SHOWN]
-    return sorted(worst.tolist())
+    return figure
 
 
 def _class_ticks(axes: Axes, names: Sequence[str]) -> None:
@@ -95,63 +88,51 @@ def _no_frame(axes: Axes) -> None:
         spine.set_visible(False)
 
 
-def _write_cells(
-    axes: Axes, table: Any, image: Any, written: Callable[[float], str], size: float = 8
-) -> None:
+def _write_cells(axes: Axes, table: npt.NDArray[np.float64], image: Any, size: float = 8) -> None:
     for (row, column), value in np.ndenumerate(table):
-        if not np.isfinite(value):
-            continue
-        shade = float(image.norm(image.get_array()[row, column]))
-        colour = "white" if shade > 0.6 else style.INK
-        place: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": size}
-        axes.text(column, row, written(float(value)), **place).set_in_layout(False)
+        if np.isfinite(value):
+            shade = float(image.norm(image.get_array()[row, column]))
+            colour = "white" if shade > 0.6 else style.INK
+            look: Any = {"ha": "center", "va": "center", "color": colour, "fontsize": size}
+            axes.text(column, row, f"{value:.0f}", **look).set_in_layout(False)
 
 
 @style.applied
-def draw_confusion(summary: Summary, given: Axes | None = None) -> style.Drawing | None:
+def draw_confusion(summary: Summary, ax: Axes | None = None) -> Figure | None:
     """Draw the out-of-fold confusion matrix of the best candidate."""
     row = next((row for row in summary.candidates if row.confusion is not None), None)
     if row is None or row.confusion is None:
         return None
     counts = np.array(row.confusion)
-    repeated = bool(counts.sum() > summary.facts.samples)
-    title = _confusion_title(summary, row, counts, repeated)
     size = len(counts)
-    inches = float(np.clip(1.6 + 0.42 * size, 3.2, 7.6))
-    _, axes = style.panel(inches, title, given)
-    figure = style.drawn_on(axes)
+    title = _confusion_title(summary, row.name, counts)
+    _, axes = style.panel(float(np.clip(1.6 + 0.42 * size, 3.2, 7.6)), title, ax)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     # Squares would leave the left of our wide figure empty.
-    aspect: Any = "auto" if given is None else "equal"
+    aspect: Any = "auto" if ax is None else "equal"
     image = axes.imshow(shares, cmap="Blues", norm=PowerNorm(0.5, 0, 1), aspect=aspect)
-    colorbar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.04)
+    colorbar = style.figure_of(axes).colorbar(image, ax=axes, pad=0.02, fraction=0.04)
     colorbar.set_label("share of the true class")
     colorbar.outline.set_visible(False)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
+    axes.set(xlabel="predicted class", ylabel="true class")
     if size <= style.SHOWN:
         _class_ticks(axes, summary.class_names)
         axes.set_yticks(range(size), [style.plotted(name, 16) for name in summary.class_names])
     if size <= 20:
         cells = np.where(counts > 0, counts, np.nan)
-        _write_cells(axes, cells, image, lambda value: f"{value:.0f}", 8 if size < 13 else 6.5)
+        _write_cells(axes, cells, image, 8 if size < 13 else 6.5)
     _no_frame(axes)
-    alt = (
-        f"Rows are true classes, columns what {row.name} predicts, counted over held-out samples"
-        f"{', each once a repeat' if repeated else ''}."
-    )
-    return style.Drawing(title, alt, figure)
+    return style.figure_of(axes)
 
 
-def _confusion_title(
-    summary: Summary, row: CandidateRow, counts: npt.NDArray[np.int64], repeated: bool
-) -> str:
-    found = sentences.worst_confusion(counts.tolist())
-    if found is None:
-        return f"{style.plotted(row.name)} confuses no classes"
-    true, predicted, count = found
+def _confusion_title(summary: Summary, candidate: str, counts: npt.NDArray[np.int64]) -> str:
+    mistakes = say.mistakes(counts.tolist())
+    if not mistakes:
+        return f"{style.plotted(candidate)} confuses no classes"
+    true, predicted, count = mistakes[0]
     names = [style.plotted(name, 20) for name in summary.class_names]
+    of = "predictions" if counts.sum() > summary.facts.samples else "samples"
     return (
-        f"{style.plotted(row.name)} most often takes {names[true]} for {names[predicted]}: "
-        f"{count} of {counts[true].sum()} {'predictions' if repeated else 'samples'}"
+        f"{style.plotted(candidate)} most often takes {names[true]} for {names[predicted]}: "
+        f"{count} of {counts[true].sum()} {of}"
     )

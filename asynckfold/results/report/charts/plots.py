@@ -30,12 +30,14 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.attempts import CpuUse
-from asynckfold.results.report.candidate_rows import Line, LossOverTime
-from asynckfold.results.report.charts import classes as class_charts
-from asynckfold.results.report.charts import serial_loop, timeline
-from asynckfold.results.report.charts.figures import FIGURES, ON_AXES
+from asynckfold.results.report.candidate_rows import LossOverTime, Points
+from asynckfold.results.report.charts import drawings
+from asynckfold.results.report.charts.classes import class_rows
+from asynckfold.results.report.charts.drawings import FIGURES, ON_AXES
+from asynckfold.results.report.figures import SpeedupBars
 from asynckfold.results.report.sentences import duration
 from asynckfold.results.report.summary import summarize
+from asynckfold.results.report.svg import COLOURS
 from asynckfold.store import open_run
 
 __all__ = ["class_accuracy", "cpu_usage", "loss_vs_time", "speedup"]
@@ -95,7 +97,7 @@ def cpu_usage(
         CpuUse(name, times, used, used, allowed, float(np.mean(used)), math.nan)
         for name, (times, used) in given.items()
     ]
-    return timeline.use_panels(uses).figure
+    return drawings.cpu_panels(uses)
 
 
 def speedup(
@@ -153,7 +155,7 @@ def speedup(
         f"{duration(whole[0])} serial"
     )
     pairs = {name: (serial[name], packed[name]) for name in serial}
-    return serial_loop.speedup_bars(pairs, whole, ideal, title).figure
+    return drawings.seconds_and_ratios(SpeedupBars.of(pairs, whole, ideal=ideal), title)
 
 
 def class_accuracy(
@@ -213,7 +215,7 @@ def class_accuracy(
     named = [str(number) for number in range(lengths.pop())] if classes is None else list(classes)
     of = ", ".join(ours) if len(ours) <= TITLED else f"{len(ours)} candidates"
     title = f"Accuracy of each class: {of}"
-    return class_charts.class_rows(ours, theirs, named, title).figure
+    return class_rows(ours, theirs, named, title)
 
 
 def loss_vs_time(
@@ -258,30 +260,32 @@ def loss_vs_time(
         }
         for kind, given in arrays.items()
     )
-    names = list(dict.fromkeys([*ours, *theirs]))
-    pairs = [LossOverTime(name, ours.get(name, ()), theirs.get(name, ())) for name in names]
-    return serial_loop.loss_lines(pairs, names).figure
+    places = {name: place for place, name in enumerate(dict.fromkeys([*ours, *theirs]))}
+    pairs = [LossOverTime(name, ours.get(name, ()), theirs.get(name, ())) for name in places]
+    figure = drawings.loss_lines(pairs[: len(COLOURS)], places)
+    assert figure is not None
+    return figure
 
 
 def of_run(run: Run | None, kind: str, ax: Any = None) -> Figure:
     """Draw a figure of a run on disk; see `CVResults.plot`."""
-    given = () if ax is None else tuple(np.asarray(ax, dtype=object).ravel())
-    _check_axes(kind, given)
+    axes = () if ax is None else tuple(np.asarray(ax, dtype=object).ravel())
+    _check_axes(kind, axes)
     if kind not in FIGURES:
         rule = f"kind must be one of {', '.join(FIGURES)}"
         remedy = nearest(str(kind), FIGURES).strip() or "Pass for instance 'scores'."
         raise InputError([Problem(rule, repr(kind), remedy)])
     with open_run(run.root_dir if isinstance(run, Outcome) else run or "") as store:
         summary = summarize(store)
-    drawing = ON_AXES[kind](summary, *given) if given else FIGURES[kind](summary)
-    if drawing is None:
+    figure = ON_AXES[kind](summary, *axes) if axes else FIGURES[kind](summary)
+    if figure is None:
         needs, remedy = _NEEDS[kind]
         why = summary.speedup.why_not if summary.speedup and kind == "speedup" else ""
         why, _, advice = why.partition(". ")
         received = f"{store.root}: {why or 'it has none'}"
         remedy = f"{advice}." if advice else remedy
         raise InputError([Problem(f"{kind} needs {needs}", received, remedy)])
-    return drawing.figure
+    return figure
 
 
 def _check_axes(kind: str, given: Sequence[Any]) -> None:
@@ -363,5 +367,5 @@ def _curve(name: str, curve: Any) -> tuple[tuple[float, ...], tuple[float, ...]]
     return tuple(times.tolist()), tuple(values.tolist())
 
 
-def _line(name: str, curve: Curve) -> Line:
+def _line(name: str, curve: Curve) -> Points:
     return tuple(zip(*_curve(name, curve), strict=True))

@@ -1,4 +1,4 @@
-"""What all figures share: colours, style, size, text, and the `Chart`."""
+"""What all figures share: colours, style, size, text and legend."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import io
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, ParamSpec, TypeVar
 
@@ -21,7 +20,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from asynckfold.results.report import sentences
-from asynckfold.results.report.inline.svg import COLOURS, OTHERS
+from asynckfold.results.report.svg import COLOURS, OTHERS
 
 INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
 SHOWN, WIDTH_INCHES = 40, 7.6
@@ -55,8 +54,8 @@ _STYLE: Any = {
     "svg.hashsalt": "asynckfold",
 }
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Drawn = TypeVar("Drawn")
 
 
 class ShownFigure(Figure):
@@ -68,32 +67,11 @@ class ShownFigure(Figure):
         return buffer.getvalue()
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure, and what is said of it."""
-
-    title: str  # the finding, as written on the figure
-    alt: str  # description for readers who cannot see it
-    figure: Figure
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A rendered figure."""
-
-    name: str  # file name without ".png"
-    title: str  # the finding, as written on the figure
-    alt: str  # description for readers who cannot see it
-    png: bytes
-    width: int  # pixels
-    height: int
-
-
-def applied(make: Callable[Given, Made]) -> Callable[Given, Made]:
+def applied(make: Callable[Arguments, Drawn]) -> Callable[Arguments, Drawn]:
     """Draw under our style, and restore the caller's."""
 
     @functools.wraps(make)
-    def drawn(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+    def drawn(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Drawn:
         with matplotlib.rc_context():
             matplotlib.rcdefaults()
             matplotlib.rcParams.update(_STYLE | {"font.family": [*fonts()]})
@@ -133,44 +111,29 @@ def new_figure(height_inches: float, title: str) -> Figure:
     return figure
 
 
-def panel(height_inches: float, title: str, given: Axes | None) -> tuple[Figure | Axes, Axes]:
+def panel(height_inches: float, title: str, ax: Axes | None) -> tuple[Figure | Axes, Axes]:
     """Return the place of the legend, and the axes: the caller's, or those of a new figure."""
-    if given is not None:
-        return given, given
+    if ax is not None:
+        return ax, ax
     figure = new_figure(height_inches, title)
     return figure, figure.subplots()
 
 
-def drawn_on(axes: Axes) -> Figure:
+def figure_of(axes: Axes) -> Figure:
     """Return the whole figure that axes belong to."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     return figure
 
 
-@applied
-def rendered(name: str, drawing: Drawing) -> Chart:
-    """Render a figure as PNG."""
-    figure, buffer = drawing.figure, io.BytesIO()
-    figure.savefig(buffer, format="png")
-    width, height = (round(inches * figure.dpi) for inches in figure.get_size_inches())
-    alt = f"{drawing.title}. {drawing.alt}"
-    return Chart(name, drawing.title, alt, buffer.getvalue(), width, height)
-
-
-@applied
-def as_svg(drawing: Drawing) -> bytes:
-    """Render a figure as SVG, the same bytes each time."""
-    buffer = io.BytesIO()
-    drawing.figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
+def colour(place: int) -> str:
+    """Return the colour of a candidate by its place in the ranking, from 0."""
+    return COLOURS[place] if place < len(COLOURS) else OTHERS
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:
     """Return a colour per candidate, the best first; all but the first few share one."""
-    listed = list(names)
-    own = dict(zip(listed, COLOURS, strict=False))
-    return {name: own.get(name, OTHERS) for name in listed}
+    return {name: colour(place) for place, name in enumerate(names)}
 
 
 def name_candidates(
@@ -178,7 +141,7 @@ def name_candidates(
 ) -> None:
     """Add the legend: candidates that have their own colour by name, the others as one."""
     present = set(names)
-    named = [name for name, own in colours.items() if own != OTHERS and name in present]
+    named = [name for name, it in colours.items() if it != OTHERS and name in present]
     labels = [(colours[name], plotted(name)) for name in named]
     others = len(present.difference(named))
     if others:
@@ -204,11 +167,6 @@ def add_legend(place: Figure | Axes, handles: Sequence[Line2D | Patch]) -> None:
     longest = max(map(sentences.columns_of, labels), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
     place.legend(handles=list(handles), loc="outside lower left", ncols=columns, fontsize=8)
-
-
-def draw_line(axes: Axes, places: Sequence[float], values: Sequence[float], **look: Any) -> None:
-    """Draw a line, with a dot at each value if they are few."""
-    axes.plot(places, values, marker="o" if len(values) <= 12 else "", markersize=3.5, **look)
 
 
 def grid(axes: Axes, axis: Literal["x", "y"]) -> None:

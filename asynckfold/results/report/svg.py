@@ -68,6 +68,11 @@ def text(words: str, x: float, y: float, anchor: str = "start", **look: object) 
     return element("text", words, **place, text_anchor=anchor, **look)
 
 
+def anchor(x: float, margin: float = 0.06) -> str:
+    """Return how text at a share of the width is aligned, so that it stays inside."""
+    return "start" if x < margin else "end" if x > 1 - margin else "middle"
+
+
 def rule(x: float, top: float, bottom: float, **look: object) -> Markup:
     """Return a vertical line."""
     place = {"x1": percent(x), "x2": percent(x), "y1": top, "y2": bottom}

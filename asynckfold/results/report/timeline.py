@@ -1,4 +1,4 @@
-"""Which job ran on which core when, as inline SVG."""
+"""Which job ran on which core when: the rows of the timeline, and the facts of its bars."""
 
 from __future__ import annotations
 
@@ -6,65 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from markupsafe import Markup
-
-from asynckfold.results.report import sentences
+from asynckfold.results.report import sentences as say
 from asynckfold.results.report.attempts import Bar
-from asynckfold.results.report.inline import svg
-from asynckfold.results.report.sentences import time_unit
 from asynckfold.results.report.summary import Summary
 from asynckfold.system.units import named_node
 
-LABELLED = 16
-"""Cores with room for a label."""
-LANES = 128
 
-
-def timeline_svg(summary: Summary) -> Markup | None:
-    """Draw which job ran on which core when; jobs of a fusion group are one bar."""
-    if not summary.bars:
-        return None
-    lanes = lanes_of(summary.bars)
-    first = min(bar.start for bar in summary.bars)
-    longest = max(bar.end for bar in summary.bars) - first
-    title = gantt_title(summary, longest)
-    divisor, unit = time_unit(longest)
-    scale = svg.Scale(0, max(longest / divisor, 1e-3))
-    places = {row.name: place for place, row in enumerate(summary.candidates)}
-    room = len(lanes) <= LABELLED
-    step, thick, top = (38, 16, 20) if room else (8, 7, 6)
-    bottom = top + step * min(len(lanes), LANES)
-    parts = []
-    for tick in scale.ticks(6):
-        anchor = "start" if scale(tick) < 0.05 else "end" if scale(tick) > 0.95 else "middle"
-        parts.append(svg.rule(scale(tick), 0, bottom))
-        parts.append(svg.text(f"{tick:g}", scale(tick), bottom + 15, anchor, class_="faint"))
-    parts.append(
-        svg.text(f"{unit} since the first job began", 0.5, bottom + 31, "middle", class_="faint")
-    )
-    for line, (label, bars) in enumerate(lanes[:LANES]):
-        y = top + step * line
-        if room:
-            parts.append(svg.text(label, 0, y - 5, class_="faint tick"))
-        for group in _together(bars):
-            start, end = ((at - first) / divisor for at in (group[0].start, group[-1].end))
-            where = {"x": svg.percent(scale(start)), "y": y, "height": thick}
-            where |= {"width": svg.percent(max(scale(end) - scale(start), 0.001))}
-            own = svg.colour(places[group[0].candidate])
-            good = all(bar.outcome in ("ok", "running") for bar in group)
-            look: dict[str, object] = {"fill": own, "stroke": svg.PAPER if good else own}
-            look |= {} if good else {"fill_opacity": 0.25, "stroke_dasharray": "3 2"}
-            said = svg.element("title", _said(group, summary.metric))
-            parts.append(
-                svg.element("rect", said, **where, **look, data_series=places[group[0].candidate])
-            )
-    drawn = svg.figure(bottom + 36, f"{title}. A bar per attempt at a job, a row per core.", *parts)
-    held = {bar.candidate for bar in summary.bars}
-    legend = svg.legend({name: place for name, place in places.items() if name in held})
-    return Markup().join([svg.element("p", title), drawn, legend])
-
-
-def _together(bars: Sequence[Bar]) -> list[list[Bar]]:
+def together(bars: Sequence[Bar]) -> list[list[Bar]]:
     """Group the jobs that began and ended at the same time: those of a fusion group."""
     groups: list[list[Bar]] = []
     for bar in sorted(bars, key=lambda bar: (bar.start, bar.end)):
@@ -77,20 +25,20 @@ def _together(bars: Sequence[Bar]) -> list[list[Bar]]:
     return groups
 
 
-def _said(group: Sequence[Bar], metric: str) -> str:
+def facts_of(group: Sequence[Bar], metric: str) -> str:
     """Return the facts of a bar, a line each."""
     first = group[0]
     lines = [
-        bar.job + (f": {metric} {sentences.number(bar.score)}" if math.isfinite(bar.score) else "")
+        bar.job + (f": {metric} {say.number(bar.score)}" if math.isfinite(bar.score) else "")
         for bar in group[:5]
     ]
     lines += [f"and {len(group) - 5} more"] * (len(group) > 5)
     outcomes = ", ".join(dict.fromkeys(bar.outcome for bar in group))
-    spent = sentences.duration(first.end - first.start)
-    lines += [f"{spent} on {sentences.ran_on(first)}; {outcomes}, attempt {first.attempt}"]
+    spent = say.duration(first.end - first.start)
+    lines += [f"{spent} on {say.ran_on(first)}; {outcomes}, attempt {first.attempt}"]
     lines += [
-        f"predicted {sentences.duration(first.expected)}; peak memory "
-        f"{sentences.gibibytes(first.peak_memory)}, reserved {sentences.gibibytes(first.memory)}"
+        f"predicted {say.duration(first.expected)}; peak memory "
+        f"{say.gibibytes(first.peak_memory)}, reserved {say.gibibytes(first.memory)}"
     ]
     lines += [f"waited {wait}" for wait in first.waits]
     return "\n".join([*lines, *([first.error[:200]] if first.error else [])])
@@ -101,7 +49,7 @@ def lanes_of(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
     return [*_gpu_lanes(bars), *_lanes(bars)]
 
 
-def gantt_title(summary: Summary, longest: float) -> str:
+def timeline_title(summary: Summary, longest: float) -> str:
     """Say how long the jobs took, and which share of the cores they held."""
     lanes = _lanes(summary.bars)
     jobs = len({bar.job for bar in summary.bars})
@@ -111,8 +59,8 @@ def gantt_title(summary: Summary, longest: float) -> str:
     if known is not None and known.cores is not None and known.held is not None:
         rows, longest, share = known.cores, known.makespan, known.held
     return (
-        f"{sentences.plural(jobs, 'job')} on {sentences.plural(rows, 'core')} in "
-        f"{sentences.duration(longest)}; jobs held {sentences.percent(share)} of the core time"
+        f"{say.plural(jobs, 'job')} on {say.plural(rows, 'core')} in "
+        f"{say.duration(longest)}; jobs held {say.percent(share)} of the core time"
     )
 
 

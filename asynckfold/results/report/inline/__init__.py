@@ -1,1 +1,0 @@
-"""The figures of the page as inline SVG, without matplotlib, whose import takes a second."""
