@@ -1,14 +1,16 @@
-"""Objects of torch, torchvision and scikit-learn as JSON and arrays: by class name and settings.
+"""Objects of torch, torchvision and scikit-learn in files, without pickle.
 
-Reading makes objects of these libraries' own classes only, from plain values: nothing in a file can
-name other code. What cannot be written so is refused when it is saved.
+Transforms of torch and torchvision are JSON: a class by name, and its settings. Transformers of
+scikit-learn are written and read by skops. Reading makes objects of these libraries' own classes
+only: nothing in a file can name other code. What cannot be written so is refused when it is saved.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,25 +18,26 @@ import torch
 
 from asynckfold.data.transforms import Step, describe, is_known, step_name
 from asynckfold.errors import InputError
-
-Arrays = dict[str, torch.Tensor]
+from asynckfold.jobs.argument import one_line
 
 _LAYERS = "torch.nn.functional"
 _FUNCTIONS = ("torch", "torch.special", _LAYERS)
 _CLASSES = ("torchvision.transforms", "torchvision.transforms.v2", "torch.nn")
 
-SCALERS = {
-    "sklearn.decomposition": ("PCA", "TruncatedSVD"),
-    "sklearn.impute": ("SimpleImputer",),
-    "sklearn.feature_selection": ("VarianceThreshold",),
-    "sklearn.preprocessing": (
-        *("Binarizer", "MaxAbsScaler", "MinMaxScaler", "Normalizer", "PowerTransformer"),
-        *("QuantileTransformer", "RobustScaler", "StandardScaler"),
+TRUSTED = (
+    "numpy.dtype",
+    *(
+        f"sklearn.feature_selection._{name}"
+        for name in (
+            *("univariate_selection.chi2", "univariate_selection.f_classif"),
+            *("univariate_selection.f_regression", "univariate_selection.r_regression"),
+            *("mutual_info.mutual_info_classif", "mutual_info.mutual_info_regression"),
+        )
     ),
-}
-"""Transformers that are arrays and numbers throughout; a ``Pipeline`` of them is one, too."""
-
-_SCALER_MODULES = {name: module for module, names in SCALERS.items() for name in names}
+    "scipy.interpolate._bsplines.BSpline",
+)
+"""Types that files may hold besides those that skops itself trusts, which are classes of
+scikit-learn, and functions of NumPy and SciPy on arrays."""
 
 
 class _NotPlainError(ValueError):
@@ -51,8 +54,8 @@ def stored_step(step: Step) -> dict[str, Any] | None:
         if name and _function(place, name) is step:
             return {"function": f"{place}.{name}"}
     try:
-        found = _stored_instance(step)
-        return found if found and describe(restored_step(found)) == describe(step) else None
+        stored = _stored_instance(step)
+        return stored if stored and describe(restored_step(stored)) == describe(step) else None
     except (_NotPlainError, AttributeError, InputError, TypeError, ValueError):
         return None
 
@@ -73,9 +76,9 @@ def restored_step(stored: Any) -> Step:
     """Return the step of such JSON; raise ValueError if it names anything else."""
     if "function" in stored:
         place, _, name = str(stored["function"]).rpartition(".")
-        if place not in _FUNCTIONS or (found := _function(place, name)) is None:
+        if place not in _FUNCTIONS or (function := _function(place, name)) is None:
             raise ValueError(f"{stored['function']} is no function of torch")
-        return found
+        return function
     place, _, name = str(stored["class"]).rpartition(".")
     kind = getattr(importlib.import_module(place), name, None) if place in _CLASSES else None
     if not isinstance(kind, type):
@@ -88,10 +91,10 @@ def restored_step(stored: Any) -> Step:
 
 def _function(place: str, name: str) -> Step | None:
     """Return a function of tensors; None if there is none of this name."""
-    found = getattr(importlib.import_module(place), name, None)
+    function = getattr(importlib.import_module(place), name, None)
     # torch.load, torch.compile and their like are written in Python.
-    is_plain = inspect.isbuiltin(found) or (place == _LAYERS and inspect.isfunction(found))
-    return found if is_plain and not name.startswith("_") else None
+    is_plain = inspect.isbuiltin(function) or (place == _LAYERS and inspect.isfunction(function))
+    return function if is_plain and not name.startswith("_") else None
 
 
 def _plain(value: Any) -> Any:
@@ -134,92 +137,46 @@ def _value(stored: Any) -> Any:
 # Fitted transformers
 
 
-def stored_fit(fit: Any, arrays: Arrays, place: str) -> Any:
-    """Return a fitted transformer as JSON; its arrays are added to `arrays`, below `place`.
+def packed_fit(fit: Any) -> torch.Tensor:
+    """Return a fitted transformer as bytes, written by skops.
 
     Raises
     ------
     ValueError
-        It is none of `SCALERS`, or holds something else than numbers.
+        It holds a function or a class that is none of scikit-learn, NumPy or SciPy.
     """
-    if fit is None:
-        return None
-    name = type(fit).__name__
-    if _is_from(fit, "sklearn.pipeline", "Pipeline"):
-        steps = [
-            [label, stored_fit(None if step == "passthrough" else step, arrays, f"{place}.{label}")]
-            for label, step in fit.steps
-        ]
-        return {"class": "Pipeline", "steps": steps}
-    if not _is_from(fit, _SCALER_MODULES.get(name, "?"), name):
-        raise ValueError(f"{name} is none of {', '.join(sorted(_SCALER_MODULES))}, Pipeline")
-    settings = fit.get_params(deep=False)
-    fitted = {key: value for key, value in vars(fit).items() if key not in settings}
+    import skops.io
+
     try:
-        return {
-            "class": name,
-            "settings": {key: _plain_number(value) for key, value in settings.items()},
-            "fitted": {
-                key: _stored_value(value, arrays, f"{place}.{key}") for key, value in fitted.items()
-            },
-        }
-    except _NotPlainError as error:
-        raise ValueError(f"{name} with a setting or result that is {error}") from error
+        data = skops.io.dumps(fit)
+        others = set(skops.io.get_untrusted_types(data=data)) - {*TRUSTED}
+    except Exception as error:
+        # It calls the user's own objects, which may raise anything.
+        raise ValueError(f"{type(fit).__name__}, which raised {one_line(error)}") from error
+    if others:
+        raise ValueError(f"{type(fit).__name__} with {', '.join(sorted(others))}")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _is_from(item: Any, module: str, name: str) -> bool:
-    kind = type(item)
-    return kind.__module__.startswith("sklearn.") and (
-        getattr(importlib.import_module(module), name, None) is kind if module != "?" else False
-    )
+def unpacked_fit(data: torch.Tensor) -> Any:
+    """Return the transformer of such bytes; skops raises if they name another type."""
+    import skops.io
+
+    return skops.io.loads(data.numpy().tobytes(), trusted=[*TRUSTED])
 
 
-def _plain_number(value: Any) -> Any:
-    return _plain(value.item() if isinstance(value, np.generic) else value)
+def fit_text(fit: Any) -> str:
+    """Describe a fitted transformer as JSON, with its numbers."""
+    return json.dumps(_described(fit), default=str)
 
 
-def _stored_value(value: Any, arrays: Arrays, place: str) -> Any:
-    if isinstance(value, (np.ndarray, np.generic)):
-        if value.dtype.kind not in "biuf" or value.dtype == np.longdouble:
-            raise _NotPlainError(f"an array of {value.dtype}")
-        arrays[place] = torch.from_numpy(np.array(value))
-        return {"scalar" if isinstance(value, np.generic) else "array": place}
-    if type(value).__module__.startswith("sklearn."):
-        return {"fit": stored_fit(value, arrays, place)}
-    return _plain(value)
-
-
-def restored_fit(stored: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
-    """Return the transformer that `stored_fit` wrote; raise ValueError if it is something else."""
-    if stored is None:
-        return None
-    name = stored["class"]
-    if name == "Pipeline":
-        from sklearn.pipeline import Pipeline
-
-        steps: Sequence[Any] = stored["steps"]
-        return Pipeline(
-            [
-                (label, "passthrough" if step is None else restored_fit(step, arrays))
-                for label, step in steps
-            ]
-        )
-    if name not in _SCALER_MODULES:
-        raise ValueError(f"{name} is no known transformer")
-    kind = getattr(importlib.import_module(_SCALER_MODULES[name]), name)
-    fit = kind(**{key: _value(item) for key, item in stored["settings"].items()})
-    for key, item in stored["fitted"].items():
-        setattr(fit, key, _fitted_value(item, arrays))
-    return fit
-
-
-def _fitted_value(stored: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
-    if isinstance(stored, Mapping):
-        (kind, place), *_ = stored.items()
-        if kind == "array":
-            return arrays[place].numpy()
-        if kind == "scalar":
-            return arrays[place].numpy()[()]
-        if kind == "fit":
-            return restored_fit(place, arrays)
-    return _value(stored)
+def _described(item: Any) -> Any:
+    if isinstance(item, (np.ndarray, np.generic)):
+        return item.tolist()
+    if isinstance(item, (list, tuple)):
+        return [_described(part) for part in item]
+    if not hasattr(item, "get_params"):
+        return item if item is None or isinstance(item, (bool, int, float, str)) else str(item)
+    # What was fitted ends in an underscore.
+    public = {name: value for name, value in vars(item).items() if not name.startswith("_")}
+    return {"class": type(item).__name__} | {key: _described(part) for key, part in public.items()}

@@ -5,7 +5,7 @@
     model.safetensors
       header      JSON under ``asynckfold``: `Header`; SHA-256 of all else
       tensors     0.layers.0.weight …    weights, by model
-                  preprocess.0.mean_ …   what `preprocess` fitted, by model
+                  preprocess.0           what `preprocess` fitted, by model: bytes of skops
                   check.0                outputs of each model for made-up inputs
 
 The made-up inputs hold nothing of the run's data. With them, a factory that builds another model of
@@ -19,6 +19,7 @@ import hashlib
 import inspect
 import json
 import platform
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -33,7 +34,13 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from asynckfold.api.named_objects import restored_fit, restored_step, stored_fit, stored_step
+from asynckfold.api.named_objects import (
+    fit_text,
+    packed_fit,
+    restored_step,
+    stored_step,
+    unpacked_fit,
+)
 from asynckfold.api.output_transform import of_arrays
 from asynckfold.api.prediction import InputForm, Member, Prediction, outputs_by_batch
 from asynckfold.data.transforms import step_name
@@ -57,7 +64,7 @@ _NEAR = 1e-2
 and versions of torch round otherwise, to some thousandths in bfloat16."""
 
 
-_DAMAGE = (*FAULTS, RuntimeError, SafetensorError)
+_DAMAGE = (*FAULTS, RuntimeError, SafetensorError, zipfile.BadZipFile)
 """What reading a file raises that is not what it should be."""
 
 
@@ -75,7 +82,6 @@ class Header:
     objective: Objective
     input: InputForm
     eval_transform: tuple[Any, ...]
-    preprocess: tuple[Any, ...]  # by model
     output_transform: Any  # JSON of a function of torch; None, or "own"
     precision: str
     channels_last: tuple[bool, ...]
@@ -97,10 +103,10 @@ def save_models(
     problems = [*_column_problems(prediction.form), *_weight_problems(prediction, tensors)]
     steps = [stored_step(step) for step in prediction.steps]
     problems += _step_problems(prediction, steps)
-    fits = []
     try:
         for number, member in enumerate(prediction.members):
-            fits.append(stored_fit(member.fit, tensors, f"preprocess.{number}"))
+            if member.fit is not None:
+                tensors[f"preprocess.{number}"] = packed_fit(member.fit)
     except ValueError as error:
         problems.append(_fit_problem(str(error)))
     refuse(problems)
@@ -121,7 +127,6 @@ def save_models(
         ensemble.objective,
         prediction.form,
         tuple(steps),
-        tuple(fits),
         None if transform is None else stored_step(transform) or _OWN,
         prediction.members[0].precision,
         prediction.channels_last,
@@ -152,26 +157,8 @@ def expected_by(prediction: Prediction) -> dict[str, str]:
             step_name(step) if inspect.isfunction(step) else str(step) for step in prediction.steps
         )
     if fit is not None:
-        arrays: dict[str, torch.Tensor] = {}
-        try:
-            stored = stored_fit(fit, arrays, "")
-        except ValueError:  # none whose settings are known
-            about["preprocess"] = str(fit)
-        else:
-            about["preprocess"] = json.dumps(_with_numbers(stored, arrays))
+        about["preprocess"] = fit_text(fit)
     return about
-
-
-def _with_numbers(stored: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
-    """Return a stored transformer with its arrays in place of their names."""
-    if isinstance(stored, list):
-        return [_with_numbers(item, arrays) for item in stored]
-    if not isinstance(stored, dict):
-        return stored
-    if stored.keys() <= {"array", "scalar"} and stored:
-        (place,) = stored.values()
-        return arrays[place].tolist()
-    return {name: _with_numbers(item, arrays) for name, item in stored.items()}
 
 
 def new_file_problems(path: Path, *, overwrite: bool) -> Iterator[Problem]:
@@ -223,9 +210,10 @@ def _step_problems(prediction: Prediction, stored: Sequence[Any]) -> Iterator[Pr
 
 def _fit_problem(received: str) -> Problem:
     return Problem(
-        "preprocess must be made of known scikit-learn transformers to be saved",
+        "preprocess must hold no functions and classes of your own to be saved",
         received,
-        "Use one of these; or transform the data before the run, if that learns nothing from it.",
+        "Use transformers of scikit-learn; or transform the data before the run, if that learns "
+        "nothing from them.",
     )
 
 
@@ -284,8 +272,8 @@ def load_model(
 ) -> FoldEnsemble:
     """Read trained models that `FoldEnsemble.save` or `CVResults.save_model` wrote.
 
-    Nothing in the file is executed: weights are read by safetensors, all else is JSON. The code of
-    the model comes from you.
+    Nothing in the file is executed: weights are read by safetensors, a fitted `preprocess` by
+    skops with a fixed list of types, all else is JSON. The code of the model comes from you.
 
     Parameters
     ----------
@@ -331,7 +319,8 @@ def load_model(
     made_of = f"{path}, of {header.candidate}"
     try:
         steps = tuple(map(restored_step, header.eval_transform))
-        fits = [restored_fit(stored, tensors) for stored in header.preprocess]
+        packed = [tensors.get(f"preprocess.{at}") for at in range(len(header.channels_last))]
+        fits = [None if data is None else unpacked_fit(data) for data in packed]
     except _DAMAGE as error:
         raise StoreCorruptError(f"{made_of}, cannot be restored: {error}") from error
     transform = _output_transform(header, output_transform)
