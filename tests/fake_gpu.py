@@ -73,7 +73,7 @@ def load_two() -> tuple[Any, str]:
 def install(monkeypatch: pytest.MonkeyPatch, load: Any = load_nvml) -> None:
     """Let this process see the fake, and take it for one that torch can use."""
     monkeypatch.setattr("asynckfold.system.machine.load_nvml", load)
-    monkeypatch.setattr("asynckfold.system.gpu_trial.failures", lambda uuids: {})
+    monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: "12.8")
     monkeypatch.setattr(gpu_rule, "START_SECONDS", 0.0)
 
 

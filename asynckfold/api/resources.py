@@ -96,7 +96,6 @@ class Sharing:
     def present_machine(self) -> Machine:
         """Return the machine; refuse GPUs that were asked for and are not there."""
         machine = self.machine()
-        machine.try_gpus()
         found = machine.gpus()
         needed = self.devices not in ("auto", "cpu") and not self._lists_cores_only
         if needed and (not found.gpus or (self.devices != "cuda" and found.reason)):

@@ -25,7 +25,6 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
     sharing = Sharing(**flag_values(parsed, Settings))
     refuse([*parsed.problems, *sharing.problems()])
     machine = watched(sharing.machine())
-    machine.try_gpus()
     n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)
     found, load = machine.describe(n_jobs), machine.load(n_jobs)
     would = now(found["cpu"], load)

@@ -184,7 +184,6 @@ class RayNode:
         sys.argv[:] = argv
         self._machine = make_machine()
         self._recent = RecentLoad(self._load)
-        self._machine.try_gpus()
         self._count = resolve_n_jobs(n_jobs, self._machine.max_cores)
         self._stall_timeout = stall_timeout
 

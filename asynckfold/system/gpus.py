@@ -7,7 +7,11 @@ order of the PCI bus; the slices of a GPU follow one another.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from runpy import run_path
 from typing import Any, NamedTuple
 
 from asynckfold.jobs.placement import Gpu
@@ -29,6 +33,30 @@ def load_nvml() -> tuple[Any, str]:
     return pynvml, ""
 
 
+@cache
+def torch_cuda() -> str | None:
+    """Return the version of CUDA that torch was built for, None for CPUs; imports no torch."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    version: str | None = run_path(str(Path(spec.origin).with_name("version.py"))).get("cuda")
+    return version
+
+
+def why_unusable(nvml: Any) -> str:
+    """Return why torch cannot use the GPUs of this machine, as far as versions tell."""
+    built = torch_cuda()
+    if built is None:
+        return "torch was built without CUDA: install a build with it"
+    try:
+        driver = nvml.nvmlSystemGetCudaDriverVersion() // 1000
+    except (nvml.NVMLError, *UNREADABLE):
+        return ""
+    if driver < int(built.partition(".")[0]):
+        return f"torch was built for CUDA {built}, and the driver is for CUDA {driver}: update it"
+    return ""
+
+
 @dataclass(frozen=True)
 class GpuReading:
     """The GPUs that this run may use, their names, and why others are missing.
@@ -42,24 +70,6 @@ class GpuReading:
     reason: str = ""
     others: Mapping[int, float] = field(default_factory=dict)
     failures: int = 0
-
-    def without(self, failed: Mapping[str, str]) -> GpuReading:
-        """Return the reading without GPUs that torch cannot use, by UUID and with the reason."""
-        if not failed:
-            return self
-        both = zip(self.gpus, self.names, strict=True)
-        kept = [(gpu, name) for gpu, name in both if gpu.uuid not in failed]
-        reasons = [self.reason] if self.reason else []
-        for gpu in self.gpus:
-            if failure := failed.get(gpu.uuid):
-                reasons.append(f"torch cannot use GPU {gpu.index}: {failure}")
-        return replace(
-            self,
-            gpus=tuple(gpu for gpu, _ in kept),
-            names=tuple(name for _, name in kept),
-            reason="; ".join(reasons),
-            failures=self.failures + len(self.gpus) - len(kept),
-        )
 
 
 class _Device(NamedTuple):

@@ -27,10 +27,9 @@ from typing import Any
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.system import gpu_trial
 from asynckfold.system.cpu_load import WINDOW_SECONDS, LoadSampler
 from asynckfold.system.gpu_load import GpuLoad
-from asynckfold.system.gpus import GpuReading, load_nvml, read_gpus
+from asynckfold.system.gpus import GpuReading, load_nvml, read_gpus, why_unusable
 from asynckfold.system.hysteresis import BusyCores, with_hysteresis
 from asynckfold.system.limits import (
     Host,
@@ -115,8 +114,6 @@ class Machine:
         The cores of the affinity mask at construction.
     max_cores : int
         How many of them may be used at once: the smallest limit, less the reserved ones.
-    gpu_note : str
-        Why GPUs that are there are not used, or not watched; empty before `try_gpus`.
     """
 
     def __init__(
@@ -142,14 +139,13 @@ class Machine:
         self._nvml, self._nvml_reason = nvml, ""
         if nvml is None and devices != "cpu":
             self._nvml, self._nvml_reason = load_nvml()
+        if self._nvml is not None and (reason := why_unusable(self._nvml)):
+            self._nvml, self._nvml_reason = None, reason
         self.cores = tuple(sorted(self._host.affinity()))
         self.max_cores = max(1, len(allowed_cores(self._host)) - reserve_cores)
         self._clock = clock
         self._sampler = LoadSampler(self.cores, self._readers, clock)
         self._gpu_load = GpuLoad(clock)
-        self.gpu_note = ""
-        self._unusable: dict[str, str] = {}
-        self._seen_by_torch: GpuReading | None = None
         self._busy: BusyCores | None = None
 
     def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
@@ -266,39 +262,18 @@ class Machine:
     def gpus(self, own: Collection[int] = ()) -> GpuReading:
         """Return the GPUs that may be used, or why there are none; `own` are own processes."""
         if self._nvml is None:
-            return self._seen_by_torch or GpuReading(reason=self._nvml_reason or "devices is 'cpu'")
+            return GpuReading(reason=self._nvml_reason or "devices is 'cpu'")
         visible = self._host.environ.get("CUDA_VISIBLE_DEVICES")
-        found = read_gpus(self._nvml, self._devices, visible, {os.getpid(), *own})
-        return found.without(self._unusable)
+        return read_gpus(self._nvml, self._devices, visible, {os.getpid(), *own})
 
-    def try_gpus(self) -> None:
-        """Leave out GPUs that torch cannot use; say in `gpu_note` what a user should know.
-
-        Without NVML, torch tells of the GPUs; their free memory is then that of this moment.
-        """
+    @property
+    def gpu_note(self) -> str:
+        """Why GPUs that are there are not used; empty if all are."""
         if self._nvml is not None:
-            self._unusable |= gpu_trial.failures([gpu.uuid for gpu in self.gpus().gpus])
-            found = self.gpus()
-            self.gpu_note = found.reason if found.failures else ""
-        elif self._devices != "cpu" and has_gpu():
-            self._ask_torch()
-
-    def _ask_torch(self) -> None:
-        seen, reason = gpu_trial.seen_by_torch()
-        listed = [item for item in self._devices if isinstance(item, int)]
-        kept = [pair for pair in seen if isinstance(self._devices, str) or pair[0].index in listed]
-        missing = {*listed} - {gpu.index for gpu, _ in kept}
-        if missing:
-            reason = f"GPU {min(missing)} is not there: torch sees {len(seen)}"
-        reasons = "; ".join(filter(None, [self._nvml_reason, reason]))
-        gpus, names = tuple(gpu for gpu, _ in kept), tuple(name for _, name in kept)
-        self._seen_by_torch = GpuReading(gpus, names, reasons if missing or not kept else "")
-        self.gpu_note = f"no GPU is used: {reasons}"
-        if kept:
-            self.gpu_note = (
-                f"{self._nvml_reason}; so it is unknown how much others use the GPUs, and their "
-                "free memory is that of the start"
-            )
+            reading = self.gpus()
+            return reading.reason if reading.failures else ""
+        is_wanted = self._devices != "cpu" and has_gpu()
+        return f"no GPU is used: {self._nvml_reason}" if is_wanted else ""
 
     def limits(self, n_jobs: int | None = None) -> tuple[Limit, ...]:
         """Return every limit on the cores, including the user's."""

@@ -85,13 +85,13 @@ def test_killed_it_continues_and_ends_with_the_same_bits(
 ON_GPU = """
 import sys, time
 from pathlib import Path
-from asynckfold.system import machine
+from asynckfold.system import gpus, machine
 from tests import fake_gpu
 from tests.faults.test_hogwild import kfold
 from tests.toy import adam
 
 machine.load_nvml = fake_gpu.load_nvml
-machine.gpu_trial.failures = lambda uuids: {}
+gpus.torch_cuda = lambda: "12.8"
 slow = Path(sys.argv[1]).with_name("SLOW")
 
 class Slow(fake_gpu.OnFakeGpu):

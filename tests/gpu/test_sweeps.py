@@ -32,13 +32,6 @@ pytestmark = [
 
 HOME = Path(__file__).parents[2]
 DATA = HOME.parent / "shared" / "data"
-HIDDEN_NVML = """
-import sys
-from asynckfold.system import machine
-machine.load_nvml = lambda: (None, "NVML is hidden")
-from asynckfold.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 def command(
@@ -104,11 +97,6 @@ def test_without_visible_gpus_cores_are_used_or_the_call_is_refused(root: Path) 
     assert devices_of(root) == {"cpu"}
     _, told = command(*sweep_words(root / "no", "--devices", "cuda"), visible="", fails=2)
     assert "devices" in told
-
-
-def test_without_nvml_torch_tells_of_it(root: Path) -> None:
-    command(*sweep_words(root, "--devices", "cuda"), code=HIDDEN_NVML)
-    assert devices_of(root) == {"cuda:0"}
 
 
 def run(root: Path, models: Any = (Tiny,), epochs: int = 3, **words: Any) -> CVResults:

@@ -16,10 +16,14 @@ from asynckfold.jobs.placement import Gpu, Placement, Request
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
 from asynckfold.scheduling.wait_reasons import obstacle
-from asynckfold.system import gpu_trial
-from asynckfold.system.gpus import load_nvml, visible_order
+from asynckfold.system.gpus import load_nvml, torch_cuda, visible_order
 from asynckfold.system.machine import Machine
 from tests.system.fakes import FakeMachine, fake_host
+
+
+@pytest.fixture(autouse=True)
+def _torch_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: "12.8")
 
 
 class FakeNvmlError(Exception):
@@ -33,6 +37,9 @@ class FakeNvml:
 
     def __init__(self, *gpus: tuple[int, int, int] | None) -> None:
         self.gpus = gpus
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 12040
 
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
@@ -482,81 +489,32 @@ def test_where_nobody_says_whose_use_it_is_own_jobs_are_not_taken_for_others(
 # GPUs that torch cannot use
 
 
-class Torch:
-    """Answers in the child's stead."""
-
-    def __init__(self, **found: Any) -> None:
-        self.found, self.asked = found, 0
-
-    def ask(self, uuids: list[str]) -> tuple[dict[str, dict[str, Any]], str]:
-        self.asked += 1
-        return self.found, ""
-
-
-GOOD = {"free": 5, "total": 10, "name": "Seen", "uuid": "GPU-x"}
-
-
-def test_a_gpu_whose_trial_fails_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_trial, "_SOUND", set())
-    torch = Torch(**{"GPU-a00": {"failure": "RuntimeError: no kernel image"}, "GPU-b00": GOOD})
-    monkeypatch.setattr(gpu_trial, "_ask", torch.ask)
-    machine = gpu_machine(tmp_path, FakeNvml((1, 10, 0), (2, 10, 0), (3, 10, 0)))
-    machine.try_gpus()
-    assert [gpu.index for gpu in machine.load().gpus] == [1]
-    assert machine.gpu_note == (
-        "torch cannot use GPU 0: RuntimeError: no kernel image; torch cannot use GPU 2: its trial "
-        "ended without an answer"
-    )
-    good = Torch(**{"GPU-a00": GOOD})
-    monkeypatch.setattr(gpu_trial, "_ask", good.ask)
-    for _ in range(2):
-        machine = gpu_machine(tmp_path, FakeNvml((1, 10, 0)))
-        machine.try_gpus()
-        assert (len(machine.gpus().gpus), machine.gpu_note) == (1, "")
-    assert good.asked == 1
-
-
 @pytest.mark.parametrize(
-    ("devices", "indices", "note"),
+    ("built", "reason"),
     [
-        ("auto", [0, 1], "so it is unknown how much others use the GPUs"),
-        ([1], [1], "so it is unknown"),
-        (["cpu", 1], [1], "so it is unknown"),
-        ([5], [], "no GPU is used: nvidia-ml-py is not installed: pip install nvidia-ml-py; GPU 5"),
-        ("cpu", [], ""),
+        ("12.8", ""),
+        (None, "torch was built without CUDA"),
+        ("13.0", "torch was built for CUDA 13.0, and the driver is for CUDA 12"),
     ],
 )
-def test_without_nvml_torch_tells_of_the_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, devices: Any, indices: list[int], note: str
+def test_gpus_for_which_torch_was_not_built_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: str | None, reason: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setattr("asynckfold.system.machine.has_gpu", lambda: True)
-    monkeypatch.setattr(gpu_trial, "_ask", Torch(**{"0": GOOD, "1": GOOD}).ask)
-    machine = Machine(devices, host=fake_host(tmp_path, (0, 1)))
-    machine.try_gpus()
-    found = machine.gpus()
-    assert [(gpu.index, gpu.free) for gpu in found.gpus] == [(index, 5) for index in indices]
-    assert note in machine.gpu_note
-    assert bool(found.reason) == (not indices)
+    monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: built)
+    machine = gpu_machine(tmp_path, FakeNvml((1, 10, 0)))
+    assert len(machine.gpus().gpus) == (not reason)
+    assert reason in machine.gpus().reason
+    assert machine.gpu_note == (reason and f"no GPU is used: {machine.gpus().reason}")
 
 
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        ("import sys; sys.exit('no driver')", "its trial ended with exit code 1: no driver"),
-        ("import time; time.sleep(60)", "no answer within 0.5 s"),
-        ("print('nothing')", "its trial ended with exit code 0: no error message"),
-    ],
-)
-def test_a_trial_that_does_not_answer_is_a_failure_of_its_gpus(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, reason: str
-) -> None:
-    script = tmp_path / "python"
-    script.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}"\n')
-    script.chmod(0o700)
-    monkeypatch.setattr(gpu_trial, "TRIAL_SECONDS", 0.5 if "sleep" in program else 60.0)
-    monkeypatch.setattr(gpu_trial.sys, "executable", str(script))
-    assert gpu_trial.failures(["GPU-q"]) == {"GPU-q": reason}
-    assert gpu_trial.seen_by_torch() == ([], reason)
+def test_a_gpu_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    machine = gpu_machine(tmp_path, FakeNvml(None, (2, 10, 0)))
+    assert [gpu.index for gpu in machine.gpus().gpus] == [1]
+    assert machine.gpu_note == "GPU 0 cannot be read: GPU is lost"
+
+
+def test_the_version_of_torch_is_read_without_its_import() -> None:
+    import torch
+
+    assert torch_cuda() == torch.version.cuda

@@ -23,9 +23,14 @@ class NVMLError_LibraryNotFound(NVMLError):
 
 def nvmlInit() -> None:
     """Let `asynckfold` believe that torch can use them."""
-    from asynckfold.system import gpu_trial
+    from asynckfold.system import gpus
 
-    gpu_trial.failures = lambda uuids: {}
+    gpus.torch_cuda = lambda: "12.8"  # type: ignore[assignment]
+
+
+def nvmlSystemGetCudaDriverVersion() -> int:
+    """Return the CUDA version of the driver."""
+    return 12040
 
 
 def nvmlDeviceGetCount() -> int:
