@@ -59,7 +59,7 @@ def begin(call: Call) -> None:
     about = {
         **_about(call.machine, settings.about.get("cli", ())),
         **settings.about,
-        "decision": call.choice.to_dict(),
+        "decision": call.choice,
     }
     store.begin(call.plan, call.folds, call.data.targets, about, free=settings.free)
     save_initial_weights(store.root, call.recipe)

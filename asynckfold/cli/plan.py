@@ -102,7 +102,7 @@ def _numbers(found: Forecast) -> dict[str, Any]:
         "last_threads": dict(choice.last_threads),
         "why": dict(choice.why),
         "jobs_per_gpu": dict(choice.per_gpu),
-        "costs": {name: cost.to_dict() for name, cost in choice.costs.items()},
+        "costs": {name: asdict(cost) for name, cost in choice.costs.items()},
         "allotted_cores": choice.cores,
         "nodes": [asdict(node) for node in choice.nodes],
         "prediction": asdict(choice.prediction),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from asynckfold.jobs.trainer_params import TrainerParams
 
@@ -44,8 +44,6 @@ class Cost:
     >>> cost = Cost({1: 0.004, 2: 0.003}, {1: 0.002, 2: 0.001})
     >>> round(cost.seconds(Work(100, 10), threads=2), 6)
     0.31
-    >>> Cost.from_dict(cost.to_dict()) == cost
-    True
     """
 
     # of a training step, by threads (1 included), all cores busy with this
@@ -101,32 +99,6 @@ class Cost:
         """
         steps = {count: seconds / gain for count, seconds in self.step_seconds.items()}
         return replace(self, step_seconds=steps)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return what JSON can hold."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Any) -> Cost:
-        """Read what `to_dict` returned, also through JSON; raise ValueError for anything else."""
-        try:
-            steps, evaluations = (
-                {int(count): float(seconds) for count, seconds in raw[name].items()}
-                for name in ("step_seconds", "eval_seconds")
-            )
-            flops, memory, gpu = (int(raw[name]) for name in ("flops", "memory", "gpu_memory"))
-            kernels, gain = (float(raw[name]) for name in ("gpu_seconds", "processes_gain"))
-        except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
-            raise ValueError(f"no cost of a model: {error!r}") from error
-        known = 1 in steps and steps.keys() == evaluations.keys() and min(steps) >= 1
-        times = [*steps.values(), *evaluations.values()]
-        sound = all(0 < seconds < math.inf for seconds in times)
-        sound = sound and all(0 <= item < math.inf for item in (kernels, gain))
-        if not known or not sound:
-            raise ValueError("no cost of a model: its seconds make no sense")
-        if min(flops, memory, gpu) < 0:
-            raise ValueError("no cost of a model: negative bytes or operations")
-        return cls(steps, evaluations, flops, memory, gpu, kernels, gain)
 
 
 def at(seconds: Mapping[int, float], threads: int) -> float:

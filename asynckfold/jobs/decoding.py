@@ -7,7 +7,6 @@ infinity, and the text can be read with any tool; msgspec checks the types.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -103,18 +102,3 @@ def _unknown(raw: Any, known: Any) -> str:
     if isinstance(raw, (list, tuple)):
         return next(filter(None, map(_unknown, raw, known)), "")
     return ""
-
-
-def within(value: float, low: float, high: float, name: str) -> float:
-    """Return `value`; raise ValueError unless it is from `low` to `high`."""
-    if not low <= value <= high:
-        raise ValueError(f"{name} must be from {low:g} to {high:g}, not {value:g}")
-    return value
-
-
-def finite(values: Mapping[str, float], low: float = -1e12, high: float = 1e12) -> None:
-    """Raise ValueError if a named number is NaN, infinite or out of range."""
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise ValueError(f"{name} must be a finite number")
-        within(value, low, high, name)

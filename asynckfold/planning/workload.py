@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from asynckfold.jobs.cost import Cost, Work, work_of
-from asynckfold.jobs.decoding import decoded, finite, within
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, WORKER_BYTES, NodeSize, Request
@@ -71,31 +69,6 @@ class Choice:
         """Return the cost of a job on its kind of device."""
         gpu = plan.device_of(job.candidate) == "cuda" and job.model in self.gpu_costs
         return (self.gpu_costs if gpu else self.costs)[job.model]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain data for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Choice:
-        """Read what `to_dict` returned, also after a round trip through JSON.
-
-        Raises
-        ------
-        ValueError
-            It is damaged.
-        """
-        choice = decoded(cls, raw, "decision")
-        finite({f"prediction.{name}": value for name, value in asdict(choice.prediction).items()})
-        for count in (choice.cores, *(node.cores for node in choice.nodes)):
-            within(count, 1, 1 << 20, "cores")
-        for node in choice.nodes:
-            within(node.gpus, 0, 1 << 20, "gpus")
-        costs, gpu_costs = (
-            {name: Cost.from_dict(cost.to_dict()) for name, cost in named.items()}
-            for named in (choice.costs, choice.gpu_costs)
-        )
-        return replace(choice, costs=costs, gpu_costs=gpu_costs)
 
 
 @dataclass(frozen=True)

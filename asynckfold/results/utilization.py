@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 
+from asynckfold.jobs.decoding import decoded
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import job_by_id
 from asynckfold.planning.forecast import Forecast, forecast
@@ -197,7 +198,7 @@ def decided_of(store: RunReader) -> Choice | None:
     """
     with decoding(store.root):
         decided = store.about.get("decision")
-        return Choice.from_dict(decided) if decided else None
+        return decoded(Choice, decided, "decision") if decided else None
 
 
 def forecast_of(store: RunReader) -> Forecast | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.jobs.cost import Cost, Work, at
+from asynckfold.jobs.decoding import decoded, encoded, parsed
 
 seconds = st.floats(1e-6, 1e4)
 by_threads = st.dictionaries(st.integers(1, 64), seconds, max_size=6).flatmap(
@@ -27,7 +26,7 @@ def costs(draw: st.DrawFn) -> Cost:
 
 @given(costs())
 def test_a_cost_survives_json(cost: Cost) -> None:
-    assert Cost.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+    assert decoded(Cost, parsed(encoded(cost))) == cost
 
 
 @given(by_threads, st.integers(1, 256))
@@ -81,38 +80,3 @@ def test_scaling_brings_a_step_to_what_was_seen_and_keeps_proportions() -> None:
     cost = Cost({1: 0.5, 2: 0.25}, {1: 2.0, 2: 1.5}, 7, 8, 9)
     assert cost.scaled(1.0) == Cost({1: 1.0, 2: 0.5}, {1: 4.0, 2: 3.0}, 7, 8, 9)
     assert [cost.scaled(value) for value in (0.0, -1.0, math.inf, math.nan)] == [cost] * 4
-
-
-WHOLE: dict[str, object] = {
-    "step_seconds": {"1": 1},
-    "eval_seconds": {"1": 1},
-    "flops": 0,
-    "memory": 0,
-}
-WHOLE |= {"gpu_memory": 0, "gpu_seconds": 0, "processes_gain": 0}
-
-
-@pytest.mark.parametrize("raw", [None, [], {}, "text", *({**WHOLE, name: None} for name in WHOLE)])
-def test_what_is_no_cost_is_refused(raw: object) -> None:
-    with pytest.raises(ValueError, match="no cost of a model"):
-        Cost.from_dict(raw)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"step_seconds": {}, "eval_seconds": {}},
-        {"step_seconds": {"2": 1}, "eval_seconds": {"2": 1}},
-        {"eval_seconds": {"2": 1}},
-        {"step_seconds": {"1": -1}},
-        {"step_seconds": {"1": "nan"}},
-        {"step_seconds": {"1": 1, "0": 1}, "eval_seconds": {"1": 1, "0": 1}},
-        {"step_seconds": {"x": 1}},
-        {"flops": -1},
-        {"flops": math.inf},
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(changes: dict[str, object]) -> None:
-    assert Cost.from_dict(WHOLE) == Cost({1: 1.0}, {1: 1.0})
-    with pytest.raises(ValueError, match="no cost of a model"):
-        Cost.from_dict({**WHOLE, **changes})

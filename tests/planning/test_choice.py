@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 
 from asynckfold.errors import InputError
+from asynckfold.jobs.decoding import decoded, encoded, parsed
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import WORKER_BYTES, Request
@@ -92,7 +92,7 @@ def test_another_run_must_know_the_models_and_fit_the_cores() -> None:
 
 def test_a_choice_survives_json() -> None:
     for choice in (choice_of(workload()), choice_of(workload(device="cuda"))):
-        assert Choice.from_dict(json.loads(json.dumps(choice.to_dict()))) == choice
+        assert decoded(Choice, parsed(encoded(choice))) == choice
 
 
 def test_equal_threads_are_equal_plans_however_they_were_chosen() -> None:
@@ -137,7 +137,7 @@ def test_the_smallest_job_is_the_last_and_has_the_threads_that_are_left() -> Non
     assert [made[job.id].threads for job in work.plan.jobs] == [1, 1, 1, 2, 1]
     name = "M/cosine/fold-3"
     assert made[name].seconds == choice.costs["M"].seconds(work.works()[name], 2)
-    assert Choice.from_dict(json.loads(json.dumps(choice.to_dict()))) == choice
+    assert decoded(Choice, parsed(encoded(choice))) == choice
     alike = replace(work, folds=tuple(replace(fold, train=np.arange(3200)) for fold in work.folds))
     assert choice_of(alike).last_threads == {"M/cosine/fold-4": 2}
     facts = replace(work.facts, fusible={"M": ""}, fused={"M": "alike"})
@@ -214,8 +214,6 @@ def test_the_kinds_are_part_of_the_plan_and_survive_it() -> None:
     assert (plan.device, plan.devices) == ("cuda", {"tiny/cosine": "cpu"})
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.fingerprint != replace(plan, devices={}).fingerprint
-    with pytest.raises(ValueError, match="device"):
-        Plan.from_json(plan.to_json().replace('"tiny/cosine":"cpu"', '"tiny/cosine":"tpu"'))
 
 
 def test_a_run_keeps_its_kinds_and_new_candidates_follow_them() -> None:
@@ -246,7 +244,7 @@ def test_a_model_on_both_kinds_has_one_thread_on_the_gpu() -> None:
     assert "; on GPUs 1 thread: the work is done by a GPU" in choice.why["vgg"]
     made = requests(choice, work)
     assert {name for name, item in made.items() if item.gpu} == {*stepped}
-    assert Choice.from_dict(json.loads(json.dumps(choice.to_dict()))) == choice
+    assert decoded(Choice, parsed(encoded(choice))) == choice
     # Continued, with a candidate more: nothing that was decided changes.
     more = replace(plan, jobs=make_jobs(["vgg"], ["cosine", "step", "warm"], FOLDS[:2], 0))
     kinds = choose_devices(replace(work, plan=more), KINDS, plan).kinds

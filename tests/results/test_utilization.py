@@ -104,7 +104,7 @@ def test_an_attempt_in_a_batch_holds_its_core_from_its_turn_on(root: Path) -> No
 
 
 def test_all_attempts_count_in_seconds_and_core_seconds(root: Path) -> None:
-    write(root, {"decision": CHOICE.to_dict()})
+    write(root, {"decision": CHOICE})
     with RunStore.read(root) as store:
         found = packing_of(store)
     assert found is not None
@@ -128,7 +128,7 @@ def test_seconds_of_a_fusion_group_count_once(root: Path) -> None:
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
         plan = replace(PLAN, groups=((B0, B1),))
-        store.begin(plan, FOLDS, TARGETS, {"decision": CHOICE.to_dict()})
+        store.begin(plan, FOLDS, TARGETS, {"decision": CHOICE})
         store.clock = 1.0
         store.start_attempt(B0, (0,), 1, "cpu", 10.0)
         store.clock = 1.5
@@ -166,7 +166,7 @@ def test_a_run_without_attempts_has_no_packing(root: Path) -> None:
 
 
 def test_the_report_shows_waits_and_memory_of_each_attempt(root: Path) -> None:
-    write(root, {"decision": CHOICE.to_dict()})
+    write(root, {"decision": CHOICE})
     with RunStore.read(root) as store:
         summary, found = summarize(store), packing_of(store)
     assert summary.packing == found

@@ -302,7 +302,7 @@ def test_cores_to_which_a_job_moved_are_reported_counted_and_drawn(
     name, other = "A/cosine/fold-0", "B/cosine/fold-0"
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
-        store.begin(PLAN, FOLDS, TARGETS, {"decision": CHOICE.to_dict()})
+        store.begin(PLAN, FOLDS, TARGETS, {"decision": CHOICE})
         store.clock = 1.0
         number = store.start_attempt(name, (0,), 1, "cpu", 5.0)
         store.start_attempt(other, (1,), 1, "cpu", 5.0)

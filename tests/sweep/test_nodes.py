@@ -290,7 +290,7 @@ def test_a_single_task_waits_until_one_node_is_open() -> None:
 def test_a_run_continues_on_nodes_and_the_timeline_has_a_lane_for_each_core(root: Path) -> None:
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
-        store.begin(PLAN, FOLDS, TARGETS, {"decision": CHOICE.to_dict()})
+        store.begin(PLAN, FOLDS, TARGETS, {"decision": CHOICE})
         store.start_attempt(A0, (0, 1), 2, "cpu", 2.0, 0)
         store.clock = 4.0
         store.record(Result(A0, 1, DONE, {"accuracy": 1.0}))
