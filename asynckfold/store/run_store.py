@@ -221,7 +221,7 @@ class RunStore(Closing):
             expected,
             "",
             memory=memory,
-            waits=tuple(waits),
+            waits=tuple(replace(wait, seconds=round(wait.seconds, 3)) for wait in waits),
             node=node,
         )
         _write_attempt(self, attempt)
