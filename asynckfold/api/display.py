@@ -24,7 +24,7 @@ from rich.text import Text
 
 from asynckfold.api.notebook import Cell, is_notebook, warn
 from asynckfold.api.progress import SweepProgress, cores_in_use, overview
-from asynckfold.jobs.messages import EpochEnded, Noted, RunEvent
+from asynckfold.jobs.messages import EpochEnded, Note, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, Result
@@ -203,7 +203,7 @@ class Display:
             known = (f"{name} {value:.4f}" for name, value in measures.items() if value == value)
             text = f"{event.job_id} epoch {item.number} {' '.join(known)}"
             self.note(text, verbose=3, level=logging.DEBUG)
-        elif isinstance(event, Noted):
+        elif isinstance(event, Note):
             self.note(f"{event.job_id or 'run'}: {event.text}")
 
     def ended(self, result: Result) -> None:

@@ -22,7 +22,7 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.server_process import start_failure
 from asynckfold.engines.worker_handle import Submission, Worker
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import Noted, Task
+from asynckfold.jobs.messages import Note, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.system import file_descriptors
@@ -141,7 +141,7 @@ class ProcessEngine:
                 self._waiting.append((work, number))
                 if not self._shortage_reported:
                     text = f"fewer workers: {start_failure(number)}"
-                    self._tell(Noted(None, "workers", text))
+                    self._tell(Note(None, "workers", text))
                 self._shortage_reported = True
             elif work.room_at is not None and time.monotonic() < work.room_at:
                 # A worker that ended counts as a process until it is reaped.

@@ -45,7 +45,7 @@ from asynckfold.engines.ray_local import LocalRay
 from asynckfold.engines.ray_node import NodeData, ScratchFolder, hold
 from asynckfold.errors import Problem, StorageError, refuse
 from asynckfold.jobs.digests.ownership import sent_by_value
-from asynckfold.jobs.messages import Noted
+from asynckfold.jobs.messages import Note
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.reproducibility import NODES
 from asynckfold.system.signals import Interruption
@@ -392,7 +392,7 @@ class RayCluster:
 
     def _say(self, text: str) -> None:
         if self.engine is not None:
-            self.engine.say(Noted(None, "cluster", text))
+            self.engine.say(Note(None, "cluster", text))
 
 
 def looked_at(

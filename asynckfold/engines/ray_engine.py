@@ -20,7 +20,7 @@ from asynckfold.engines.ray_handle import NodeHandle
 from asynckfold.engines.ray_node import settle
 from asynckfold.engines.ray_room import send
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import CheckpointWritten, Noted, Task
+from asynckfold.jobs.messages import CheckpointWritten, Note, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.reservations import within
 from asynckfold.store.layout import FINAL
@@ -252,7 +252,7 @@ class RayEngine:
 
     def lose(self, node: NodeHandle, why: str) -> None:
         """End the placements of a node that is gone."""
-        self.say(Noted(None, "cluster", f"{node.place} is lost: {why}"))
+        self.say(Note(None, "cluster", f"{node.place} is lost: {why}"))
         for work in self._take(lambda work: work.node is node):
             self._end_lost(work, why)
 
@@ -261,7 +261,7 @@ class RayEngine:
         if not node.is_used:
             return
         node.left_out = why
-        self.say(Noted(None, "cluster", f"{node.place} {why}: it gets no jobs any more"))
+        self.say(Note(None, "cluster", f"{node.place} {why}: it gets no jobs any more"))
         # A placement that has not begun finds nobody; its task then ends.
         node.actor.stop.remote(LEAVE_SECONDS)
 

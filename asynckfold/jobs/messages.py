@@ -80,7 +80,7 @@ class JobEnded:
 
 
 @dataclass(frozen=True)
-class Noted:
+class Note:
     """Something for the log of the run."""
 
     job_id: str | None
@@ -89,7 +89,7 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Left:
+class Leftovers:
     """What a job changed in its process that could not be restored."""
 
     job_id: str | None  # one of the fused jobs; None for a dry run
@@ -98,7 +98,7 @@ class Left:
     numbers: bool = True  # their results may differ because of it
 
 
-RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Noted | Left
+RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Note | Leftovers
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.jobs.messages import Noted, RetryableFailure, RunEvent, Started, Task
+from asynckfold.jobs.messages import Note, RetryableFailure, RunEvent, Started, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.retries import decide
@@ -93,7 +93,7 @@ class Attempts:
             at = item.started if item.placement.is_job_batch else None
         self._store.started(event.job_id, event.attempt, event.pid, at)
 
-    def note(self, event: Noted) -> None:
+    def note(self, event: Note) -> None:
         """Record an event and pass it on."""
         self._store.event(event.kind, event.text, event.job_id)
         self._observer.heard(event)
@@ -190,7 +190,7 @@ class Attempts:
                 machine = "a node" if node else "the machine"
                 when = f"alone on {machine if retry.alone else 'a GPU'}"
             kind = "oom_retry" if outcome in ("oom", "gpu_oom") else outcome
-            self.note(Noted(name, kind, f"{text}; retried {when}"))
+            self.note(Note(name, kind, f"{text}; retried {when}"))
             return
         self._store.event(outcome, text, name)
         account = f"{len(history)} attempts: {', '.join(history)}"

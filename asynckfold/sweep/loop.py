@@ -28,8 +28,8 @@ from asynckfold.jobs.messages import (
     CheckpointWritten,
     EpochEnded,
     JobEnded,
-    Left,
-    Noted,
+    Leftovers,
+    Note,
     RunEvent,
     Started,
 )
@@ -202,7 +202,7 @@ class Sweep:
         few = next((reason.text for reason in obstacles if reason.kind == "nodes"), "")
         obstacle = blocked_everywhere(load) or few or "no GPU that this run may use can be seen"
         if self._patience.look(self._clock(), obstacle if stuck else ""):
-            self._attempts.note(Noted(None, "waiting", f"nothing can start: {obstacle}"))
+            self._attempts.note(Note(None, "waiting", f"nothing can start: {obstacle}"))
         if placed:
             self._shortage_reported = False
         elif self._running and not self._shortage_reported:
@@ -224,7 +224,7 @@ class Sweep:
         texts = [reason.text for reason in obstacles if reason.kind == "memory"]
         if texts:
             self._shortage_reported = True
-            self._attempts.note(Noted(None, "memory", f"jobs wait for {texts[0]}"))
+            self._attempts.note(Note(None, "memory", f"jobs wait for {texts[0]}"))
 
     def _preempt(self, load: Load) -> None:
         """Move, pause and resume running jobs as the load requires."""
@@ -234,7 +234,7 @@ class Sweep:
         for future, cores in reassign_cores(movable, load, fixed).items():
             item = items[future]
             self._engine.shift(future, cores)
-            self._attempts.note(Noted(item.placement.jobs[0], *_describe_move(item, cores)))
+            self._attempts.note(Note(item.placement.jobs[0], *_describe_move(item, cores)))
             self._running.move(item, cores)
 
     def _hear(self, wait_s: float) -> None:
@@ -282,13 +282,13 @@ class Sweep:
             self._attempts.outdate(self._store.checkpoint(item.ref))
         elif isinstance(item, JobEnded):
             self._attempts.end_early(item.result)
-        elif isinstance(item, Noted):
+        elif isinstance(item, Note):
             self._store.event(item.kind, item.text, item.job_id)
-        elif isinstance(item, Left):
-            self._note_left(item)
+        elif isinstance(item, Leftovers):
+            self._note_leftovers(item)
         self._observer.heard(item)
 
-    def _note_left(self, item: Left) -> None:
+    def _note_leftovers(self, item: Leftovers) -> None:
         """Report what a job left changed in its process, and whether other jobs are affected."""
         names = ", ".join(item.names)
         then = "its worker was replaced, so that no other job is affected"
@@ -299,7 +299,7 @@ class Sweep:
             self._store.set_software(with_left(self._store.session_software, left))
             then += ": the run is no longer reproducible"
         text = f"changed in its process and not restored: {names}; {then}"
-        self._attempts.note(Noted(item.job_id, "isolation", text))
+        self._attempts.note(Note(item.job_id, "isolation", text))
 
 
 def _seen(node: Load) -> Waiting:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.messages import Noted, Task
+from asynckfold.jobs.messages import Note, Task
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
@@ -104,7 +104,7 @@ def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -
         training.callbacks.start()
     restore(training, report)
     if training.pretrained:
-        report(Noted(training.task.job.id, "pretrained", training.pretrained))
+        report(Note(training.task.job.id, "pretrained", training.pretrained))
         training.save(report)
     try:
         if not run(training, training.params, report, stop):

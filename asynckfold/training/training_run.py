@@ -22,7 +22,7 @@ from asynckfold.jobs.messages import (
     CheckpointRef,
     CheckpointWritten,
     EpochEnded,
-    Noted,
+    Note,
     Progress,
     RunEvent,
     Task,
@@ -513,7 +513,7 @@ def restore(training: Training, report: Report) -> None:
                 if position < len(refs)
                 else "the job starts from the beginning"
             )
-            report(Noted(training.task.job.id, "damage", f"{error}; {instead}"))
+            report(Note(training.task.job.id, "damage", f"{error}; {instead}"))
         else:
             training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")
             return

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.messages import EpochEnded, Noted, Progress, Task
+from asynckfold.jobs.messages import EpochEnded, Note, Progress, Task
 from asynckfold.jobs.result import Epoch, Result, StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, seeding, setup
@@ -338,7 +338,7 @@ def train(
         seeding.seed_all(training.task.job.seed)
         restore(training, report)
         if training.pretrained:
-            report(Noted(task.job.id, "pretrained", training.pretrained))
+            report(Note(task.job.id, "pretrained", training.pretrained))
         try:
             if not training.done:
                 # A callable object of the user's may keep a state, which no other job must see.

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from asynckfold.api.display import LINE_SECONDS, MOST_ROWS, Display
 from asynckfold.errors import InterruptedRunError
-from asynckfold.jobs.messages import Noted
+from asynckfold.jobs.messages import Note
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import FAILED
@@ -151,7 +151,7 @@ def drive(display: Display, plan: Plan) -> None:
                 if failed
                 else result(job.id, 0.75)
             )
-        display.heard(Noted(None, "damage", "an older one is used"))
+        display.heard(Note(None, "damage", "an older one is used"))
 
 
 def test_silent_means_silent() -> None:

@@ -22,7 +22,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import Noted
+from asynckfold.jobs.messages import Note
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -211,7 +211,7 @@ def test_where_one_process_can_be_started_it_does_all_the_work(root: Path) -> No
         watched(made, *futures)
         assert len({future.result().pid for future in futures}) == 1
         assert all(future.result().results[0].status == DONE for future in futures)
-    told = [item for item in drained(news) if isinstance(item, Noted)]
+    told = [item for item in drained(news) if isinstance(item, Note)]
     assert [item.kind for item in told] == ["workers"]
     assert told[0].text.startswith(
         "fewer workers: no further worker process could be started: Resource"
@@ -287,7 +287,7 @@ def test_a_worker_that_is_idle_makes_room_for_one_that_must_be_new(
         assert [future.result().results[0].status for future in futures] == [DONE, DONE]
         assert len({used, *(future.result().pid for future in futures)}) == 3
         assert gone({used})
-    told = [item for item in drained(news) if isinstance(item, Noted)]
+    told = [item for item in drained(news) if isinstance(item, Note)]
     assert [item.kind for item in told] == ["workers"]
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from asynckfold import InputError
 from asynckfold.engines.ray_engine import RayEngine
-from asynckfold.jobs.messages import CheckpointWritten, EpochEnded, Noted, Task
+from asynckfold.jobs.messages import CheckpointWritten, EpochEnded, Note, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.store import RunStore
@@ -131,11 +131,11 @@ def test_a_killed_node_costs_an_attempt_and_one_that_comes_later_takes_jobs(
             stays = engine.submit(place(bundle, 1, ""), [task(jobs[1])])
             nodes("kill", "one")
             assert lost.result(200).results == [None]
-            assert "node one is lost: " in news(events, Noted).text
+            assert "node one is lost: " in news(events, Note).text
             assert {*loads(engine)} == {""}
             nodes("add", "late")
             until(lambda: "late" in loads(engine), 200)
-            assert "more nodes: " in news(events, Noted).text
+            assert "more nodes: " in news(events, Note).text
             there = engine.submit(place(bundle, 2, "late"), [task(jobs[2])])
             while news(events, EpochEnded).job_id != jobs[2].id:
                 pass

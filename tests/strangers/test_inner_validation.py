@@ -37,12 +37,12 @@ Y = np.arange(COUNT) % 2
 Samples = frozenset[int]
 
 
-class Noted(TransformerMixin, BaseEstimator):
+class Note(TransformerMixin, BaseEstimator):
     """Notes on which samples it is fitted, and divides by their number."""
 
     fits: ClassVar[list[Samples]] = []
 
-    def fit(self, rows: Any, targets: Any = None) -> Noted:
+    def fit(self, rows: Any, targets: Any = None) -> Note:
         self.fits.append(frozenset(rows[:, 0].astype(int).tolist()))
         self.size_ = len(rows)
         return self
@@ -80,7 +80,7 @@ class Plain(nn.Module):
 
 @pytest.fixture(autouse=True)
 def _nothing_noted() -> None:
-    Noted.fits.clear()
+    Note.fits.clear()
     Net.trained.clear()
 
 
@@ -129,14 +129,14 @@ def test_preprocess_is_fitted_on_what_each_job_trains_on(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     groups = {"groups": np.arange(COUNT) // 5} if "groups" in settings else {}
-    settings = {**settings, **groups, "preprocess": Noted(), "refit": True, "baseline": "measure"}
+    settings = {**settings, **groups, "preprocess": Note(), "refit": True, "baseline": "measure"}
     results = called(tmp_path, {"up": "constant", "down": "reduce"}, **settings)
-    assert set(Noted.fits) == trained_on()
+    assert set(Note.fits) == trained_on()
     sizes = sorted({len(fold.fitted) for fold in results.folds})
     if "inner_valid" in settings:
-        assert set(Noted.fits) == fitted(results) | {frozenset(range(COUNT))}
+        assert set(Note.fits) == fitted(results) | {frozenset(range(COUNT))}
     else:  # the refit of one candidate, too
-        assert {60, 54} < {len(found) for found in Noted.fits}
+        assert {60, 54} < {len(found) for found in Note.fits}
         assert sizes == [60]
     # The serial loop of the baseline has the same samples.
     assert results.baseline is not None
@@ -155,8 +155,8 @@ def test_fused_jobs_of_one_fold_are_fitted_apart_where_one_sets_samples_aside(
     alone = called(tmp_path / "alone", schedules, Plain, fuse=False, **given)
     for column in ("train_loss", "valid_loss"):
         np.testing.assert_allclose(epochs(fused, column), epochs(alone, column), rtol=1e-4)
-    called(tmp_path / "noted", schedules, Plain, fuse=6, **{**given, "preprocess": Noted()})
-    assert sorted(len(found) for found in set(Noted.fits)) == [54, 54, 54, 60, 60, 60]
+    called(tmp_path / "noted", schedules, Plain, fuse=6, **{**given, "preprocess": Note()})
+    assert sorted(len(found) for found in set(Note.fits)) == [54, 54, 54, 60, 60, 60]
 
 
 def test_pretraining_criterion_and_sampler_do_not_see_what_is_set_aside(tmp_path: Path) -> None:
@@ -189,10 +189,10 @@ def test_pretraining_criterion_and_sampler_do_not_see_what_is_set_aside(tmp_path
 def test_models_of_the_run_predict_by_the_same_fit(
     tmp_path: Path, settings: dict[str, Any]
 ) -> None:
-    results = called(tmp_path / "run", ["reduce"], preprocess=Noted(), **settings)
-    jobs, before = set(Noted.fits), len(Noted.fits)
+    results = called(tmp_path / "run", ["reduce"], preprocess=Note(), **settings)
+    jobs, before = set(Note.fits), len(Note.fits)
     said = results.ensemble().outputs(X)
-    assert set(Noted.fits[before:]) == jobs
+    assert set(Note.fits[before:]) == jobs
     models = [results.model("m/reduce", fold.index) for fold in results.folds]
     size = {len(found) for found in jobs}.pop()
     inputs = torch.from_numpy(np.c_[X[:, :1], X[:, 1:] / size])
@@ -205,10 +205,10 @@ def test_fit_does_so_too(tmp_path: Path) -> None:
     rows = np.arange(60)
     fit(
         Net, (X[rows], Y[rows]), sgd, nn.CrossEntropyLoss(), tmp_path, 16, valid=(X[60:], Y[60:]),
-        scheduler="constant", epochs=1, verbose=0, engine="serial", preprocess=Noted(),
+        scheduler="constant", epochs=1, verbose=0, engine="serial", preprocess=Note(),
         inner_valid=0.25,
     )  # fmt: skip
-    assert set(Noted.fits) == trained_on()
+    assert set(Note.fits) == trained_on()
     assert [len(found) for found in trained_on()] == [45]
 
 

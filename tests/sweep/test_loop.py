@@ -21,7 +21,7 @@ from asynckfold.jobs.messages import (
     CheckpointRef,
     CheckpointWritten,
     EpochEnded,
-    Noted,
+    Note,
     RetryableFailure,
     RunEvent,
     Task,
@@ -273,7 +273,7 @@ def test_events_are_recorded_and_passed_on(store: RunStore) -> None:
 
     def talks(task: Task) -> Any:
         made._inbox.put(EpochEnded(task.job.id, task.attempt, item))
-        made._inbox.put(Noted(task.job.id, "damage", "a file was bad"))
+        made._inbox.put(Note(task.job.id, "damage", "a file was bad"))
         return done(task)
 
     made, _, watch = sweep(store, talks)

@@ -16,7 +16,7 @@ from torch import nn, optim
 from torch.nn import functional
 
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import EpochEnded, Noted, Progress
+from asynckfold.jobs.messages import EpochEnded, Note, Progress
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -365,7 +365,7 @@ def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(
         path = tiny.root / ref.file
         path.write_bytes(path.read_bytes()[:-1])
     result, events = tiny.attempt(None, 3, refs)
-    notes = [item for item in events if isinstance(item, Noted)]
+    notes = [item for item in events if isinstance(item, Note)]
     assert [item.kind for item in notes] == ["damage"] * damaged
     endings = ["an older one is used", "the job starts from the beginning"]
     for event, ref, ending in zip(notes, refs, endings, strict=False):
@@ -381,7 +381,7 @@ def test_a_missing_checkpoint_is_damage(stopped: tuple[Tiny, list[Any], str]) ->
     tiny, refs, golden = stopped
     (tiny.root / refs[0].file).unlink()
     result, events = tiny.attempt(None, 3, refs)
-    assert "cannot be read" in next(item.text for item in events if isinstance(item, Noted))
+    assert "cannot be read" in next(item.text for item in events if isinstance(item, Note))
     assert result is not None
     assert result.digest == golden
 
@@ -391,7 +391,7 @@ def test_a_checkpoint_of_another_job_is_refused(stopped: tuple[Tiny, list[Any], 
     other = tiny.jobs[1]
     expected = tiny.train(other).digest
     result, events = tiny.attempt(other, 2, refs[:1])
-    (event,) = [item for item in events if isinstance(item, Noted)]
+    (event,) = [item for item in events if isinstance(item, Note)]
     assert f" is a checkpoint of {tiny.jobs[0].id}, not of {other.id}; " in event.text
     assert result is not None
     assert result.digest == expected
@@ -401,7 +401,7 @@ def test_a_checkpoint_of_another_plan_is_refused(stopped: tuple[Tiny, list[Any],
     tiny, refs, _ = stopped
     longer = Tiny(tiny.root, tiny.models, params=TrainerParams(4))
     result, events = longer.attempt(None, 2, refs[:1])
-    (event,) = [item for item in events if isinstance(item, Noted)]
+    (event,) = [item for item in events if isinstance(item, Note)]
     assert "in another plan" in event.text
     assert result is not None
     assert len([item for item in events if isinstance(item, EpochEnded)]) == 4

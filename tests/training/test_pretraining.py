@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
-from asynckfold.jobs.messages import Noted
+from asynckfold.jobs.messages import Note
 from asynckfold.jobs.result import Result, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
@@ -142,7 +142,7 @@ def test_after_damaged_checkpoints_an_older_one_or_pretraining_is_repeated(
     assert result is not None
     assert result.digest == whole.digest
     assert len(SEEN) == 2 - kept
-    assert sum(isinstance(item, Noted) and item.kind == "damage" for item in events) == 2 - kept
+    assert sum(isinstance(item, Note) and item.kind == "damage" for item in events) == 2 - kept
 
 
 def test_processes_of_a_job_share_pretraining_that_accepts_summing(tmp_path: Path) -> None:

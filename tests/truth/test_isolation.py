@@ -18,7 +18,7 @@ from asynckfold import AsyncKFold
 from asynckfold.api.execution import replaced_notes
 from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError
-from asynckfold.jobs.messages import Left, Task
+from asynckfold.jobs.messages import Leftovers, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.reproducibility import NUMERICS, reproducibility_of
 from asynckfold.jobs.result import DONE
@@ -129,7 +129,7 @@ def test_ordinary_jobs_leave_nothing(tmp_path: Path) -> None:
         tasks = [Task(job)] if trainer == "plain" else []
         placement = Placement((job.id,), (0,), 1, trainer=trainer)
         execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
-    assert not [item for item in told if isinstance(item, Left)]
+    assert not [item for item in told if isinstance(item, Leftovers)]
     facts = tiny.execute(trainer="preflight")[0]
     assert "changes its process" not in facts.fusible.get("ordinary", "")
 
@@ -140,8 +140,8 @@ def test_what_cannot_be_restored_is_reported(tmp_path: Path) -> None:
     placement = Placement((tiny.jobs[0].id,), (0,), 1)
     tasks = [Task(tiny.jobs[0])]
     execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
-    assert [item for item in told if isinstance(item, Left)] == [
-        Left(tiny.jobs[0].id, ("imports",))
+    assert [item for item in told if isinstance(item, Leftovers)] == [
+        Leftovers(tiny.jobs[0].id, ("imports",))
     ]
 
 

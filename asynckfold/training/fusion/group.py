@@ -32,7 +32,7 @@ from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.messages import (
     CheckpointRef,
     JobEnded,
-    Noted,
+    Note,
     RetryableFailure,
     RunEvent,
     Task,
@@ -345,7 +345,7 @@ def _tree(replica: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
         return checkpoint.load_for(replica.task, replica.bundle, ref)
     except StoreCorruptError as error:
         text = f"{error}; its group continues from an older checkpoint, or starts again"
-        report(Noted(replica.task.job.id, "damage", text))
+        report(Note(replica.task.job.id, "damage", text))
         return None
 
 

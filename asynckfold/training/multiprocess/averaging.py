@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import Noted
+from asynckfold.jobs.messages import Note
 from asynckfold.jobs.result import Averaged, Epoch
 from asynckfold.training import batches, gradients, lr_schedules
 from asynckfold.training.batches import EpochParts
@@ -269,7 +269,7 @@ class AveragingTraining(SteppingTraining):
                 loss, count = self.epochs[-1].train_loss, len(self.epochs)
                 text += f"; reached a training loss of {loss:.4g} after {count} epochs"
             self.log.write(f"{text}\n")
-            report(Noted(self.task.job.id, "averaging", text))
+            report(Note(self.task.job.id, "averaging", text))
 
     def _told_gpu(self) -> str:
         count = self.params.processes - self.params.on_cores

@@ -41,7 +41,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import Noted
+from asynckfold.jobs.messages import Note
 from asynckfold.jobs.result import Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.multiprocess.hogwild import HogwildTraining
@@ -206,7 +206,7 @@ class DownpourTraining(HogwildTraining):
                 f"others, at most {most}"
             )
             self.log.write(f"{text}\n")
-            report(Noted(self.task.job.id, "parameter_server", text))
+            report(Note(self.task.job.id, "parameter_server", text))
 
     def state_dict(self) -> dict[str, Any]:
         """Add the counts of pushes."""

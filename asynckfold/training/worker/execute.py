@@ -23,7 +23,7 @@ import torch
 
 from asynckfold.data.batches import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import JobEnded, Left, RetryableFailure, RunEvent, Task
+from asynckfold.jobs.messages import JobEnded, Leftovers, RetryableFailure, RunEvent, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import FAILED, Result
 from asynckfold.planning.gpu_rule import memory_share
@@ -87,7 +87,7 @@ def execute(
     if traces.left:
         job = placement.jobs[0] if placement.jobs else None
         names = tuple(dict.fromkeys(traces.left))
-        report(Left(job, names, numbers=not WITHOUT_NUMBERS.issuperset(names)))
+        report(Leftovers(job, names, numbers=not WITHOUT_NUMBERS.issuperset(names)))
     return answers
 
 

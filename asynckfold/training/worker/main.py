@@ -42,7 +42,7 @@ import cloudpickle
 
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.digests.run import imported_otherwise
-from asynckfold.jobs.messages import EpochEnded, Left, RunEvent, Started, Task
+from asynckfold.jobs.messages import EpochEnded, Leftovers, RunEvent, Started, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import STACKS_SIGNAL, Heartbeat
@@ -221,7 +221,7 @@ class WorkerState:
 
     def tell(self, event: RunEvent) -> None:
         """Take note of what a job left behind, and send an event to the sweep."""
-        if isinstance(event, Left):
+        if isinstance(event, Leftovers):
             # The next job gets a new process.
             self.spent, event = True, replace(event, goes_on=False)
         self.send(event)

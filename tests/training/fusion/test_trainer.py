@@ -21,7 +21,7 @@ from asynckfold.jobs.messages import (
     CheckpointWritten,
     EpochEnded,
     JobEnded,
-    Noted,
+    Note,
     Progress,
     RunEvent,
     Task,
@@ -262,7 +262,7 @@ def test_a_damaged_checkpoint_is_told_and_the_group_starts_anew(tmp_path: Path) 
     name = tiny.jobs[1].id
     (tiny.root / refs[name][0].file).write_bytes(b"nothing")
     results, events = tiny.group(refs, attempt=3)
-    assert [item.job_id for item in events if isinstance(item, Noted)] == [name]
+    assert [item.job_id for item in events if isinstance(item, Note)] == [name]
     assert digests(results) == digests(whole)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn, optim
 
 from asynckfold.errors import InputError
-from asynckfold.jobs.messages import Noted
+from asynckfold.jobs.messages import Note
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import reproducibility_of
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -179,7 +179,7 @@ def test_it_tells_pushes_and_staleness_of_all_attempts(tmp_path: Path) -> None:
     assert "15 pushes, with" in told("whole", 0)
     assert "15 pushes, with" in told("parts", 2)
     tiny = Tiny(tmp_path / "event", params=params("parameter_server", epochs=1))
-    (remark,) = [item for item in attempt(tiny)[1] if isinstance(item, Noted)]
+    (remark,) = [item for item in attempt(tiny)[1] if isinstance(item, Note)]
     assert remark.kind == "parameter_server"
     assert remark.text in tiny.log()
 

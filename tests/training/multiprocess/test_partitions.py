@@ -18,7 +18,7 @@ from asynckfold.data.batches import Batches
 from asynckfold.errors import InputError
 from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import Noted, RunEvent
+from asynckfold.jobs.messages import Note, RunEvent
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import Averaged, Result
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -173,7 +173,7 @@ def parted(root: Path, processes: int = 2, **given: Any) -> Tiny:
 
 
 def told(news: list[RunEvent]) -> str:
-    (remark,) = [item for item in news if isinstance(item, Noted)]
+    (remark,) = [item for item in news if isinstance(item, Note)]
     return remark.text
 
 

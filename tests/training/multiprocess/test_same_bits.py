@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold.jobs.messages import CheckpointRef, Noted, RunEvent
+from asynckfold.jobs.messages import CheckpointRef, Note, RunEvent
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DIVERGED, Averaged
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -189,7 +189,7 @@ def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
 def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
     tiny = Tiny(tmp_path, params=params("averaging", 2, epochs=2, print_frequency=3), batch_size=5)
     result, events = attempt(tiny)
-    (told,) = [item for item in events if isinstance(item, Noted)]
+    (told,) = [item for item in events if isinstance(item, Note)]
     assert told.kind == "averaging"
     # 8 batches an epoch: the very first alone, then rounds of 4.
     assert "4 rounds in" in told.text

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import CheckpointRef, Noted, Task
+from asynckfold.jobs.messages import CheckpointRef, Note, Task
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
@@ -88,7 +88,7 @@ def test_the_last_process_alone_takes_the_gpu_and_trains_its_part(tmp_path: Path
     assert taker != os.getpid()
     assert counts.pop(os.getpid()) == 3 * 10
     assert list(counts.values()) == [3 * 10]
-    (remark,) = [item.text for item in events if isinstance(item, Noted)]
+    (remark,) = [item.text for item in events if isinstance(item, Note)]
     assert remark.endswith("samples × epochs of each process: 30, 30, 270 (GPU)")
 
 
@@ -98,7 +98,7 @@ def test_two_of_three_processes_take_the_gpu(tmp_path: Path) -> None:
     _, events = attempt(made, gpu=CpuToTake(tmp_path / "taken"))
     takers = (tmp_path / "taken").read_text().split()
     assert len(set(takers)) == len(takers) == 2
-    (remark,) = [item.text for item in events if isinstance(item, Noted)]
+    (remark,) = [item.text for item in events if isinstance(item, Note)]
     assert remark.endswith("of each process: 30, 270, 270 (the last 2 on the GPU)")
 
 
