@@ -184,7 +184,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     yield from found.notes
     for name, line in found.failures.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
-    prediction, cores, machine = choice.prediction, choice.cores, found.simulation.machine
+    prediction, cores = choice.prediction, choice.cores
     options = "".join(f", {name}={value}" for name, value in plan.params.options.items())
     yield (
         f"{len(plan.jobs)} jobs on {plan.device_text}, {plan.params.epochs} epochs in batches of "
@@ -198,7 +198,7 @@ def _lines(found: Forecast) -> Iterator[str]:
     )
     if any(len(group) > 1 for group in plan.groups):
         yield "the gain of fusion is an estimate"
-    sizes = zip(machine.names, machine.each, strict=True)
+    sizes = zip(found.simulation.names, found.simulation.nodes, strict=True)
     nodes = {name: size.cores for name, size in sizes if choice.nodes}
     yield from gantt(found.simulation.spans, range(0 if nodes else cores), nodes=nodes)
 

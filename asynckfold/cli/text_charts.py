@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from asynckfold.scheduling.simulate import DONE, Span
+from asynckfold.scheduling.simulate import Span
 from asynckfold.system.units import duration
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -24,7 +24,7 @@ def gantt(
     Parameters
     ----------
     spans : sequence of Span
-        The attempts; one on several cores is drawn in each of their rows.
+        The jobs; one on several cores is drawn in each of their rows.
     cores : iterable of int
         Cores that get a row, also idle ones.
     width : int
@@ -38,7 +38,7 @@ def gantt(
     -------
     list of str
         Lines; the last one has the times of both ends. Brackets hold the name of a job, shortened
-        to fit; a failed attempt ends with ``x``; ``·`` is idle.
+        to fit; ``·`` is idle.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def _row(spans: Sequence[Span], end: float, columns: int) -> str:
 def _bar(span: Span, size: int) -> str:
     if size < 2:
         return "|" * size
-    return f"[{_short(span.job, size - 2):=<{size - 2}}{']' if span.outcome == DONE else 'x'}"
+    return f"[{_short(span.job, size - 2):=<{size - 2}}]"
 
 
 def _short(name: str, size: int) -> str:

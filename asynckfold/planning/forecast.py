@@ -10,7 +10,7 @@ from asynckfold.jobs.placement import NodeSize, Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, Prediction, Workload, requests
-from asynckfold.scheduling.simulate import Simulation, VirtualMachine, simulate
+from asynckfold.scheduling.simulate import Simulation, simulate
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
     grouping = grouping or Grouping()
     each = requests(choice, work, grouping.groups)
     placed = units(each, grouping.groups)
-    machine = VirtualMachine.of(choice.nodes or [NodeSize(choice.cores, work.gpus)])
-    simulation = simulate(list(placed.values()), machine)
+    nodes = choice.nodes or [NodeSize(choice.cores, work.gpus)]
+    simulation = simulate(list(placed.values()), nodes)
     return Forecast(
         replace(
             work.plan.with_threads(choice.threads, choice.last_threads), groups=grouping.groups

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.cli.text_charts import IDLE, gantt
-from asynckfold.jobs.placement import Request
-from asynckfold.scheduling.simulate import Span, VirtualMachine, simulate
-from tests.scheduling.random_sweep import draw_scenario
+from asynckfold.jobs.placement import NodeSize, Request
+from asynckfold.scheduling.simulate import Span, simulate
 
 durations = st.lists(st.floats(0, 1e6), max_size=30)
 
@@ -18,7 +17,7 @@ def test_every_row_fits_and_no_time_is_drawn_as_idle_that_is_not(
     seconds: list[float], cores: int, width: int
 ) -> None:
     jobs = [Request(f"LeNet5/cosine/fold-{number}", time) for number, time in enumerate(seconds)]
-    found = simulate(jobs, VirtualMachine(cores))
+    found = simulate(jobs, [NodeSize(cores)])
     *rows, times = gantt(found.spans, range(cores), width)
     assert len(rows) == cores
     assert max(map(len, [*rows, times])) <= width
@@ -34,17 +33,17 @@ def test_every_row_fits_and_no_time_is_drawn_as_idle_that_is_not(
             assert abs(drawn - columns * held / found.makespan) <= len(seconds)
 
 
-def test_names_stand_in_their_bars_and_a_failure_is_marked() -> None:
+def test_names_stand_in_their_bars() -> None:
     spans = [
         Span("LeNet5/cosine/fold-0", 0.0, 4.0, (0, 1)),
-        Span("LeNet5/cosine/fold-1", 4.0, 5.0, (1,), 0, "died"),
+        Span("LeNet5/cosine/fold-1", 4.0, 5.0, (1,), 0),
         Span("LeNet5/cosine/fold-1", 7.0, 10.0, (1,), 0),
     ]
     assert gantt(spans, range(3), width=58) == [
         f"core 0  [LeNet5/cosine/f…-0]{IDLE * 30}",
-        f"core 1  [LeNet5/cosine/f…-0][LeNx{IDLE * 10}[LeNet5/cos…-1]",
+        f"core 1  [LeNet5/cosine/f…-0][LeN]{IDLE * 10}[LeNet5/cos…-1]",
         f"core 2  {IDLE * 50}",
-        f"GPU 0   {IDLE * 20}[LeNx{IDLE * 10}[LeNet5/cos…-1]",
+        f"GPU 0   {IDLE * 20}[LeN]{IDLE * 10}[LeNet5/cos…-1]",
         f"        0.0 s{'':39}10.0 s",
     ]
 
@@ -56,7 +55,8 @@ def test_a_job_too_short_to_be_drawn_is_seen_where_nothing_else_is() -> None:
 
 
 def test_a_large_machine_is_cut_and_the_rest_is_counted() -> None:
-    found = draw_scenario(50, 100, 2, seed=0).simulate()
+    jobs = [Request(f"job-{number}", 1.0, gpu=number < 2) for number in range(100)]
+    found = simulate(jobs, [NodeSize(100, 2)])
     lines = gantt(found.spans, range(100), most_rows=5)
     assert len(lines) == 5 + 1 + 1
     gpus = {span.gpu for span in found.spans if span.gpu is not None}

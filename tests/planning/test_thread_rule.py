@@ -15,7 +15,7 @@ from asynckfold.jobs.cost import Work
 from asynckfold.jobs.placement import NodeSize, Request
 from asynckfold.planning.flop_model import POINTS, MeasuredModel, rule_cost, thread_counts
 from asynckfold.planning.thread_rule import TIE, LastJobs, Model, Threads, decide, size_of
-from asynckfold.scheduling.simulate import VirtualMachine, simulate
+from asynckfold.scheduling.simulate import simulate
 
 SMALL_VGG = 1_870_000_000
 
@@ -43,7 +43,7 @@ def seconds(models: list[Model], threads: Threads, cores: int) -> float:
             count = last.threads if is_last else threads.counts[item.name]
             name = f"{item.name}/{number:06}"
             requests.append(Request(name, item.cost.seconds(work, count), count))
-    return simulate(requests, VirtualMachine(cores)).makespan
+    return simulate(requests, [NodeSize(cores)]).makespan
 
 
 def equal(models: list[Model], count: int) -> Threads:
