@@ -43,6 +43,7 @@ class SweepParts:
     settings: dict[str, Any]
     params: Mapping[str, Any] | None = None
     n_iter: int | None = None
+    source: Source | None = None
 
     def __iter__(self) -> Iterator[Any]:
         """Yield what a call of `AsyncKFold` gets by position."""
@@ -55,44 +56,55 @@ class SweepParts:
 
 
 def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
-    """Return the objects of a sweep of built-in models and data."""
-    import torch
-
+    """Return the objects of a sweep of built-in models and data, once all flags are checked."""
     problems = [*parsed.problems, *_fold_problems(parsed)]
-    parsed = with_defaults(parsed)
-    names, schedulers = words_of(parsed.models), words_of(parsed.schedulers)
+    full = with_defaults(parsed)
+    names, schedulers = words_of(full.models), words_of(full.schedulers)
     problems += [
-        *name_problems(parsed, names, schedulers),
-        *optimizer_problems(parsed, parsed.batch_size),
+        *name_problems(names, schedulers),
+        *optimizer_problems(full, full.batch_size),
     ]
-    imported: dict[str, Any] = {}
-    for name in names:
+    with gathered(problems):
+        imported_models(names)
+    source = None
+    if full.data:
         with gathered(problems):
-            imported |= {name: imported_model(name)} if ":" in name else {}
-    if parsed.data:
-        with gathered(problems):
-            source = source_of(parsed)
+            source = source_of(full)
     else:
         remedy = "Pass --data digits, or a sweep file such as sweep.py."
         problems.append(Problem("a run needs data", "none", remedy))
-    _check_settings(parsed, schedulers, problems)
+    _check_settings(full, schedulers, problems)
     refuse(problems)
-    models, settings = models_and_views(names, imported, source, parsed.augment)
-    settings |= _positive_class(parsed.scoring or (), parsed.pos_label, source)
-    notes = [*source.notes, *([_AUGMENTED] if parsed.augment else [])]
+    assert source is not None
+    sweep = named_sweep(parsed, source)
+    sweep.settings.update(_positive_class(full.scoring or (), full.pos_label, source))
+    notes = [*source.notes, *([_AUGMENTED] if full.augment else [])]
     if notes:
-        settings["about"] |= {"data notes": notes}
-    for note in notes:
-        _note(parsed, note)
+        sweep.settings["about"] |= {"data notes": notes}
+    for note in notes if not full.quiet else ():
+        complain(note)
+    return sweep
+
+
+def named_sweep(parsed: argparse.Namespace, source: Source | None = None) -> SweepParts:
+    """Return the objects that flags name, unchecked but for the names of models."""
+    import torch
+
+    full = with_defaults(parsed)
+    names, schedulers = words_of(full.models), words_of(full.schedulers)
+    refuse(name_problems(names, schedulers))
+    imported, source = imported_models(names), source or source_of(full)
+    models, settings = models_and_views(names, imported, source, full.augment)
     return SweepParts(
         source.dataset,
         torch.nn.CrossEntropyLoss(),
         models,
         schedulers,
-        optimizer_of(parsed),
-        flag_values(parsed, TrainerParams),
-        {**flag_settings(parsed), **settings},
-        parsed.param,
+        optimizer_of(full),
+        flag_values(full, TrainerParams),
+        {**flag_settings(full), **settings},
+        full.param,
+        source=source,
     )
 
 
@@ -143,8 +155,8 @@ def _check_settings(
     problems += named_lr_schedules(list(dict.fromkeys(schedulers)))[1] if schedulers else []
     with gathered(problems):
         TrainerParams.from_mapping(flag_values(parsed, TrainerParams))
-    asked = Settings(dataset=None, root_dir=parsed.root, criterion=len, **flag_settings(parsed))
-    problems += asked.problems()
+    settings = Settings(dataset=None, root_dir=parsed.root, criterion=len, **flag_settings(parsed))
+    problems += settings.problems()
 
 
 def models_and_views(
@@ -210,27 +222,19 @@ def data_named(source: Source) -> str:
     return f"{source.name}{origin}, {len(source.targets):,} samples of {sizes}{unit}"
 
 
-def name_problems(
-    parsed: argparse.Namespace, names: Sequence[str], schedulers: Sequence[str]
-) -> Iterator[Problem]:
+def name_problems(names: Sequence[str], schedulers: Sequence[str]) -> Iterator[Problem]:
     """Yield problems of the names of models and LR schedules."""
     from asynckfold.models import ARCHITECTURES
 
     for name in dict.fromkeys(names):
         if ":" not in name and name not in ARCHITECTURES:
-            known = ", ".join(sorted(ARCHITECTURES))
-            yield Problem(
-                "--models must name models",
-                repr(name),
-                f"{nearest(name, ARCHITECTURES).strip()} Known: {known}, or pkg.mod:Name.".strip(),
-            )
+            known = f"Known: {', '.join(sorted(ARCHITECTURES))}, or pkg.mod:Name."
+            guess = nearest(name, ARCHITECTURES)
+            yield Problem("--models must name models", repr(name), f"{guess} {known}".strip())
     for flag, words in (("--models", names), ("--schedulers", schedulers)):
         if not words:
-            yield Problem(
-                f"{flag} must name at least one",
-                "none",
-                f"Pass {flag} {flags()[flag[2:]].default}.",
-            )
+            default = flags()[flag[2:]].default
+            yield Problem(f"{flag} must name at least one", "none", f"Pass {flag} {default}.")
         for word in dict.fromkeys(words):
             if words.count(word) > 1:
                 yield Problem(f"{flag} must name each once", f"{word!r} twice", "Drop one.")
@@ -292,28 +296,25 @@ def optimizer_of(parsed: argparse.Namespace) -> Any:
     return NamedOptimizer(*(getattr(parsed, name) for name in OPTIMIZER))
 
 
-def imported_model(name: str) -> Any:
-    """Import ``pkg.mod:Name``."""
-    module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        # For good: the module may import more later, here and in the workers.
-        sys.path.insert(0, here)
-    try:
-        return getattr(import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        refuse(
-            [
-                Problem(
-                    "--models pkg.mod:Name must be importable",
-                    f"{name}: {error}",
-                    "Check the spelling, and that the module is installed or in this folder.",
-                )
-            ]
-        )
-        raise
+def imported_models(names: Sequence[str]) -> dict[str, Any]:
+    """Import those of the names that are ``pkg.mod:Name``.
 
-
-def _note(parsed: argparse.Namespace, text: str) -> None:
-    if not parsed.quiet:
-        complain(text)
+    Raises
+    ------
+    InputError
+        Something cannot be imported.
+    """
+    here, models, problems = str(Path.cwd()), dict[str, Any](), list[Problem]()
+    for name in names:
+        module, colon, attribute = name.partition(":")
+        if colon and here not in sys.path:
+            # For good: the module may import more later, here and in the workers.
+            sys.path.insert(0, here)
+        try:
+            models |= {name: getattr(import_module(module), attribute)} if colon else {}
+        except (ImportError, AttributeError, ValueError) as error:
+            rule = "--models pkg.mod:Name must be importable"
+            remedy = "Check the spelling, and that the module is installed or in this folder."
+            problems.append(Problem(rule, f"{name}: {error}", remedy))
+    refuse(problems)
+    return models

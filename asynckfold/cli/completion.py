@@ -15,7 +15,7 @@ from asynckfold.system import terminal
 FOLDERS = ("A", "B", "DIR")
 """Placeholders that stand for a folder."""
 
-FILES = ("FILE", "FILE.md", "FILE.yaml", "SWEEP.py")
+FILES = ("FILE", "SWEEP.py")
 """Placeholders that stand for a file."""
 
 

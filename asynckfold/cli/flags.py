@@ -3,15 +3,15 @@
 ::
 
     Settings, TrainerParams, Named ── flags ──┬─ add_flags        parser and help
-      (declared with `argument`)              ├─ flag_values      flags → arguments
-                                              └─ with_flag_names  arguments in messages → flags
+      (declared with `argument`)              ├─ flag_values       flags → arguments
+                                              └─ with_flag_names   arguments in messages → flags
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, replace
 from functools import cache
@@ -19,7 +19,7 @@ from types import NoneType
 from typing import Any, Literal
 
 from asynckfold.errors import InputError, Problem, nearest
-from asynckfold.jobs.argument import GROUPS, Argument, argument, arguments
+from asynckfold.jobs.argument import Argument, argument, arguments
 from asynckfold.jobs.candidate_names import Value
 from asynckfold.jobs.candidate_names import value_of as value_of_text
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -197,61 +197,11 @@ def _none(item: Argument) -> str | None:
     return item.none or None if NoneType in item.types and str not in item.types else None
 
 
-def add_flags(
-    verb: argparse.ArgumentParser,
-    problems: list[Problem],
-    chosen: Collection[str] | None = None,
-    *,
-    without: Collection[str] = (),
-    helps: Mapping[str, str] | None = None,
-    required: Collection[str] = (),
-) -> None:
-    """Add flags to a verb, in groups.
-
-    Parameters
-    ----------
-    verb : ArgumentParser
-        The verb's parser.
-    problems : list of Problem
-        Receives the problem of each value that cannot be read, when a line is parsed.
-    chosen : collection of str, optional
-        Names of their values; all flags by default.
-    without : collection of str
-        Names to leave out.
-    helps : Mapping of str to str, optional
-        Help that differs for this verb, by name.
-    required : collection of str
-        Names of the required flags.
-    """
-    groups = groups_of(verb)
-    for dest, item in flags().items():
-        if dest in without or (chosen is not None and dest not in chosen):
-            continue
-        text = (helps or {}).get(dest, help_of(item))
-        more = _reading(item, problems) | ({"required": True} if dest in required else {})
-        groups[item.group].add_argument(
-            f"--{item.flag}",
-            dest=dest,
-            default=None,
-            help=text.replace("%", "%%"),
-            **more,
-        )
-
-
-def groups_of(verb: argparse.ArgumentParser) -> dict[str, argparse._ArgumentGroup]:
-    """Return the groups of a verb's flags by name; missing ones are added."""
-    known = {group.title: group for group in verb._action_groups}
-    return {name: known.get(name) or verb.add_argument_group(name) for name in GROUPS}
-
-
-def _reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
+def reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
+    """Return how argparse reads a flag; what it cannot read becomes one of the problems."""
     if item.is_switch:
         return {"action": "store_false" if item.default is True else "store_true"}
-    merged = {"action": _Merged} if item.reads is params_of_text else {}
-    return {"type": _reader(item, problems), "metavar": _metavar(item), **merged}
 
-
-def _reader(item: Argument, problems: list[Problem]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         try:
             return item.read(text)
@@ -259,7 +209,8 @@ def _reader(item: Argument, problems: list[Problem]) -> Callable[[str], Any]:
             problems.append(_unreadable(item, text, str(error)))
             return None
 
-    return read
+    merged = {"action": _Merged} if item.reads is params_of_text else {}
+    return {"type": read, "metavar": _metavar(item), **merged}
 
 
 def _unreadable(item: Argument, text: str, rule: str) -> Problem:
@@ -278,6 +229,23 @@ def _unreadable(item: Argument, text: str, rule: str) -> Problem:
         "." if default in (None, MISSING) else f" for its default, {default}."
     )
     return Problem(f"--{item.flag} {rule}", repr(text), remedy)
+
+
+def text_of(item: Argument, value: Any) -> str | None:
+    """Return a value of Python as the text of its flag; None where it means that none is given.
+
+    Examples
+    --------
+    >>> text_of(flags()["param"], {"lr": [0.1, 0.2], "width": 16}), text_of(flags()["fuse"], False)
+    ('lr=0.1,0.2,width=16', 'no')
+    """
+    if value is None:
+        return _none(item)
+    if isinstance(value, bool):
+        return _YES_NO[str(value)]
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={text_of(item, part)}" for key, part in value.items())
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _metavar(item: Argument) -> str:

@@ -8,10 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from asynckfold.cli.config_file import config_of, to_yaml
 from asynckfold.cli.output import Output, spinner_with
-from asynckfold.cli.parser import make_parser, verbs_of
-from asynckfold.cli.run_folder import RUNS, continue_with, own_folder
+from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.summary import partial_report, print_results
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.errors import (
@@ -21,32 +19,15 @@ from asynckfold.errors import (
     JobFailedError,
     RefitFailedError,
 )
-from asynckfold.system import terminal
 from asynckfold.system.signals import listening
 
 
 def run(parsed: argparse.Namespace, out: Output) -> int:
     """Run or continue a sweep; return the exit code."""
-    if parsed.print_config:
-        return _print_config(parsed, out)
     with own_folder(parsed) as folder:
         if folder:
             out.error(f"run: {folder}")
         return _run(parsed, out)
-
-
-def _print_config(parsed: argparse.Namespace, out: Output) -> int:
-    """Print the flags of a run that would not be refused."""
-    verb = verbs_of(make_parser())[parsed.verb]
-    verb.add_own_flags()
-    config = config_of(parsed, verb)
-    checked = argparse.Namespace(**vars(parsed))
-    checked.root = parsed.root or str(RUNS / "new")
-    make_kfold(checked, sweep_parts(checked))
-    out.data(config)
-    if not out.json:
-        terminal.write(to_yaml(config, verb))
-    return 0
 
 
 def _run(parsed: argparse.Namespace, out: Output) -> int:

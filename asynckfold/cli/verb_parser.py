@@ -5,27 +5,63 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from asynckfold.cli.flags import flags, groups_of
+from asynckfold.cli.flags import flags, help_of, reading
 from asynckfold.errors import InputError, Problem
+from asynckfold.jobs.argument import GROUPS
 
 MOST_GUESSES = 3
 """Flags that the problem of an abbreviation names."""
 
 
+@dataclass(frozen=True)
+class VerbWords:
+    """What a verb does, and the words that it takes.
+
+    Parameters
+    ----------
+    does, more : str
+        Its line in the list of verbs, and what the help of the verb adds.
+    places : Mapping
+        Its positions and own flags, with their words for `argparse`; ``group`` is one of `GROUPS`.
+        The help ``"data"`` stands for that of ``--data``.
+    flags : collection of str or None
+        The declared flags that it takes, by name; None for all, of which ``--help`` shows the
+        common ones.
+    helps : Mapping of str to str
+        Help that differs for this verb, by name; ``{}`` stands for the declared one.
+    without : collection of str
+        Flags that it does not take, which stay None.
+    required : collection of str
+        Flags that must be given.
+    defaults : Mapping
+        Defaults that differ for this verb.
+    """
+
+    does: str
+    more: str = ""
+    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    flags: Collection[str] | None = ()
+    helps: Mapping[str, str] = field(default_factory=dict)
+    without: Collection[str] = ()
+    required: Collection[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Verb(argparse.ArgumentParser):
     """The parser of one verb.
 
-    Its flags are added when they are needed. Problems of a line are collected, so that they can be
+    Its words are added when they are needed. Problems of a line are collected, so that they can be
     reported together with all others. ``--help`` shows the common flags where there is
     ``--help-all``.
 
     Attributes
     ----------
-    adds : callable or None
-        Adds the flags, once.
+    words : VerbWords or None
+        What is to be added, once.
     problems : list of Problem
         What is wrong with the line that was parsed last.
     """
@@ -34,17 +70,38 @@ class Verb(argparse.ArgumentParser):
 
     def __init__(self, **words: Any) -> None:
         super().__init__(**words, allow_abbrev=False)
-        self.adds: Callable[[Verb], None] | None = None
+        self.words: VerbWords | None = None
         self.problems: list[Problem] = []
 
     def add_own_flags(self) -> None:
-        """Add the flags of the verb, if that was not done yet."""
-        adds, self.adds = self.adds, None
-        if adds is not None:
-            adds(self)
-            groups_of(self)["output"].add_argument(
-                "--json", action="store_true", help="print one JSON object"
+        """Add the words of the verb, if that was not done yet."""
+        words, self.words = self.words, None
+        if words is None:
+            return
+        groups = {name: self.add_argument_group(name) for name in GROUPS}
+        for name, given in words.places.items():
+            options = dict(given)
+            place: Any = groups.get(options.pop("group", ""), self)
+            if "type" in options:
+                options["type"] = self._number(name, options["type"], options.get("default") or 0)
+            if options["help"] == "data":
+                options["help"] = help_of(flags()["data"])
+            place.add_argument(*name.split(), **options)
+        for dest, item in flags().items() if words.flags != () else ():
+            if dest in words.without or (words.flags is not None and dest not in words.flags):
+                continue
+            text = words.helps.get(dest, "{}").replace("{}", help_of(item)).replace("%", "%%")
+            options = {"required": True} if dest in words.required else {}
+            options |= reading(item, self.problems)
+            flag = f"--{item.flag}"
+            groups[item.group].add_argument(flag, dest=dest, default=None, help=text, **options)
+        if words.flags is None:
+            self.shows_all = False
+            self.add_argument(
+                "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="all flags"
             )
+        groups["output"].add_argument("--json", action="store_true", help="print one JSON object")
+        self.set_defaults(**dict.fromkeys(words.without), **words.defaults)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
@@ -100,14 +157,14 @@ class Verb(argparse.ArgumentParser):
         self._add(f"flags must be those of `{self.prog}`, spelled out", name, remedy)
         return every[close[0]] if close else None
 
-    def number(self, flag: str, kind: type, default: Any) -> Callable[[str], Any]:
+    def _number(self, flag: str, kind: Callable[[str], Any], default: Any) -> Callable[[str], Any]:
         """Return a function that reads the value of a flag as a number."""
 
         def read(text: str) -> Any:
             try:
                 return kind(text)
             except ValueError:
-                what = "a whole number" if kind is int else "a number"
+                what = "a number" if kind is float else "a whole number"
                 self._add(f"{flag} must be {what}", repr(text), f"Pass {flag} {default}.")
                 return default
 
@@ -131,22 +188,19 @@ class Verb(argparse.ArgumentParser):
         raise InputError(self.problems)
 
     def format_help(self) -> str:
-        """Return the help."""
+        """Return the help, of which ``--help`` leaves out uncommon flags where they are many."""
         self.add_own_flags()
         if self.shows_all:
             return super().format_help()
-        common = {dest for dest, item in flags().items() if item.is_common}
-        hidden = {
-            action: action.help
-            for action in self._actions
-            if action.option_strings and action.dest not in (*common, "help", "help_all")
-        }
-        for action in hidden:
-            action.help = argparse.SUPPRESS
+        common = {"help", "help_all", *(dest for dest, item in flags().items() if item.is_common)}
+        texts = {action: action.help for action in self._actions}
+        for action in texts:
+            if action.option_strings and action.dest not in common:
+                action.help = argparse.SUPPRESS
         try:
             return super().format_help()
         finally:
-            for action, text in hidden.items():
+            for action, text in texts.items():
                 action.help = text
 
 
@@ -164,11 +218,10 @@ def _takes_value(action: argparse.Action | None) -> bool:
     return action is None or action.nargs != 0
 
 
-class HelpAll(argparse.Action):
+class _HelpAll(argparse.Action):
     """Print the help with all flags."""
 
     def __call__(self, parser: Any, *_: Any) -> None:
-        """Print it and exit."""
         parser.shows_all = True
         parser.print_help()
         parser.exit()

@@ -19,7 +19,6 @@ PACKAGES = {
     "iterstrat": "iterative-stratification",
     "pynvml": "nvidia-ml-py",
     "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
 }
 """Import names that differ from the package's."""
 

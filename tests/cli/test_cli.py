@@ -268,7 +268,7 @@ try:
     main(sys.argv[1:])
 finally:
     heavy = {"torch", "torchvision", "sklearn", "pandas", "matplotlib", "scipy"}
-    heavy |= {"numpy", "psutil", "rich", "shtab", "yaml"}
+    heavy |= {"numpy", "psutil", "rich", "shtab"}
     rooms = {f"asynckfold.{name}" for name in ("api", "planning", "results", "scheduling", "sweep")}
     print(sorted((heavy | rooms) & set(sys.modules)))
 """

@@ -39,7 +39,6 @@ def store_command(root: Path, words: list[str], folder: Path) -> None:
         "--data cifar10",
         "--data csv:/srv/theirs.csv",
         "--plan-from /srv/theirs",
-        "--config /srv/theirs.yaml",
         "--models theirs:Net",
         "theirs.py",
     ],
