@@ -237,6 +237,9 @@ class WorkerDiedError(AsyncKFoldError):
         self.peak_memory = peak_memory
         super().__init__(f"{f'worker process {pid}' if pid else 'a worker process'} died: {cause}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.pid, self.cause, self.outcome, self.peak_memory)
+
 
 class PeerLostError(AsyncKFoldError):
     """The other side of a parameter server does not answer, or answers no more."""
@@ -257,6 +260,9 @@ class UnpackError(AsyncKFoldError):
         self.line = line
         self.trace = trace
         super().__init__(line)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.line, self.trace)
 
 
 OUT_OF_TIME = 124

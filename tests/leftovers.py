@@ -292,7 +292,7 @@ def _left(before: Snapshot) -> Iterator[str]:
 def _pools(before: Snapshot) -> tuple[set[int], set[int]]:
     """Return the servers and workers that came since then and may stay."""
     known = {pid for pid in before.processes if is_server(pid) and _is_ours(pid)}
-    warm = warm_pool._warm.pool
+    warm = warm_pool._warm.kept
     fresh = {warm.server.pid} - known if warm is not None and warm.healthy else set()
     workers = {pid for pid in processes() - before.processes if parent_of(pid) in fresh | known}
     return fresh, workers

@@ -40,7 +40,7 @@ def test_files_that_need_the_machine_alone_are_not_run_beside_others(
     assert beside[beside.index("--ignore-glob") + 1] == nightly.CLUSTERS
     assert alone[alone.index("-n") + 1] == "0"
     files = [word for word in alone if word.endswith(".py")]
-    assert {Path(word).name for word in files} >= {"test_ray.py", "test_ray_network.py"}
+    assert {Path(word).name for word in files} >= {"test_ray.py", "test_ray_plan.py"}
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ def argument_problems(
 ) -> Iterator[Problem]:
     """Yield what is wrong with the engine, the processes of a job, and the objects of the user."""
     if settings.engine == "ray":
-        from asynckfold.engines import ray_address
+        from asynckfold.engines.ray_cluster import environment_problems
 
-        yield from ray_address.checked(settings.ray_address)
+        yield from environment_problems(settings.ray_address)
     yield from _process_problems(settings, params)
     yield from _opt_fn_problems(parts.opt_fn)
     yield from settings.own_training_problems(params)

@@ -140,8 +140,6 @@ def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Swee
                 signals=call.signals,
                 max_wait=make.max_wait,
                 yields=settings.yield_to_others,
-                one_at_a_time=settings.engine == "serial",
-                on_nodes=settings.engine == "ray",
             )
         achieved = packing_of(store.reader)
         if achieved is not None:

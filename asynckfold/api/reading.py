@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def cluster_of(call: Call) -> AbstractContextManager[RayCluster]:
     """Return the cluster, or the Ray of this machine, that the call asks for."""
     from asynckfold.engines.ray_cluster import ray_cluster
-    from asynckfold.engines.ray_handle import NodeSettings
+    from asynckfold.engines.ray_node import NodeSettings
 
     settings, machine = call.settings, call.machine
     n_jobs: int | str | None = settings.n_jobs
@@ -45,7 +45,6 @@ def cluster_of(call: Call) -> AbstractContextManager[RayCluster]:
         settings.connect_timeout_s,
         of_nodes,
         len(machine.cores),
-        call.signals,
     )
 
 

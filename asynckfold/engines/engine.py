@@ -54,7 +54,24 @@ class Engine(Protocol):
     - `shift` returns at once. The cores change neither results nor outcome.
     - `close` asks running tasks to save themselves, waits up to `grace_s` for their futures, then
       ends everything that the engine started. It may be called twice.
+
+    Attributes
+    ----------
+    runs_in_submit : bool
+        Whether `submit` returns when its tasks have ended.
+    batch_seconds : float or None
+        Length of batches of short jobs, where starting a placement is slow; None for the default.
     """
+
+    @property
+    def runs_in_submit(self) -> bool:
+        """See the attributes."""
+        ...
+
+    @property
+    def batch_seconds(self) -> float | None:
+        """See the attributes."""
+        ...
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return one snapshot of the machine, or of all nodes of the cluster (`Load.peers`)."""

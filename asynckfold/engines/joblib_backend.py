@@ -141,6 +141,9 @@ def _processes(n_jobs: int | None) -> Any:
 class JoblibEngine:
     """Executes placements in the processes of the backend of an entered `joblib.Parallel`."""
 
+    runs_in_submit = False
+    batch_seconds = None
+
     def __init__(
         self,
         bundle: Bundle,

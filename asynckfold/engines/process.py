@@ -58,6 +58,9 @@ class ProcessEngine:
     themselves.
     """
 
+    runs_in_submit = False
+    batch_seconds = None
+
     def __init__(
         self,
         bundle: Bundle | PackedBundle,

@@ -28,6 +28,9 @@ class SerialEngine:
     The first signal lets a job save itself, the second interrupts it.
     """
 
+    runs_in_submit = True
+    batch_seconds = None
+
     def __init__(
         self,
         bundle: Bundle,

@@ -1,13 +1,13 @@
-"""The pool of this process that stays warm between two sweeps."""
+"""What stays warm in this process between two calls, and the pool of workers that does."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Generic, Protocol, TypeVar
 
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.server_process import library_variables
@@ -16,24 +16,62 @@ IDLE_SECONDS = 300.0
 """How long workers stay warm after a sweep: long enough for a notebook's next cell."""
 
 
-class _Warm:
-    """The waiting pool and the timer that ends it."""
+class Closable(Protocol):
+    """What can stay warm."""
+
+    def close(self) -> None:
+        """End it."""
+
+
+T = TypeVar("T", bound=Closable)
+
+
+class Warm(Generic[T]):
+    """Keeps one thing until the next call takes it, the idle timeout, or the end of the process."""
 
     def __init__(self) -> None:
-        self.pool: WorkerPool | None = None
+        self.kept: T | None = None
+        self._owner = 0
         self.timer: threading.Timer | None = None
-        self.lock = threading.Lock()
+        self._lock = threading.Lock()
 
-    def pop(self) -> WorkerPool | None:
-        with self.lock:
-            pool, self.pool = self.pool, None
+    def take(self) -> T | None:
+        """Return what is kept, which is then the caller's; None in a forked process."""
+        with self._lock:
+            kept, self.kept = self.kept, None
             if self.timer is not None:
                 self.timer.cancel()
                 self.timer = None
-        return pool
+        return kept if self._owner == os.getpid() else None
+
+    def give_back(self, item: T, idle_s: float) -> None:
+        """Keep something for the next call; close it if something is kept already."""
+        with self._lock:
+            if self.kept is None and idle_s > 0:
+                timer = threading.Timer(idle_s, self.close)
+                timer.daemon = True
+                try:
+                    timer.start()
+                except RuntimeError:
+                    pass  # without a thread for the timer nobody would end it
+                else:
+                    self.kept, self.timer, self._owner = item, timer, os.getpid()
+                    # Anew each time: what a library has registered since must run later.
+                    atexit.unregister(self.close)
+                    atexit.register(self.close)
+                    return
+        item.close()
+
+    def close(self) -> None:
+        """End what is kept, if anything is."""
+        kept = self.take()
+        if kept is not None:
+            kept.close()
 
 
-_warm = _Warm()
+_warm: Warm[WorkerPool] = Warm()
+
+close_warm = _warm.close
 
 
 def take(nice: int = 0, modules: Sequence[str] = ()) -> WorkerPool:
@@ -46,11 +84,12 @@ def take(nice: int = 0, modules: Sequence[str] = ()) -> WorkerPool:
     modules : sequence of str
         The user's modules that workers import; an edit of their files makes the pool stale.
     """
-    pool = _warm.pop()
-    if pool is not None and pool.owner == os.getpid() and pool.healthy:
+    pool = _warm.take()
+    if pool is not None and pool.healthy:
         same = pool.nice == nice and pool.server.libraries == library_variables()
         if same and pool.knows(modules):
             return pool
+    if pool is not None:
         pool.close()
     pool = WorkerPool(nice=nice)
     pool.knows(modules)
@@ -59,16 +98,7 @@ def take(nice: int = 0, modules: Sequence[str] = ()) -> WorkerPool:
 
 def give_back(pool: WorkerPool, idle_s: float = IDLE_SECONDS) -> None:
     """Keep a pool warm until the next sweep or the idle timeout."""
-    with _warm.lock:
-        if _warm.pool is None and pool.healthy and idle_s > 0:
-            timer = threading.Timer(idle_s, close_warm)
-            timer.daemon = True
-            # Without a thread for the timer nobody would end the pool.
-            with contextlib.suppress(RuntimeError):
-                timer.start()
-                _warm.pool, _warm.timer = pool, timer
-                return
-    pool.close()
+    _warm.give_back(pool, idle_s if pool.healthy else 0.0)
 
 
 @contextmanager
@@ -88,13 +118,3 @@ def start_early(preload: Sequence[str] = (), nice: int = 0) -> None:
     pool = take(nice)
     pool.preload(preload)
     give_back(pool)
-
-
-def close_warm() -> None:
-    """End the warm pool, if there is one."""
-    pool = _warm.pop()
-    if pool is not None:
-        pool.close()
-
-
-atexit.register(close_warm)

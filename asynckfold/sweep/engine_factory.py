@@ -107,11 +107,7 @@ class Engines:
     @property
     def found_nodes(self) -> dict[str, NodeSize]:
         """The nodes of the cluster at this moment by name, whatever `n_jobs`; none without one."""
-        if self.cluster is None:
-            return {}
-        from asynckfold.engines.ray_handle import sizes
-
-        return sizes(self.cluster.nodes.values())
+        return {} if self.cluster is None else self.cluster.sizes
 
     @property
     def nodes(self) -> tuple[NodeSize, ...]:

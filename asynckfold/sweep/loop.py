@@ -35,7 +35,6 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.reproducibility import with_left
-from asynckfold.scheduling.backlog import NODE_BATCH_SECONDS
 from asynckfold.scheduling.preemption import reassign_cores
 from asynckfold.scheduling.wait_reasons import Obstacle, blocked_everywhere
 from asynckfold.store import RunStore, Waiting
@@ -83,10 +82,6 @@ class Sweep:
         Longest time in seconds during which nothing runs and nothing can start; None: no limit.
     yields : bool
         Whether running jobs leave cores that other processes start to use.
-    one_at_a_time : bool
-        Whether the engine trains inside `submit`, as the serial one does.
-    on_nodes : bool
-        Whether jobs are sent to other nodes: short ones then travel in longer batches.
     """
 
     def __init__(
@@ -101,8 +96,6 @@ class Sweep:
         signals: Interruption | None = None,
         max_wait: float | None = None,
         yields: bool = False,
-        one_at_a_time: bool = False,
-        on_nodes: bool = False,
     ) -> None:
         self._yields = yields
         self._patience = Patience(max_wait)
@@ -118,8 +111,8 @@ class Sweep:
             requests,
             clock,
             # Else jobs that start together would be recorded as parallel.
-            one_at_a_time=one_at_a_time,
-            batch_seconds=NODE_BATCH_SECONDS if on_nodes else None,
+            one_at_a_time=engine.runs_in_submit,
+            batch_seconds=engine.batch_seconds,
         )
         self._running = RunningJobs(store.moved)
         self._attempts = Attempts(store, self._pending, self._running, finish, observer)

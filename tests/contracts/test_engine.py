@@ -27,6 +27,7 @@ from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.messages import CheckpointWritten, EpochEnded
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import DONE, FAILED, Result
+from tests.engines import fake_ray
 from tests.engines.ray_start import needs_ray, started
 from tests.toy import Tiny, task, toy_bundle
 
@@ -48,8 +49,11 @@ ENGINES = ("serial", "process", "lent", "threading")
 """The engines; the last two are backends of the engine "joblib", see also
 `tests.engines.test_joblib_backend`."""
 
-RAY = pytest.param("ray", marks=[pytest.mark.nightly, needs_ray, pytest.mark.timeout(600)])
-"""Each test of it starts a Ray of its own, so that nothing of it may be left."""
+RAY = [
+    pytest.param("stand-in", id="stand-in for ray"),
+    pytest.param("ray", marks=[pytest.mark.nightly, needs_ray, pytest.mark.timeout(600)]),
+]
+"""Each test starts a Ray of its own, so that nothing of it may be left."""
 
 
 class Lent(ParallelBackendBase):
@@ -88,7 +92,7 @@ def threads_pass_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joblib_backend, "_peer", lambda channel: (NOBODY, os.getuid()))
 
 
-@pytest.fixture(params=[*ENGINES, RAY])
+@pytest.fixture(params=[*ENGINES, *RAY])
 def make(request: pytest.FixtureRequest, root: Path, pool: WorkerPool) -> Make:
     @contextmanager
     def engine(**changes: Any) -> Iterator[tuple[Engine, Any, queue.SimpleQueue[Any]]]:
@@ -110,8 +114,12 @@ def opened(name: str, bundle: Any, data: Any, tell: Any, pool: WorkerPool) -> It
         made: Any = nullcontext(SerialEngine(bundle, handle.open(handle.fds), look, tell))
     elif name == "process":
         made = closing(ProcessEngine(bundle, handle.fds, look, tell, pool))
-    elif name == "ray":
-        with started() as cluster, closing(RayEngine(cluster, bundle, data, tell)) as engine:
+    elif name in ("ray", "stand-in"):
+        with (
+            fake_ray.installed() if name == "stand-in" else nullcontext(),
+            started() as cluster,
+            closing(RayEngine(cluster, bundle, data, tell)) as engine,
+        ):
             yield engine
         return
     else:
@@ -151,7 +159,7 @@ def test_a_job_ends_with_a_result_and_its_news_come_first(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "names", [ENGINES, pytest.param(("serial", "ray"), id="ray", marks=RAY.marks)]
+    "names", [ENGINES, ("serial", "stand-in"), pytest.param(("serial", "ray"), marks=RAY[1].marks)]
 )
 def test_all_engines_give_the_same_bits(names: Sequence[str], root: Path, pool: WorkerPool) -> None:
     digests = []
@@ -183,7 +191,7 @@ def test_what_user_code_raises_is_a_result(make: Make) -> None:
 
 def test_close_lets_a_running_job_save_itself(make: Make) -> None:
     with make(epochs=10**6) as (engine, bundle, events):
-        if isinstance(engine, SerialEngine):
+        if engine.runs_in_submit:
             pytest.skip("nothing runs outside submit")
         future = engine.submit(place(bundle), [task(bundle.plan.jobs[0])])
         while not isinstance(events.get(timeout=60), EpochEnded):

@@ -14,10 +14,8 @@ from subprocess import PIPE, STDOUT, Popen
 import pytest
 
 from asynckfold.api.resources import Sharing
-from asynckfold.engines import ray_warm
-from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
-from asynckfold.engines.ray_handle import NodeSettings
-from asynckfold.system.signals import Interruption
+from asynckfold.engines.ray_cluster import RayCluster, close_warm, ray_cluster
+from asynckfold.engines.ray_node import NodeSettings
 from tests import leftovers
 from tests.leftovers import descendants, processes, until
 
@@ -39,10 +37,10 @@ def started(
     leftovers.rays.append(address or "")
     told = NodeSettings(Sharing().machine, "auto", 0, stall_timeout, ("test",))
     try:
-        with ray_cluster(address, None, PATIENCE_SECONDS, told, cores, Interruption()) as cluster:
+        with ray_cluster(address, None, PATIENCE_SECONDS, told, cores) as cluster:
             yield cluster
     finally:
-        ray_warm.close_warm()
+        close_warm()
 
 
 SWEEP_ROOT = "AKF_TEST_ROOT"

@@ -59,12 +59,12 @@ def test_the_server_starts_anew_when_a_variable_of_cuda_has_changed(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(warm_pool, "WorkerPool", FakePool)
-    monkeypatch.setattr(warm_pool, "_warm", warm_pool._Warm())
+    monkeypatch.setattr(warm_pool, "_warm", warm_pool.Warm())
     monkeypatch.delenv(name, raising=False)
     first: Any = warm_pool.take()
-    warm_pool._warm.pool = first
+    warm_pool.give_back(first)
     assert warm_pool.take() is first
-    warm_pool._warm.pool = first
+    warm_pool.give_back(first)
     monkeypatch.setenv(name, "1")
     assert warm_pool.take() is not first
     assert first.closed

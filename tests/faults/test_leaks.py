@@ -83,7 +83,7 @@ def test_fifty_runs_in_one_process_leave_it_as_it_was(tmp_path: Path) -> None:
 def test_five_runs_with_worker_processes_leave_them_as_they_were(tmp_path: Path) -> None:
     run(tmp_path / "first", parallelize=True)
     gc.collect()
-    pool = warm_pool._warm.pool
+    pool = warm_pool._warm.kept
     assert pool is not None
     workers = [pid for pid in descendants() if parent_of(pid) == pool.server.pid]
     pids = [os.getpid(), pool.server.pid, *sorted(workers)]

@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from importlib import metadata
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from asynckfold import InputError
 from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.jobs.messages import CheckpointWritten, EpochEnded, Note, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.store import RunStore
-from tests.engines.ray_start import ended, first_checkpoint, needs_ray, started, sweep
-from tests.leftovers import until
+from tests.engines.ray_start import (
+    SWEEP,
+    ended,
+    first_checkpoint,
+    named,
+    needs_ray,
+    raylet_of,
+    started,
+    sweep,
+)
+from tests.leftovers import descendants, gone, until
 from tests.toy import task, toy_bundle
 
 pytestmark = [pytest.mark.nightly, needs_ray, pytest.mark.timeout(900)]
@@ -144,13 +153,23 @@ def test_a_killed_node_costs_an_attempt_and_one_that_comes_later_takes_jobs(
             assert stays.result(0).results == there.result(0).results == [None]
 
 
-def test_a_node_with_another_asynckfold_is_refused(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: "99")
-    told = r"needs asynckfold and torch.*here 99.*pip install"
-    with pytest.raises(InputError, match=told), started(nodes.address):
-        pass
+def refused(root: Path, address: str) -> str:
+    """Return the error of a sweep, which begins nothing."""
+    process = sweep("plain", "ray", root, address)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode != 0
+    assert not root.exists()
+    (line,) = [line for line in out.splitlines() if line.startswith("asynckfold.errors.InputError")]
+    return line
+
+
+def test_a_node_without_asynckfold_is_refused(root: Path, nodes: Nodes) -> None:
+    nodes("set", "BEFORE", str(ENGINES / "stand_in_bare"))
+    nodes("add", "bare")
+    told = refused(root, nodes.address)
+    assert "needs asynckfold and torch, in the versions here" in told
+    assert "): none and none; here " in told
+    assert f"pip install 'asynckfold[ray]=={version('asynckfold')}'" in told
 
 
 def test_the_head_is_lost_and_the_same_call_continues(
@@ -194,3 +213,121 @@ def test_a_node_is_killed_in_the_middle_of_a_sweep(
     with RunStore.read(root) as store:
         outcomes = [item.outcome for item in store.attempts()]
     assert sorted(outcomes) == ["interrupted", *["ok"] * 6]
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_the_drivers_end_is_the_end_of_its_actors(root: Path, nodes: Nodes, kill: bool) -> None:
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__');"
+        "sys.stdout.flush(); sys.stdin.read()"
+    )
+    words = [sys.executable, "-c", code, str(SWEEP), "plain", "ray", str(root), nodes.address]
+    paths = os.pathsep.join(str(Path(path).absolute()) for path in sys.path)
+    process = subprocess.Popen(
+        words,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": paths, "EPOCHS": "1"},
+        text=True,
+        cwd=root.parent,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().split()[1:] == ["6"]
+    started = named("RayNode", nodes.process.pid)
+    assert len(started) == 1
+    (actor,) = started
+    left = {actor, *descendants(actor)}
+    assert len(left) > 1
+    if kill:
+        process.kill()
+    process.communicate(timeout=120)
+    assert gone(left, 120)
+
+
+# A Ray of this machine
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Return what a sweep prints with the engine "process"."""
+    known: dict[str, str] = {}
+
+    def printed(kind: str) -> str:
+        if kind not in known:
+            root = tmp_path_factory.mktemp(kind) / "run"
+            known[kind] = ended(sweep(kind, "process", root))
+        return known[kind]
+
+    return printed
+
+
+@pytest.fixture
+def no_folder_left() -> Iterator[None]:
+    """Fail if a folder of a Ray of ours, or of a node, is left."""
+
+    def folders() -> set[Path]:
+        return {*Path("/tmp").glob("akf-ray-*"), *Path("/tmp").glob("asynckfold-*")}
+
+    before = folders()
+    yield
+    until(lambda: folders() <= before, 60)
+
+
+@pytest.mark.parametrize("kind", ["plain", "fused", "allreduce"])
+@pytest.mark.usefixtures("no_folder_left")
+def test_the_numbers_are_those_of_the_engine_process(
+    kind: str, root: Path, expected: Callable[[str], str]
+) -> None:
+    assert ended(sweep(kind, "ray", root)) == expected(kind)
+    if kind == "plain":
+        assert "a word for the log" in (root / "net/cosine/fold-0/log.txt").read_text()
+
+
+@pytest.mark.usefixtures("no_folder_left")
+def test_a_killed_worker_costs_one_attempt(
+    root: Path, tmp_path: Path, expected: Callable[[str], str]
+) -> None:
+    (tmp_path / "kill").touch()
+    found = sweep("plain", "ray", root, KILL_ONCE=str(tmp_path / "kill"))
+    assert ended(found) == expected("plain")
+    with RunStore.read(root) as store:
+        outcomes = [item.outcome for item in store.attempts()]
+    assert sorted(outcomes) == ["died", *["ok"] * 6]
+
+
+@pytest.mark.usefixtures("no_folder_left")
+@pytest.mark.parametrize("name", ["net/", "RayNode"])
+def test_a_killed_process_of_ray_costs_no_more_than_attempts(
+    name: str, root: Path, expected: Callable[[str], str]
+) -> None:
+    process = sweep("plain", "ray", root, SLOW="0.02")
+    first_checkpoint(root)
+    os.kill(min(named(name, raylet_of(root))), signal.SIGKILL)
+    assert ended(process) == expected("plain")
+    with RunStore.read(root) as store:
+        outcomes = [item.outcome for item in store.attempts()]
+    assert outcomes.count("ok") == 6
+    assert 1 <= len(outcomes) - 6 <= 2
+
+
+@pytest.mark.usefixtures("no_folder_left")
+@pytest.mark.crashes("a kill may leave a file that is being written")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_ended_sweep_leaves_nothing_and_is_continued(
+    root: Path, number: signal.Signals, expected: Callable[[str], str]
+) -> None:
+    process = sweep("plain", "ray", root, SLOW="0.02")
+    first_checkpoint(root)
+    # Ctrl-C reaches all processes of a terminal.
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.kill()
+    workers = descendants(process.pid)
+    out, _ = process.communicate(timeout=200)
+    assert process.returncode != 0
+    if number == signal.SIGINT:
+        assert "InterruptedRunError: interrupted by SIGINT" in out
+        with RunStore.read(root) as store:
+            left = [item for item in store.attempts() if item.outcome == "interrupted"]
+            assert left
+            assert all(store.checkpoints(item.job_id) for item in left)
+    assert gone(workers, 60)
+    assert ended(sweep("plain", "ray", root)) == expected("plain")

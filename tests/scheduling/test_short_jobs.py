@@ -97,6 +97,8 @@ def test_a_fusion_group_is_in_no_job_batch() -> None:
 class Engine:
     """Answers at once what `behaviour` says of the n-th placement."""
 
+    runs_in_submit, batch_seconds = False, None
+
     behaviour: Callable[[int, Sequence[Task], Callable[[Any], None]], Any]
     inbox: queue.SimpleQueue[Any]
     placed: list[Placement] = field(default_factory=list)

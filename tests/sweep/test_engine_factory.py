@@ -8,29 +8,25 @@ from typing import Any
 
 import pytest
 
-from asynckfold.engines.ray_handle import NodeHandle
-from asynckfold.jobs.placement import Load, NodeSize
+from asynckfold.jobs.placement import NodeSize
 from asynckfold.sweep.engine_factory import Engines
 from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption
 
 
-def node(name: str, cores: int, gpus: int = 0, **changes: Any) -> NodeHandle:
-    """A node on which others use all cores right now."""
-    load, size = Load((0,), (), 1), NodeSize(cores, gpus)
-    return NodeHandle(name, name, None, "", float(cores), float(gpus), 1, load, size, **changes)
+def node(name: str, cores: int, gpus: int = 0) -> tuple[str, NodeSize]:
+    return name, NodeSize(cores, gpus)
 
 
 def engines(
-    *nodes: NodeHandle, n_jobs: int | str | None = "auto", threads: int = 1, **more: Any
+    *nodes: tuple[str, NodeSize], n_jobs: int | str | None = "auto", threads: int = 1
 ) -> tuple[NodeSize, ...]:
-    cluster: Any = SimpleNamespace(nodes={item.name: item for item in nodes}) if nodes else None
+    cluster: Any = SimpleNamespace(sizes=dict(nodes)) if nodes else None
     data: Any = None
     machine = Machine("cpu")
     inbox: Any = queue.SimpleQueue()
     made = Engines(
-        *("ray", None, data, machine, inbox, Interruption(), n_jobs, threads, None, None, cluster),
-        **more,
+        *("ray", None, data, machine, inbox, Interruption(), n_jobs, threads, None, None, cluster)
     )
     return made.nodes
 
@@ -40,11 +36,9 @@ def sizes(*cores: int) -> tuple[NodeSize, ...]:
 
 
 def test_all_nodes_that_train_count_however_busy_they_are() -> None:
-    lost, idle_head = node("lost", 8, is_lost=True), node("", 0)
-    assert engines(node("", 2), node("x", 4, 1), lost) == (NodeSize(2), NodeSize(4, 1))
-    assert engines(idle_head, node("x", 4), node("y", 4)) == sizes(4, 4)
+    assert engines(node("", 2), node("x", 4, 1)) == (NodeSize(2), NodeSize(4, 1))
     # A cluster of one other node is no plan of this machine.
-    assert engines(idle_head, node("x", 4)) == sizes(4)
+    assert engines(node("x", 4)) == sizes(4)
 
 
 def test_one_machine_has_no_nodes() -> None:

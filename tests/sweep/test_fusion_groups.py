@@ -36,6 +36,8 @@ Behaviour = Callable[[int, Sequence[Task]], Any]
 class Engine:
     """Answers at once what `behaviour` says of the n-th placement of the group."""
 
+    runs_in_submit, batch_seconds = False, None
+
     behaviour: Behaviour
     inbox: queue.SimpleQueue[Any]
     placed: list[Placement] = field(default_factory=list)

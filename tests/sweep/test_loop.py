@@ -48,6 +48,8 @@ def done(task: Task) -> Result:
 class FakeEngine:
     """Answers at once, as `behaviour` says; remembers what it was given."""
 
+    runs_in_submit, batch_seconds = False, None
+
     behaviour: Behaviour
     inbox: queue.SimpleQueue[Any]
     cores: tuple[int, ...] = (0, 1)

@@ -47,6 +47,8 @@ def node(name: str, cores: int = 2, **changes: Any) -> Load:
 class Nodes:
     """An engine of several nodes that ends nothing by itself."""
 
+    runs_in_submit, batch_seconds = False, None
+
     nodes: list[Load]
     inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
     running: dict[Future[Answer], tuple[Placement, Sequence[Task]]] = field(default_factory=dict)

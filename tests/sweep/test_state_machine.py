@@ -102,6 +102,8 @@ class Promises:
 class Engine:
     """Holds what it is given until a rule ends it; objects to what must not be given to it."""
 
+    runs_in_submit, batch_seconds = False, None
+
     root: Path
     promises: Promises
     finished: frozenset[str]
