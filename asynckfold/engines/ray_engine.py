@@ -220,7 +220,8 @@ class RayEngine:
                 found = self._cluster.get(answer)
             except self._cluster.exceptions.RayError as error:
                 # A node that cannot take the data must not be tried again.
-                self._lose(node, one_line(error), for_good=answer in begins)
+                has_died = isinstance(error, self._cluster.exceptions.RayActorError)
+                self._lose(node, one_line(error), for_good=answer in begins and not has_died)
                 continue
             node.is_ready = node.is_ready or answer in begins
             if answer not in begins:

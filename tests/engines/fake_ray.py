@@ -39,7 +39,7 @@ class OutOfMemoryError(RayError):
     """Ray has ended a task."""
 
 
-class ActorDiedError(RayError):
+class RayActorError(RayError):
     """An actor is gone."""
 
 
@@ -92,7 +92,7 @@ class Actor:
             answer.set_exception(RayError(error)) if error else answer.set_result(value)
         self.process.wait()
         for answer in self._answers.values():
-            answer.set_exception(ActorDiedError("the actor died"))
+            answer.set_exception(RayActorError("the actor died"))
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Have a method called, and return its value."""
@@ -101,7 +101,7 @@ class Actor:
         try:
             self._send(number, name, arguments)
         except OSError:
-            raise ActorDiedError("the actor died") from None
+            raise RayActorError("the actor died") from None
         return answer.result()
 
     def __getattr__(self, name: str) -> Any:
