@@ -67,21 +67,21 @@ def node_problems(draft: Plan, nodes: Mapping[str, int]) -> Iterator[Problem]:
     if not nodes or count * threads <= max(nodes.values()):
         return
     name, cores = max(nodes.items(), key=lambda pair: pair[1])
-    asked, each = (
+    received, each = (
         (f"processes={count}", "processes")
         if count > 1
         else (f"{threads} threads", "threads_per_job")
     )
     yield Problem(
         "each job must fit on one node of the cluster",
-        f"{asked}, and the largest node, {named_node(name)}, has {cores} "
+        f"{received}, and the largest node, {named_node(name)}, has {cores} "
         f"{'core' if cores == 1 else 'cores'}",
         f"Pass {each}={cores} or less, or add a larger node.",
     )
 
 
 def precision_problems(draft: Plan) -> Iterator[Problem]:
-    """Yield why jobs cannot compute in the data type that was asked for."""
+    """Yield why jobs cannot compute in the requested data type."""
     if draft.params.precision == "fp16" and draft.device == "cpu":
         yield Problem(
             "precision='fp16' needs a GPU",
@@ -94,12 +94,12 @@ def part_problems(draft: Plan, folds: Sequence[Fold]) -> Iterator[Problem]:
     """Yield why the training fold cannot be divided into parts of these sizes."""
     size, least = draft.batch_size, min(len(fold.train) for fold in folds)
     params = draft.params
-    given = dict(zip(KINDS, (params.partition_size, params.gpu_partition_size), strict=True))
-    asked = {kind: value for kind, value in given.items() if value is not None}
-    by_kind = len(asked) == len(KINDS)
+    values = dict(zip(KINDS, (params.partition_size, params.gpu_partition_size), strict=True))
+    sizes = {kind: value for kind, value in values.items() if value is not None}
+    by_kind = len(sizes) == len(KINDS)
     # The remedy corrects the sizes of both kinds at once.
-    fitting = {kind: min(max(value, size), least) for kind, value in asked.items()}
-    for kind, value in asked.items():
+    fitting = {kind: min(max(value, size), least) for kind, value in sizes.items()}
+    for kind, value in sizes.items():
         received = f"partition_size={value}" + (f" of the kind {kind!r}" if by_kind else "")
         if value < size:
             yield Problem(

@@ -80,12 +80,12 @@ def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
     >>> why_not_paying(plan, [Convolution((32, 6, 28, 28), (6, 1, 5, 5))])
     '100 % of its convolution outputs have fewer than 16 channels; the limit is 50 %'
     """
-    asked = plan.params.memory_format
-    if asked == "contiguous":
+    requested = plan.params.memory_format
+    if requested == "contiguous":
         return "memory_format is 'contiguous'"
     if not convolutions:
         return "it has no 2-D convolution"
-    if asked == "channels_last":
+    if requested == "channels_last":
         return ""
     if plan.params.trainer != "plain":
         return f"its jobs use the trainer {plan.params.trainer!r}"

@@ -31,9 +31,9 @@ from functools import partial
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.scheduling.backlog import Backlog
-from asynckfold.scheduling.cluster import Cluster
 from asynckfold.scheduling.reservations import (
     Capacity,
+    Cluster,
     Reservations,
     emptiest,
     may_hold,
@@ -96,17 +96,17 @@ def place(
     if reservations and not nodes:
         return []
     backlog = pending if isinstance(pending, Backlog) else Backlog(pending)
-    found: list[Placement] = []
+    placements: list[Placement] = []
     if nodes:
         room = nodes[0] if len(nodes) == 1 else Cluster(nodes)
-        found = [room.take(request) for request in backlog.in_turn(room)]
-    if not found and not reservations:
-        found = _force(backlog, [node for node in load.nodes if not node.blocked])
+        placements = [room.take(request) for request in backlog.in_turn(room)]
+    if not placements and not reservations:
+        placements = _force(backlog, [node for node in load.nodes if not node.blocked])
     if empty := [node for node in nodes if not node.jobs]:
         # What was forced has not reduced the capacity of its node.
-        forced = {placement.node: placement.jobs for placement in found}
-        found += _alone(backlog, empty, forced)
-    return found
+        forced = {placement.node: placement.jobs for placement in placements}
+        placements += _alone(backlog, empty, forced)
+    return placements
 
 
 def _alone(

@@ -71,7 +71,7 @@ def reassign_cores(
     free = {
         name: [core for core in cores if (name, core) not in taken] for name, cores in idle.items()
     }
-    found: dict[Key, tuple[int, ...]] = {}
+    moves: dict[Key, tuple[int, ...]] = {}
     left: list[Key] = []
     disturbed = (key for key in seen if key not in calm)
     for key in sorted(disturbed, key=lambda key: seen[key].paused):
@@ -81,9 +81,9 @@ def reassign_cores(
         if len(wanted) < len(cores):
             left.append(key)
             continue
-        found[key] = tuple(wanted)
+        moves[key] = tuple(wanted)
         free[node] = [core for core in free[node] if core not in wanted]
-    if not (calm or found) and left:
+    if not (calm or moves) and left:
         first = left.pop(0)
-        found |= {first: seen[first].cores} if seen[first].paused else {}
-    return found | {key: () for key in left if not seen[key].paused}
+        moves |= {first: seen[first].cores} if seen[first].paused else {}
+    return moves | {key: () for key in left if not seen[key].paused}

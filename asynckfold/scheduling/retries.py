@@ -95,14 +95,14 @@ def decide(history: Sequence[str], outcome: str) -> Retry | None:
     >>> decide(["died"], "oom")
     Retry(after_s=0.0, alone=True, alone_on_gpu=False)
     """
-    found = CLASS_OF[outcome]
+    failure = CLASS_OF[outcome]
     earlier = [CLASS_OF[past] for past in history]
-    alike = earlier.count(found)
-    if alike >= found.retries:
+    alike = earlier.count(failure)
+    if alike >= failure.retries:
         return None
-    every = [found, *earlier]
+    every = [failure, *earlier]
     return Retry(
-        found.pause_s * PAUSE_FACTOR**alike,
+        failure.pause_s * PAUSE_FACTOR**alike,
         any(item.alone for item in every),
         any(item.alone_on_gpu for item in every),
     )

@@ -26,9 +26,9 @@ class Obstacle:
 
     Parameters
     ----------
-    kind : {"cores", "neighbours", "memory", "gpu", "alone", "turn", "nodes"}
+    kind : {"cores", "neighbours", "memory", "gpu", "alone", "turn"}
         Own jobs hold the cores; other processes use them; too little memory; no GPU; a job that
-        must run alone is running; this job must run alone; too few nodes for a job on several.
+        must run alone is running; this job must run alone.
     text : str
         What is missing, with its numbers; completes "waits for".
     """
@@ -65,16 +65,16 @@ def _obstacles(request: Request, running: Reservations, load: Load) -> dict[Obst
         return {_obstacle_on(request, running.on(load.node), load, "the machine"): []}
     nodes: dict[Obstacle, list[str]] = {}
     for node in _large_enough(request, load.nodes):
-        found = _obstacle_on(request, running.on(node.node), node, "a node")
-        nodes.setdefault(found, []).append(node.node)
+        missing = _obstacle_on(request, running.on(node.node), node, "a node")
+        nodes.setdefault(missing, []).append(node.node)
     return nodes
 
 
 def _summary(nodes: Mapping[Obstacle, Sequence[str]]) -> Obstacle:
-    most = max(nodes, key=lambda found: len(nodes[found]))
+    most = max(nodes, key=lambda item: len(nodes[item]))
     if not nodes[most]:
         return most
-    return Obstacle(most.kind, by_node({found.text: names for found, names in nodes.items()}))
+    return Obstacle(most.kind, by_node({item.text: names for item, names in nodes.items()}))
 
 
 def _large_enough(request: Request, nodes: Sequence[Load]) -> Sequence[Load]:
@@ -216,7 +216,7 @@ class Waits:
         self, pending: Backlog, running: Reservations, load: Load, now: float
     ) -> dict[Obstacle, int]:
         """Find the current obstacles; return each with its number of jobs."""
-        found: dict[Obstacle, int] = {}
+        counts: dict[Obstacle, int] = {}
         # Where cores are missing on every node, nothing else of a request matters.
         short: dict[tuple[int, bool, bool], Obstacle] = {}
         for account in self._accounts.values():
@@ -231,8 +231,8 @@ class Waits:
                 if {item.kind for item in nodes} <= {"cores", "neighbours"}:
                     short[wanted] = reason
             self._accounts[_kind(like)].now = reason
-            found[reason] = found.get(reason, 0) + count
-        return found
+            counts[reason] = counts.get(reason, 0) + count
+        return counts
 
     def start(self, job_id: str, now: float) -> tuple[Wait, ...]:
         """Return the waits of a job that starts now, the longest first."""

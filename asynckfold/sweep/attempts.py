@@ -108,9 +108,9 @@ class Attempts:
         error = future.exception()
         if error is None:
             answer = future.result()
-            for task, found in zip(item.tasks, answer.results, strict=True):
+            for task, outcome in zip(item.tasks, answer.results, strict=True):
                 if task.job.id not in item.ended:
-                    self._take_result(task, found, item, answer)
+                    self._take_result(task, outcome, item, answer)
         left = [task for task in item.tasks if task.job.id not in item.ended]
         for task in left if error is not None else ():
             if isinstance(error, WorkerDiedError):
@@ -139,16 +139,16 @@ class Attempts:
             if item.placement.is_job_batch:
                 item.started = self._store.now()
 
-    def _take_result(self, task: Task, found: Any, item: Running, answer: Answer) -> None:
-        if found is None:
+    def _take_result(self, task: Task, outcome: Any, item: Running, answer: Answer) -> None:
+        if outcome is None:
             pid = answer.pid if not item.begun or task.job.id in item.begun else 0
             self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=pid)
-        elif isinstance(found, RetryableFailure):
+        elif isinstance(outcome, RetryableFailure):
             self._retry_or_fail(
-                task, found.outcome, found.result, item, answer.pid, answer.peak_memory
+                task, outcome.outcome, outcome.result, item, answer.pid, answer.peak_memory
             )
         else:
-            self._record(found, item, answer.pid, answer.peak_memory)
+            self._record(outcome, item, answer.pid, answer.peak_memory)
 
     def _record(self, result: Result, item: Running, pid: int, peak: int) -> None:
         complete = replace(

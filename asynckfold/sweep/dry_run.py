@@ -56,11 +56,11 @@ class DryRun:
             name: replace(self.everywhere, jobs=(jobs[name],)) for name in bundle.recipe.models
         }
         with self.make(bundle) as engine:
-            found = dict(self._side_by_side(engine, placements))
+            by_model = dict(self._side_by_side(engine, placements))
             # The plan must not depend on a process that somebody killed.
-            for name in [name for name, facts in found.items() if facts is None]:
-                found[name] = self._alone(engine, name, placements[name])
-        facts = merged([item for name in placements if (item := found[name]) is not None])
+            for name in [name for name, facts in by_model.items() if facts is None]:
+                by_model[name] = self._alone(engine, name, placements[name])
+        facts = merged([item for name in placements if (item := by_model[name]) is not None])
         left = {job.candidate for job in bundle.plan.jobs} - facts.refused.keys()
         if not left or not facts.refused.keys() <= {*self.spared}:
             refuse(Problem(*problem) for problem in facts.problems)
@@ -75,19 +75,19 @@ class DryRun:
         room(engine, self.max_wait, self.signals)
         while waiting or running:
             self.signals.check()
-            own = [placement for _, placement in running.values()]
-            nodes = engine.load(own).nodes
+            placed = [placement for _, placement in running.values()]
+            nodes = engine.load(placed).nodes
             load = next((node for node in nodes if not node.blocked), nodes[0])
-            free = [core for core in load.idle if (core,) not in [item.cores for item in own]]
-            count = max(1 if not own else 0, min(self.most, len(load.idle)) - len(own))
+            free = [core for core in load.idle if (core,) not in [item.cores for item in placed]]
+            count = max(1 if not placed else 0, min(self.most, len(load.idle)) - len(placed))
             for name in waiting[:count]:
                 placement = replace(placements[name], node=load.node)
-                if own:
+                if placed:
                     placement = replace(placement, cores=(free.pop(0),))
                 elif load.node:
                     placement = replace(placement, cores=load.cores)
                 running[engine.submit(placement, [])] = name, placement
-                own.append(placement)
+                placed.append(placement)
             waiting = waiting[count:]
             for future in wait(running, CHECK_SECONDS, FIRST_COMPLETED).done:
                 name, _ = running.pop(future)
@@ -96,11 +96,11 @@ class DryRun:
     def _alone(self, engine: Engine, name: str, placement: Placement) -> Facts:
         for _ in range(ATTEMPTS):
             try:
-                found: Facts = ask(engine, placement, self.max_wait, self.signals)
+                facts: Facts = ask(engine, placement, self.max_wait, self.signals)
             except WorkerDiedError as death:
                 error = death
             else:
-                return found
+                return facts
             if error.outcome != "died":
                 break
         return _died(name, error)
@@ -108,11 +108,11 @@ class DryRun:
 
 def _facts(name: str, future: Future[Answer]) -> Facts | None:
     try:
-        found: Facts = future.result().results[0]
+        facts: Facts = future.result().results[0]
     except WorkerDiedError as death:
         # Alone it would hang again.
         return _died(name, death) if death.outcome == "hang" else None
-    return found
+    return facts
 
 
 def _died(name: str, death: WorkerDiedError) -> Facts:
@@ -126,8 +126,8 @@ def merged(parts: Sequence[Facts]) -> Facts:
     --------
     >>> rule = ("a rule", "what was received", "a remedy")
     >>> parts = [Facts({"settings": {name: 1}}, {name: 0.5}, {}, (rule,)) for name in "ab"]
-    >>> found = merged(parts)
-    >>> found.recipe, found.step_seconds, len(found.problems)
+    >>> facts = merged(parts)
+    >>> facts.recipe, facts.step_seconds, len(facts.problems)
     ({'settings': {'a': 1, 'b': 1}}, {'a': 0.5, 'b': 0.5}, 1)
     """
     recipe: dict[str, Any] = {}

@@ -93,10 +93,10 @@ class Engines:
         with opened as engine:
             yield engine
 
-    def read_load(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
-        """Read the load, for the number of jobs that the caller asked for."""
+    def read_load(self, running: Sequence[Placement], pins: Mapping[int, tuple[int, ...]]) -> Load:
+        """Read the load, for the requested number of jobs."""
         count = resolve_n_jobs(self.n_jobs, self.machine.max_cores)
-        return self.machine.load(count, running, own, threads=self.threads)
+        return self.machine.load(count, running, pins, threads=self.threads)
 
     @property
     def _most_on_all(self) -> int | None:
@@ -112,8 +112,8 @@ class Engines:
     @property
     def nodes(self) -> tuple[NodeSize, ...]:
         """What the sweep may use of each of them; empty if there is this machine only."""
-        found, left, each = self.found_nodes, self._most_on_all, []
-        for size in found.values():
+        sizes, left, each = self.found_nodes, self._most_on_all, []
+        for size in sizes.values():
             if left is None:
                 count = resolve_n_jobs(self.n_jobs, size.cores)
                 most = size.cores if count is None else count * self.threads
@@ -121,7 +121,7 @@ class Engines:
                 most = left
                 left -= min(most, size.cores)
             each.append(replace(size, cores=min(size.cores, most)))
-        return () if found.keys() <= {""} else tuple(size for size in each if size.cores)
+        return () if sizes.keys() <= {""} else tuple(size for size in each if size.cores)
 
     @property
     def allotted(self) -> int:
@@ -150,11 +150,11 @@ class Engines:
         cores = self.machine.unreserved()
         others = load.others if self.machine.known else ()
         free = [core for core in cores if core not in others] or cores[:1]
-        found = _on(free, trainer, threads)
+        placement = _on(free, trainer, threads)
         if not (on_gpu and load.gpus):
-            return found
+            return placement
         gpu = min(load.gpus, key=lambda gpu: (gpu.busy, *emptiest(gpu)))
-        return replace(found, gpu=gpu.index, gpu_uuid=gpu.uuid)
+        return replace(placement, gpu=gpu.index, gpu_uuid=gpu.uuid)
 
 
 def _on(cores: Sequence[int], trainer: str, threads: int) -> Placement:

@@ -192,8 +192,7 @@ class Sweep:
         placed = self._pending.place(self._running.reservations, load)
         stuck = self._pending.can_start and not (placed or self._running)
         obstacles = self._note_waiting(load)
-        few = next((reason.text for reason in obstacles if reason.kind == "nodes"), "")
-        obstacle = blocked_everywhere(load) or few or "no GPU that this run may use can be seen"
+        obstacle = blocked_everywhere(load) or "no GPU that this run may use can be seen"
         if self._patience.look(self._clock(), obstacle if stuck else ""):
             self._attempts.note(Note(None, "waiting", f"nothing can start: {obstacle}"))
         if placed:

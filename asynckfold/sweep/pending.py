@@ -71,15 +71,15 @@ class PendingJobs:
 
     def place(self, reservations: Reservations, load: Load) -> list[Placement]:
         """Take the jobs that start now out of the backlog, and reserve their placements."""
-        found, cores = [], sum(len(node.cores) for node in load.nodes)
+        units, cores = [], sum(len(node.cores) for node in load.nodes)
         placed = place(self._backlog, reservations, load)
         for placement in placed[:1] if self._one_at_a_time else placed:
             request = self._backlog.remove(self._unit(placement.jobs[0]))
-            found.append((request, placement))
+            units.append((request, placement))
         if self._one_at_a_time:
-            placed = [placement for _, placement in found]
+            placed = [placement for _, placement in units]
         else:
-            placed = [self._backlog.extend(*pair, cores) for pair in found]
+            placed = [self._backlog.extend(*pair, cores) for pair in units]
         for placement in placed:
             reservations.add(placement)
         return placed

@@ -112,8 +112,8 @@ class WorkerReaders:
         for readers in (number, 1, 1):
             try:
                 return self._attempt(packed, readers, count, arrays)
-            except _ReaderDiedError as found:
-                deaths.append(found)
+            except _ReaderDiedError as death:
+                deaths.append(death)
                 if _is_its_sample(deaths):
                     break
         raise InputError([_problem(deaths)]) from deaths[-1].death
@@ -142,7 +142,7 @@ class WorkerReaders:
                 engine = ProcessEngine(
                     bundle,
                     [packed, *(array.fd for array in written)],
-                    lambda running, own: self._machine.load(None, running, own),
+                    lambda running, pins: self._machine.load(None, running, pins),
                     lambda event: None,
                     pool,
                     self._stall_timeout,
@@ -153,11 +153,11 @@ class WorkerReaders:
                 readers.engines.append(engine)
                 readers.futures.append(engine.submit(placement, []))
             self._wait(readers)
-            found = [pickle.loads(answer.results[0]) for answer in readers.answers()]
-            for part in found:
+            parts = [pickle.loads(answer.results[0]) for answer in readers.answers()]
+            for part in parts:
                 if isinstance(part, NotUnpacked):
                     raise UnpackError(part.line, "")
-            return found
+            return parts
 
     def _wait(self, readers: _Readers) -> None:
         reported = time.monotonic()
@@ -239,9 +239,10 @@ def _problem(deaths: Sequence[_ReaderDiedError]) -> Problem:
     """Return the problem, with the sample at which the last reader died."""
     from asynckfold.training.worker.reads import STEPS
 
-    found, death = deaths[-1], deaths[-1].death
+    last = deaths[-1]
+    death = last.death
     places = {0: "the dataset", STEPS: "dataset[0] and others, with their transform,"}
-    place = places.get(found.place, f"dataset[{found.place - 1}]")
+    place = places.get(last.place, f"dataset[{last.place - 1}]")
     if not _is_its_sample(deaths):
         return Problem(
             "the processes that read the dataset must not be ended from outside",

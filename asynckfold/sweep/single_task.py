@@ -86,8 +86,8 @@ class Sampler:
         passed = time.monotonic() - self._started
         use = tuple(chain.from_iterable(node.use for node in load.nodes))
         if use and (at_end or passed >= self._next):
-            own = sum(node.own for node in load.nodes)
-            self._store.sample(self._phase, sum(use), own, use)
+            mine = sum(node.own for node in load.nodes)
+            self._store.sample(self._phase, sum(use), mine, use)
             if load.gpus and self._phase == "packed":
                 use_of = {gpu.index: gpu.use for gpu in load.gpus}
                 by_index = [use_of.get(index, -1.0) for index in range(max(use_of) + 1)]

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +193,6 @@ def test_the_head_is_lost_and_the_same_call_continues(
     assert len(outcomes) > 6
 
 
-@pytest.mark.skipif(
-    find_spec("asynckfold.scheduling.cluster") is None,
-    reason="jobs of a sweep are placed on this machine only",
-)
 def test_a_node_is_killed_in_the_middle_of_a_sweep(
     root: Path, tmp_path: Path, nodes: Nodes
 ) -> None:
