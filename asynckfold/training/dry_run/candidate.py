@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -25,7 +25,7 @@ from asynckfold.planning import memory_format
 from asynckfold.training import gradients, lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import callbacks_of, try_callbacks
-from asynckfold.training.calls import UnfitInputsError, needs_inputs, outputs_of, way_of
+from asynckfold.training.calls import ONE, UnfitInputsError, needs_inputs, outputs_of, way_of
 from asynckfold.training.dry_run import checks, criteria, outside, user_code
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
@@ -314,8 +314,14 @@ class CandidateTrial:
 
     def _fitting_outputs(self, model: nn.Module) -> Any:
         rule = f"model {self.name} must take the samples, in batches of {kinds_of(self.inputs)}"
-        where = partial(layer_of, model, self.inputs)
-        with attempting(rule, where, "Change the model or transform the samples"):
+        where: Callable[[Exception], str] = partial(layer_of, model, self.inputs)
+        remedy = "Change the model or transform the samples"
+        if self.way == ONE and isinstance(self.inputs, Mapping):
+            (argument, *_) = signature(self.model.forward).parameters
+            place = f" in its forward(), whose {argument} is one dict of them"
+            where = lambda error: place  # noqa: E731
+            remedy = f"Name the inputs as forward does, such as {{{argument!r}: ...}}"
+        with attempting(rule, where, remedy):
             return self._outputs(model)
 
     def _loss(self, criterion: Any, outputs: Any) -> Any:
@@ -441,19 +447,6 @@ class CandidateTrial:
         except StepError as error:
             raise Refused(*error.args) from error
         checks.check_storable("callbacks", callbacks)
-        left = tuple(item for item in recipe.callbacks if not hasattr(item, "monitor"))
-        again = callbacks_of(replace(recipe, callbacks=left), self.candidate, epochs, live)
-        if again is None or not watched or self.candidate not in self.bundle.refits:
-            return
-        try:
-            try_callbacks(again, dict.fromkeys(names, 0.0))
-        except Exception as error:
-            raise Refused(
-                "callbacks must work without inner_valid, which refit leaves out",
-                f"{type(error).__name__}: {first_line(error)}",
-                "Read state.metrics.get('inner_loss'), or give the callback the attribute monitor, "
-                "so that refit leaves it out, too.",
-            ) from error
 
     def check_criterion(self) -> None:
         """Refuse a criterion that compares outputs with the targets of other samples."""

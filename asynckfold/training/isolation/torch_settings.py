@@ -57,18 +57,10 @@ class Setting:
             self.write(value)
 
 
-def _flag(owner: Any, label: str, usual: Value, *, gpu: bool = False) -> list[Setting]:
-    """An attribute of one of torch's backends, if this version has it."""
+def _flag(owner: Any, label: str, usual: Value, *, gpu: bool = False) -> Setting:
+    """An attribute of one of torch's backends."""
     name = label.rpartition(".")[2]
-    try:
-        if not hasattr(owner, name):
-            return []
-    except RuntimeError:
-        # torch has it, and refuses to tell.
-        pass
-
-    read, write = partial(getattr, owner, name), partial(setattr, owner, name)
-    return [Setting(label, read, write, usual, gpu)]
+    return Setting(label, partial(getattr, owner, name), partial(setattr, owner, name), usual, gpu)
 
 
 _CELLS = (
@@ -115,11 +107,10 @@ def allow_tf32(allowed: bool = True) -> None:
 
 _backends = torch.backends
 _matmul, _cudnn = _backends.cuda.matmul, _backends.cudnn
-_einsum = _backends.opt_einsum if _backends.opt_einsum.is_available() else None
 
 _OLDER_TF32 = [
-    *_flag(_matmul, "cuda.matmul.allow_tf32", False, gpu=True),
-    *_flag(_cudnn, "cudnn.allow_tf32", True, gpu=True),
+    _flag(_matmul, "cuda.matmul.allow_tf32", False, gpu=True),
+    _flag(_cudnn, "cudnn.allow_tf32", True, gpu=True),
 ]
 _NEWER_TF32 = [_cell(*cell) for cell in _CELLS if cell[0] == "cuda" and cell[1] != "all"]
 
@@ -133,15 +124,18 @@ SETTINGS: tuple[Setting, ...] = (
     ),
     _OLDER_TF32[1],
     *(_cell(*cell) for cell in _CELLS if torch_internals.has_fp32_precision),
-    *_flag(_matmul, "cuda.matmul.allow_fp16_reduced_precision_reduction", True, gpu=True),
-    *_flag(_matmul, "cuda.matmul.allow_bf16_reduced_precision_reduction", True, gpu=True),
-    *_flag(_cudnn, "cudnn.enabled", True, gpu=True),
-    *_flag(_cudnn, "cudnn.benchmark", False, gpu=True),
-    *_flag(_cudnn, "cudnn.deterministic", False, gpu=True),
-    *_flag(_backends.mkldnn, "mkldnn.enabled", True),
-    *_flag(_backends.mkldnn, "mkldnn.deterministic", False),
-    *_flag(_einsum, "opt_einsum.enabled", True),
-    *_flag(_einsum, "opt_einsum.strategy", "auto"),
+    _flag(_matmul, "cuda.matmul.allow_fp16_reduced_precision_reduction", True, gpu=True),
+    _flag(_matmul, "cuda.matmul.allow_bf16_reduced_precision_reduction", True, gpu=True),
+    _flag(_cudnn, "cudnn.enabled", True, gpu=True),
+    _flag(_cudnn, "cudnn.benchmark", False, gpu=True),
+    _flag(_cudnn, "cudnn.deterministic", False, gpu=True),
+    _flag(_backends.mkldnn, "mkldnn.enabled", True),
+    _flag(_backends.mkldnn, "mkldnn.deterministic", False),
+    *(
+        _flag(_backends.opt_einsum, f"opt_einsum.{name}", usual)
+        for name, usual in (("enabled", True), ("strategy", "auto"))
+        if _backends.opt_einsum.is_available()
+    ),
     Setting(
         "mha.fastpath",
         _backends.mha.get_fastpath_enabled,
@@ -157,7 +151,7 @@ SETTINGS: tuple[Setting, ...] = (
         )
         for name in ("flash", "mem_efficient", "math", "cudnn")
     ),
-    *_flag(torch.utils.deterministic, "deterministic.fill_uninitialized_memory", True),
+    _flag(torch.utils.deterministic, "deterministic.fill_uninitialized_memory", True),
 )
 """In the order in which to set them."""
 
