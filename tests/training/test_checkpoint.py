@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import io
 import json
@@ -250,25 +249,15 @@ def _tensor(about: dict[str, Any], body: bytes = bytes(4), tree: Any = None) -> 
 
 FOREIGN = {
     "empty": b"",
-    "short": b"\x01\x02\x03",
-    "text": b"epoch 3 of 5\n",
-    "gzip": gzip.compress(b"{}"),
     "zip": _zip(),
-    "png": b"\x89PNG\r\n\x1a\n" + bytes(64),
     "torch": _torch({"epoch": 1}),
     "huge header": (2**63 - 1).to_bytes(8, "little") + b"{}",
-    "no dict": _header([]),
-    "no metadata": _header({}),
     "no tree": _header({"__metadata__": {}}),
     "a number": _tree(3),
-    "a list": _tree({"list": []}),
     "two kinds": _tree({"list": [], "dict": []}),
     "unknown kind": _tree({"pickle": [1]}),
     "no such tensor": _tree({"dict": [["a", {"tensor": "0"}]]}),
-    "odd tensor": _tree({"dict": [["a", {"tensor": [0]}]]}),
-    "odd pairs": _tree({"dict": 3}),
     "unhashable key": _tree({"dict": [[{"list": []}, 1]]}),
-    "odd float": _tree({"dict": [["a", {"float": "x"}]]}),
     "deep": _header({"__metadata__": {"tree": '{"list":[' * 50_000 + "]}" * 50_000}}),
     "overlapping": _header(
         {
@@ -315,27 +304,14 @@ def test_anything_but_a_plain_file_is_damage(tmp_path: Path) -> None:
 
 BOMBS = {
     "4 GB of header": (1 << 32).to_bytes(8, "little") + b"{}",
-    "a header of any length": (2**64 - 1).to_bytes(8, "little") + b"{}",
-    "a shape that overflows": _tensor({"dtype": "F32", "shape": [2**40, 2**40]}),
     "a shape of 4 TB": _tensor({"dtype": "F32", "shape": [10**12]}),
     "an empty tensor of any size": _tensor(
         {"dtype": "F32", "shape": [0, 2**62, 2**62], "data_offsets": [0, 0]}, b""
     ),
     "negative offsets": _tensor({"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}),
-    "offsets that go back": _tensor({"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}),
-    "overlapping tensors": _header(
-        {
-            "__metadata__": {"tree": json.dumps({"dict": []})},
-            "0": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-            "1": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
-        },
-        bytes(4),
-    ),
     "an unknown type": _tensor({"dtype": "F31", "shape": [1], "data_offsets": [0, 4]}),
-    "a shape that is not finite": _tensor({"dtype": "F32", "shape": [math.nan]}),
     "deep JSON": (200_000).to_bytes(8, "little") + b"[" * 200_000,
     "an endless number": _tree({"dict": [["a", {"list": []}]]}).replace(b"[]", b"[" + b"9" * 9000),
-    "a name twice": (46).to_bytes(8, "little") + b'{"__metadata__":{"tree":"1"},"__metadata__":0}',
     "a complex number of three parts": _tensor(
         {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]},
         bytes(12),

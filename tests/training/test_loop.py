@@ -16,7 +16,7 @@ from torch import nn, optim
 from torch.nn import functional
 
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import EpochEnded, Note, Progress
+from asynckfold.jobs.messages import EpochEnded, Note
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -25,7 +25,6 @@ from asynckfold.training import (
     batches,
     checkpoint,
     preprocessing,
-    training_run,
 )
 from tests.training.tiny import (
     CLASSES,
@@ -649,24 +648,6 @@ def test_reduce_on_plateau_gets_the_inner_validation_loss(tmp_path: Path) -> Non
     assert told == pytest.approx([expected] * 2, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("count", "share", "steering"), [(2, 0.1, 1), (10, 0.99, 9), (10, 0.01, 1)]
-)
-def test_training_and_inner_validation_samples_are_never_empty(
-    tmp_path: Path, count: int, share: float, steering: int
-) -> None:
-    seen = Seen()
-    tiny = Tiny(
-        tmp_path,
-        {"plain": watched(Plain, seen)},
-        {"reduce": "reduce"},
-        cv=[(np.arange(count), np.arange(count, 60))],
-        params=TrainerParams(1, inner_val=share),
-    )
-    tiny.train()
-    assert len(seen.numbers(training=True)) == count - steering
-
-
 # ---- preprocessing ----
 
 
@@ -688,18 +669,6 @@ def test_preprocessing_is_fitted_on_the_training_fold_only(tmp_path: Path) -> No
 
 
 # ---- what is told ----
-
-
-def test_progress_is_reported_per_batch_at_most_every_event_seconds(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
-    _, events = tiny.attempt()
-    told = [(item.epoch, item.batch) for item in events if isinstance(item, Progress)]
-    assert told == [(epoch, batch) for epoch in (1, 2) for batch in (1, 2, 3, 4)]
-    assert all(
-        item.batches == 4 and item.epochs == 2 for item in events if isinstance(item, Progress)
-    )
 
 
 @pytest.mark.parametrize("name", ["folder", "log"])

@@ -117,15 +117,6 @@ def test_pretraining_metrics_are_in_the_result_and_the_checkpoint(root: Path) ->
     assert len(SEEN) == 1
 
 
-def test_a_diverged_job_keeps_its_pretraining_metrics(root: Path) -> None:
-    def opt_fn(model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.SGD(model.parameters(), 1e38)
-
-    result = spied(root, opt_fn=opt_fn).train()
-    assert result.status == "diverged"
-    assert len(result.pretraining) == 2
-
-
 @pytest.mark.parametrize("kept", [0, 1])
 def test_after_damaged_checkpoints_an_older_one_or_pretraining_is_repeated(
     tmp_path: Path, kept: int

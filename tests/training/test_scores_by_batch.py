@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.bundle import Bundle
@@ -100,10 +99,3 @@ def test_a_job_that_is_stopped_after_each_batch_has_the_scores_of_one_that_is_no
     whole = by_batch(tmp_path / "whole").train()
     assert attempts == 12
     assert parts.digest == whole.digest
-
-
-def test_a_sum_of_losses_is_divided_by_the_samples(tmp_path: Path) -> None:
-    criterion = torch.nn.CrossEntropyLoss(reduction="sum")
-    found = ByBatch(tmp_path / "a", params=PARAMS, criterion=criterion).train()
-    whole = Tiny(tmp_path / "b", params=PARAMS, criterion=criterion).train()
-    assert found.epochs[-1].valid_loss == pytest.approx(whole.epochs[-1].valid_loss, rel=1e-6)

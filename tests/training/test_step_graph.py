@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +19,9 @@ from torch.utils._pytree import tree_leaves
 from asynckfold.jobs.messages import CheckpointRef, RunEvent, Task
 from asynckfold.jobs.result import Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import job_folder
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup, step_graph
-from asynckfold.training.gradients import fresh_gradient
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.step_graph import CudaRecorder
 from asynckfold.training.training_run import Training
 from tests.training.tiny import CLASSES, CPU, FEATURES, Tiny, always, checkpoints, never, sgd
 
@@ -347,100 +343,3 @@ def test_a_job_continues_with_and_without_a_graph(tmp_path: Path) -> None:
     assert numbers(result) == numbers(plain)
     assert attempt > 10
     assert recorder.replays > 0
-
-
-def test_a_job_on_cores_tries_nothing(tmp_path: Path) -> None:
-    tiny = tiny_at(tmp_path)
-    with JobLog(tiny.root, tiny.jobs[0]) as log:
-        training = built(tiny, log)
-        step_graph.prepare(training)
-    assert training.gradient is fresh_gradient
-    tiny.train()
-    assert "CUDA" not in (job_folder(tiny.root, tiny.jobs[0]) / "log.txt").read_text()
-
-
-class FakeCuda:
-    """The part of torch.cuda that captures: which stream is current, and what was called."""
-
-    def __init__(self, fails: bool = False, reserved: int = 0) -> None:
-        self.stream, self.mode, self.fails, self.reserved = "main", 0, fails, reserved
-        self.is_old = False
-        self.calls: list[str] = []
-
-    def install(self, patch: pytest.MonkeyPatch) -> None:
-        owner = self
-
-        class Stream:
-            def wait_stream(self, other: Any) -> None:
-                owner.calls.append("wait")
-
-        class Graph:
-            def replay(self) -> None:
-                owner.calls.append("replay")
-
-        main = Stream()
-
-        @contextlib.contextmanager
-        def stream(given: Any) -> Iterator[None]:
-            before, owner.stream = owner.stream, "main" if given is main else "side"
-            try:
-                yield
-            finally:
-                owner.stream = before
-
-        @contextlib.contextmanager
-        def graph(made: Any, pool: Any = None, stream: Any = None) -> Iterator[None]:
-            owner.calls.append("capture")
-            before, owner.stream = owner.stream, "side"
-            yield
-            if owner.fails:
-                # As torch: the stream is left.
-                owner.fails = False
-                raise RuntimeError("operation failed due to a previous error during capture")
-            owner.reserved += 100 << 20
-            owner.stream = before
-
-        def end(device: int, pool: Any) -> None:
-            owner.calls.append("end")
-            if not owner.is_old:
-                raise RuntimeError("not currently recording")
-
-        for name, value in {
-            "Stream": lambda device: Stream(),
-            "stream": stream,
-            "graph": graph,
-            "CUDAGraph": Graph,
-            "current_stream": lambda device=None: main,
-            "default_generators": [torch.default_generator],
-            "get_sync_debug_mode": lambda: owner.mode,
-            "set_sync_debug_mode": lambda mode: setattr(owner, "mode", mode),
-            "empty_cache": lambda: None,
-            "graph_pool_handle": lambda: (0, 1),
-            "memory_reserved": lambda device: owner.reserved,
-            "mem_get_info": lambda device: (4 << 30, 8 << 30),
-        }.items():
-            patch.setattr(torch.cuda, name, value)
-        release = lambda device, pool: owner.calls.append("release")  # noqa: E731
-        patch.setattr(torch._C, "_cuda_endAllocateToPool", end, raising=False)
-        patch.setattr(torch._C, "_cuda_releasePool", release, raising=False)
-        patch.setattr(torch, "zeros", lambda *args, device: None)
-        step_graph._side_stream.cache_clear()
-
-
-@pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
-    fake = FakeCuda()
-    with monkeypatch.context() as patch:
-        fake.install(patch)
-        yield fake
-    step_graph._side_stream.cache_clear()
-
-
-@pytest.mark.parametrize(("is_old", "ended"), [(True, ["end", "release"]), (False, ["end"])])
-def test_a_failed_capture_is_ended(cuda: FakeCuda, is_old: bool, ended: list[str]) -> None:
-    """Another capture succeeds after it, on which older versions of torch depend."""
-    cuda.fails, cuda.is_old = True, is_old
-    with pytest.raises(RuntimeError, match="previous error during capture"):
-        CudaRecorder(torch.device("cuda", 0)).capture(lambda: torch.ones(1))
-    assert cuda.calls == ["capture", *ended, "capture"]
-    assert cuda.stream == "main"

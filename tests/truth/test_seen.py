@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -20,13 +19,10 @@ import pytest
 import torch
 from sklearn import metrics
 from torch import nn, optim
-from torch.optim import lr_scheduler
 from torch.utils.data import Dataset
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
-from tests.synthetic import Synthetic, write_run
 from tests.toy import samples
 
 X, Y = samples()
@@ -61,14 +57,6 @@ def run(
         None, dataset, root, criterion or nn.CrossEntropyLoss(), 10, cv=cv, **settings
     )
     return kfold(models, {"own": schedule}, opt_fn, {"epochs": epochs})
-
-
-def zeros(inputs: int, outputs: int) -> nn.Module:
-    """A model that says the same of each sample."""
-    model = nn.Linear(inputs, outputs)
-    nn.init.zeros_(model.weight)
-    nn.init.zeros_(model.bias)
-    return model
 
 
 def same() -> nn.Module:
@@ -141,14 +129,6 @@ def test_probabilities_of_a_model_are_no_log_odds(root: Path) -> None:
     assert results.best_score_ == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_column_of_outputs_is_not_compared_with_a_row_of_targets(root: Path) -> None:
-    def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return ((outputs - targets) ** 2).mean()
-
-    with pytest.raises(InputError, match="each output with the target of its own sample"):
-        run(root, (X, NUMBERS), partial(nn.Linear, 8, 1), squared, scoring="r2")
-
-
 @pytest.mark.parametrize("score", [metrics.mean_squared_error, metrics.mean_absolute_error])
 def test_the_greatest_error_is_not_the_best_score(root: Path, score: Any) -> None:
     def flat() -> nn.Module:
@@ -156,30 +136,6 @@ def test_the_greatest_error_is_not_the_best_score(root: Path, score: Any) -> Non
 
     with pytest.raises(InputError, match=f"scoring='neg_{score.__name__}'"):
         run(root, (X, NUMBERS), flat, nn.MSELoss(), scoring=score)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "remedy"),
-    [
-        (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), "mode='min'"),
-        (partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=100), "total_steps=4"),
-    ],
-    ids=["plateau", "cycle"],
-)
-def test_a_schedule_that_does_not_fit_is_refused(root: Path, schedule: Any, remedy: str) -> None:
-    with pytest.raises(InputError, match=remedy):
-        run(root, schedule=schedule, epochs=4)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_losses_are_means_over_samples(root: Path, reduction: str) -> None:
-    """Whatever the size of a batch: what knows nothing of three classes loses log 3."""
-    criterion = nn.CrossEntropyLoss(reduction=reduction)
-    results = run(root, models=partial(zeros, 8, 3), criterion=criterion, opt_fn=still)
-    for result in results.results.values():
-        (epoch,) = result.epochs
-        assert epoch.train_loss == pytest.approx(np.log(3), rel=1e-5)
-        assert epoch.valid_loss == pytest.approx(np.log(3), rel=1e-5)
 
 
 def test_what_was_said_out_of_fold_is_what_was_scored(root: Path) -> None:
@@ -230,23 +186,6 @@ def test_what_diverged_is_no_work_of_the_serial_loop(root: Path) -> None:
     assert baseline is not None
     assert baseline.by_candidate["even/own"] == pytest.approx(baseline.seconds)
     assert baseline.by_candidate.get("odd/own", 0.0) == 0.0
-
-
-def test_the_use_of_cores_is_divided_by_who_used_them(root: Path) -> None:
-    write_run(root, Synthetic(epochs=1))
-    assert main(["report", str(root)]) == 0
-    page = (root / "report" / "index.html").read_text()
-    assert re.search(r"CPU use: this run [\d.]+ of \d+ cores, other programs [\d.]+", page)
-
-
-def test_digits_are_said_to_be_scikit_learns(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = "run --data digits --limit 60 --models mlp --schedulers constant --optimizer sgd"
-    words += " --lr 0.1 --folds 2 --epochs 1 --n-jobs 1 --baseline none --no-report --root"
-    assert main([*words.split(), str(root)]) == 0
-    assert main(["status", str(root)]) == 0
-    assert "digits (scikit-learn), 60 samples of 8×8" in capsys.readouterr().out
 
 
 # What one model leaves behind

@@ -96,15 +96,6 @@ def test_the_slower_way_is_tried_again() -> None:
     assert watch.little
 
 
-def test_the_end_of_a_job_ends_the_sleeping_threads() -> None:
-    machine = Machine()
-    watch = machine.watch()
-    machine.train(watch, 1)
-    watch.end()
-    watch.end()
-    assert machine.lent == [CORES, -CORES]
-
-
 ON_ONE_CORE = """
 import json, os, sys, time
 import torch
