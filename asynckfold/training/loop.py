@@ -32,7 +32,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.evaluation import Diverged
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.stopwatch import Stopwatch
-from asynckfold.training.training_run import Report, Training, restore
+from asynckfold.training.training_run import Report, Training
 
 _POSITION, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
 """Attributes set on an exception: position and training time of the job when it was raised."""
@@ -102,7 +102,7 @@ def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -
     """Train from the newest intact checkpoint to the result; None if `stop` asked to leave."""
     if training.callbacks is not None:
         training.callbacks.start()
-    restore(training, report)
+    setup.restore(training, report)
     if training.pretrained:
         report(Note(training.task.job.id, "pretrained", training.pretrained))
         training.save(report)

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
+from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.folds import Fold, Indices
-from asynckfold.jobs.messages import Task
+from asynckfold.jobs.messages import Note, Task
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.system.heartbeat import Heartbeat
@@ -31,7 +32,7 @@ from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import Pretrained
 from asynckfold.training.sampling import samples_per_epoch
 from asynckfold.training.stopwatch import Stopwatch
-from asynckfold.training.training_run import Training
+from asynckfold.training.training_run import Report, Training
 from asynckfold.training.user_steps import user_step, user_validation
 
 RESIDENT_SHARE = 0.5
@@ -203,3 +204,21 @@ def compile_whole(model: nn.Module) -> None:
     """
     torch.compiler.reset()
     model.compile(fullgraph=True, dynamic=False, options=COMPILER)
+
+
+def restore(training: Training, report: Report) -> None:
+    """Continue from the newest intact checkpoint; report the damaged ones."""
+    refs = training.task.checkpoints
+    for position, ref in enumerate(refs, 1):
+        try:
+            training.load_state_dict(checkpoint.load_for(training.task, training.bundle, ref))
+        except StoreCorruptError as error:
+            instead = (
+                "an older one is used"
+                if position < len(refs)
+                else "the job starts from the beginning"
+            )
+            report(Note(training.task.job.id, "damage", f"{error}; {instead}"))
+        else:
+            training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")
+            return

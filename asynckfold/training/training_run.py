@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,12 @@ from torch.amp.grad_scaler import GradScaler
 from asynckfold.data.batches import Batches, OrderedBatches
 from asynckfold.data.device_copies import fetched, fetched_together
 from asynckfold.data.transforms import mapped
-from asynckfold.errors import StoreCorruptError, refuse
+from asynckfold.errors import refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,
     CheckpointWritten,
     EpochEnded,
-    Note,
     Progress,
     RunEvent,
     Task,
@@ -69,18 +69,6 @@ Gradient = Callable[["Training", Any, torch.Tensor], torch.Tensor]
 """(training, inputs, targets) → loss, detached."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Reading:
-    """The loss of a batch on its way to the host, for the log or an event; both from 1."""
-
-    epoch: int
-    batch: int
-    loss: torch.Tensor
-    arrived: Callable[[], bool]
-    logs: bool
-    reports: bool
-
-
 @dataclass(eq=False)
 class Training:
     """A job in training: the live objects, and the position.
@@ -109,7 +97,7 @@ class Training:
     scaler : GradScaler or None
         Scales the loss in float16.
     readings : list
-        Losses that a GPU still computes, reported once they have arrived.
+        Losses that a GPU still computes: whether each has arrived, and what reports it.
     gradient : callable
         What sets the gradients of a batch: `gradients.fresh_gradient`, or a CUDA graph of it.
     user_step, user_validation : TrainingStep, ValidationStep, or None
@@ -151,7 +139,9 @@ class Training:
     logged: int = 0
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
     scaler: GradScaler | None = None
-    readings: list[_Reading] = field(default_factory=list)
+    readings: list[tuple[Callable[[], bool], Callable[[Report], None]]] = field(
+        default_factory=list
+    )
     gradient: Gradient = field(default=gradients.fresh_gradient)
     user_step: TrainingStep | None = None
     user_validation: ValidationStep | None = None
@@ -249,28 +239,34 @@ class Training:
         reports = now - self.reported_at >= EVENT_SECONDS
         if self.logged > before or reports:
             self.reported_at = now if reports else self.reported_at
-            value, arrived = fetched(self.losses[-1])
-            reading = _Reading(
-                self.epoch + 1, self.batch, value, arrived, self.logged > before, reports
-            )
-            self.readings.append(reading)
+            loss, arrived = fetched(self.losses[-1])
+            place = self.epoch + 1, self.params.epochs, self.batch, self.batches
+            tell = partial(self._tell, loss, place, self.logged > before, reports)
+            self.readings.append((arrived, tell))
         self._tell_arrived(report)
 
     def _tell_arrived(self, report: Report) -> None:
-        while self.readings and self.readings[0].arrived():
-            self._tell(self.readings.pop(0), report)
+        while self.readings and self.readings[0][0]():
+            _, tell = self.readings.pop(0)
+            tell(report)
 
-    def _tell(self, reading: _Reading, report: Report) -> None:
-        number, epochs, loss = reading.epoch, self.params.epochs, float(reading.loss)
-        batch, batches = reading.batch, self.batches
+    def _tell(
+        self,
+        loss: torch.Tensor,
+        place: tuple[int, int, int, int],
+        logs: bool,
+        reports: bool,
+        report: Report,
+    ) -> None:
+        number, epochs, batch, batches = place
+        value = float(loss)
         if self.user_step is None and adds_up(self.criterion, self.bundle.plan):
             low, high = self.bounds[batch - 1]
-            loss /= high - low
-        if reading.logs:
-            self.log.write(f"epoch {number}/{epochs} batch {batch}/{batches} loss {loss:.4f}\n")
-        if reading.reports:
-            attempt = self.task.attempt
-            report(Progress(self.task.job.id, attempt, number, epochs, batch, batches, loss))
+            value /= high - low
+        if logs:
+            self.log.write(f"epoch {number}/{epochs} batch {batch}/{batches} loss {value:.4f}\n")
+        if reports:
+            report(Progress(self.task.job.id, self.task.attempt, *place, value))
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate, step the LR schedule, record the epoch."""
@@ -499,21 +495,3 @@ def step_lr_schedule(training: Training, inner_loss: float | None = None) -> Non
         training.lr_schedule.step(inner_loss)
     elif training.params.lr_step == "epoch":
         training.lr_schedule.step()
-
-
-def restore(training: Training, report: Report) -> None:
-    """Continue from the newest intact checkpoint; report the damaged ones."""
-    refs = training.task.checkpoints
-    for position, ref in enumerate(refs, 1):
-        try:
-            training.load_state_dict(checkpoint.load_for(training.task, training.bundle, ref))
-        except StoreCorruptError as error:
-            instead = (
-                "an older one is used"
-                if position < len(refs)
-                else "the job starts from the beginning"
-            )
-            report(Note(training.task.job.id, "damage", f"{error}; {instead}"))
-        else:
-            training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")
-            return

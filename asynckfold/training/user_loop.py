@@ -31,7 +31,7 @@ from asynckfold.training.evaluation import Diverged, accumulate_scores, evaluate
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import optimizers_of, schedules_of
-from asynckfold.training.training_run import EVENT_SECONDS, Report, Training, restore
+from asynckfold.training.training_run import EVENT_SECONDS, Report, Training
 from asynckfold.training.user_steps import StepError, number_of
 
 MEASURED = frozenset({"train_loss", "valid_loss", "accuracy"})
@@ -336,7 +336,7 @@ def train(
         training = UserLoop(**vars(built), report_event=report, stop=stop)
         # What the function draws before it loads must not depend on what `build` drew.
         seeding.seed_all(training.task.job.seed)
-        restore(training, report)
+        setup.restore(training, report)
         if training.pretrained:
             report(Note(task.job.id, "pretrained", training.pretrained))
         try:
