@@ -21,7 +21,7 @@ from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import lr_schedules
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.dry_run.schedule_fit import Fit, Steps, fit_of, rates_of
+from asynckfold.training.dry_run.schedule_fit import Fit, Steps, judge
 from tests.training.tiny import Plain, Tiny, samples
 
 Make = Callable[[Any], Any]
@@ -35,11 +35,7 @@ def _small(one_thread: None, hasty_disk: None) -> None:
 def judged(make: Make, count: int, each: str = "epoch", batches: int = 0) -> Fit:
     """What is thought of a schedule of so many steps."""
     optimizer = optim.SGD([nn.Parameter(torch.ones(1))], 0.1, momentum=0.9)
-    steps = Steps(count, count, each, batches or count)
-    made = make(optim.SGD([nn.Parameter(torch.ones(1))], 0.1, momentum=0.9))
-    if lr_schedules.needs_metric(made):
-        return fit_of("s", made, steps, ())
-    return fit_of("s", made, steps, *rates_of(make, optimizer, count))
+    return judge("s", make, optimizer, Steps(count, count, each, batches or count))
 
 
 def rule(name: str, **settings: Any) -> Make:

@@ -25,7 +25,7 @@ from asynckfold.planning import memory_format
 from asynckfold.training import gradients, lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import callbacks_of, try_callbacks
-from asynckfold.training.calls import ONE, UnfitInputsError, needs_inputs, outputs_of, way_of
+from asynckfold.training.calls import ONE, outputs_of
 from asynckfold.training.dry_run import checks, criteria, outside, user_code
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
@@ -35,16 +35,14 @@ from asynckfold.training.dry_run.refusals import (
     first_line,
     kinds_of,
     layer_of,
-    shape_text,
 )
 from asynckfold.training.dry_run.saved_state import CheckpointTrial, Live, few
-from asynckfold.training.dry_run.schedule_fit import Fit, Steps, fit_of, rates_of, without_schedule
+from asynckfold.training.dry_run.schedule_fit import Fit, Steps, judge, without_schedule
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
-from asynckfold.training.pretraining import has_pretraining
 from asynckfold.training.sampling import samples_per_epoch
 from asynckfold.training.user_steps import StepError, user_step, user_validation
 
@@ -113,7 +111,9 @@ class CandidateTrial:
         self.seen = self._preprocessed(data)
         self.inputs, self.targets = self.seen.train(self.first_rows, 0, 0)
         self.live = self._live(model, optimizer, criterion)
-        self.way = self._way_of_call(data.last_is_target)
+        # How the model gets several inputs; empty for one tensor.
+        is_one = isinstance(self.inputs, torch.Tensor) and self.seen.collation is None
+        self.way = "" if is_one else checks.way_of_call(name, model, self.inputs, data)
 
     @property
     def model(self) -> nn.Module:
@@ -166,31 +166,6 @@ class CandidateTrial:
                 "It gets an array of numbers, one row for each sample, without column names.",
             ) from error
 
-    def _way_of_call(self, last_is_target: bool) -> str:
-        """Return how the model gets several inputs; empty for one tensor."""
-        if isinstance(self.inputs, torch.Tensor) and self.seen.collation is None:
-            return ""
-        if has_pretraining(self.model):
-            raise Refused(
-                "pretraining needs samples of one tensor",
-                f"model {self.name}, and {kinds_text(self.inputs)}",
-                "Leave pretrain out, or join the inputs into one tensor.",
-            )
-        if last_is_target and not needs_inputs(self.model, len(self.inputs)):
-            raise Refused(
-                "each sample of the dataset must be a pair (x, y), unless forward needs all of a "
-                "TensorDataset's tensors but the last",
-                f"{len(self.inputs) + 1} tensors, and forward{signature(self.model.forward)} of "
-                f"model {self.name}",
-                "Pass TensorDataset(x, y); or ((x, ...), y), a tuple of inputs and the target.",
-            )
-        try:
-            return way_of(self.model, self.inputs)
-        except UnfitInputsError as error:
-            received, remedy = error.args
-            rule = f"model {self.name} must take the inputs {kinds_text(self.inputs)}"
-            raise Refused(rule, received, remedy) from error
-
     # Before a step
 
     def check_optimized(self) -> None:
@@ -200,13 +175,6 @@ class CandidateTrial:
 
     def schedule_fit(self) -> Fit:
         """Judge the LR schedule by the number of steps in the candidate's jobs."""
-        fits = [self._fit_of(part) for part in optimizers_of(self.unscheduled)]
-        return Fit(
-            tuple(dict.fromkeys(item for fit in fits for item in fit.problems)),
-            tuple(dict.fromkeys(note for fit in fits for note in fit.notes)),
-        )
-
-    def _fit_of(self, unscheduled: torch.optim.Optimizer) -> Fit:
         plan, every = self.bundle.plan, [fold.fitted for fold in self.bundle.folds]
         refits = self.candidate in self.bundle.refits
         if refits:
@@ -218,15 +186,8 @@ class CandidateTrial:
         )
         batches = setup.steps_of(plan, max(sizes), self.model, "batch")
         steps = Steps(least, most, plan.params.lr_step, batches, refits)
-
-        def make(optimizer: torch.optim.Optimizer) -> Any:
-            return self._lr_schedule(optimizer, most)
-
-        made = make(without_schedule(unscheduled))
-        if lr_schedules.needs_metric(made):
-            return fit_of(self.schedule, made, steps, ())
-        rates, error = rates_of(make, unscheduled, most)
-        return fit_of(self.schedule, made, steps, rates, error)
+        make = partial(self._lr_schedule, steps=most)
+        return judge(self.schedule, make, self.unscheduled, steps)
 
     # A step
 
@@ -428,70 +389,37 @@ class CandidateTrial:
 
     def check_callbacks(self) -> None:
         """Refuse callbacks that break a rule."""
-        recipe, epochs = self.bundle.recipe, self.bundle.plan.params.epochs
+        epochs, step = self.bundle.plan.params.epochs, self.live.user_step
         live = self.model, self.optimizer, self.lr_schedule, self.targets.device, self.criterion
-        callbacks = callbacks_of(recipe, self.candidate, epochs, live)
+        callbacks = callbacks_of(self.bundle.recipe, self.candidate, epochs, live)
         if callbacks is None:
             return
-        names = [
-            "train_loss",
-            "lr",
-            *(self.live.user_step.state.measures if self.live.user_step else ()),
-        ]
-        watched = []
+        names = ["train_loss", "lr", *(step.state.measures if step else ())]
         if self.bundle.folds[0].inner_valid.size:
             is_number = self.bundle.plan.objective_of(self.name).kind == REGRESSION
-            watched = ["inner_loss", *([] if is_number else ["inner_accuracy"])]
+            names += ["inner_loss"] if is_number else ["inner_loss", "inner_accuracy"]
         try:
-            try_callbacks(callbacks, dict.fromkeys([*names, *watched], 0.0))
+            try_callbacks(callbacks, dict.fromkeys(names, 0.0))
         except StepError as error:
             raise Refused(*error.args) from error
         checks.check_storable("callbacks", callbacks)
 
-    def check_criterion(self) -> None:
-        """Refuse a criterion that compares outputs with the targets of other samples."""
+    def check_criterion(self) -> bool:
+        """Refuse a criterion that mixes samples; return whether it sums over them."""
+        criterion, targets = self.bundle.recipe.criterion, self.seen.asked_of(self.targets)
         with seeding.preserved():
-            mixed = criteria.mixes_samples(self.bundle.recipe.criterion, self.outputs, self.targets)
-        if mixed:
-            (first, second), count = map(tuple, mixed), len(self.targets)
-            targets = shape_text(self.seen.asked_of(self.targets))
-            raise Refused(
-                "the criterion must compare each output with the target of its own sample",
-                f"model {self.name}: outputs {shape_text(self.outputs)} and targets {targets}, of "
-                f"which it broadcasts {first} and {second} to all {count} × {count} pairs of a "
-                "batch",
-                "Give both the same shape, as by outputs.squeeze(1) in forward; for all pairs "
-                "on purpose, the same number of dimensions, as outputs[:, None] and "
-                "targets[None, :].",
-            )
-
-    def criterion_sums(self) -> bool:
-        """Whether the criterion sums over the samples of a batch."""
-        with seeding.preserved():
+            criteria.check_mixing(self.name, criterion, self.outputs, self.targets, targets)
             # The plan records the answer: it must be the same in the next session.
             seeding.seed_all(self.bundle.folds[0].index)
-            return criteria.adds_up(self.bundle.recipe.criterion, self.outputs, self.targets)
+            return criteria.adds_up(criterion, self.outputs, self.targets)
 
     def check_parts(self, sums: bool) -> None:
         """Refuse a criterion that is no mean or sum over samples where processes divide batches."""
-        params, criterion = self.bundle.plan.params, self.bundle.recipe.criterion
-        if params.trainer != "allreduce" or params.processes == 1:
-            return
-        with seeding.preserved():
-            losses = criteria.of_whole_and_parts(
-                criterion, self.outputs, self.targets, params.processes, sums
-            )
-        if losses is None:
-            return
-        whole, together = losses
-        raise Refused(
-            "trainer='allreduce' needs a criterion that is the mean or the sum over samples: each "
-            "process computes it on a part of the batch",
-            f"one that is {whole:.4g} on a batch, and {together:.4g} as the mean over its "
-            f"{params.processes} parts",
-            "For class weights pass nn.CrossEntropyLoss(weight=...), whose mean is known; else "
-            "pass trainer='averaging', or processes=1.",
-        )
+        params = self.bundle.plan.params
+        if params.trainer == "allreduce" and params.processes > 1:
+            batch = self.outputs, self.targets
+            with seeding.preserved():
+                criteria.check_parts(self.bundle.recipe.criterion, *batch, params.processes, sums)
 
     def memory(self) -> int:
         """Estimate bytes: parameters and gradients, optimizer state, some activations."""

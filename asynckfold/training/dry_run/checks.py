@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
+from asynckfold.data.batches import Batches
 from asynckfold.data.transforms import kinds_text, tensors_in
 from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
@@ -16,6 +18,7 @@ from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of
 from asynckfold.planning import fusion_rule
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.calls import UnfitInputsError, needs_inputs, way_of
 from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs, shape_text
 from asynckfold.training.evaluation import has_modes
 from asynckfold.training.gradients import needs_closure
@@ -98,6 +101,28 @@ def check_lr_schedule(name: str, schedule: Any, recipe: Any) -> None:
             f"{schedule!r:.80}",
             "Return a torch.optim.lr_scheduler object from the function optimizer → schedule.",
         )
+
+
+def way_of_call(name: str, model: nn.Module, inputs: Any, data: Batches) -> str:
+    """Return how a model gets several inputs; refuse one that takes them in no way."""
+    if pretraining.has_pretraining(model):
+        raise Refused(
+            "pretraining needs samples of one tensor",
+            f"model {name}, and {kinds_text(inputs)}",
+            "Leave pretrain out, or join the inputs into one tensor.",
+        )
+    if data.last_is_target and not needs_inputs(model, len(inputs)):
+        raise Refused(
+            "each sample of the dataset must be a pair (x, y), unless forward needs all of a "
+            "TensorDataset's tensors but the last",
+            f"{len(inputs) + 1} tensors, and forward{signature(model.forward)} of model {name}",
+            "Pass TensorDataset(x, y); or ((x, ...), y), a tuple of inputs and the target.",
+        )
+    try:
+        return way_of(model, inputs)
+    except UnfitInputsError as error:
+        rule = f"model {name} must take the inputs {kinds_text(inputs)}"
+        raise Refused(rule, *error.args) from error
 
 
 def check_storable(what: str, owner: Any) -> None:

@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import criterion_of, why_not_of_pairs
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run.refusals import Refused, trying
+from asynckfold.training.dry_run.refusals import Refused, shape_text, trying
 from asynckfold.training.losses import as_given, criterion_for, kind_made_by, means, of_rows
 from asynckfold.training.torch_internals import OperationWatch
 
@@ -111,6 +111,22 @@ def mixes_samples(
     return watch.mixed
 
 
+def check_mixing(
+    name: str, criterion: Any, outputs: Any, targets: torch.Tensor, users_targets: Any
+) -> None:
+    """Refuse a criterion that compares outputs of a model with the targets of other samples."""
+    if mixed := mixes_samples(criterion, outputs, targets):
+        (first, second), count = map(tuple, mixed), len(targets)
+        raise Refused(
+            "the criterion must compare each output with the target of its own sample",
+            f"model {name}: outputs {shape_text(outputs)} and targets {shape_text(users_targets)}, "
+            f"of which it broadcasts {first} and {second} to all {count} × {count} pairs of a "
+            "batch",
+            "Give both the same shape, as by outputs.squeeze(1) in forward; for all pairs on "
+            "purpose, the same number of dimensions, as outputs[:, None] and targets[None, :].",
+        )
+
+
 class _Watch(OperationWatch):
     """Tracks whether a tensor was computed from outputs, from targets, or from both."""
 
@@ -174,21 +190,12 @@ def adds_up(criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor) 
     return once != 0 and abs(twice - 2 * once) <= ALIKE * abs(once)
 
 
-def of_whole_and_parts(
+def check_parts(
     criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor, parts: int, sums: bool
-) -> tuple[float, float] | None:
-    """Return the loss of a batch, and another that its parts add up to; None if there is none.
+) -> None:
+    """Refuse a criterion whose loss of a batch is not what its parts add up to.
 
-    Its samples are tried in several orders: parts may be alike by chance. A random loss is none.
-
-    Examples
-    --------
-    >>> def largest(outputs, targets):
-    ...     return (outputs - targets).abs().max()
-    >>> targets = torch.arange(4.0)
-    >>> of_whole_and_parts(largest, torch.zeros(4), targets, 2, sums=False)
-    (3.0, 2.0)
-    >>> of_whole_and_parts(torch.nn.L1Loss(), torch.zeros(4), targets, 2, sums=False)
+    Its samples are tried in several orders: parts may be alike by chance. A random loss is spared.
     """
     edges = [len(targets) * part // parts for part in range(parts + 1)]
     bounds = [(low, high) for low, high in pairwise(edges) if low < high]
@@ -212,8 +219,14 @@ def of_whole_and_parts(
                 if weight
             )
             if not math.isclose(whole, together, rel_tol=EXACT, abs_tol=1e-6):
-                return whole, together
-    return None
+                raise Refused(
+                    "trainer='allreduce' needs a criterion that is the mean or the sum over "
+                    "samples: each process computes it on a part of the batch",
+                    f"one that is {whole:.4g} on a batch, and {together:.4g} as the mean over its "
+                    f"{parts} parts",
+                    "For class weights pass nn.CrossEntropyLoss(weight=...), whose mean is known; "
+                    "else pass trainer='averaging', or processes=1.",
+                )
 
 
 def _repeated(batch: Any, times: int) -> Any:

@@ -118,13 +118,13 @@ class _DryRun:
         facts, name = self.facts, trial.name
         facts.step_seconds[name] = trial.step_seconds(facts.output_samples)
         trial.check_learning()
-        trial.check_criterion()
+        sums = trial.check_criterion()
         trial.check_state()
         if trial.changed_in_evaluation:
             self.settings[kept_key(name)] = True
         facts.measured[name] = trial.measured()
         trial.check_callbacks()
-        self.sums = self.sums or trial.criterion_sums()
+        self.sums = self.sums or sums
         trial.check_parts(self.sums)
         facts.memory[name] = trial.memory()
         facts.weights[name] = sum(item.nbytes for item in trial.model.parameters())

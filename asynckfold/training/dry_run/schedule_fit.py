@@ -18,7 +18,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from asynckfold.training import lr_schedules
-from asynckfold.training.optimizers import SeveralOptimizers
+from asynckfold.training.optimizers import SeveralOptimizers, optimizers_of
 
 Problem = tuple[str, str, str]
 
@@ -89,48 +89,48 @@ def without_schedule(optimizer: Any) -> Any:
     return spare
 
 
-def rates_of(
-    make: Callable[[Any], Any], optimizer: torch.optim.Optimizer, steps: int
-) -> tuple[list[tuple[float, ...]], str]:
+def judge(name: str, make: Callable[[Any], Any], optimizer: Any, steps: Steps) -> Fit:
+    """Judge an LR schedule, which `make` makes for an optimizer that has none yet.
+
+    The optimizer stays unchanged. Several optimizers have a schedule each.
+    """
+    title = f"LR schedule {name}"
+    problems: dict[Problem, None] = {}
+    notes: dict[str, None] = {}
+    for part in optimizers_of(optimizer):
+        schedule, rates, error = make(without_schedule(part)), list[tuple[float, ...]](), ""
+        if not lr_schedules.needs_metric(schedule):
+            spare = without_schedule(part)
+            rates, error = _rates(make(spare), spare, steps.most)
+        problems |= dict.fromkeys(_problems(title, schedule, steps, rates, error))
+        if not problems and rates:
+            notes |= dict.fromkeys(_notes(title, schedule, steps, rates))
+    return Fit(tuple(problems), tuple(notes))
+
+
+def _rates(schedule: Any, optimizer: Any, steps: int) -> tuple[list[tuple[float, ...]], str]:
     """Return the learning rates of each step, by parameter group, and what the schedule raised.
 
     There are fewer rates than `steps` if stepping takes longer than `SECONDS`, or the schedule
-    raises. The error is empty if user code raised it: its jobs will report it. The optimizer, which
-    has no schedule yet, stays unchanged.
+    raises. The error is empty if user code raised it: its jobs will report it.
     """
-    spare, rates = without_schedule(optimizer), []
+    rates: list[tuple[float, ...]] = []
+    ends = time.monotonic() + SECONDS
+    is_torchs = type(schedule).__module__ == lr_scheduler.__name__
     with warnings.catch_warnings():
         # torch warns that the optimizer takes no steps.
         warnings.simplefilter("ignore")
-        schedule = make(spare)
-        ends = time.monotonic() + SECONDS
-        is_users = type(schedule).__module__ != lr_scheduler.__name__
         for step in range(steps):
-            rates.append(tuple(float(group["lr"]) for group in spare.param_groups))
+            rates.append(tuple(float(group["lr"]) for group in optimizer.param_groups))
             if time.monotonic() > ends:
                 break
             # A user's schedule may raise anything.
             try:
                 schedule.step()
             except Exception as error:  # noqa: BLE001
-                return (
-                    rates,
-                    "" if is_users else f"{type(error).__name__} after step {step}: {error}",
-                )
+                text = f"{type(error).__name__} after step {step}: {error}"
+                return rates, text if is_torchs else ""
     return rates, ""
-
-
-def fit_of(
-    name: str, schedule: Any, steps: Steps, rates: Sequence[tuple[float, ...]], error: str = ""
-) -> Fit:
-    """Judge an LR schedule in its initial state.
-
-    `rates` and `error` are from `rates_of`, and ignored for a schedule that reacts to a loss.
-    """
-    title = f"LR schedule {name}"
-    problems = tuple(_problems(title, schedule, steps, rates, error))
-    is_known = problems or lr_schedules.needs_metric(schedule)
-    return Fit(problems, () if is_known else tuple(_notes(title, schedule, steps, rates)))
 
 
 def _problems(
