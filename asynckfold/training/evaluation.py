@@ -7,7 +7,7 @@
                     where the plan scores by batch: no more than a batch of outputs is held
 
 Of a job on several processes, each computes a share of the batches. What the dry run saw an
-evaluation change in the model is restored after each, see `Kept`. Where the plan scores by batch, a
+evaluation change in the model is restored after each, see `StateSnapshot`. Where the plan scores by batch, a
 last pass over the held-out fold accumulates the scores.
 """
 
@@ -35,7 +35,7 @@ from asynckfold.jobs.schema import Schema
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.losses import adds_up, as_given, classifies, mean_loss, weights
-from asynckfold.training.model_state import Kept
+from asynckfold.training.model_state import StateSnapshot
 from asynckfold.training.optimizers import optimizers_of
 from asynckfold.training.stopwatch import mark, seconds_between
 
@@ -204,9 +204,11 @@ def evaluating(training: Training) -> Iterator[None]:
         kept.restore()
 
 
-def kept_of(plan: Plan, job: Job, model: nn.Module) -> Kept:
+def kept_of(plan: Plan, job: Job, model: nn.Module) -> StateSnapshot:
     """Return the buffers of a job's model, to be restored, where an evaluation changes them."""
-    return Kept(model, needed=plan.recipe.get("settings", {}).get(kept_key(job.model), False))
+    return StateSnapshot(
+        model, needed=plan.recipe.get("settings", {}).get(kept_key(job.model), False)
+    )
 
 
 def kept_key(model: str) -> str:

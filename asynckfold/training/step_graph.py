@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from asynckfold.data.device_copies import packed
-from asynckfold.training import seeding, side_effects, torch_internals
+from asynckfold.training import model_state, seeding, torch_internals
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.gradients import fresh_gradient, needs_closure
 from asynckfold.training.stopwatch import mark, seconds_between
@@ -141,11 +141,11 @@ class GradientGraph:
     ) -> None:
         self._batch, self._loss, self._replay = batch, loss, replay
         self._gradients = [(item, item.grad) for item in model.parameters()]
-        self._frozen = side_effects.frozen(model)
+        self._frozen = model_state.frozen(model)
 
     def __call__(self, training: Training, inputs: Tensor, targets: Tensor) -> Tensor:
         """Set the gradients of the parameters; return the loss, detached."""
-        if training.batch == 0 and self._frozen != side_effects.frozen(_whole(training)):
+        if training.batch == 0 and self._frozen != model_state.frozen(_whole(training)):
             training.log.write("no CUDA graph any more: something changed the model\n")
             training.gradient = fresh_gradient
         elif all(map(_alike, (inputs, targets), self._batch)):
@@ -207,7 +207,7 @@ def _trial(recorder: Recorder, training: Training, *given: Tensor) -> tuple[Grad
     for obstacle in _obstacles(training, model, generator.device, *given):
         raise NotCapturable(obstacle)
     buffers, drawn = [item.clone() for item in model.buffers()], generator.get_state()
-    batch, frozen = [item.clone() for item in given], side_effects.frozen(model)
+    batch, frozen = [item.clone() for item in given], model_state.frozen(model)
 
     def eager(*batch: Tensor) -> Tensor:
         return fresh_gradient(training, *batch)
@@ -233,7 +233,7 @@ def _trial(recorder: Recorder, training: Training, *given: Tensor) -> tuple[Grad
             other = [torch.empty_like(item).copy_(item.roll(shift, 0)) for item in given]
             if bits(eager, *other) != bits(graph.replayed, *other):
                 raise NotCapturable("its replay has other bits than the eager step")
-        if side_effects.frozen(model) != frozen:
+        if model_state.frozen(model) != frozen:
             raise NotCapturable("a step replaces a tensor of the model")
         plain, replayed = [], []
         for _ in range(ROUNDS):
@@ -265,11 +265,11 @@ def _obstacles(
     stepped = {id(item) for group in optimizer.param_groups for item in group["params"]}
     if any(item.requires_grad and id(item) not in stepped for item in model.parameters()):
         yield "the gradient of a parameter that the optimizer does not have adds up"
-    yield from side_effects.hooks(model)
-    yield from side_effects.kept(model, training.criterion, device)
+    yield from model_state.hooks(model)
+    yield from model_state.kept(model, training.criterion, device)
     twin, host = copy.deepcopy(model), torch.get_rng_state()
     criterion = dict(twin.items()).get("criterion", training.criterion)
     run = functools.partial(outputs_of, twin["model"], given[0], params.precision)
-    yield from side_effects.of(twin, lambda: criterion(run(), given[1]))
+    yield from model_state.side_effects_of(twin, lambda: criterion(run(), given[1]))
     if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
         yield "its forward draws random numbers on the CPU"

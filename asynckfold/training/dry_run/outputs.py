@@ -18,7 +18,7 @@ from asynckfold.jobs.schema import Schema
 from asynckfold.training import seeding
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.fusion.tracing import copied
-from asynckfold.training.model_state import Kept
+from asynckfold.training.model_state import StateSnapshot
 
 MOST_NUMBERS = 4096
 """Numbers to keep of the outputs, at most."""
@@ -94,7 +94,7 @@ def evaluation_depends_on(
     try:
         with seeding.preserved(), torch.no_grad():
             twin = copied(model).eval()
-            kept = Kept(twin, needed=changes)
+            kept = StateSnapshot(twin, needed=changes)
 
             def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
                 seeding.seed_all(seed)

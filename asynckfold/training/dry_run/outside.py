@@ -28,7 +28,7 @@ from asynckfold.training.dry_run.checks import kind_of, optimized
 from asynckfold.training.dry_run.refusals import Refused
 from asynckfold.training.dry_run.saved_state import Live, few
 from asynckfold.training.losses import as_given, trained_parameters
-from asynckfold.training.side_effects import attributes
+from asynckfold.training.model_state import attributes
 
 MOST = 5_000
 """Objects in which modules are looked for, the nearest first: some 30 ms."""
@@ -148,7 +148,7 @@ def _outside(
         path, value = queue.popleft()
         if id(value) in seen:
             continue
-        # Kept alive: another object could have its id.
+        # StateSnapshot alive: another object could have its id.
         seen[id(value)] = value
         if isinstance(value, nn.Parameter):
             yield path.lstrip("."), value

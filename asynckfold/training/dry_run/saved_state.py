@@ -26,9 +26,8 @@ from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.refusals import Refused
 from asynckfold.training.evaluation import set_mode
 from asynckfold.training.losses import as_given
-from asynckfold.training.model_state import Kept, same
+from asynckfold.training.model_state import StateSnapshot, attributes, describe, same
 from asynckfold.training.optimizers import follow_parameters, optimizers_of
-from asynckfold.training.side_effects import attributes, describe
 from asynckfold.training.user_steps import TrainingStep
 
 MOST_BYTES = 1 << 30
@@ -82,7 +81,7 @@ class CheckpointTrial:
             The new model differs from the trained one.
         """
         with seeding.preserved():
-            kept = Kept(trained.model)
+            kept = StateSnapshot(trained.model)
             self._outputs(trained)
             if changed := kept.changed():
                 kept.restore()

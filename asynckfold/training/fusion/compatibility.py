@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from asynckfold.training import side_effects
+from asynckfold.training import model_state
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.tracing import Arguments, copied
-from asynckfold.training.side_effects import attributes, describe, is_plain
+from asynckfold.training.model_state import attributes, describe, is_plain
 
 
 def check(models: Sequence[nn.Module], arguments: Arguments) -> list[str]:
@@ -86,7 +86,7 @@ def _settings(module: nn.Module) -> dict[str, Any]:
 
 
 def _obstacles(model: nn.Module) -> Iterator[str]:
-    yield from side_effects.hooks(model)
+    yield from model_state.hooks(model)
     for path, module in model.named_modules():
         if isinstance(module, nn.RNNBase):
             yield f"{describe(path, module)} is recurrent, and its kernel has no batched form"
@@ -110,7 +110,7 @@ def _run(model: nn.Module, arguments: Arguments, *, training: bool) -> list[str]
         except Exception as error:
             raise NotFusible(f"its forward raises {type(error).__name__}: {error}") from error
 
-    for problem in side_effects.of(probe, forward):
+    for problem in model_state.side_effects_of(probe, forward):
         raise NotFusible(problem)
     return list(_own_functions(outputs))
 

@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from asynckfold.training import seeding
 from asynckfold.training.calls import POSITIONS, call_by, way_of
 from asynckfold.training.fusion.layouts import NotFusible
-from asynckfold.training.side_effects import describe
+from asynckfold.training.model_state import describe
 
 
 @dataclass(frozen=True)
