@@ -7,8 +7,8 @@
                     where the plan scores by batch: no more than a batch of outputs is held
 
 Of a job on several processes, each computes a share of the batches. What the dry run saw an
-evaluation change in the model is restored after each, see `StateSnapshot`. Where the plan scores by batch, a
-last pass over the held-out fold accumulates the scores.
+evaluation change in the model is restored after each, see `StateSnapshot`. Where the plan scores by
+batch, a last pass over the held-out fold accumulates the scores.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class _Watch(OperationWatch):
         super().__init__()
         self.mixed: Shapes | None = None
         self.count = len(targets)
-        # StateSnapshot alive: a later tensor must not get the storage of an earlier one.
+        # Kept alive: a later tensor must not get the storage of an earlier one.
         self.kept = [*outputs, targets]
         self.sources = {_storage(targets): _TARGETS}
         self.sources |= {_storage(item): _OUTPUTS for item in outputs}

@@ -148,7 +148,7 @@ def _outside(
         path, value = queue.popleft()
         if id(value) in seen:
             continue
-        # StateSnapshot alive: another object could have its id.
+        # Kept alive: another object could have its id.
         seen[id(value)] = value
         if isinstance(value, nn.Parameter):
             yield path.lstrip("."), value
