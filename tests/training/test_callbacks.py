@@ -164,7 +164,7 @@ class Counting:
         self.count += 1
 
 
-class StateSnapshot(Counting):
+class Stateful(Counting):
     def state_dict(self) -> dict[str, int]:
         return {"count": self.count}
 
@@ -182,8 +182,8 @@ class Raising:
 
 
 def test_a_callback_of_ones_own_counts_on_after_interruptions(tmp_path: Path) -> None:
-    whole = tiny(tmp_path / "whole", StateSnapshot(), model=Plain).train()
-    parts, _ = tiny(tmp_path / "parts", StateSnapshot(), model=Plain).train_with_stops()
+    whole = tiny(tmp_path / "whole", Stateful(), model=Plain).train()
+    parts, _ = tiny(tmp_path / "parts", Stateful(), model=Plain).train_with_stops()
     batches = [item.logged["count"] for item in whole.epochs]
     assert batches == [3.0 * number for number in range(1, EPOCHS + 1)]
     assert [item.logged["count"] for item in parts.epochs] == batches
@@ -204,7 +204,7 @@ def test_the_dry_run_refuses_what_no_job_could_use(
     assert problem[0] == rule
 
 
-@pytest.mark.parametrize("callback", [*ALL, StateSnapshot()])
+@pytest.mark.parametrize("callback", [*ALL, Stateful()])
 def test_the_dry_run_accepts_callbacks_and_fuses_none(tmp_path: Path, callback: Any) -> None:
     sweep = tiny(tmp_path, callback, model=Plain)
     facts = preflight.check(sweep.bundle, sweep.batches)

@@ -139,16 +139,16 @@ def test_a_finished_job_whose_result_was_lost_is_not_trained_again(tmp_path: Pat
         calls.append(1)
         as_built_in(context)
 
-    class StateSnapshot:
+    class Stateful:
         """Is not copied for each job."""
 
         def __call__(self, context: Any) -> None:
             counted(context)
 
-        def __deepcopy__(self, memo: Any) -> StateSnapshot:
+        def __deepcopy__(self, memo: Any) -> Stateful:
             return self
 
-    tiny = noisy(tmp_path, StateSnapshot())
+    tiny = noisy(tmp_path, Stateful())
     first, events = tiny.attempt()
     again, _ = tiny.attempt(None, 2, checkpoints(events))
     assert first is not None
@@ -188,14 +188,14 @@ def test_a_broken_off_pass_is_an_epoch(tmp_path: Path) -> None:
         for inputs, _ in context.valid_loader:
             seen.append(inputs[:, 0].int().tolist())
 
-    class StateSnapshot:
+    class Stateful:
         def __call__(self, context: Any) -> None:
             breaking(context)
 
-        def __deepcopy__(self, memo: Any) -> StateSnapshot:
+        def __deepcopy__(self, memo: Any) -> Stateful:
             return self
 
-    tiny = noisy(tmp_path, StateSnapshot())
+    tiny = noisy(tmp_path, Stateful())
     tiny.train()
     first, second, lengths, held_out = seen
     assert first != second
