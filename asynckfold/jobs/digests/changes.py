@@ -42,7 +42,7 @@ def changes(there: Code, here: Code) -> dict[str, str]:
         code = old.get(PYTHON) == new.get(PYTHON)
         components = list(_components(_comparable(old, code), _comparable(new, code)))
         if components:
-            changes[part] = f"{_shown(part)}: {_joined(components)}"
+            changes[part] = f"{_shown(part)}: {', '.join(_first(components))}"
     return changes
 
 
@@ -51,9 +51,7 @@ def difference(there: Code, here: Code, candidates: Sequence[tuple[str, str]] = 
     changed = changes(there, here)
     if not changed:
         return None
-    more = len(changed) - MOST_NAMED
-    texts = [*changed.values()][:MOST_NAMED] + [f"and {more} more"] * (more > 0)
-    return "; ".join(texts) + _affected_text(list(changed), candidates)
+    return "; ".join(_first(list(changed.values()))) + _affected_text(list(changed), candidates)
 
 
 def _affected_text(parts: Sequence[str], candidates: Sequence[tuple[str, str]]) -> str:
@@ -146,9 +144,9 @@ def _change(name: str, there: str, here: str) -> str:
     return f"{name} changed"
 
 
-def _joined(texts: Sequence[str]) -> str:
+def _first(texts: Sequence[str]) -> list[str]:
     more = len(texts) - MOST_NAMED
-    return ", ".join([*texts[:MOST_NAMED], *[f"and {more} more"] * (more > 0)])
+    return [*texts[:MOST_NAMED], *[f"and {more} more"] * (more > 0)]
 
 
 def _shown(part: str) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import enum
 import functools
-import hashlib
 import importlib.util
 import inspect
+import itertools
 import sys
 import types
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
@@ -137,33 +137,26 @@ class Part:
 
     def module(self, path: str, module: Any, *, whole: bool = False) -> None:
         """Record a torch module: settings by name; its own tensors too, unless it is a model."""
-        colon = f"{path}: " if path else ""
-        weights, has_weights = hashlib.sha256(), False
+        colon, weights = f"{path}: " if path else "", []
         for name, inner in module.named_modules():
             for key, tensor in {**inner._parameters, **inner._buffers}.items():
                 text = "=None" if tensor is None else self._tensors.text(tensor)
-                if name or whole:
-                    weights.update(f"{name}.{key} {text}\n".encode())
-                    has_weights = has_weights or tensor is not None
-                else:
+                if not (name or whole):
                     self._put(f"{colon}{key}", text)
+                elif tensor is not None:
+                    weights.append(f"{name}.{key} {text}")
+            kind = self._values.text(type(inner), name or path)
+            settings = module_settings(inner, is_used=self.is_used)
             if name:
-                self._inner_module(colon, name, inner)
+                at = f"{colon}{name}"
+                texts = [(key, self._values.text(value, f"{at}.{key}")) for key, value in settings]
+                self._put(f"{at} ({type(inner).__name__})", "#" + sha(f"{kind} {texts}"))
                 continue
-            self._put(f"{colon}its class", self._values.text(type(inner), path))
-            for key, value in module_settings(inner, is_used=self.is_used):
+            self._put(f"{colon}its class", kind)
+            for key, value in settings:
                 self._expand(f"{colon}{key}", value, 2)
-        if has_weights:
-            self._put(f"{colon}{WEIGHTS}", "#" + weights.hexdigest()[:16])
-
-    def _inner_module(self, colon: str, name: str, module: Any) -> None:
-        kind = self._values.text(type(module), name)
-        content = [
-            (key, self._values.text(value, f"{colon}{name}.{key}"))
-            for key, value in module_settings(module, is_used=self.is_used)
-        ]
-        here = f"{colon}{name} ({type(module).__name__})"
-        self._put(here, "#" + sha(f"{kind} {content}"))
+        if weights:
+            self._put(f"{colon}{WEIGHTS}", "#" + sha("\n".join(weights)))
 
     def skip(self, path: str, value: Any) -> str:
         """Record what is compared by type only."""
@@ -175,10 +168,7 @@ class Part:
 
     def _label(self, value: Any, wanted: str) -> str:
         """Give an object a unique name."""
-        name, number = wanted, 1
-        while name in self._taken:
-            number += 1
-            name = f"{wanted} ({number})"
+        name = next(name for name in _numbered(wanted) if name not in self._taken)
         self._taken.add(name)
         self._labels[id(value)] = name
         self._kept.append(value)
@@ -186,10 +176,7 @@ class Part:
 
     def _put(self, name: str, text: str) -> None:
         """Record a component; number it where the name is taken."""
-        key, number = name, 1
-        while self.components.get(key, text) != text:
-            number += 1
-            key = f"{name} ({number})"
+        key = next(key for key in _numbered(name) if self.components.get(key, text) == text)
         self.components[key] = text
 
     # Values by their components
@@ -486,6 +473,11 @@ class Part:
             return False
         self._put(f"the package {package}", f"#{files_digest(package)}")
         return True
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name} ({number})" for number in itertools.count(2))
 
 
 def _main_of(value: Any) -> Any:

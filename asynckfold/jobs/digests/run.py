@@ -79,27 +79,28 @@ def imported_otherwise(recipe: Any, sent: Mapping[str, Mapping[str, str]]) -> st
     numbers that are known on both sides.
     """
     here = digested(_of_jobs(recipe)).parts
-    mine: dict[str, dict[str, str]] = {}
-    theirs: dict[str, dict[str, str]] = {}
-    for part in here.keys() & sent.keys():
-        names = [name for name in here[part].keys() & sent[part].keys() if _is_sure(name)]
-        both = [
+    sure = {
+        part: [
             name
-            for name in names
-            if _SURE.match(here[part][name]) and _SURE.match(sent[part][name])
+            for name in here[part].keys() & sent[part].keys()
+            if not re.search(r" \(\d+\)", name)  # a number depends on what else was recorded
+            and _SURE.match(here[part][name])
+            and _SURE.match(sent[part][name])
         ]
-        mine[part] = {name: here[part][name] for name in (*both, PYTHON)}
-        theirs[part] = {name: sent[part][name] for name in (*both, PYTHON)}
+        for part in here.keys() & sent.keys()
+    }
+    mine, theirs = (
+        {
+            part: {name: parts[part][name] for name in (*names, PYTHON)}
+            for part, names in sure.items()
+        }
+        for parts in (here, sent)
+    )
     return changes.difference(theirs, mine) or ""
 
 
 _SURE = re.compile(r"code:|=(?:[-(\[\d]|True$|False$|None$)")
 """Code and numbers, which are the same in any process, whatever else it has imported."""
-
-
-def _is_sure(name: str) -> bool:
-    """Whether a name does not depend on what else was recorded."""
-    return not re.search(r" \(\d+\)", name)
 
 
 def _of_jobs(recipe: Any) -> dict[str, Any]:

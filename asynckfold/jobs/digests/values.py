@@ -15,7 +15,7 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import PurePath
 from types import FunctionType, ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.jobs.digests.states import (
     DEEPEST,
@@ -25,33 +25,17 @@ from asynckfold.jobs.digests.states import (
     settings_of,
 )
 
+if TYPE_CHECKING:
+    from asynckfold.jobs.digests.parts import Part
+
 MOST_ITEMS = 64
 """Containers of a data set that hold more are samples, which its fingerprint covers."""
-
-LARGE = 1000
-"""Containers of so many plain values are taken as a whole."""
 
 SHOWN = 8
 """Items of a list of numbers that are shown as they are."""
 
 _CHOSEN_SEED = 2**64
 """A seed of the operating system's own choice has 128 bits."""
-
-
-class Named(Protocol):
-    """Holds what has components of its own; values refer to it by name."""
-
-    is_used: bool
-    is_data: bool
-
-    def refer(self, value: Any, path: str) -> str | None:
-        """Return the text for what is recorded under a name; None otherwise."""
-
-    def module(self, path: str, module: Any) -> None:
-        """Record a torch module by its components."""
-
-    def skip(self, path: str, value: Any) -> str:
-        """Record that a value is compared by type; return its text."""
 
 
 class Tensors:
@@ -73,7 +57,7 @@ class Tensors:
 class Values:
     """The texts of one part's values."""
 
-    def __init__(self, named: Named, tensors: Tensors) -> None:
+    def __init__(self, named: Part, tensors: Tensors) -> None:
         self.named = named
         self.tensors = tensors
         self._within: set[int] = set()
@@ -129,13 +113,8 @@ class Values:
         plain = all(type(item) in PLAIN for item in value)
         if plain and len(value) <= SHOWN and kind in (list, tuple):
             return f"={value!r}"
-        if len(value) > LARGE and all(type(item) in (*PLAIN, str) for item in value):
-            content = repr(list(value))
-        else:
-            content = repr(
-                [self.text(item, f"{path}[{place}]", depth) for place, item in enumerate(value)]
-            )
-        return "#" + sha(f"{self.text(kind, path, depth)} {content}")
+        texts = [self.text(item, f"{path}[{place}]", depth) for place, item in enumerate(value)]
+        return "#" + sha(f"{self.text(kind, path, depth)} {texts}")
 
     def _set(self, value: Any, path: str, depth: int) -> str:
         if self._is_samples(len(value)):
@@ -145,16 +124,10 @@ class Values:
     def _mapping(self, value: Mapping[Any, Any], path: str, depth: int) -> str:
         if self._is_samples(len(value)):
             return "=dict"
-        plain = (*PLAIN, str)
-        if len(value) > LARGE and all(
-            type(key) in plain and type(item) in plain for key, item in value.items()
-        ):
-            pairs = [repr(item) for item in value.items()]
-        else:
-            pairs = [
-                f"{self.text(key, path, depth)} {self.text(item, _at(path, key), depth)}"
-                for key, item in value.items()
-            ]
+        pairs = [
+            f"{self.text(key, path, depth)} {self.text(item, _at(path, key), depth)}"
+            for key, item in value.items()
+        ]
         ordered = type(value) is OrderedDict
         return "#" + sha(f"dict {pairs if ordered else sorted(pairs)}")
 
