@@ -1,4 +1,4 @@
-"""What is asked of a model, and what its outputs mean: decided once, and part of the plan.
+"""The task of a model, and the meaning of its outputs: decided once, and part of the plan.
 
 ::
 
@@ -60,7 +60,7 @@ def task_of(kind: str) -> str:
 
 @dataclass(frozen=True)
 class Objective:
-    """What is asked of a model."""
+    """The task of a model, and the meaning of its outputs."""
 
     kind: str  # multiclass, binary, multilabel, regression, segmentation, or masks
     scale: str  # of outputs, see `criteria`
@@ -75,8 +75,8 @@ class Objective:
 
     def of(self, model: str) -> Objective:
         """Return the objective of one model."""
-        own = self.of_models([model])
-        return replace(own, scale=dict(self.apart).get(model, self.scale), apart=())
+        single = self.of_models([model])
+        return replace(single, scale=dict(self.apart).get(model, self.scale), apart=())
 
     def of_models(self, models: Collection[str]) -> Objective:
         """Return the objective of some models."""
@@ -96,18 +96,18 @@ class Objective:
         """Whether targets or outputs are trees, such as those of several heads."""
         return self.targets is not None or bool(self.outputs)
 
-    def given(self, outputs: Any, like: Any = None) -> Any:
-        """Return outputs as the model gives them; arrays stay float32, for means and NaN.
+    def as_returned(self, outputs: Any, like: Any = None) -> Any:
+        """Return outputs in the form of the model; arrays stay float32, for means and NaN.
 
-        `like` are those of a batch, whose types they get.
+        With `like`, outputs of a batch, they have its types.
         """
         if self.columns is None:
             return outputs
         is_array = hasattr(outputs, "__array_interface__")
         return self.columns.split(outputs, cast=not is_array, like=like)
 
-    def asked(self, targets: Any) -> Any:
-        """Return targets as the data set gives them."""
+    def as_in_dataset(self, targets: Any) -> Any:
+        """Return targets in the form that the data set has."""
         return targets if self.targets is None else self.targets.split(targets)
 
     @property
@@ -126,8 +126,8 @@ class Objective:
 
         if self.kind in (MULTICLASS, SEGMENTATION):
             return np.asarray(targets, np.int64)
-        found = (np.asarray(targets) > (0 if self.signs else 0.5)).astype(np.int64)
-        return found.reshape(len(found)) if self.kind == BINARY else found
+        codes = (np.asarray(targets) > (0 if self.signs else 0.5)).astype(np.int64)
+        return codes.reshape(len(codes)) if self.kind == BINARY else codes
 
     def labels_of(self, codes: Array, columns: int) -> Array:
         """Return the original labels of class indices."""
@@ -174,10 +174,10 @@ def predicted(objective: Objective, outputs: Array, transform: Transform | None 
     if scale == LOGITS:
         positive = outputs > 0
         return (positive.reshape(len(positive)) if kind == BINARY else positive).astype(np.int64)
-    found = probabilities(objective, outputs, transform)
+    shares = probabilities(objective, outputs, transform)
     if kind in (MULTILABEL, MASKS):
-        return (found > 0.5).astype(np.int64)
-    return np.asarray(found.argmax(axis=1), np.int64)
+        return (shares > 0.5).astype(np.int64)
+    return np.asarray(shares.argmax(axis=1), np.int64)
 
 
 def probabilities(
@@ -193,10 +193,10 @@ def probabilities(
 
     kind, scale = objective.kind, objective.scale
     if scale == TRANSFORMED and transform is not None and objective.is_dense:
-        return transform(objective.given(outputs)).astype(np.float64)
+        return transform(objective.as_returned(outputs)).astype(np.float64)
     if scale == TRANSFORMED and transform is not None:
-        found = _of_two(transform(objective.given(outputs)).astype(np.float64), kind)
-        return _checked(found, len(outputs), kind)
+        shares = _of_two(transform(objective.as_returned(outputs)).astype(np.float64), kind)
+        return _checked(shares, len(outputs), kind)
     exact = np.asarray(outputs, np.float64)
     if scale == LOGITS:
         axis = {MULTICLASS: -1, SEGMENTATION: 1}.get(kind)
@@ -214,31 +214,31 @@ def probabilities(
     return _of_two(exact, kind)
 
 
-def _of_two(found: Array, kind: str) -> npt.NDArray[np.float64]:
+def _of_two(shares: Array, kind: str) -> npt.NDArray[np.float64]:
     import numpy as np
 
     if kind != BINARY:
-        return found
-    if found.ndim == 1 or found.shape[1] == 1:
-        positive = found.reshape(len(found))
+        return shares
+    if shares.ndim == 1 or shares.shape[1] == 1:
+        positive = shares.reshape(len(shares))
         return np.stack([1 - positive, positive], axis=1)
-    return found
+    return shares
 
 
-def _checked(found: Array, count: int, kind: str) -> npt.NDArray[np.float64]:
+def _checked(shares: Array, count: int, kind: str) -> npt.NDArray[np.float64]:
     """Return the result of `output_transform`, normalised to sum to 1."""
     import numpy as np
 
-    if found.ndim != 2 or len(found) != count:
-        raise ValueError(f"output_transform gave shape {found.shape} of {count} samples")
-    if np.nanmin(found, initial=0) < 0 or np.nanmax(found, initial=0) > 1 + 1e-6:
+    if shares.ndim != 2 or len(shares) != count:
+        raise ValueError(f"output_transform gave shape {shares.shape} of {count} samples")
+    if np.nanmin(shares, initial=0) < 0 or np.nanmax(shares, initial=0) > 1 + 1e-6:
         raise ValueError("output_transform must give probabilities, from 0 to 1")
     if kind == MULTILABEL:
-        return found
-    total = found.sum(axis=1, keepdims=True)
+        return shares
+    total = shares.sum(axis=1, keepdims=True)
     if np.abs(total - 1).max(initial=0) > 1e-2:
         raise ValueError("output_transform must give probabilities that add up to 1")
-    return np.asarray(found / total)
+    return np.asarray(shares / total)
 
 
 def _numbers(objective: Objective, outputs: Array, transform: Transform | None) -> Array:
@@ -246,7 +246,7 @@ def _numbers(objective: Objective, outputs: Array, transform: Transform | None) 
     from scipy.special import expit, softmax
 
     if objective.scale == TRANSFORMED and transform is not None:
-        outputs = transform(objective.given(outputs))
+        outputs = transform(objective.as_returned(outputs))
     elif objective.scale == LOG_RATE:
         outputs = np.exp(outputs.astype(np.float64))
     elif objective.scale == LOGITS:
@@ -306,26 +306,26 @@ def scale_of(kind: str, criterion: Criterion | None, sample: OutputSample) -> st
     """Return the scale of a model's outputs, by its criterion and by what was seen of them."""
     if sample.tree is not None:
         return UNKNOWN
-    given = natural_scale(kind, criterion)
+    expected = natural_scale(kind, criterion)
     if kind == REGRESSION:
-        is_share = (given, sample.last) in ((LOGITS, "Sigmoid"), (SHARE_LOGITS, "Softmax"))
-        return PROBABILITIES if is_share else given
+        is_share = (expected, sample.last) in ((LOGITS, "Sigmoid"), (SHARE_LOGITS, "Softmax"))
+        return PROBABILITIES if is_share else expected
     if kind == SEGMENTATION:
         shares = {"Softmax": PROBABILITIES, "LogSoftmax": LOG_PROBABILITIES}
-        return given if given != LOGITS else shares.get(sample.last, given)
+        return expected if expected != LOGITS else shares.get(sample.last, expected)
     if kind == MULTICLASS:
         if sample.is_distribution:
             return PROBABILITIES
-        if sample.is_log_distribution and given != LOGITS:
+        if sample.is_log_distribution and expected != LOGITS:
             return LOG_PROBABILITIES
-        return MARGINS if given == LOG_PROBABILITIES else given
+        return MARGINS if expected == LOG_PROBABILITIES else expected
     if (
-        given in (LOGITS, UNKNOWN)
+        expected in (LOGITS, UNKNOWN)
         and sample.is_share
         and (kind in (MULTILABEL, MASKS) or sample.columns == 1)
     ):
         return PROBABILITIES
-    return given
+    return expected
 
 
 def natural_scale(kind: str, criterion: Criterion | None) -> str:
@@ -362,7 +362,7 @@ def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -
 
 
 def decided(
-    given: Objective,
+    draft: Objective,
     criterion: Criterion | None,
     output_samples: Mapping[str, OutputSample],
     pos_label: Any,
@@ -370,23 +370,23 @@ def decided(
 ) -> tuple[Objective, tuple[str, ...]]:
     """Decide the objective of a sweep; return it with notes.
 
-    `given` comes from labels and criterion, `output_samples` from the dry run; `pos_label` and the
+    `draft` comes from labels and criterion, `output_samples` from the dry run; `pos_label` and the
     digest `transform` of `output_transform` from the user.
     """
-    kind = given.kind
+    kind = draft.kind
     if kind == MULTICLASS and criterion is None and _one_output(output_samples):
         kind = BINARY
     base = TRANSFORMED if transform else natural_scale(kind, criterion)
     trees = tuple(sorted((name, s.tree) for name, s in output_samples.items() if s.tree))
-    found = replace(
-        given, kind=kind, scale=base, pos_label=pos_label, transform=transform, outputs=trees
+    objective = replace(
+        draft, kind=kind, scale=base, pos_label=pos_label, transform=transform, outputs=trees
     )
     if transform:
-        return found, ()
+        return objective, ()
     scales = {model: scale_of(kind, criterion, sample) for model, sample in output_samples.items()}
     notes = [scale_note(model, kind, criterion, scale) for model, scale in scales.items()]
     apart = tuple(sorted((model, scale) for model, scale in scales.items() if scale != base))
-    return replace(found, apart=apart), tuple(filter(None, notes))
+    return replace(objective, apart=apart), tuple(filter(None, notes))
 
 
 def _one_output(output_samples: Mapping[str, OutputSample]) -> bool:

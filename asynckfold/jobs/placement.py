@@ -117,9 +117,9 @@ def fused(requests: Sequence[Request], left: Sequence[str]) -> Request:
     Named by the first job. Finished jobs stay in the group and count; `left` are the others. On a
     GPU a group runs alone, as it was timed.
 
-    >>> asked = [Request(name, 1.5, memory=WORKER_BYTES + 3) for name in "ab"]
-    >>> found = fused(asked, ["b"])
-    >>> found.job_id, found.jobs, found.seconds, found.memory - WORKER_BYTES, found.trainer
+    >>> requests = [Request(name, 1.5, memory=WORKER_BYTES + 3) for name in "ab"]
+    >>> group = fused(requests, ["b"])
+    >>> group.job_id, group.jobs, group.seconds, group.memory - WORKER_BYTES, group.trainer
     ('a', ('b',), 3.0, 6, 'fused')
     """
     return replace(
@@ -149,16 +149,16 @@ def _in_one_process(sizes: Sequence[int], process: int) -> int:
 def units(requests: Mapping[str, Request], groups: Iterable[tuple[str, ...]]) -> dict[str, Request]:
     """Return requests by name: each group, and each job in none.
 
-    >>> asked = {name: Request(name, 1.0) for name in "abc"}
-    >>> [(name, unit.seconds) for name, unit in units(asked, [("a", "c")]).items()]
+    >>> requests = {name: Request(name, 1.0) for name in "abc"}
+    >>> [(name, unit.seconds) for name, unit in units(requests, [("a", "c")]).items()]
     [('a', 2.0), ('b', 1.0)]
     """
-    found = dict(requests)
+    by_name = dict(requests)
     for group in groups:
-        found[group[0]] = fused([requests[name] for name in group], group)
+        by_name[group[0]] = fused([requests[name] for name in group], group)
         for name in group[1:]:
-            del found[name]
-    return found
+            del by_name[name]
+    return by_name
 
 
 @dataclass(frozen=True)

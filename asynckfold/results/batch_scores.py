@@ -116,9 +116,9 @@ def _for_metric(
     outputs: npt.NDArray[np.float32],
 ) -> tuple[Any, Any]:
     if objective.targets is not None:
-        return objective.given(outputs), objective.asked(targets)
+        return objective.as_returned(outputs), objective.as_in_dataset(targets)
     if objective.outputs and objective.scale != TRANSFORMED:
-        return objective.given(outputs), targets
+        return objective.as_returned(outputs), targets
     if objective.kind == REGRESSION:
         found = predicted(objective, outputs, transform).astype(np.float32)
         return found, targets.reshape(found.shape) if found.size == targets.size else targets

@@ -203,7 +203,7 @@ class FoldEnsemble:
         StoreCorruptError
             Trained weights are missing from the run's folder, or damaged.
         """
-        return self.objective.given(self._mean_outputs(inputs))
+        return self.objective.as_returned(self._mean_outputs(inputs))
 
     def _mean_outputs(self, inputs: Any) -> Outputs:
         columns = self.objective.columns

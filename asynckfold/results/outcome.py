@@ -204,7 +204,7 @@ class Outcome:
     def _as_given(self, outputs: dict[str, npt.NDArray[np.float32]]) -> dict[str, Any]:
         models = {candidate_name(*pair): pair[0] for pair in self.plan.candidates}
         return {
-            name: self.plan.objective_of(models[name]).given(found)
+            name: self.plan.objective_of(models[name]).as_returned(found)
             for name, found in outputs.items()
         }
 

@@ -181,8 +181,8 @@ def _score(name: str, item: Any, objective: Objective, transform: Transform | No
     if is_custom(item):
         if objective.is_of_trees:
             return lambda targets, outputs: item(
-                objective.originals(with_leaves(np.asarray, objective.asked(targets))),
-                with_leaves(np.asarray, objective.given(outputs)),
+                objective.originals(with_leaves(np.asarray, objective.as_in_dataset(targets))),
+                with_leaves(np.asarray, objective.as_returned(outputs)),
             )
         if not objective.labels:
             own: Score = item

@@ -55,7 +55,7 @@ def loss_and_accuracy(
     No accuracy for regression, and if only the user's `output_transform` knows the classes. `like`
     are outputs of a batch, where these are trees.
     """
-    loss = criterion(objective.given(outputs, like), targets)
+    loss = criterion(objective.as_returned(outputs, like), targets)
     hits = right(objective, outputs, targets)
     numbers = [loss] if hits is None else [loss, hits.double().mean()]
     return [torch.as_tensor(number, dtype=torch.float64) for number in numbers]
