@@ -12,7 +12,7 @@ from typing import Any
 from asynckfold.api.context import Call, interrupted
 from asynckfold.api.execution import batches_of
 from asynckfold.errors import NoRoomError, WorkerDiedError
-from asynckfold.jobs.placement import Placement, Request
+from asynckfold.jobs.placement import Command, Placement, Request
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.result import DONE, Baseline
@@ -49,7 +49,7 @@ def time_serial_loop(call: Call) -> None:
     with make(ordinary) as engine:
         usual = torch.get_num_threads()
         on_gpu = bundle.plan.device == "cuda"
-        placement = make.undisturbed(wanted, usual, engine, on_gpu=on_gpu)
+        placement = make.undisturbed(Command(wanted), usual, engine, on_gpu=on_gpu)
         if on_gpu and placement.gpu is None:
             store.event("baseline", "there is no serial baseline: no GPU is there")
             return
@@ -94,7 +94,7 @@ def _shown(call: Call, bundle: Any, placement: Placement) -> Callable[[], None]:
             inbox.get_nowait()  # nobody waits for what the sweep left
     display.doing("")
     display.begin(bundle.plan, requests, [], batches_of(bundle), title="serial baseline")
-    display.placed(replace(placement, jobs=tuple(requests), trainer="plain"))
+    display.placed(replace(placement, jobs=tuple(requests), command=Command.TRAIN))
 
     def hear() -> None:
         with suppress(queue.Empty):

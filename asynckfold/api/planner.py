@@ -20,7 +20,7 @@ from asynckfold.api.refit import refits
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.placement import WORKER_BYTES, NodeSize
+from asynckfold.jobs.placement import WORKER_BYTES, Command, NodeSize
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.result import MakeAccumulator
@@ -92,7 +92,7 @@ def checked_candidates(call: Call) -> Facts:
     # The run may have been begun with keep_going and hold candidates that are refused without.
     plan = call.bundle.plan if call.settings.keep_going else call.stored
     spared = {job.candidate for job in plan.jobs} if plan else set()
-    everywhere = make.everything("preflight", 1)
+    everywhere = make.everything(Command.DRY_RUN, 1)
     return DryRun(make, everywhere, make.allotted, make.max_wait, make.signals, spared)(call.bundle)
 
 

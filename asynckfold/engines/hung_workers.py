@@ -10,13 +10,13 @@ from pathlib import Path
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.worker_handle import Worker
-from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.placement import Command, Placement
 from asynckfold.scheduling.stall_detection import StallDetector, Step, Verdict
 from asynckfold.system.heartbeat import STACKS_SIGNAL
 from asynckfold.training.job_log import log_path
 
-UNWATCHED = ("measure", "estimate")
-"""Trainers that are timed: their loops run as outside, without heartbeats."""
+UNWATCHED = (Command.MEASURE, Command.ESTIMATE)
+"""What is timed: the loops run as outside, without heartbeats."""
 
 
 class HungWorkers:
@@ -65,4 +65,4 @@ class HungWorkers:
 
 
 def _is_watched(placement: Placement) -> bool:
-    return placement.trainer not in UNWATCHED
+    return placement.command not in UNWATCHED

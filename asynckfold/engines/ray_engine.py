@@ -73,7 +73,7 @@ class RayWork:
             "num_cpus": min(len(placement.cores) or 1, node.cpus),
             "num_gpus": min(share, node.gpus),
             "memory": min(placement.memory, node.memory) or None,
-            "name": placement.jobs[0] if placement.jobs else placement.trainer,
+            "name": placement.jobs[0] if placement.jobs else placement.command.value,
         }
 
     def interrupt(self) -> None:

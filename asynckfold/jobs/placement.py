@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from asynckfold.jobs.trainer_params import SEVERAL
 
@@ -81,9 +82,19 @@ class Request:
         return len(self.jobs) or 1
 
 
+class Command(Enum):
+    """What a worker does with a placement."""
+
+    TRAIN = "train"
+    DRY_RUN = "dry run"  # of all models, or those of the placement's jobs
+    MEASURE = "measure"  # the serial baseline, all of it
+    ESTIMATE = "estimate"  # the serial baseline, from some batches of each model
+    READ = "read"  # samples of a dataset
+
+
 @dataclass(frozen=True)
 class Placement:
-    """Jobs, the cores and GPU chosen for them, and the trainer that runs them."""
+    """Jobs, the cores and GPU chosen for them, and what a worker does with them."""
 
     jobs: tuple[str, ...]  # job ids; several: a fusion group, or a batch of short jobs done in turn
     cores: tuple[int, ...]  # to pin the worker to; empty: no pinning
@@ -91,6 +102,7 @@ class Placement:
     gpu: int | None = None  # index, for people
     memory: int = 0  # bytes reserved
     trainer: str = "plain"
+    command: Command = Command.TRAIN
     alone: bool = False  # nothing else may run meanwhile
     gpu_memory: int = 0  # bytes reserved on the GPU
     jobs_per_gpu: int = 1  # limit on the GPU, this one included
@@ -100,7 +112,8 @@ class Placement:
     @property
     def is_job_batch(self) -> bool:
         """Whether its jobs run one after another."""
-        return self.trainer == "plain" and len(self.jobs) > 1
+        is_plain = self.command is Command.TRAIN and self.trainer == "plain"
+        return is_plain and len(self.jobs) > 1
 
     def wants_new_worker(self, has_gpu: bool) -> bool:
         """Return whether it needs a new worker, which ends afterwards.

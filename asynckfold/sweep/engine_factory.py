@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines import pool as pools
 from asynckfold.engines.engine import Engine
-from asynckfold.jobs.placement import Load, NodeSize, Placement
+from asynckfold.jobs.placement import Command, Load, NodeSize, Placement
 from asynckfold.scheduling.reservations import emptiest
 from asynckfold.sweep.loop import Inbox
 from asynckfold.system.machine import Machine, resolve_n_jobs, watched
@@ -130,12 +130,12 @@ class Engines:
         count = resolve_n_jobs(self.n_jobs, most)
         return most if count is None else min(most, count * self.threads)
 
-    def everything(self, trainer: str, threads: int) -> Placement:
+    def everything(self, command: Command, threads: int) -> Placement:
         """Return a placement on all unreserved cores."""
-        return _on(self.machine.unreserved(), trainer, threads)
+        return _on(self.machine.unreserved(), command, threads)
 
     def undisturbed(
-        self, trainer: str, threads: int, engine: Engine, *, on_gpu: bool = False
+        self, command: Command, threads: int, engine: Engine, *, on_gpu: bool = False
     ) -> Placement:
         """Return a placement on the unreserved cores that other processes leave idle, at least one.
 
@@ -150,12 +150,12 @@ class Engines:
         cores = self.machine.unreserved()
         others = load.others if self.machine.known else ()
         free = [core for core in cores if core not in others] or cores[:1]
-        placement = _on(free, trainer, threads)
+        placement = _on(free, command, threads)
         if not (on_gpu and load.gpus):
             return placement
         gpu = min(load.gpus, key=lambda gpu: (gpu.busy, *emptiest(gpu)))
         return replace(placement, gpu=gpu.index, gpu_uuid=gpu.uuid)
 
 
-def _on(cores: Sequence[int], trainer: str, threads: int) -> Placement:
-    return Placement((), tuple(cores), min(threads, len(cores)), trainer=trainer)
+def _on(cores: Sequence[int], command: Command, threads: int) -> Placement:
+    return Placement((), tuple(cores), min(threads, len(cores)), command=command)

@@ -24,7 +24,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
-from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.recipe import dump
 from asynckfold.sweep.single_task import TICK_SECONDS
 from asynckfold.system import file_descriptors
@@ -149,7 +149,7 @@ class WorkerReaders:
                     self._signals,
                 )
                 stack.callback(engine.close)
-                placement = Placement((), self._machine.unreserved(), 1, trainer="read")
+                placement = Placement((), self._machine.unreserved(), 1, command=Command.READ)
                 readers.engines.append(engine)
                 readers.futures.append(engine.submit(placement, []))
             self._wait(readers)

@@ -19,7 +19,7 @@ from torch import nn
 from asynckfold import AsyncKFold, InputError
 from asynckfold.engines.joblib_backend import checked, joblib_engine
 from asynckfold.errors import UnpackError
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.store import RunStore
 from asynckfold.system.machine import resolve_n_jobs
 from tests.leftovers import descendants, gone, joblibs_memory
@@ -65,7 +65,7 @@ def test_threads_of_this_process_are_refused_with_the_reason(root: Path) -> None
         joblib_engine(bundle, data.handle(), lambda running, own: load, print) as engine,
         pytest.raises(UnpackError, match=r"in threads of the calling process.*engine='serial'"),
     ):
-        engine.submit(Placement((), (0,), trainer="preflight"), []).result(10)
+        engine.submit(Placement((), (0,), command=Command.DRY_RUN), []).result(10)
 
 
 def test_a_backend_that_forks_is_refused(root: Path) -> None:

@@ -26,7 +26,7 @@ from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.server_process import start_failure
 from asynckfold.engines.worker_handle import Worker
 from asynckfold.errors import UnpackError, WorkerDiedError
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system import process
@@ -269,7 +269,7 @@ def test_a_job_with_a_process_on_a_gpu_has_a_worker_of_its_own(
     with toy_bundle(root, {"model": OnFakeGpu}, params=params) as (bundle, data):
         engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
         jobs, pids = bundle.plan.jobs, []
-        usual = Placement((jobs[0].id,), (), trainer="preflight")
+        usual = Placement((jobs[0].id,), (), command=Command.DRY_RUN)
         for placement in [
             usual,
             *(Placement((job.id,), (), 2, gpu=0, trainer="averaging") for job in jobs),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import InputError, WorkerDiedError
 from asynckfold.jobs.messages import Facts, Task
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.sweep.dry_run import ATTEMPTS, DryRun, merged
 from asynckfold.sweep.single_task import ask
 from asynckfold.system.signals import Interruption
@@ -72,7 +72,7 @@ def found(
     bundle = SimpleNamespace(
         recipe=SimpleNamespace(models=dict.fromkeys(names)), plan=SimpleNamespace(jobs=jobs)
     )
-    everywhere = Placement((), tuple(range(8)), 1, trainer="preflight")
+    everywhere = Placement((), tuple(range(8)), 1, command=Command.DRY_RUN)
     run = DryRun(engines, everywhere, most, None, Interruption(), spared)  # type: ignore[arg-type]
     return run(bundle)
 

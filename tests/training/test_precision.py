@@ -14,6 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from asynckfold.api.execution import slow_notes
 from asynckfold.jobs.messages import Task
+from asynckfold.jobs.placement import Command
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TRAINERS, TrainerParams
@@ -219,9 +220,9 @@ def test_float16_needs_an_optimizer_with_one_gradient_a_step(tmp_path: Path) -> 
     assert "one gradient a step" in problem[0]
 
 
-@pytest.mark.parametrize("trainer", ["measure", "estimate"])
-def test_the_serial_baseline_computes_in_float16_too(tmp_path: Path, trainer: str) -> None:
-    (found,) = Tiny(tmp_path, params=HALF).execute(trainer=trainer)
+@pytest.mark.parametrize("command", [Command.MEASURE, Command.ESTIMATE])
+def test_the_serial_baseline_computes_in_float16_too(tmp_path: Path, command: Command) -> None:
+    (found,) = Tiny(tmp_path, params=HALF).execute(command=command)
     assert found.seconds > 0
 
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
 from asynckfold.jobs.messages import Note
+from asynckfold.jobs.placement import Command
 from asynckfold.jobs.result import Result, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
@@ -173,11 +174,11 @@ def test_pretraining_without_summing_runs_in_one_process(tmp_path: Path) -> None
 
 def test_estimates_skip_pretraining(root: Path) -> None:
     tiny = spied(root)
-    (facts,) = tiny.execute(trainer="preflight")
+    (facts,) = tiny.execute(command=Command.DRY_RUN)
     assert facts.fusible == {"spy": "it has pretraining, which each job runs separately"}
-    tiny.execute(trainer="estimate")
+    tiny.execute(command=Command.ESTIMATE)
     assert SEEN == []
-    tiny.execute(trainer="measure")
+    tiny.execute(command=Command.MEASURE)
     assert len(SEEN) == len(tiny.jobs)
 
 

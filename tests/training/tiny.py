@@ -19,7 +19,7 @@ from asynckfold.data.batches import Batches
 from asynckfold.data.prepare import Prepared, prepare
 from asynckfold.jobs.folds import make_folds, with_inner_valid
 from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, RunEvent, Task
-from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
@@ -242,10 +242,17 @@ class Tiny:
             refs = checkpoints(events)
         raise AssertionError("the training makes no progress")
 
-    def execute(self, *jobs: Job, trainer: str = "plain", threads: int = 1) -> list[Any]:
+    def execute(
+        self,
+        *jobs: Job,
+        trainer: str = "plain",
+        threads: int = 1,
+        command: Command = Command.TRAIN,
+    ) -> list[Any]:
         """What a worker answers."""
         tasks = [Task(job) for job in jobs]
-        placement = Placement(tuple(job.id for job in jobs), (0,), threads, trainer=trainer)
+        ids = tuple(job.id for job in jobs)
+        placement = Placement(ids, (0,), threads, trainer=trainer, command=command)
         return execute(self.bundle, self.batches, placement, tasks, lambda event: None, never)
 
     def log(self, job: Job | None = None) -> str:

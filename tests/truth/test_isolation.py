@@ -19,7 +19,7 @@ from asynckfold.api.execution import replaced_notes
 from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError
 from asynckfold.jobs.messages import Leftovers, Task
-from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.reproducibility import NUMERICS, reproducibility_of
 from asynckfold.jobs.result import DONE
 from asynckfold.store import RunStore
@@ -92,7 +92,7 @@ def test_an_inference_mode_that_began_in_a_mode_leaves_torch_usable() -> None:
 @pytest.mark.parametrize("leak", ["autocast", "forward hook", "function", "dispatch mode"])
 def test_a_dry_run_does_not_reach_the_next_one(tmp_path: Path, leak: str) -> None:
     def facts(models: dict[str, Callable[[], Any]]) -> Any:
-        return Tiny(tmp_path, models).execute(trainer="preflight")[0]
+        return Tiny(tmp_path, models).execute(command=Command.DRY_RUN)[0]
 
     beside = facts({"leaking": lambda: Leaking(leak), "judge": Judge})
     by_itself = facts({"judge": Judge})
@@ -124,13 +124,13 @@ def test_ordinary_jobs_leave_nothing(tmp_path: Path) -> None:
 
     tiny = Tiny(tmp_path, {"ordinary": Ordinary}, opt_fn=adam)
     told: list[Any] = []
-    for trainer in ("preflight", "plain", "estimate"):
+    for command in (Command.DRY_RUN, Command.TRAIN, Command.ESTIMATE):
         job = tiny.jobs[0]
-        tasks = [Task(job)] if trainer == "plain" else []
-        placement = Placement((job.id,), (0,), 1, trainer=trainer)
+        tasks = [Task(job)] if command is Command.TRAIN else []
+        placement = Placement((job.id,), (0,), 1, command=command)
         execute(tiny.bundle, tiny.batches, placement, tasks, told.append, never)
     assert not [item for item in told if isinstance(item, Leftovers)]
-    facts = tiny.execute(trainer="preflight")[0]
+    facts = tiny.execute(command=Command.DRY_RUN)[0]
     assert "changes its process" not in facts.fusible.get("ordinary", "")
 
 

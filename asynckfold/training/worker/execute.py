@@ -2,7 +2,7 @@
 
 ::
 
-    execute ── isolate, apply settings ─┬─ preflight, measure, estimate
+    execute ── isolate, apply settings ─┬─ dry run, measure, estimate
                                         └─ plain, fused, several processes ── one attempt:
                                            user code raises → failed Result, or RetryableFailure
 """
@@ -24,7 +24,7 @@ import torch
 from asynckfold.data.batches import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import JobEnded, Leftovers, RetryableFailure, RunEvent, Task
-from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.result import FAILED, Result
 from asynckfold.planning.gpu_rule import memory_share
 from asynckfold.system import process
@@ -63,8 +63,8 @@ def execute(
 ) -> list[Any]:
     """Carry out a placement in this process.
 
-    Returns, by trainer: for each task a `Result`, a `RetryableFailure`, or None if `stop` asked to
-    leave; the `Facts` of a preflight (of all models, or those of the placement's jobs); the
+    Returns, by command: for each task a `Result`, a `RetryableFailure`, or None if `stop` asked to
+    leave; the `Facts` of a dry run (of all models, or those of the placement's jobs); the
     `Baseline` of a serial loop.
 
     Raises
@@ -108,7 +108,7 @@ def _execute(
         torch.set_deterministic_debug_mode(bundle.deterministic)
         if not on_several:
             settle_autograd()
-        if placement.trainer == "preflight":
+        if placement.command is Command.DRY_RUN:
             models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
             return [preflight.check(bundle, data, heartbeat, models)]
         if on_several:
@@ -122,9 +122,9 @@ def _execute(
                     )
                 return results
         with _device(placement) as device:
-            if placement.trainer == "measure":
+            if placement.command is Command.MEASURE:
                 return [serial_baseline.measure(bundle, data, stop, device, report)]
-            if placement.trainer == "estimate":
+            if placement.command is Command.ESTIMATE:
                 return [serial_baseline.estimate(bundle, data, stop, device)]
             if placement.trainer == "fused":
                 answers = _train_group(bundle, data, tasks, device, report, stop, heartbeat)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from asynckfold.jobs.placement import Command
 from asynckfold.training.isolation.torch_settings import can_flush_denormals, denormals_are_flushed
 from tests.training.tiny import Plain, Tiny
 
@@ -49,13 +50,13 @@ def test_jobs_have_no_denormals(tmp_path: Path) -> None:
     assert not denormals_are_flushed()
 
 
-@pytest.mark.parametrize("trainer", ["measure", "estimate"])
-def test_the_serial_baseline_has_no_denormals(tmp_path: Path, trainer: str) -> None:
+@pytest.mark.parametrize("command", [Command.MEASURE, Command.ESTIMATE])
+def test_the_serial_baseline_has_no_denormals(tmp_path: Path, command: Command) -> None:
     torch.set_flush_denormal(False)
     tiny = Tiny(tmp_path, {"watching": Watching})
-    (found,) = tiny.execute(*tiny.jobs, trainer=trainer)
+    (found,) = tiny.execute(*tiny.jobs, command=command)
     # A job that fails leaves no accuracy behind, and no seconds where they are estimated.
-    assert found.accuracy if trainer == "measure" else found.seconds > 0
+    assert found.accuracy if command is Command.MEASURE else found.seconds > 0
     assert not denormals_are_flushed()
 
 

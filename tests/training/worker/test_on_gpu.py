@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from asynckfold.data.prepare import prepare
-from asynckfold.jobs.placement import Placement
+from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.training import loop, setup
 from asynckfold.training.worker import execute
@@ -63,15 +63,15 @@ def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> No
     assert fake_cuda == [*shared, *whole, "1 of 0", "empty"]
 
 
-@pytest.mark.parametrize("trainer", ["measure", "estimate"])
+@pytest.mark.parametrize("command", [Command.MEASURE, Command.ESTIMATE])
 def test_the_serial_baseline_runs_on_the_gpu_of_its_placement_and_frees_it(
-    tmp_path: Path, fake_cuda: list[str], monkeypatch: pytest.MonkeyPatch, trainer: str
+    tmp_path: Path, fake_cuda: list[str], monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.setattr(
-        execute.serial_baseline, trainer, lambda bundle, data, stop, device, *_: device
+        execute.serial_baseline, command.value, lambda bundle, data, stop, device, *_: device
     )
     tiny = Tiny(tmp_path)
-    placement = Placement((), (0,), gpu=1, trainer=trainer)
+    placement = Placement((), (0,), gpu=1, command=command)
     told: list[Any] = []
     found = execute.execute(tiny.bundle, tiny.batches, placement, [], told.append, never)
     assert found == [torch.device("cuda", 1)]
