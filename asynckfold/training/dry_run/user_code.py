@@ -161,7 +161,7 @@ def train_step(step: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> 
         if not state.backwards:
             raise Refused(SEVERAL_RULE, "a step that never calls it", SEVERAL_REMEDY)
         if len(stepped) != state.backwards:
-            received = f"{len(stepped)} stepped of optimizers and {state.backwards} calls of "
+            received = f"{len(stepped)} steps of optimizers and {state.backwards} calls of "
             raise Refused(SEVERAL_RULE, f"{received}state.backward", SEVERAL_REMEDY)
         return loss
     if stepped:

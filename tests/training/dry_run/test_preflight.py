@@ -242,7 +242,8 @@ def test_a_model_that_cannot_take_the_samples_is_refused_by_layer_and_shape(
 )
 def test_what_a_gpu_may_have_or_time_may_mend_is_no_refusal(tmp_path: Path, text: str) -> None:
     torchs: dict[str, Any] = {"__name__": "torch.nn.functional"}
-    exec("def lacks(text): raise RuntimeError(text)", torchs)
+    source = "def lacks(text): raise RuntimeError(text)"
+    exec(compile(source, functional.__file__, "exec"), torchs)
     lacks = torchs["lacks"]
     for said, count in ((text, 0), ("shapes differ", 1)):
         model = functools.partial(Through, lambda _, said=said: lacks(said))
