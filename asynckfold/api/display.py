@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
+from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
@@ -46,34 +47,14 @@ LOG = logging.getLogger("asynckfold")
 LOG.addHandler(logging.NullHandler())
 
 
-class Shown(Protocol):
-    """What hides the cursor of a terminal, and shows it again at its end."""
-
-    def start(self) -> None:
-        """Appear."""
-
-    def stop(self) -> None:
-        """Go away, if it is there."""
-
-
-@unbroken
-def _start(what: Shown) -> None:
-    what.start()
-
-
-@unbroken
-def _stop(what: Shown) -> None:
-    what.stop()
-
-
 @contextmanager
-def shown(what: Shown) -> Iterator[None]:
-    """Show it for a while; no signal keeps the cursor."""
+def shown(what: Live | Cell | Status) -> Iterator[None]:
+    """Show something for a while; no signal keeps the cursor."""
     try:
-        _start(what)
+        unbroken(what.start)()
         yield
     finally:
-        _stop(what)
+        unbroken(what.stop)()
 
 
 class Display:
@@ -179,18 +160,18 @@ class Display:
         self._publish = publish
         if title:
             return
-        found = f", {len(results)} of them finished before" if results else ""
+        before = f", {len(results)} of them finished before" if results else ""
         count = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
-        self.note(f"{count}{found}; {len(progress.waiting)} to do")
+        self.note(f"{count}{before}; {len(progress.waiting)} to do")
 
     def placed(self, placement: Placement) -> None:
-        """A placement starts."""
+        """Note that a placement starts."""
         if self._progress is not None:
             with self._lock:
                 self._progress.placed(placement)
 
     def heard(self, event: RunEvent) -> None:
-        """A worker said something."""
+        """Take an event of a worker."""
         if self._progress is None:
             return
         with self._lock:
@@ -207,7 +188,7 @@ class Display:
             self.note(f"{event.job_id or 'run'}: {event.text}")
 
     def ended(self, result: Result) -> None:
-        """A result is durable."""
+        """Note a result, which is durable."""
         if self._progress is None:
             return
         with self._lock:
@@ -221,7 +202,7 @@ class Display:
             self.note(overview(self._progress))
 
     def ticked(self, load: Load | None = None) -> None:
-        """Some time passed; the load was looked at."""
+        """Note that time passed, and the load."""
         if self._progress is None:
             return
         self._progress.load = load or self._progress.load

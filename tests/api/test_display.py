@@ -77,13 +77,6 @@ def test_the_view_shows_steps_time_placements_cores_and_the_best() -> None:
     ]
 
 
-def test_one_core_is_a_core() -> None:
-    display = begun(make_plan())
-    place(display, "A/step/fold-0")
-    display.ticked(Load((0,), (0,), 1))
-    assert picture(display, 90)[-1] == "jobs on 1 of 1 core"
-
-
 def test_at_the_end_the_view_gives_way_to_a_line() -> None:
     plan, terminal = make_plan(models=("A",), folds=1), Terminal()
     display = Display(1, terminal, Clock())
@@ -115,21 +108,6 @@ def test_lines_break_between_words(width: int) -> None:
     whole = {word for line in picture(display, 1000) for word in line.split()}
     assert {word for line in lines[1:] for word in line.split()} <= whole
     assert "and 21 more" in lines
-
-
-def test_notes_break_between_words_on_a_terminal_and_not_in_a_file(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    text = "images were scaled to [0, 1], " * 5
-    terminal, file = Terminal(), io.StringIO()
-    for stream in (terminal, file):
-        Display(1, stream).note(text)
-    lines = terminal.getvalue().splitlines()
-    assert len(lines) > 1
-    assert all(len(line) <= 60 for line in lines)
-    assert {word for line in lines for word in line.split()} == set(text.split())
-    assert file.getvalue().count("\n") == 1
 
 
 # The display
@@ -212,14 +190,6 @@ def test_a_dumb_terminal_gets_lines_broken_between_words(monkeypatch: pytest.Mon
     assert {word for line in lines for word in line.split()} == set(text.split())
 
 
-def test_forced_colours_draw_no_bar_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    stream = io.StringIO()
-    drive(Display(1, stream), make_plan())
-    assert "\x1b[?25l" not in stream.getvalue()
-    assert "━" not in stream.getvalue()
-
-
 def test_no_color_leaves_the_bar_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
@@ -255,11 +225,6 @@ def test_all_of_it_goes_to_the_log_also_where_nothing_is_shown(
     assert ("WARNING", "A/step/fold-1 failed: ValueError: no") in found
     assert ("INFO", "A/step/fold-0 accuracy 0.7500 in 2.0 s") in found
     assert [level for level, text in found if "train_loss" in text] == ["DEBUG"] * 6
-
-
-def test_a_program_without_logging_gets_no_lines_of_it(capfd: pytest.CaptureFixture[str]) -> None:
-    drive(Display(0, io.StringIO()), make_plan())
-    assert capfd.readouterr().err == ""
 
 
 def test_a_line_per_job_and_a_line_per_epoch_when_asked() -> None:

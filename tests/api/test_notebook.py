@@ -11,14 +11,13 @@ import sys
 import time
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from rich.text import Text
 
-from asynckfold.api import display, notebook
+from asynckfold.api import display
 from asynckfold.api.display import Display
-from asynckfold.api.notebook import HTML, LINES, PLAIN, REFRESH_SECONDS, Bundle, Cell, is_notebook
+from asynckfold.api.notebook import HTML, LINES, PLAIN, REFRESH_SECONDS, Bundle, Cell
 from tests import notebooks
 from tests.api.test_display import drive, make_plan
 
@@ -54,14 +53,6 @@ def output(monkeypatch: pytest.MonkeyPatch) -> Output:
     return found
 
 
-def test_a_kernel_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    shell: SimpleNamespace | None
-    for shell in (None, SimpleNamespace(), SimpleNamespace(kernel=object())):
-        ipython = SimpleNamespace(get_ipython=lambda it=shell: it)
-        monkeypatch.setitem(sys.modules, "IPython", ipython)
-        assert is_notebook() == hasattr(shell, "kernel")
-
-
 def test_a_sweep_is_one_output_even_with_forced_colours(
     output: Output, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,11 +65,6 @@ def test_a_sweep_is_one_output_even_with_forced_colours(
     assert sum("ValueError: no" in line for line in lines) == 2
     assert re.search("4.* 2 failed", output.text)
     assert "reading the data" not in output.text
-
-
-def test_silent_means_no_output(output: Output) -> None:
-    drive(Display(0), make_plan())
-    assert output.count == 0
 
 
 def test_notes_and_warnings_after_the_end_join_the_output(
@@ -100,21 +86,6 @@ def test_notes_and_warnings_after_the_end_join_the_output(
     assert "now A/step on all samples" in output.text
     assert "UserWarning 2 of 6 jobs failed" in output.text
     assert capfd.readouterr().err == ""
-
-
-def test_a_warning_outside_a_sweep_is_an_output_that_is_not_red(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    found, text = Output(), "2 of 6 jobs have no result yet"
-    monkeypatch.setattr(notebook, "Cell", functools.partial(Cell, show=found.show))
-    for inside in (False, True):
-        monkeypatch.setattr(notebook, "is_notebook", lambda inside=inside: inside)
-        with warnings.catch_warnings():
-            warnings.simplefilter("always")
-            warnings.showwarning = lambda text, *_: print(text, file=sys.stderr)
-            notebook.warn(text, RuntimeWarning, 1)
-        assert capfd.readouterr().err == ("" if inside else f"{text}\n")
-    assert (found.count, found.text) == (1, text)
 
 
 def test_names_are_inert(output: Output) -> None:

@@ -1,4 +1,4 @@
-"""How far a sweep is: counts, steps, speeds, the time left, and the best so far."""
+"""How far a sweep is: counts, steps, the time left, and the best so far."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.api.progress import RATE_SECONDS, Meter, SweepProgress
+from asynckfold.api.progress import SweepProgress
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import EpochEnded, Progress
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.system.units import duration
 
 A, B = "A/step/fold-{}".format, "B/step/fold-{}".format
 
@@ -90,8 +89,8 @@ def test_counts_follow_a_job_from_waiting_to_its_end() -> None:
 
 def test_what_earlier_sessions_finished_is_not_waiting() -> None:
     plan = make_plan()
-    found = [result(A(0)), result(A(1), status=FAILED)]
-    progress = SweepProgress(plan, requests(plan), found)
+    earlier = [result(A(0)), result(A(1), status=FAILED)]
+    progress = SweepProgress(plan, requests(plan), earlier)
     assert progress.summary() == "1 of 6 jobs finished, 1 failed, 4 waiting"
     assert progress.percent == 33
 
@@ -116,179 +115,81 @@ def test_no_outputs_are_kept() -> None:
     assert progress.results[A(0)].outputs is None
 
 
-# Steps
+# Steps and time
 
 
 def test_steps_follow_batches_epochs_and_ends() -> None:
-    progress = make_progress(models=("A",), folds=2)
-    assert (progress.steps_done, progress.steps) == (0, 80)
-    place(progress, A(0))
-    progress.heard(at_batch(A(0), 5))
-    assert progress.steps_done == 5
-    progress.heard(ended_epoch(A(0), number=2))
-    assert (progress.steps_done, progress.percent) == (20, 25)
-    progress.ended(result(A(0), status=FAILED))
-    assert (progress.steps_done, progress.percent) == (40, 50)
-    place(progress, A(1))
-    progress.heard(at_batch(A(1), 12, epoch=1, batches=30))  # more than was expected
-    assert (progress.steps_done, progress.steps) == (52, 160)
-    progress.heard(ended_epoch(A(1), number=4))
-    assert progress.percent == 99  # it is not stored yet
-    progress.ended(result(A(1)))
-    assert (progress.steps_done, progress.steps, progress.percent) == (160, 160, 100)
-
-
-def test_a_job_that_starts_again_starts_its_steps_again() -> None:
     progress = make_progress()
-    for _ in range(2):
-        place(progress, A(0))
-        assert progress.steps_done == 0
-        progress.heard(at_batch(A(0), 7))
-        assert progress.steps_done == 7
+    assert (progress.steps_done, progress.steps, progress.percent) == (0, 240, 0)
+    place(progress, A(0))
+    progress.heard(at_batch(A(0), 4))
+    assert progress.steps_done == 4
+    progress.heard(ended_epoch(A(0), number=2))
+    assert progress.steps_done == 20
+    # The job knows better how many batches it has.
+    progress.heard(at_batch(A(0), 1, epoch=3, batches=11))
+    assert (progress.steps_done, progress.steps) == (23, 244)
+    progress.ended(result(A(0)))
+    assert progress.steps_done == 44
+    # A failed job is tried again from its first step.
+    place(progress, A(0))
+    assert progress.steps_done == 0
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 5), st.sampled_from(["place", "batch", "epoch", "end"])),
-        max_size=30,
-    )
-)
-def test_steps_stay_within_their_bounds(acts: list[tuple[int, str]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4), st.integers(1, 10)), max_size=12))
+def test_steps_stay_within_their_bounds(events: list[tuple[int, int, int]]) -> None:
     progress = make_progress()
     names = [job.id for job in progress.plan.jobs]
-    for index, act in acts:
-        if act == "place":
-            place(progress, names[index])
-        elif act == "batch":
-            progress.heard(at_batch(names[index], 3, epoch=2))
-        elif act == "epoch":
-            progress.heard(ended_epoch(names[index], number=3))
-        else:
-            progress.ended(result(names[index]))
-        assert 0 <= progress.steps_done <= progress.steps == 240
-        assert 0 <= progress.percent <= 100
+    place(progress, *names, trainer="fused")
+    for index, epoch, batch in events:
+        progress.heard(at_batch(names[index], batch, epoch))
+        assert 0 <= progress.steps_done <= progress.steps
+        assert 0 <= progress.percent < 100
+    for name in names:
+        progress.ended(result(name))
+    assert (progress.percent, progress.seconds_left()) == (100, 0.0)
 
 
-def test_a_speed_is_that_of_the_last_seconds() -> None:
-    meter = Meter()
-    assert not meter.per_second(0) > 0
-    meter.look(0, 0)
-    meter.look(1, 100)
-    assert meter.per_second(1) == meter.per_second(2) == 100
-    for second in range(2, 30):
-        meter.look(second, 100 + second)
-    assert meter.per_second(30) == pytest.approx(1)
-    assert meter.per_second(30 + 3 * RATE_SECONDS) < 0.5  # nothing moves any more
-
-
-def test_what_a_checkpoint_holds_was_not_trained_just_now() -> None:
-    watch = Clock()
-    progress = make_progress(watch, batches=1000)
-    place(progress, A(0))
-    progress.heard(at_batch(A(0), 500, epoch=4, batches=1000))
-    watch.now += 1
-    progress.heard(at_batch(A(0), 520, epoch=4, batches=1000))
-    progress.ended(result(A(0)))
-    assert "20 steps/s" in progress.times()
-
-
-# Time
-
-
-def test_no_time_is_promised_before_anything_was_measured() -> None:
-    progress = make_progress()
-    place(progress, A(0))
-    assert progress.seconds_left() is None
-    assert progress.times() == "0.0 s elapsed"
-
-
-def test_the_time_left_comes_from_measured_epochs() -> None:
+def test_the_time_left_is_that_of_the_pace_so_far() -> None:
     watch = Clock()
     progress = make_progress(watch, models=("A",), folds=4)
-    for index in (0, 1):
-        place(progress, A(index), core=index)
-    progress.heard(ended_epoch(A(0)))
-    progress.heard(ended_epoch(A(1)))
-    # Four jobs of 4 epochs of 2 s, two at a time; each of the first has trained an epoch.
-    assert progress.seconds_left() == pytest.approx(14.0)
-    watch.now += 4
-    assert progress.seconds_left() == pytest.approx(10.0)
-    for index in (0, 1):
-        progress.ended(result(A(index)))
-    for index in (2, 3):
-        place(progress, A(index), core=index)
-    assert progress.seconds_left() == pytest.approx(8.0)
-    for index in (2, 3):
-        progress.ended(result(A(index)))
-    assert progress.seconds_left() == 0.0
-
-
-def test_within_the_first_epoch_the_speed_of_its_steps_tells() -> None:
-    watch = Clock()
-    progress = make_progress(watch, models=("A",), folds=2, epochs=1, batches=100)
     place(progress, A(0))
-    progress.heard(at_batch(A(0), 10, batches=100))
-    watch.now += 1
-    progress.heard(at_batch(A(0), 20, batches=100))
-    assert progress.seconds_left() == pytest.approx(8 + 10)
-
-
-def test_a_model_without_an_epoch_counts_with_what_was_expected() -> None:
-    progress = make_progress(folds=1)
-    place(progress, A(0))
-    progress.heard(ended_epoch(A(0), 1.0))
-    assert progress.seconds_left() == pytest.approx(3.0 + 10.0)
-
-
-def test_a_fusion_group_takes_the_time_of_one_job() -> None:
-    names = tuple(A(index) for index in range(4))
-    plan = replace(make_plan(models=("A",), folds=8), groups=(names, tuple(map(A, range(4, 8)))))
-    progress = of_plan(plan)
-    place(progress, *names, trainer="fused")
-    for name in names:
-        # A job is told its share of the group's two seconds.
-        progress.heard(ended_epoch(name, 2.0 / 4))
-    assert progress.seconds_left() == pytest.approx(3 * 2.0 + 4 * 2.0)
-
-
-def test_a_job_that_takes_longer_than_thought_is_not_owed_time() -> None:
-    watch = Clock()
-    progress = make_progress(watch, models=("A",), folds=1)
-    place(progress, A(0))
-    progress.heard(ended_epoch(A(0), 1.0))
-    watch.now += 1000
-    assert progress.seconds_left() == 0.0
+    watch.now += 5
+    # Nothing is promised before something was measured.
+    assert (progress.seconds_left(), progress.times()) == (None, "5.0 s elapsed")
+    progress.heard(at_batch(A(0), 10))
+    assert progress.times() == "5.0 s elapsed, 1 min 15 s left, 2 steps/s"
+    watch.now += 15
+    progress.ended(result(A(0)))
+    assert progress.seconds_left() == 60
+    # What a checkpoint holds was not trained in this session.
+    place(progress, A(1))
+    progress.heard(at_batch(A(1), 0, epoch=4))
+    assert progress.seconds_left() == pytest.approx(45)
 
 
 # What runs
 
 
 def test_a_line_says_what_a_fusion_group_does() -> None:
-    watch = Clock()
-    progress = make_progress(watch, folds=5)
+    progress = make_progress(folds=5)
     names = [A(index) for index in range(5)]
     progress.placed(Placement(tuple(names), (0, 1), trainer="fused"))
     assert progress.lines() == ["A/step · starting · 5 folds fused · cores 0,1"]
-    for batch in (2, 5, 8):
-        for name in names:
-            progress.heard(at_batch(name, batch))
-        watch.now += 0.1
-    assert progress.lines() == [
-        "A/step · epoch 1/4 · 5 folds fused · 30 it/s · batch 8/10 · loss 0.5 · cores 0,1"
-    ]
-    assert progress.times().endswith("150 steps/s")
+    for name in names:
+        progress.heard(at_batch(name, 8))
+    where = "5 folds fused · batch 8/10 · loss 0.5 · cores 0,1"
+    assert progress.lines() == [f"A/step · epoch 1/4 · {where}"]
     for name in names:
         progress.heard(ended_epoch(name, number=2))
-    assert "epoch 2/4" in progress.lines()[0]
-    assert "valid 0.700 · cores" in progress.lines()[0]
+    assert progress.lines() == ["A/step · epoch 2/4 · 5 folds fused · valid 0.700 · cores 0,1"]
 
 
 def test_jobs_in_turn_are_one_line_and_the_next_one_ends_the_one_before() -> None:
-    """As the jobs of the serial baseline, of which no result is told."""
+    """As the jobs of the serial baseline, whose results nobody reports."""
     plan = make_plan(models=("A",), epochs=1)
-    progress = SweepProgress(
-        plan, requests(plan), [], {job.id: 10 for job in plan.jobs}, "serial baseline", Clock()
-    )
+    batches = {job.id: 10 for job in plan.jobs}
+    progress = SweepProgress(plan, requests(plan), [], batches, "serial baseline", Clock())
     place(progress, *(job.id for job in plan.jobs))
     progress.heard(at_batch(A(0), 4))
     assert progress.summary() == "serial baseline: job 1 of 3"
@@ -298,66 +199,32 @@ def test_jobs_in_turn_are_one_line_and_the_next_one_ends_the_one_before() -> Non
     assert progress.lines()[0].startswith("A/step/fold-2 · epoch 1/1 · batch")
 
 
-def test_the_speed_of_jobs_in_turn_goes_on_from_job_to_job() -> None:
-    watch = Clock()
-    progress = make_progress(watch, models=("A",), folds=5, epochs=1)
-    place(progress, *map(A, range(5)))
-    for index in range(4):
-        for batch in (5, 10):
-            progress.heard(at_batch(A(index), batch))
-            watch.now += 1
-        assert f"then {4 - index} more" in progress.lines()[0]
-        progress.ended(result(A(index)))
-    progress.heard(at_batch(A(4), 5))
-    assert progress.lines() == [
-        "A/step/fold-4 · epoch 1/1 · 5.0 it/s · batch 5/10 · loss 0.5 · core 0"
-    ]
-    assert progress.times() == "8.0 s elapsed, 1.0 s left, 5.0 steps/s"
-
-
 def test_a_gpu_stands_in_place_of_a_core() -> None:
     progress = make_progress()
     progress.placed(Placement((A(0),), (0,), gpu=3))
     assert progress.lines() == ["A/step/fold-0 · starting · GPU 3"]
 
 
-def test_best_so_far_compares_candidates_with_equally_many_folds() -> None:
-    progress = make_progress()
-    assert progress.best() == ""
-    progress.ended(result(B(0), 0.99))
-    # One alone is not the best of any.
-    assert progress.best() == "so far B/step accuracy 0.9900 (1 fold)"
-    progress.ended(result(A(0), 0.5))
-    assert progress.best() == "best so far B/step accuracy 0.9900 (1 fold)"
-    progress.ended(result(A(1), 0.7))
-    assert progress.best() == "so far A/step accuracy 0.6000 (2 folds)"
-    progress.ended(result(B(1), status=FAILED))
-    assert progress.best() == "so far A/step accuracy 0.6000 (2 folds)"
-
-
-def test_infinite_scores_end_nothing() -> None:
-    progress = make_progress()
-    for name, score in ((A(0), math.inf), (A(1), -math.inf), (B(0), 0.5), (B(1), 0.5)):
-        progress.ended(result(name, score))
-    assert progress.best() == "so far B/step accuracy 0.5000 (2 folds)"
-
-
-def test_best_is_never_said_of_a_tie() -> None:
-    progress = make_progress()
-    for name in (A(0), B(0)):
-        progress.ended(result(name, 0.5))
-    assert progress.best() == "so far A/step is tied with 1 more at accuracy 0.5000 (1 fold)"
-
-
 @pytest.mark.parametrize(
-    ("seconds", "text"),
+    ("scores", "text"),
     [
-        (0, "0.0 s"),
-        (59.94, "59.9 s"),
-        (60, "1 min 00 s"),
-        (3599, "59 min 59 s"),
-        (3600, "1 h 00 min"),
+        ({}, ""),
+        # One alone is not the best of any.
+        ({B(0): 0.99}, "so far B/step accuracy 0.9900 (1 fold)"),
+        ({B(0): 0.99, A(0): 0.5}, "best so far B/step accuracy 0.9900 (1 fold)"),
+        ({B(0): 0.99, A(0): 0.5, A(1): 0.7}, "so far A/step accuracy 0.6000 (2 folds)"),
+        (
+            {A(0): math.inf, A(1): -math.inf, B(0): 0.5, B(1): 0.5},
+            "so far B/step accuracy 0.5000 (2 folds)",
+        ),
+        ({A(0): 0.5, B(0): 0.5}, "so far A/step is tied with 1 more at accuracy 0.5000 (1 fold)"),
     ],
 )
-def test_durations_for_people(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_best_so_far_compares_candidates_with_equally_many_folds(
+    scores: dict[str, float], text: str
+) -> None:
+    progress = make_progress()
+    for name, score in scores.items():
+        progress.ended(result(name, score))
+    progress.ended(result(B(2), status=FAILED))
+    assert progress.best() == text
