@@ -1,27 +1,26 @@
-"""The arguments of `AsyncKFold`, declared once, and what is wrong with them."""
+"""The arguments of `AsyncKFold`, declared once."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from asynckfold.api.output_transform import of_arrays
-from asynckfold.api.own_training import OwnTraining
+import numpy as np
+
+from asynckfold.api.argument_groups import OwnTraining, SampleArguments, TaskSettings
 from asynckfold.api.resources import Sharing
-from asynckfold.api.sample_arguments import SampleArguments
 from asynckfold.api.strata import strata_of
-from asynckfold.api.task import Asked, task_problems, with_task
+from asynckfold.data.reconstruction import lacks_targets, with_input_as_target
 from asynckfold.errors import Problem
-from asynckfold.jobs.argument import argument, one_line, plain, problems, whole
-from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory, why_not_of_pairs
+from asynckfold.jobs.argument import argument, plain, whole
+from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory
 from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
-from asynckfold.jobs.objective import Transform
+from asynckfold.jobs.objective import RECONSTRUCTION, Transform
+from asynckfold.jobs.schema import with_leaves
 from asynckfold.jobs.trainer_params import JobTrainer
-from asynckfold.store.layout import path_problems
-from asynckfold.store.lock import shared_problems
+from asynckfold.results.score_fit import with_reported
 
 if TYPE_CHECKING:
     from asynckfold.data.labels import Labels
@@ -33,7 +32,7 @@ def words_of(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
+class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, TaskSettings):
     """The arguments of `AsyncKFold`.
 
     Parameters
@@ -249,12 +248,17 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         for item in fields(self):
             object.__setattr__(self, item.name, plain(getattr(self, item.name)))
         object.__setattr__(self, "about", dict(self.about or {}))
-        object.__setattr__(self, "scoring", self.scoring_of_own(self.scoring))
-        object.__setattr__(self, "dataset", self.keyed(self.dataset))
+        object.__setattr__(self, "scoring", self._scoring_with_reported())
+        object.__setattr__(self, "dataset", keyed(self.dataset, self.target_key))
         if not self.parallelize and self.engine == "process":
             object.__setattr__(self, "engine", "serial")
-        for name, value in with_task(vars(self)).items():
+        for name, value in _with_task(vars(self)).items():
             object.__setattr__(self, name, value)
+
+    def _scoring_with_reported(self) -> Any:
+        """Return `scoring`; code of the user may report scores of other names."""
+        reports = self.fit_fn is not None or self.validation_step is not None
+        return with_reported(self.scoring) if reports else self.scoring
 
     @property
     def root(self) -> Path:
@@ -303,24 +307,9 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
 
     def problems(self) -> Iterator[Problem]:
         """Yield all that is wrong with the arguments of `AsyncKFold`."""
-        yield from problems(self)
-        yield from self._fold_problems()
-        if self.criterion is not None or not self.trains_itself:
-            yield from _criterion_problems(self.criterion)
-        yield from _preprocess_problems(self.preprocess)
-        yield from self.sample_problems(self.dataset)
-        yield from root_problems(self.root, bool(self.refit))
-        yield from self.machine_problems()
-        yield from self._engine_problems()
-        transform: object = self.output_transform
-        if transform is not None and not callable(transform):
-            yield Problem(
-                "output_transform must be a function of outputs",
-                one_line(transform),
-                "Pass for instance torch.sigmoid.",
-            )
-        yield from self._plan_from_problems()
-        yield from task_problems(vars(self))
+        from asynckfold.api.argument_checks import settings_problems
+
+        yield from settings_problems(self)
 
     @property
     def trains_here(self) -> bool:
@@ -331,75 +320,6 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
     def asked_engine(self) -> str:
         """The engine, in the words of the call."""
         return f"engine={self.engine!r}" if self.parallelize else "parallelize=False"
-
-    def _engine_problems(self) -> Iterator[Problem]:
-        if not self.parallelize and self.engine != "serial":
-            yield Problem(
-                "parallelize=False is engine='serial'",
-                f"parallelize=False and engine={self.engine!r}",
-                "Drop one of them.",
-            )
-            return
-        for name, why in _OF_WORKERS.items():
-            if getattr(self, name) and self.engine not in ("process", "ray"):
-                yield Problem(
-                    f"{name} {why}, and {self.asked_engine} starts none",
-                    f"{name}={getattr(self, name)!r}",
-                    "Drop one of them.",
-                )
-        for name in ("ray_address", "ray_runtime_env"):
-            if getattr(self, name) and self.engine != "ray":
-                yield Problem(
-                    f"{name} is for engine='ray'",
-                    f"{name}={getattr(self, name)!r} and {self.asked_engine}",
-                    "Drop one of them.",
-                )
-        if self.engine == "ray" and self.yield_to_others:
-            yield Problem(
-                "yield_to_others moves and pauses the workers of one machine",
-                "yield_to_others=True and engine='ray'",
-                "Drop one of them.",
-            )
-        if self.engine == "joblib" and isinstance(self.stall_timeout, (int, float)):
-            yield Problem(
-                "stall_timeout needs heartbeats, which no joblib backend has",
-                f"stall_timeout={self.stall_timeout!r} and engine='joblib'",
-                "Drop one of them; job_timeout_s works with every engine.",
-            )
-
-    def _fold_problems(self) -> Iterator[Problem]:
-        given = {name: getattr(self, name) for name in ("kfolds", "cv", "n_splits")}
-        used = {name: value for name, value in given.items() if value is not None}
-        if len(used) > 1:
-            yield Problem(
-                "kfolds, cv and n_splits are names of one setting",
-                " and ".join(used),
-                "Pass one of them, and None for kfolds when it is not that one.",
-            )
-        for name, value in used.items():
-            small = isinstance(value, int) and value < 2
-            if isinstance(value, (bool, float, str)) or small:
-                yield Problem(
-                    f"{name} must be a whole number of at least 2, a splitter, or index pairs",
-                    repr(value),
-                    f"Pass {name}=5.",
-                )
-
-    def _plan_from_problems(self) -> Iterator[Problem]:
-        if self.other_run is None:
-            return
-        if not (self.other_run / "run.db").is_file():
-            yield Problem(
-                "plan_from must be the folder of a run",
-                f"{str(self.other_run)!r}, where there is no run.db",
-                "Leave plan_from out to have the threads decided.",
-            )
-        if self.threads_per_job != "auto":
-            yield Problem(
-                "plan_from and threads_per_job both say how many threads a job has",
-                f"{str(self.other_run)!r} and {self.threads_per_job!r}",
-                "Drop one of them.",
-            )
 
     def divided(self, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
         """Return the folds."""
@@ -425,76 +345,38 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, Asked):
         return with_inner_valid(folds, self.inner_valid, watched, self.groups, self.random_state)
 
 
-_OF_WORKERS = {
-    "nice": "is for worker processes",
-    "yield_to_others": "moves and pauses workers",
-}
-"""What needs workers, and why."""
+def keyed(dataset: Any, target_key: str | None) -> Any:
+    """Return a data set of dicts as one of pairs, if `target_key` names the target."""
+    is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+    if target_key is None or isinstance(dataset, (tuple, dict)) or not is_map_style:
+        return dataset
+    from asynckfold.data.dataset import KeyedTargets
+
+    # A copy of the settings has it already.
+    return dataset if isinstance(dataset, KeyedTargets) else KeyedTargets(dataset, target_key)
 
 
-def _criterion_problems(criterion: Any) -> Iterator[Problem]:
-    if not callable(criterion):
-        yield Problem(
-            "criterion must be callable",
-            one_line(criterion),
-            "Pass for instance torch.nn.CrossEntropyLoss(); None is for a training_step or fit_fn.",
-        )
-    elif isinstance(criterion, type):
-        yield Problem(
-            "criterion must be an object, not a class",
-            criterion.__name__,
-            f"Write {criterion.__name__}().",
-        )
-    elif found := why_not_of_pairs(criterion):
-        rule = "criterion must be a function of outputs, and of labels or numbers"
-        yield Problem(rule, *found)
+def _with_task(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return task, data set and scoring, where the input is the target."""
+    task, dataset = arguments["task"], arguments["dataset"]
+    if task != RECONSTRUCTION and (task is not None or not lacks_targets(dataset)):
+        return {}
+    return {
+        "task": RECONSTRUCTION,
+        "dataset": with_input_as_target(dataset),
+        "scoring": arguments["scoring"] or "neg_mean_squared_error",
+    }
 
 
-def _preprocess_problems(preprocess: Any) -> Iterator[Problem]:
-    lacking = [
-        name
-        for name in ("fit", "transform", "get_params")
-        if not callable(getattr(preprocess, name, None))
-    ]
-    if preprocess is not None and (lacking or isinstance(preprocess, type)):
-        yield Problem(
-            "preprocess must be a scikit-learn transformer",
-            one_line(preprocess) + (f", without {' and '.join(lacking)}" if lacking else ""),
-            "Pass for instance StandardScaler(); make one of a function by FunctionTransformer, "
-            "and of several steps by make_pipeline.",
-        )
+def of_arrays(transform: Callable[[Any], Any]) -> Transform:
+    """Return a function of tensors as one of arrays."""
+    import torch
 
+    def apply(outputs: Any) -> Any:
+        with torch.no_grad():
+            made = transform(with_leaves(lambda item: torch.from_numpy(np.array(item)), outputs))
+        if isinstance(made, torch.Tensor):
+            return made.detach().cpu().numpy()
+        return np.asarray(made)
 
-def root_problems(root: Path, refit: bool) -> Iterator[Problem]:
-    """Refuse a folder that cannot become a run; what goes wrong later is the disk's fault."""
-    if str(root) in ("", ".") or "\0" in str(root):
-        yield Problem("root_dir must be a folder of its own", repr(str(root)), "Pass 'runs/first'.")
-        return
-    too_long = list(path_problems(root, refit))
-    if too_long:
-        yield from too_long
-        return
-    unusable = list(folder_problems("root_dir", root))
-    yield from unusable or shared_problems(root)
-
-
-def folder_problems(name: str, folder: Path) -> Iterator[Problem]:
-    """Yield why nothing can be written into a folder, or why it cannot be made."""
-    places = (folder.absolute(), *folder.absolute().parents)
-    found = next(part for part in places if os.path.lexists(part))
-    if not found.is_dir():
-        yield Problem(f"{name} must be a folder", _at(folder, found, "a file"), "Choose another.")
-    elif not os.access(found, os.W_OK | os.X_OK):
-        yield Problem(
-            f"{name} must be a folder that may be written",
-            _at(folder, found, "read-only"),
-            "Choose another folder, or change who may write there.",
-        )
-
-
-def _at(root: Path, found: Path, what: str) -> str:
-    return (
-        f"{root}, which is {what}"
-        if found == root.absolute()
-        else f"{root}, where {found} is {what}"
-    )
+    return apply

@@ -19,13 +19,14 @@ from dataclasses import replace
 from typing import Any
 
 from asynckfold.api import lightning_modules, planner, reading, score_checks
-from asynckfold.api.arguments import Settings
-from asynckfold.api.call_checks import (
+from asynckfold.api.argument_checks import (
     argument_problems,
     data_problems,
     joblib_problems,
     read_trainer_params,
+    unmeasured_problems,
 )
+from asynckfold.api.arguments import Settings
 from asynckfold.api.context import Call, software_of
 from asynckfold.api.refit import refit_problems
 from asynckfold.engines import warm_pool
@@ -35,7 +36,15 @@ from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.criteria import is_factory
 from asynckfold.jobs.digests.run import of_run
 from asynckfold.jobs.grid import Parts, make_grid
+from asynckfold.jobs.placement import WORKER_BYTES
 from asynckfold.jobs.recipe import Recipe, named_lr_schedules, named_models
+from asynckfold.planning import memory_format
+from asynckfold.planning.choice import choose, choose_devices
+from asynckfold.planning.feasibility import room_problems
+from asynckfold.planning.forecast import Forecast, forecast, predicted
+from asynckfold.planning.fusion_groups import group
+from asynckfold.planning.workload import Workload
+from asynckfold.store import refuse_other
 
 
 def check(
@@ -148,7 +157,7 @@ def dry_run(call: Call) -> None:
     call.display.doing("checking the candidates")
     call.facts = planner.checked_candidates(call)
     kind = call.data.labels.objective.kind
-    refuse(settings.unmeasured_problems(settings.scoring, call.facts.measured, kind))
+    refuse(unmeasured_problems(settings, call.facts.measured, kind))
     samples = call.facts.output_samples
     if score_checks.must_be_numbered(call.data, settings.known_criterion, samples):
         call.data = call.data.numbered()
@@ -161,3 +170,53 @@ def dry_run(call: Call) -> None:
     reacting = tuple(name for name in draft.candidate_names if name in call.facts.reacting)
     call.bundle = replace(call.bundle, plan=replace(draft, reacting=reacting))
     call.notes += [*notes, *planner.dry_run_notes(call)]
+
+
+def make_plan(call: Call) -> None:
+    """Choose memory formats, threads and fusion groups; a run that has a plan keeps its own.
+
+    Raises
+    ------
+    InputError
+        There is not enough memory for a model.
+    """
+    settings, machine, make = call.settings, call.machine, call.make
+    stored, folder = call.stored, settings.other_run
+    taken = None if folder is None else planner.plan_of(folder)
+    before = stored or taken
+    last = memory_format.chosen(call.bundle.plan, call.facts.formats, before)
+    draft = planner.with_outputs(call, replace(call.bundle.plan, channels_last=last), before)
+    allowed = settings.kinds(machine, draft.params)
+    # A run keeps the nodes that it was planned for, wherever it goes on.
+    nodes = make.nodes if call.before is None else call.before.nodes
+    if call.before is None and "cuda" not in allowed:
+        nodes = tuple(replace(node, gpus=0) for node in nodes)
+    work = Workload(
+        draft,
+        call.folds,
+        call.facts,
+        min((node.cores for node in nodes), default=make.allotted),
+        len(machine.gpus().gpus),
+        min((gpu.total for gpu in machine.gpus().gpus), default=0),
+        nodes=nodes,
+    )
+    devices = choose_devices(work, allowed, before)
+    work = replace(work, plan=draft.with_devices(devices.kinds))
+    threads = choose(work, settings.threads, call.before, taken, stored)
+    threads = replace(threads, devices=devices.why or threads.devices)
+    groups = group(work, threads, before, settings.fuse, machine.max_memory)
+    threads = predicted(work, threads, groups)
+    expected = {name: cost.memory for name, cost in threads.costs.items()}
+    workers = WORKER_BYTES * work.plan.params.processes
+    refuse(room_problems(expected, machine.max_memory, workers, groups.widths))
+    call.work, call.choice, call.groups = work, threads, groups
+    call.bundle = replace(call.bundle, plan=work.plan)
+    if stored is None and work.plan.device != draft.device:
+        call.software = software_of(call, work.plan)
+
+
+def look_ahead(call: Call) -> Forecast:
+    """Return what a run would do; refuse a folder that holds another plan."""
+    if call.stored is not None:
+        refuse_other(call.settings.root, call.stored, call.plan, call.settings.free)
+    return forecast(call.work, call.choice, call.groups)

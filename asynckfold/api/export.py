@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.api.arguments import folder_problems
+from asynckfold.api.argument_checks import folder_problems
 from asynckfold.api.stored_results import load_results
 from asynckfold.errors import InputError, Problem, StoreCorruptError
 from asynckfold.jobs.result import DONE, Result

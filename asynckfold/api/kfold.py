@@ -13,12 +13,12 @@ from typing import Any, Concatenate, ParamSpec
 import numpy as np
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.call import check, dry_run, open_data
+from asynckfold.api.call import check, dry_run, look_ahead, make_plan, open_data
 from asynckfold.api.context import Call, hold_run, look_into
 from asynckfold.api.display import Display
 from asynckfold.api.execution import StopReason, begin, training
 from asynckfold.api.pictures import keep_pictures
-from asynckfold.api.planner import look_ahead, make_draft, make_plan
+from asynckfold.api.planner import make_draft
 from asynckfold.api.reading import folds_of, read_alone
 from asynckfold.api.refit import BEST, chosen, chosen_epochs, on_all_samples
 from asynckfold.api.report import leave_report

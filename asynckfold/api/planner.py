@@ -1,46 +1,34 @@
-"""Decides what a run does: a dry run of the candidates, then threads, fusion groups and formats.
-
-::
-
-    drafted ── misfits ── checked_candidates ── make_plan ─┬─ the run carries it out
-                                                           └─ look_ahead predicts it
-"""
+"""Parts of the dry run and of the plan: what workers get, what is refused, what is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
-from asynckfold.api.context import Call, software_of
+from asynckfold.api.context import Call
 from asynckfold.api.refit import refits
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.placement import WORKER_BYTES, Command, NodeSize
+from asynckfold.jobs.placement import Command
 from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.result import MakeAccumulator
-from asynckfold.planning import memory_format
-from asynckfold.planning.choice import choose, choose_devices
 from asynckfold.planning.feasibility import (
     node_problems,
     part_problems,
     precision_problems,
     process_problems,
-    room_problems,
 )
-from asynckfold.planning.forecast import Forecast, forecast, predicted
-from asynckfold.planning.fusion_groups import group
 from asynckfold.planning.fusion_rule import Fuse
 from asynckfold.planning.kept_outputs import held_bytes, outputs_problems, why_not_kept
-from asynckfold.planning.workload import Workload
 from asynckfold.results.score_fit import accumulator_of, why_not_by_batch
 from asynckfold.results.scoring import resolve
-from asynckfold.store import RunStore, refuse_other
+from asynckfold.store import RunStore
 from asynckfold.sweep.dry_run import DryRun
 from asynckfold.sweep.engine_factory import Engines
 from asynckfold.sweep.loop import Inbox
@@ -110,55 +98,6 @@ def dry_run_notes(call: Call) -> Iterator[str]:
             yield f"functions cannot be compared with those of the run: {why}"
 
 
-def make_plan(call: Call) -> None:
-    """Choose memory formats, threads and fusion groups; a run that has a plan keeps its own.
-
-    Raises
-    ------
-    InputError
-        There is not enough memory for a model.
-    """
-    settings, machine, make = call.settings, call.machine, call.make
-    stored, folder = call.stored, settings.other_run
-    taken = None if folder is None else _plan_of(folder)
-    last = memory_format.chosen(call.bundle.plan, call.facts.formats, stored or taken)
-    draft = _with_outputs(call, replace(call.bundle.plan, channels_last=last), stored or taken)
-    allowed = settings.kinds(machine, draft.params)
-    nodes = make.nodes if "cuda" in allowed else _without_gpus(make.nodes)
-    # A run keeps the nodes that it was planned for, wherever it goes on.
-    nodes = nodes if call.before is None else call.before.nodes
-    work = Workload(
-        draft,
-        call.folds,
-        call.facts,
-        min((node.cores for node in nodes), default=make.allotted),
-        len(machine.gpus().gpus),
-        min((gpu.total for gpu in machine.gpus().gpus), default=0),
-        nodes=nodes,
-    )
-    before = stored or taken
-    devices = choose_devices(work, allowed, before)
-    work = replace(work, plan=draft.with_devices(devices.kinds))
-    threads = choose(work, settings.threads, call.before, taken, stored)
-    threads = replace(threads, devices=devices.why or threads.devices)
-    groups = group(work, threads, before, settings.fuse, machine.max_memory)
-    threads = predicted(work, threads, groups)
-    expected = {name: cost.memory for name, cost in threads.costs.items()}
-    workers = WORKER_BYTES * work.plan.params.processes
-    refuse(room_problems(expected, machine.max_memory, workers, groups.widths))
-    call.work, call.choice, call.groups = work, threads, groups
-    call.bundle = replace(call.bundle, plan=work.plan)
-    if stored is None and work.plan.device != draft.device:
-        call.software = software_of(call, work.plan)
-
-
-def look_ahead(call: Call) -> Forecast:
-    """Return what a run would do; refuse a folder that holds another plan."""
-    if call.stored is not None:
-        refuse_other(call.settings.root, call.stored, call.plan, call.settings.free)
-    return forecast(call.work, call.choice, call.groups)
-
-
 def make_draft(call: Call) -> Plan:
     """Return the plan without what only a dry run tells of the live objects."""
     settings, recipe, data, folds = call.settings, call.recipe, call.data, call.folds
@@ -204,7 +143,7 @@ def drafted(call: Call) -> Any:
     )
 
 
-def _with_outputs(call: Call, draft: Plan, before: Plan | None) -> Plan:
+def with_outputs(call: Call, draft: Plan, before: Plan | None) -> Plan:
     """Decide whether outputs are scored by batch; count what of them a job holds as its memory.
 
     Raises
@@ -251,10 +190,6 @@ def _measured(facts: Facts) -> set[str]:
     return set.intersection(*every) if every else set()
 
 
-def _without_gpus(nodes: Sequence[NodeSize]) -> tuple[NodeSize, ...]:
-    return tuple(replace(node, gpus=0) for node in nodes)
-
-
 def _fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:
     """Return `fuse` for the jobs that are not in the plan yet; False if all are."""
     known = set() if stored is None else set(stored.jobs)
@@ -262,6 +197,7 @@ def _fuse(settings: Settings, plan: Plan, stored: Plan | None) -> Fuse:
     return False if taken_over or known.issuperset(plan.jobs) else settings.fuse
 
 
-def _plan_of(folder: Path) -> Plan:
+def plan_of(folder: Path) -> Plan:
+    """Return the plan of a run on disk."""
     with RunStore.read(folder) as store:
         return store.plan

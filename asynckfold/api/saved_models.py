@@ -34,6 +34,7 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from asynckfold.api.arguments import of_arrays
 from asynckfold.api.named_objects import (
     fit_text,
     packed_fit,
@@ -41,7 +42,6 @@ from asynckfold.api.named_objects import (
     stored_step,
     unpacked_fit,
 )
-from asynckfold.api.output_transform import of_arrays
 from asynckfold.api.prediction import InputForm, Member, Prediction, outputs_by_batch
 from asynckfold.data.transforms import step_name
 from asynckfold.errors import InputError, Problem, StoreCorruptError, refuse

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold.api.arguments import root_problems
+from asynckfold.api.argument_checks import root_problems
 from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.errors import AsyncKFoldError, StoreCorruptError
