@@ -14,7 +14,7 @@ from torch import nn
 from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore, fit
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import OUT_OF_TIME
-from asynckfold.system.signals import Interruption, listening
+from asynckfold.system.signals import Interruption
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 
@@ -104,19 +104,6 @@ def test_one_model_alone_needs_all_of_its_time(root: Path) -> None:
         train(time_budget_s=1.5)
     assert raised.value.exit_code == OUT_OF_TIME
     assert len(train().epochs) == 20
-
-
-def test_the_budget_of_one_call_is_not_that_of_the_next() -> None:
-    with listening() as outer:
-        with listening() as inner:
-            assert inner is outer or not inner.stop_requested()
-            inner.limit(1e-9)
-            time.sleep(0.001)
-            assert inner.stop_requested()
-            with pytest.raises(InterruptedRunError, match="time budget of 1e-09 s"):
-                inner.check()
-        if inner is outer:
-            assert not outer.stop_requested()
 
 
 def test_a_signal_is_told_before_a_budget() -> None:

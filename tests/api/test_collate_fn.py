@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
-from asynckfold.training import checkpoint
+from asynckfold import AsyncKFold, CVResults, InputError
 from tests.ragged import (
     BATCH,
     EPOCHS,
@@ -101,15 +97,6 @@ def test_steps_and_loops_of_ones_own_get_the_batches(root: Path) -> None:
         assert all(torch.equal(found[0][name], other[name]) for name in other)
 
 
-def test_copies_among_the_held_out_samples_are_noted(root: Path) -> None:
-    texts = [(ids.repeat(5), y) for ids, y in (Texts()[at] for at in range(20))]
-    swept(root, texts * 2)
-    with closing(sqlite3.connect(root / "run.db")) as connection:
-        told = " ".join(map(str, connection.execute("SELECT * FROM events")))
-    assert "validation samples that equal a training sample: " in told
-    assert "read one by one" not in told
-
-
 def test_named_classes_arrive_as_their_index(root: Path) -> None:
     named = Texts(lambda ids, y: (ids, ("cold", "warm")[y]))
     results = swept(root / "named", named)
@@ -138,34 +125,6 @@ def test_lists_of_two_ids_are_predicted_whole(root: Path) -> None:
     assert refitted.counts["done"] == 1
     with pytest.raises(InputError, match="models that are saved must take one tensor"):
         ensemble.save(root / "models.safetensors")
-
-
-class Interrupted(Mean):
-    """Is stopped in the second epoch of its first job, where the environment says so."""
-
-    calls = 0
-
-    def forward(self, ids: Tensor) -> Tensor:
-        self.calls += self.training
-        if self.calls == 5 and "STOPS" in os.environ:
-            raise KeyboardInterrupt
-        return super().forward(ids)
-
-
-def test_an_interrupted_run_continues_to_the_same_bits(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = weights_of(swept(root / "whole", model=Interrupted))
-    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))
-    monkeypatch.setenv("STOPS", "1")
-    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
-        swept(root / "cut", model=Interrupted)
-    monkeypatch.delenv("STOPS")
-    continued = weights_of(swept(root / "cut", model=Interrupted))
-    assert all(torch.equal(whole[name], continued[name]) for name in whole)
-    with pytest.raises(InputError, match="collate_fn"):
-        swept(root / "cut", model=Interrupted, collate_fn=lambda samples: collate(samples))
 
 
 def of_rows(change: Callable[[Tensor, Tensor], Any]) -> Callable[[list[Any]], Any]:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from asynckfold.training.training_run import Training
-from tests.interrupted import interrupted
 from tests.several_inputs import adam, train
 from tests.several_outputs import Boxes, Detector, collate, detection_step, found_share
 
@@ -114,21 +112,6 @@ def test_a_metric_of_lists_gets_all_samples(root: Path, kept: float) -> None:
         assert item.scores["n"] == 12
 
 
-def test_an_interrupted_run_continues_to_the_same_bits(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = swept(root / "whole")
-    with interrupted(monkeypatch, Training, "score", 5):
-        swept(root / "cut")
-    again = swept(root / "cut")
-    assert whole.fingerprint == again.fingerprint
-    for fold in range(2):
-        mine, theirs = state_of(whole, fold), state_of(again, fold)
-        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-        log = (root / f"cut/Detector/constant/fold-{fold}/log.txt").read_text()
-        assert log.count("epoch 1 train_loss") == 1
-
-
 def test_pictures_of_one_size_need_no_collate_fn(root: Path) -> None:
     one, other = swept(root / "one"), swept(root / "other", collate_fn=None)
     for fold in range(2):
@@ -218,28 +201,3 @@ def emptied(samples: list[Any]) -> Any:
     """Take the targets out of the items, which a second call must not find empty."""
     targets = [{name: target.pop(name) for name in list(target)} for _, target in samples]
     return tuple(picture for picture, _ in samples), targets
-
-
-def test_a_collate_fn_may_change_its_items(root: Path) -> None:
-    one, other = swept(root / "one"), swept(root / "other", collate_fn=emptied)
-    assert scores_of(one) == scores_of(other)
-
-
-def test_as_many_inputs_as_samples_are_no_list(root: Path) -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(2, 3)
-
-        def forward(self, left: Tensor, right: Tensor) -> Tensor:
-            return self.out(torch.stack([left, right], 1))
-
-    def columns(samples: list[Any]) -> Any:
-        rows = torch.stack([row for row, _ in samples])
-        return (rows[:, 0], rows[:, 1]), torch.tensor([target for _, target in samples])
-
-    data = [(torch.randn(2), index % 3) for index in range(18)]
-    kfold = AsyncKFold(
-        3, data, root, nn.CrossEntropyLoss(), 2, collate_fn=columns, verbose=0, engine="serial"
-    )
-    assert kfold([Pair], ["constant"], adam, {"epochs": 1}).candidates[0].complete

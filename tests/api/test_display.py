@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import os
-import re
 import signal
 import time
 
@@ -190,17 +189,6 @@ def test_a_dumb_terminal_gets_lines_broken_between_words(monkeypatch: pytest.Mon
     assert {word for line in lines for word in line.split()} == set(text.split())
 
 
-def test_no_color_leaves_the_bar_without_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    stream = Terminal()
-    display = Display(1, stream)
-    with display:
-        display.begin(make_plan(), {}, [])
-        time.sleep(0.5)
-    assert "0 of 6 jobs finished" in stream.getvalue()
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9][;m]", stream.getvalue())
-
-
 # The log
 
 
@@ -280,12 +268,6 @@ def test_ctrl_c_takes_no_cursor_away(monkeypatch: pytest.MonkeyPatch, hidden: bo
         show_and_wait()
     text = stream.getvalue()
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
-
-
-def test_names_are_no_markup() -> None:
-    stream = io.StringIO()
-    drive(Display(2, stream), make_plan(models=("[red]x[red]",)))
-    assert "[red]x[red]/step/fold-0" in stream.getvalue()
 
 
 def test_a_reader_that_goes_away_stops_nothing() -> None:

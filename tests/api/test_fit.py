@@ -293,24 +293,6 @@ def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path, warm
 # From the shell
 
 
-@pytest.mark.nightly
-def test_the_shell_trains_one_model_and_continues_it(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["train", "--data", "digits", "--limit", "200", "--epochs", "2", "--root", str(root)]
-    words += ["--trainer", "averaging", "--processes", "2", "--batch-size", "16", "--json", "-q"]
-    found = []
-    for line in (words, words, ["resume", str(root), "--json", "-q"]):
-        assert main(line) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    assert [item["done"] for item in found] == [1, 1, 1]
-    assert len({item["fingerprint"] for item in found}) == 1
-    with RunStore.read(root) as store:
-        (fold,), _ = store.splits()
-        assert (len(fold.train), len(fold.valid)) == (160, 40)
-        assert len(store.attempts()) == 1
-
-
 def test_the_shell_refuses_several_models(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "--data", "digits", "--root", str(root), "--held-out", "2"]
     assert main([*words, "--models", "mlp,lenet5", "--schedulers", "cosine,step"]) == 2

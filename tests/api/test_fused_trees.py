@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold.training.fusion.group import FusionGroup
 from tests.interrupted import interrupted
-from tests.several_inputs import BATCH, EPOCHS, Items, OneDict, TwoInputs, adam, arrays
+from tests.several_inputs import BATCH, EPOCHS, OneDict, TwoInputs, adam, arrays
 
 X, Y = arrays()
 PAIR = (X["image"], X["age"])
@@ -57,15 +57,6 @@ def test_fused_jobs_are_close_to_plain_ones(root: Path, dataset: Any, model: Any
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
     (expected,), (found,) = plain.oof.values(), fused.oof.values()
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_the_engine_and_the_way_the_data_come_change_no_bit(root: Path) -> None:
-    held = swept(root / "held")
-    assert same(held, swept(root / "processes", engine="process", n_jobs=2))
-    assert same(held, swept(root / "items", Items()))
-    streamed = swept(root / "streamed", Items(), random_samples=True)
-    assert [len(group) for group in streamed.plan.groups] == [FOLDS]
-    assert same(held, streamed)
 
 
 def test_an_interrupted_group_continues_to_the_same_bits(

@@ -12,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.results.report.page import write_report
 from asynckfold.store import RunStore
 from tests.toy import samples
 
@@ -144,20 +142,6 @@ def test_models_and_refits_are_rebuilt_with_their_values(root: Path) -> None:
         results.model("net/cosine")
 
 
-def test_draws_of_a_refit_and_its_named_objects(root: Path) -> None:
-    params = {"lr": stats.loguniform(1e-3, 1e-1), "width": {"narrow": 4, "wide": 16}}
-    results = called(root, params, 4, refit=True)
-    assert len(results.candidates) == 4 + 4
-    assert results.refitted is not None
-    assert results.refitted.best_params_ == results.best_params_
-    continued = called(root, params, 4, refit=True)
-    assert bits(continued) == bits(results)
-    # Draws are not crossed: candidates are compared, not their means.
-    assert len(results.verdict.models) == 8 * 7 // 2
-    assert not results.verdict.lr_schedules
-    assert {pair.first for pair in results.verdict.models} <= {r.name for r in results.candidates}
-
-
 def test_the_verdict_compares_the_models_and_rates_of_a_grid(root: Path) -> None:
     results = kfold(root)({"net": Net}, ["cosine"], adam, {"epochs": 2}, params=GRID)
     scores = {row.name: row.mean("accuracy") for row in results.candidates}
@@ -193,16 +177,6 @@ def test_what_a_named_object_holds_is_part_of_the_plan(root: Path) -> None:
         called(root, {"lr": {"small": 1e-2}, "width": {"narrow": 4}})
 
 
-def test_a_call_without_a_grid_is_what_it_was(root: Path) -> None:
-    plan, _ = kfold(root).plan({"net": Net}, ["cosine"], adam, {"epochs": 2})
-    assert "/" not in plan.jobs[0].model + plan.jobs[0].lr_schedule
-    assert plan.jobs[0].id == "net/cosine/fold-0"
-    grid, _ = kfold(root).plan({"net": Net}, ["cosine"], adam, {"epochs": 2}, params=GRID)
-    assert grid.jobs[0].id == "net/cosine/lr=0.001,width=4/fold-0"
-    assert len({job.id for job in grid.jobs}) == len(grid.jobs) == 8
-    assert {job.seed for job in grid.jobs} == {job.seed for job in plan.jobs}
-
-
 def test_problems_of_a_grid_come_with_all_others(root: Path) -> None:
     with pytest.raises(InputError) as refused:
         kfold(root)({"net": Net}, ["cosin"], adam, {"epochs": 0}, params={"rl": [1], "lr": []})
@@ -234,21 +208,6 @@ def test_rates_are_fused_across_candidates(root: Path) -> None:
     assert np.abs(first - second).max() > 1e-2
 
 
-def test_optimizers_of_two_kinds_are_not_fused(root: Path) -> None:
-    def mixed(model: nn.Module, algorithm: str) -> torch.optim.Optimizer:
-        kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[algorithm]
-        return kind(model.parameters(), 0.1)
-
-    def run(**settings: Any) -> CVResults:
-        return kfold(root, **settings)(
-            [Net], ["cosine"], mixed, {"epochs": 1}, params={"algorithm": ["sgd", "adam"]}
-        )
-
-    with pytest.raises(InputError, match="its candidates have optimizers of different kinds"):
-        run(fuse=True)
-    assert run(fuse="auto").counts["done"] == 4
-
-
 @pytest.mark.nightly
 def test_killed_in_the_middle_it_continues_to_the_same_bits(root: Path) -> None:
     whole = called(root.with_name("whole"))
@@ -270,14 +229,6 @@ def test_killed_in_the_middle_it_continues_to_the_same_bits(root: Path) -> None:
     with RunStore.read(root) as store:
         assert 0 < store.counts()["done"] <= 5
     assert bits(called(root, resume="must")) == bits(whole)
-
-
-def test_the_report_shows_every_candidate(root: Path) -> None:
-    called(root)
-    with RunStore.read(root) as store:
-        page = write_report(store).read_text()
-    assert "net/cosine/lr=0.01,width=16" in page
-    assert "linear/cosine/lr=0.001" in page
 
 
 # From the shell

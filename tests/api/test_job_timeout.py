@@ -22,7 +22,6 @@ from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore, fit
 from asynckfold.api.kfold import JobsFailedWarning
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.result import DONE, FAILED
-from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 
 LIMIT = 3.0
@@ -166,24 +165,3 @@ schedulers = {"slow": waits(MARKER, 3.6), "quick": waits(MARKER, 0)}
 trainer_params = {"epochs": 3, "lr_step": "batch"}
 settings = {"kfolds": 2, "batch_size": 8, "job_timeout_s": 3}
 """
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(300)
-def test_the_command_ends_with_1_and_off_continues(tmp_path: Path, warm: Nursery) -> None:
-    root, marker, sweep = tmp_path / "run", tmp_path / "slow", tmp_path / "sweep.py"
-    marker.touch()
-    sweep.write_text(SWEEP)
-    words = ["-m", "asynckfold", "run", str(sweep), "--root", str(root), "--n-jobs", "1"]
-    words += ["--fuse", "no", "--baseline", "none"]
-    run = warm.start(words, tmp_path / "printed")
-    assert run.wait(200) == 1, run.printed()
-    assert "timed out: job_timeout_s is 3" in " ".join(run.printed().split())
-    state = warm.start(["-m", "asynckfold", "status", str(root)], tmp_path / "state")
-    assert state.wait(60) == 0
-    assert "2 failed" in " ".join(state.printed().split())
-    marker.unlink()
-    again = warm.start([*words, "--job-timeout", "off"], tmp_path / "again")
-    assert again.wait(200) == 0, again.printed()
-    with RunStore.read(root) as store:
-        assert set(store.finished().values()) == {DONE}

@@ -489,18 +489,6 @@ def test_silent_means_silent(
         assert "loud" in (root / "Loud/step/fold-0/log.txt").read_text()
 
 
-def test_what_comes_back_reads_well(root: Path) -> None:
-    results = serial(root)
-    lines = repr(results).splitlines()
-    assert lines[0].startswith("CVResults: 3 of 3 jobs finished in ")
-    assert lines[1].split() == ["model", "scheduler", "accuracy", "folds", "seconds"]
-    assert lines[2].split()[:3] == ["1", "Tiny", "step"]
-    assert "<table>" in results._repr_html_()
-    page = results.report()
-    assert page == root / "report" / "index.html"
-    assert "Tiny" in page.read_text()
-
-
 @pytest.mark.parametrize("kind", ["measure", "estimate"])
 def test_the_serial_baseline_says_what_it_is(root: Path, kind: str) -> None:
     results = kfold(root, baseline=kind)([Tiny], ["step"], adam, {"epochs": 1})

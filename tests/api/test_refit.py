@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torch.utils.data import Dataset
@@ -27,13 +24,11 @@ from asynckfold import (
     RunStore,
     fit,
 )
-from asynckfold.api.refit import on_all_samples
 from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError, RefitFailedError
 from asynckfold.training.checkpoint import weights_digest
-from tests import fake_gpu
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 
@@ -220,20 +215,6 @@ class Uneven(Tiny):
         return super().forward(inputs)
 
 
-@pytest.mark.parametrize(
-    ("engine", "gpu_here", "expected"),
-    [("ray", False, "auto"), ("ray", True, "cuda"), ("process", True, "cuda")],
-)
-def test_what_was_trained_on_gpus_of_other_nodes_gets_them_again(
-    root: Path, monkeypatch: pytest.MonkeyPatch, engine: str, gpu_here: bool, expected: str
-) -> None:
-    if gpu_here:
-        fake_gpu.install(monkeypatch)
-    best: Any = SimpleNamespace(name="m/s", model="m", lr_schedule="s", device="cuda")
-    made = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, engine=engine)
-    assert on_all_samples(made.settings, best, None).devices == expected
-
-
 def test_where_none_is_best_none_is_refitted(root: Path) -> None:
     with pytest.warns(JobsFailedWarning):
         results = called(root, Uneven)
@@ -332,26 +313,3 @@ def _has_epochs(root: Path) -> bool:
 def _fingerprint(root: Path) -> str:
     with RunStore.read(root) as store:
         return store.fingerprint()
-
-
-def test_from_the_shell(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run", "--data", "digits", "--limit", "120", "--folds", "2", "--epochs", "1"]
-    words += ["--baseline", "none", "--quiet", "--root", str(root)]
-    assert main([*words, "--refit", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["refit"].startswith("mlp/constant was trained on all 120 samples in ")
-    path = root.with_name("all.safetensors")
-    assert main(["export", str(root), "--fold", "all", "--to", str(path)]) == 0
-    assert "mlp/constant, all samples" in capsys.readouterr().out
-    with RunStore.read(root) as store:
-        state = load_results(store).state_dict(fold="all")
-    assert weights_digest({key: load_file(path)[key] for key in state}) == weights_digest(state)
-    found = root.with_name("found.npz")
-    assert main(["predict", str(root), "--data", "digits", "--refit", "--to", str(found)]) == 0
-    assert "mlp/constant, 1 model: 1797 samples" in capsys.readouterr().out
-    assert np.load(found)["probabilities"].shape == (1797, 10)
-    # What is continued by its folder is the cross-validation, not this part of it.
-    assert main(["resume", str(root / "refit" / "mlp" / "constant")]) == 2
-    assert "Run that same command again" in capsys.readouterr().err
-    assert main(["plan", *words[1:], "--refit"]) == 0
-    assert "then the best candidate on all samples" in capsys.readouterr().out

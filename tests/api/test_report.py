@@ -6,7 +6,6 @@ import csv
 import html
 import io
 import json
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -35,7 +34,6 @@ from asynckfold import (
 )
 from asynckfold.api import report
 from asynckfold.api.report import leave_report
-from asynckfold.cli import main
 from asynckfold.results.report import page
 from asynckfold.results.report.charts import FIGURES
 from asynckfold.store import RunStore
@@ -158,45 +156,6 @@ kfold({{"linear": lambda: torch.nn.Linear(4, 3)}}, ["constant"],
     _, said = run.communicate(timeout=120)
     assert "InterruptedRunError" in said
     assert "0 of 3 jobs finished" in (root / "report" / "index.html").read_text()
-
-
-@pytest.mark.nightly
-def test_the_shell_leaves_out_the_report_by_flag_and_by_sweep_file(
-    root: Path, tmp_path: Path
-) -> None:
-    sweep = tmp_path / "sweep.py"
-    sweep.write_text(
-        """
-import torch
-dataset = torch.arange(120.0).reshape(30, 4), torch.arange(30) % 3
-criterion = torch.nn.CrossEntropyLoss()
-models = {"linear": lambda: torch.nn.Linear(4, 3)}
-schedulers = ["constant"]
-opt_fn = lambda model: torch.optim.SGD(model.parameters(), 0.1)
-settings = {"parallelize": False, "kfolds": 2, "baseline": None, "report": False}
-trainer_params = {"epochs": 1}
-"""
-    )
-    words = ["run", str(sweep), "--root", str(root), "--quiet"]
-    assert main(words) == 0
-    assert not (root / "report").exists()
-    sweep.write_text(sweep.read_text().replace(', "report": False', ""))
-    assert main([*words, "--no-report"]) == 0
-    assert not (root / "report").exists()
-
-
-def test_a_fault_in_drawing_does_not_fail_the_shell(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from argparse import Namespace
-
-    from asynckfold.cli.output import Output
-    from asynckfold.cli.summary import print_results
-
-    write_run(root, Synthetic(epochs=1))
-    monkeypatch.setattr(page, "write_report", refuses)
-    assert print_results(root, Output(Namespace()), with_report=True) == 0
-    assert "there is no report: no ink" in capsys.readouterr().err
 
 
 # Results by their folder
@@ -334,14 +293,6 @@ def test_results_show_scores_and_a_link_to_the_report(
     assert "<code>results.report()</code> writes it" in page
     results.report()
     assert 'href="run/report/index.html"' in results._repr_html_()
-
-
-def test_results_are_shown_when_their_folder_is_gone(root: Path) -> None:
-    results = load_results(write_run(root, Synthetic(folds=2, epochs=1)))
-    shutil.rmtree(root)
-    page = results._repr_html_()
-    assert "<table>" in page
-    assert "<img" not in page
 
 
 def test_a_figure_without_numbers_says_what_it_needs(root: Path) -> None:

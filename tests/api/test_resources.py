@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError, NoRoomError
 from asynckfold.api.resources import Sharing
-from asynckfold.cli import main
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.planning.feasibility import room_problems
@@ -154,17 +152,6 @@ def test_a_run_without_room_ends_and_is_continued(
     assert results.counts["done"] == 2
 
 
-def test_the_command_says_for_what_it_waited_and_how_to_continue(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Floor(monkeypatch, 0)
-    line = ["run", "--data", "digits", "--folds", "2", "--epochs", "1", "--root", str(root)]
-    assert main([*line, "--max-wait", "0.3"]) == NoRoomError.exit_code == 5
-    told = capsys.readouterr().err
-    assert re.search(r"nothing could start for \d s \(max_wait\): the floor is near", told)
-    assert "continue with: asynckfold run --data digits" in told
-
-
 @pytest.mark.skipif(CORES < 2, reason="needs two cores, one to reserve")
 def test_a_run_that_leaves_something_to_others_has_the_same_bits(tmp_path: Path) -> None:
     train = ([Tiny], ["step", "cosine"], adam, {"epochs": 2})
@@ -195,15 +182,3 @@ def test_workers_and_their_sessions_have_the_level_that_was_asked_for() -> None:
     assert found == {level}
     assert sessions == str(level)
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
-
-
-def test_a_warm_pool_of_another_level_is_not_taken() -> None:
-    pool = warm_pool.take(nice=0)
-    warm_pool.give_back(pool)
-    other = warm_pool.take(nice=19)
-    try:
-        assert other is not pool
-        assert not pool.healthy
-        assert other.nice == 19
-    finally:
-        other.close()

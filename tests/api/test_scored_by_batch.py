@@ -210,13 +210,6 @@ def test_a_score_of_all_outputs_keeps_them_in_memory(
     assert all(set(result.scores) == {"dice", "own"} for result in found.results.values())
 
 
-@pytest.mark.reports
-def test_the_page_says_how_the_folds_were_scored(tmp_path: Path) -> None:
-    swept(tmp_path, 0, report=True, verbose=0)
-    page = (tmp_path / "report" / "index.html").read_text()
-    assert "each fold is scored batch by batch" in page
-
-
 class Counting(torchmetrics.Metric):  # type: ignore[misc]
     """Counts samples, and refuses more than so many."""
 
@@ -322,29 +315,6 @@ def test_nan_outputs_are_a_divergence(tmp_path: Path) -> None:
     for name, result in found.results.items():
         wanted = "diverged" if name.startswith("nan") else "done"
         assert result.status == wanted
-
-
-def test_undefined_scores_are_told(tmp_path: Path) -> None:
-    empty = np.zeros_like(BITS)
-    empty[0, 0, 0, 0] = 1
-    kfold = AsyncKFold(
-        3, (PICTURES, empty), tmp_path, nn.BCEWithLogitsLoss(), 4, keep_outputs_gib=0,
-        engine="serial", report=False, verbose=0, scoring=["pixel_accuracy", "iou"],
-    )  # fmt: skip
-
-    # Initial weights that say 1 nowhere: without truth or prediction, iou is 0 / 0.
-    def model() -> nn.Module:
-        net = Mask()
-        nn.init.constant_(net.layers[-1].bias, -9.0)
-        return net
-
-    found = kfold([model], ["constant"], sgd, {"epochs": 1})
-    undefined = [name for name, result in found.results.items() if math.isnan(result.scores["iou"])]
-    assert undefined
-    with RunStore.read(tmp_path) as store:
-        told = [event.text for event in store.events() if event.kind == "score"]
-    assert len(told) == len(undefined)
-    assert all("iou is undefined" in text for text in told)
 
 
 class Wide(nn.Module):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,10 @@ from sklearn.dummy import DummyClassifier
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
+from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold import fit as fit_one
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms import TreeArrays
-from asynckfold.training import checkpoint
 from tests.several_inputs import (
     BATCH,
     EPOCHS,
@@ -122,42 +119,6 @@ def test_a_model_may_take_the_whole_dict(root: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_the_dry_run_says_how_the_model_is_called(root: Path) -> None:
-    swept(Items(), root)
-    with closing(sqlite3.connect(root / "run.db")) as connection:
-        told = " ".join(map(str, connection.execute("SELECT * FROM events")))
-    assert "model TwoInputs gets its inputs by name: ['image'] float32 (3, 2, 2), ['age']" in told
-
-
-class Interrupted(TwoInputs):
-    """Is stopped in the second epoch of its first job, where the environment says so."""
-
-    calls = 0
-
-    def forward(self, image: Tensor, age: Tensor) -> Tensor:
-        self.calls += self.training
-        if self.calls == 6 and "STOPS" in os.environ:
-            raise KeyboardInterrupt
-        return super().forward(image, age)
-
-
-def test_an_interrupted_run_continues_to_the_same_bits(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = weights_of(swept((X, Y), root / "whole", Interrupted))
-    # A checkpoint after the first epoch, however short it is.
-    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))
-    monkeypatch.setenv("STOPS", "1")
-    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
-        swept((X, Y), root / "cut", Interrupted)
-    monkeypatch.delenv("STOPS")
-    continued = weights_of(swept((X, Y), root / "cut", Interrupted))
-    assert all(torch.equal(whole[name], continued[name]) for name in whole)
-    log = (root / "cut/Interrupted/constant/fold-0/log.txt").read_text()
-    assert log.count("epoch 1 train_loss") == 1
-
-
 def test_infinite_numbers_in_one_input_are_noted(root: Path) -> None:
     spoilt = X["image"].copy()
     spoilt[3, 0, 0, 0] = np.nan
@@ -166,13 +127,6 @@ def test_infinite_numbers_in_one_input_are_noted(root: Path) -> None:
         stack.callback(data.close)
         assert any("1 of 60 samples hold NaN" in note for note in data.notes)
         assert data.held
-
-
-def test_a_streamed_dataset_gives_the_bits_of_a_held_one(root: Path) -> None:
-    held = swept(Items(), root / "held")
-    streamed = swept(Items(), root / "streamed", random_samples=True)
-    found = [[item.tolist() for item in weights_of(one).values()] for one in (held, streamed)]
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(("dataset", "inputs"), [((X, Y), X), ((PAIR, Y), PAIR)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Subset
 
-from asynckfold import AsyncKFold, CVResults, InputError, fit, load_model
+from asynckfold import AsyncKFold, CVResults, InputError, load_model
 from asynckfold.training.training_run import Training
 from tests.interrupted import interrupted
 from tests.several_inputs import BATCH, EPOCHS, adam
@@ -244,14 +243,6 @@ def test_the_ensemble_gives_the_mean_of_each_output(root: Path) -> None:
     np.testing.assert_array_equal(stored["outputs.mass"], results.oof[name]["mass"])
 
 
-def test_repeats_have_a_layer_of_each_output(root: Path) -> None:
-    results = swept(root, n_repeats=2)
-    name = results.candidates[0].name
-    layers, mean = results.oof[name], results.oof_mean[name]
-    assert layers["kind"].shape == (2, 60, 3)
-    np.testing.assert_allclose(mean["mass"], layers["mass"].mean(0), rtol=1e-6)
-
-
 def test_a_model_may_give_more_outputs_while_it_trains(root: Path) -> None:
     def criterion(outputs: Any, targets: Tensor) -> Any:
         if isinstance(outputs, Tensor):
@@ -369,58 +360,6 @@ def test_outputs_that_are_no_rows_are_refused(root: Path) -> None:
 
     with pytest.raises(InputError, match=r"different length: \['kind'\] 8.*\['state'\] 2"):
         swept(root, model=States)
-
-
-def test_the_page_tells_parts_and_draws_no_classes(root: Path) -> None:
-    kfold = AsyncKFold(
-        FOLDS, (X, Y), root, both, BATCH, verbose=0, scoring=SCORING, engine="serial"
-    )
-    results = kfold([Heads], ["constant"], adam, {"epochs": 1})
-    text = html.unescape(Path(results.report()).read_text())
-    assert "['kind'] int64 (), ['mass'] float32 ()" in text
-    assert "['kind'] float32 (3,), ['mass'] float32 ()" in text
-    assert results.classes_ is None
-
-
-def test_a_validation_step_weights_batches_by_their_samples(root: Path) -> None:
-    """Inputs that are a dict have as many names whatever the batch."""
-
-    def validation_step(model: nn.Module, batch: Any, state: Any) -> Any:
-        return {"first": batch[0]["a"][:, 0].mean()}
-
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.out = nn.Linear(4, 3)
-
-        def forward(self, a: Tensor) -> Any:
-            return self.out(a)
-
-    results = swept(
-        root, ({"a": X}, Y["kind"]), Named, nn.CrossEntropyLoss(), {"eval_batch_size": 7},
-        scoring=["first", "accuracy"], validation_step=validation_step,
-    )  # fmt: skip
-    for job, fold in zip(results.plan.jobs, results.folds, strict=True):
-        expected = X[fold.valid, 0].mean()
-        assert results.results[job.id].scores["first"] == pytest.approx(expected, abs=1e-6)
-
-
-def test_other_doors_take_the_parts(root: Path) -> None:
-    """``targets=``, `refit`, a measured baseline, and `fit` with samples or a pair to score."""
-    plain = swept(root / "plain")
-    given = swept(root / "targets", (X, np.zeros(60)), targets=Y)
-    assert scores_of(given) == scores_of(plain)
-    refitted = swept(root / "refit", refit=True, baseline="measure")
-    assert refitted.best_estimator_(torch.from_numpy(X[:2]))["kind"].shape == (2, 3)
-    assert len(refitted.results) == FOLDS
-    held = {"scoring": SCORING, "epochs": 1, "verbose": 0, "report": False}
-    one = fit(Heads, (X, Y), adam, both, root / "one", valid=range(40, 60), **held)
-    two = fit(
-        Heads, (X[:40], cut(Y, 40)), adam, both, root / "two",
-        valid=(X[40:], {name: part[40:] for name, part in Y.items()}), **held,
-    )  # fmt: skip
-    (first,), (second,) = (found.results.results.values() for found in (one, two))
-    assert first.scores == second.scores
 
 
 class Segments(nn.Module):

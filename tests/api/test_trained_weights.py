@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,6 @@ from asynckfold import (
     StoreCorruptError,
 )
 from asynckfold.api.stored_results import load_results
-from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.results.cv_results import read_results
 from asynckfold.store import job_folder
@@ -140,34 +138,3 @@ def test_results_without_a_run_say_so(root: Path) -> None:
 
 
 # From the shell
-
-
-def test_the_command_writes_a_file_that_others_read(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results, path = trained(root), root.with_name("best.safetensors")
-    assert main(["export", str(root), "--fold", "1", "--to", str(path), "--json"]) == 0
-    best = results.candidates[results.best_index_].name
-    written = load_file(path)
-    assert weights_digest({key: written[key] for key in Tiny().state_dict()}) == (
-        results.results[f"{best}/fold-1"].weights
-    )
-    told = json.loads(capsys.readouterr().out)
-    assert (told["candidate"], told["fold"], told["tensors"]) == (best, "1", len(written))
-    assert main(["export", str(root), "--to", str(path)]) == 2
-    assert "--to must be a new file" in capsys.readouterr().err
-    assert main(["export", str(root), "tiny/warm", "--to", str(root / "a" / "b")]) == 2
-    assert "Make the folder first" in capsys.readouterr().err
-    assert main(["export", str(root), "tiny/warm", "--to", str(root.with_name("c"))]) == 2
-    assert "candidate must be one of tiny/step, tiny/cosine" in capsys.readouterr().err
-    assert main(["export", str(root), "--fold", "3", "--to", str(root.with_name("c"))]) == 2
-    assert "folds 0 to 2" in capsys.readouterr().err
-
-
-def test_without_a_best_a_candidate_must_be_named(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.warns(JobsFailedWarning):
-        trained(root, Failing)
-    assert main(["export", str(root), "--to", str(root.with_name("x"))]) == 2
-    assert "CANDIDATE must be given" in capsys.readouterr().err
