@@ -92,14 +92,14 @@ def _print(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 def _shown(error: BaseException) -> list[tuple[BaseException, TracebackType | None]]:
     """Return an error with the user's own frames, after those of its causes that have any."""
-    found: list[tuple[BaseException, TracebackType | None]] = []
+    shown: list[tuple[BaseException, TracebackType | None]] = []
     cause: BaseException | None = error
     while cause is not None:
         frames = _users_frames(cause.__traceback__)
         if frames is not None or cause is error:
-            found.insert(0, (cause, frames))
+            shown.insert(0, (cause, frames))
         cause = cause.__cause__
-    return found
+    return shown
 
 
 def _rendered(error: BaseException, trace: TracebackType | None) -> list[str]:
@@ -110,8 +110,8 @@ def _rendered(error: BaseException, trace: TracebackType | None) -> list[str]:
     cause, is_alone = error.__cause__, error.__suppress_context__
     try:
         error.__cause__ = None
-        found = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
-        return list(found)
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+        return list(lines)
     finally:
         error.__cause__, error.__suppress_context__ = cause, is_alone
 
@@ -293,9 +293,9 @@ class InterruptedRunError(_ShortError, KeyboardInterrupt):
 
 def refuse(problems: Iterable[Problem]) -> None:
     """Raise one `InputError` for all problems, if there are any."""
-    found = list(problems)
-    if found:
-        raise InputError(found)
+    every = list(problems)
+    if every:
+        raise InputError(every)
 
 
 def nearest(word: str, valid: Iterable[str]) -> str:

@@ -139,9 +139,9 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
             criterion.__name__,
             f"Write {criterion.__name__}().",
         )
-    elif found := why_not_of_pairs(criterion):
+    elif misfit := why_not_of_pairs(criterion):
         rule = "criterion must be a function of outputs, and of labels or numbers"
-        yield Problem(rule, *found)
+        yield Problem(rule, *misfit)
 
 
 def _preprocess_problems(preprocess: Any) -> Iterator[Problem]:
@@ -175,22 +175,24 @@ def root_problems(root: Path, refit: bool) -> Iterator[Problem]:
 def folder_problems(name: str, folder: Path) -> Iterator[Problem]:
     """Yield why nothing can be written into a folder, or why it cannot be made."""
     places = (folder.absolute(), *folder.absolute().parents)
-    found = next(part for part in places if os.path.lexists(part))
-    if not found.is_dir():
-        yield Problem(f"{name} must be a folder", _at(folder, found, "a file"), "Choose another.")
-    elif not os.access(found, os.W_OK | os.X_OK):
+    existing = next(part for part in places if os.path.lexists(part))
+    if not existing.is_dir():
+        yield Problem(
+            f"{name} must be a folder", _at(folder, existing, "a file"), "Choose another."
+        )
+    elif not os.access(existing, os.W_OK | os.X_OK):
         yield Problem(
             f"{name} must be a folder that may be written",
-            _at(folder, found, "read-only"),
+            _at(folder, existing, "read-only"),
             "Choose another folder, or change who may write there.",
         )
 
 
-def _at(root: Path, found: Path, what: str) -> str:
+def _at(root: Path, existing: Path, what: str) -> str:
     return (
         f"{root}, which is {what}"
-        if found == root.absolute()
-        else f"{root}, where {found} is {what}"
+        if existing == root.absolute()
+        else f"{root}, where {existing} is {what}"
     )
 
 

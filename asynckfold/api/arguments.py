@@ -325,15 +325,15 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, TaskSettings):
         """Return the folds."""
         given = (self.kfolds, self.cv, self.n_splits)
         cv = next((value for value in given if value is not None), 5)
-        found = strata_of(self.stratify, labels, cv if isinstance(cv, int) else 2)
-        own = labels.targets if labels.strata is None else labels.strata
-        strata, names = (own, labels.classes) if found is None else found
+        given_strata = strata_of(self.stratify, labels, cv if isinstance(cv, int) else 2)
+        classes = labels.targets if labels.strata is None else labels.strata
+        strata, names = (classes, labels.classes) if given_strata is None else given_strata
         folds = make_folds(
             n_samples,
             strata,
             cv,
-            classification=found is not None,
-            stratify=found is not None,
+            classification=given_strata is not None,
+            stratify=given_strata is not None,
             n_repeats=self.n_repeats,
             groups=self.groups,
             random_state=self.random_state,
@@ -341,7 +341,7 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, TaskSettings):
         )
         if self.inner_valid is None:
             return folds
-        watched = None if found is None else strata
+        watched = None if given_strata is None else strata
         return with_inner_valid(folds, self.inner_valid, watched, self.groups, self.random_state)
 
 

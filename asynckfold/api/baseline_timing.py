@@ -88,7 +88,7 @@ def _shown(call: Call, bundle: Any, placement: Placement) -> Callable[[], None]:
     before = display.progress.results if display.progress else {}
     # The packed jobs tell how long a job takes, compared with others.
     seconds = {job.id: before[job.id].fit_seconds if job.id in before else 0.0 for job in jobs}
-    requests = {name: Request(name, found) for name, found in seconds.items()}
+    requests = {name: Request(name, expected) for name, expected in seconds.items()}
     with suppress(queue.Empty):
         while True:
             inbox.get_nowait()  # nobody waits for what the sweep left
@@ -129,8 +129,8 @@ def _suffices(known: Baseline, wanted: str, done: Sequence[Job]) -> bool:
 
 def _others(samples: Sequence[Sample], phase: str) -> float:
     """Mean number of cores that other programs used during a phase; NaN if that is not known."""
-    used, own = mean_use(samples, phase)
-    return max(used - own, 0.0)
+    used, ours = mean_use(samples, phase)
+    return max(used - ours, 0.0)
 
 
 def _fewer_threads_text(threads: int, usual: int) -> str:

@@ -175,22 +175,22 @@ def software_of(call: Call, draft: Plan) -> dict[str, str]:
     settings, store = call.settings, call.store
     plan = call.stored or draft
     reading = call.machine.gpus() if plan.device == "cuda" else GpuReading()
-    found = software(
+    here = software(
         draft.threads_per_job,
         reading.names,
         in_workers=settings.engine != "serial",
     )
     if settings.threads is None:
         # The threads that were decided are the run's own; of a new run they are told later.
-        del found[THREADS]
+        del here[THREADS]
         begun = next(iter(store.reader.software() if call.stored is not None else ()), {})
-        found |= {THREADS: begun[THREADS]} if THREADS in begun else {}
+        here |= {THREADS: begun[THREADS]} if THREADS in begun else {}
     if call.stored is not None and not settings.allow_different_software:
         ended = store.reader.finished()
         # Failed jobs are tried again.
         if any(ended.get(job.id) not in (DONE, DIVERGED) for job in draft.jobs):
-            refuse(_software_problems(store, found))
-    return found | ({} if call.cluster is None else call.cluster.software)
+            refuse(_software_problems(store, here))
+    return here | ({} if call.cluster is None else call.cluster.software)
 
 
 @contextmanager
@@ -228,11 +228,11 @@ def _resume_problems(store: RunStore, resume: str) -> Iterator[Problem]:
 
 
 def _software_problems(store: RunStore, here: Mapping[str, str]) -> Iterator[Problem]:
-    found = differences(next(iter(store.reader.software()), {}), here)
-    if found:
+    changed = differences(next(iter(store.reader.software()), {}), here)
+    if changed:
         yield Problem(
             f"{store.root} must be continued with the software that it was begun with",
-            "; ".join(found),
+            "; ".join(changed),
             "Use the same software again or another folder, or pass allow_different_software=True: "
             "then the run is no longer reproducible.",
         )

@@ -220,21 +220,22 @@ class _Finish:
         if result.outputs is None:
             return self._scored_by_batch(job, result)
         targets = self.data.targets[self.bundle.fold_of(job).valid]
-        found = {}
+        scores = {}
         try:
             for name, score in self.scores[job.model].items():
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
-                    # What the user's own loop reported under this name, if anything.
-                    own = result.scores.get(name)
-                    found[name] = float(score(targets, result.outputs)) if own is None else own
-                for text in _score_notes(name, found[name], caught):
+                    # What a loop of the user reported under this name, if anything.
+                    reported = result.scores.get(name)
+                    value = score(targets, result.outputs) if reported is None else reported
+                    scores[name] = float(value)
+                for text in _score_notes(name, scores[name], caught):
                     self.say("score", text, result.job_id)
         except Exception as error:  # noqa: BLE001
             # A score may be the user's own function: its failure is the job's.
             line = f"scoring raised {type(error).__name__}: {error}"
             return replace(result, status=FAILED, error=line, traceback=line)
-        return replace(result, scores=found, outputs=result.outputs if self.keeps else None)
+        return replace(result, scores=scores, outputs=result.outputs if self.keeps else None)
 
     def _scored_by_batch(self, job: Job, result: Result) -> Result:
         """Keep of what its worker accumulated and measured what was asked for."""
@@ -243,11 +244,11 @@ class _Finish:
             # A validation step may measure in the dry run what it does not in the last epoch.
             line = f"scoring raised ValueError: {', '.join(missing)} not measured in the last epoch"
             return replace(result, status=FAILED, error=line, traceback=line)
-        found = {name: result.scores[name] for name in names}
-        for name, value in found.items():
+        scores = {name: result.scores[name] for name in names}
+        for name, value in scores.items():
             for text in _score_notes(name, value, ()):
                 self.say("score", text, result.job_id)
-        return replace(result, scores=found)
+        return replace(result, scores=scores)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
@@ -270,9 +271,9 @@ class _Watched:
     signals: Interruption
 
     def __call__(self, result: Result) -> Result:
-        self.results[result.job_id] = found = self.finish(result)
+        self.results[result.job_id] = finished = self.finish(result)
         self.look()
-        return found
+        return finished
 
     def look(self) -> None:
         """Ask whether to go on."""
@@ -328,10 +329,10 @@ def replaced_notes() -> Iterator[str]:
     """Yield a note if functions of torch are replaced here: workers may have the original ones."""
     from asynckfold.training.isolation.guard import foreign
 
-    if found := foreign():
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    if names := foreign():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         yield (
-            f"functions of torch are replaced in this process: {', '.join(found[:3])}{more}. "
+            f"functions of torch are replaced in this process: {', '.join(names[:3])}{more}. "
             "Workers have torch's own, unless a module that the models import replaces them; "
             "engine='serial' trains with those of this process"
         )

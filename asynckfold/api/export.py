@@ -87,22 +87,22 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     with open_run(root_dir, "root_dir", unusable) as store:
         if folder is not None:
             _make(Path(folder))
-        found = load_results(store)
+        results = load_results(store)
         targets = store.splits()[1]
-        for candidate in found.candidates:
+        for candidate in results.candidates:
             place = f"{slug(candidate.model)}/{slug(candidate.lr_schedule)}"
-            done = _done(found, candidate.name)
+            done = _done(results, candidate.name)
             for number, result in done.items():
-                for name, data in _of_job(store, found, targets, result).items():
+                for name, data in _of_job(store, results, targets, result).items():
                     files[f"{place}/{number}/{name}"] = data
             if done:
                 start = min(item.started for item in done.values())
                 end = max(item.ended for item in done.values())
                 files[f"{place}/time.json"] = json.dumps({"start": start, "end": end}).encode()
-        if len(found.plan.jobs) == 1 and found.plan.params.processes > 1:
-            for result in found.results.values():
+        if len(results.plan.jobs) == 1 and results.plan.params.processes > 1:
+            for result in results.results.values():
                 table = _loss_table(result)
-                for rank in range(found.plan.params.processes):
+                for rank in range(results.plan.params.processes):
                     files[f"train_data_{rank}.csv"] = table
     return [_written(Path(folder or root_dir) / name, data) for name, data in files.items()]
 
@@ -138,14 +138,14 @@ def _done(found: CVResults, candidate: str) -> dict[int, Result]:
 
 
 def _of_job(
-    store: RunReader, found: CVResults, targets: npt.NDArray[Any], result: Result
+    store: RunReader, results: CVResults, targets: npt.NDArray[Any], result: Result
 ) -> dict[str, bytes]:
     losses = np.array([epoch.train_loss for epoch in result.epochs])
     files = {
         f"train-loss-epoch-{number}.npy": as_npy(losses[: number + 1])
         for number in range(len(losses))
     }
-    alone = replace(found, results={result.job_id: result})
+    alone = replace(results, results={result.job_id: result})
     for confusion in count_classes(alone, targets).values():
         files["confusion_matrix.npy"] = as_npy(confusion)
     return {**files, "checkpoint_latest.tar": _checkpoint(store, result)}

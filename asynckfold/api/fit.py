@@ -324,13 +324,13 @@ class DistributedTester:
         if not count:
             refuse([Problem("data_loader must give samples", "none", "Check its data set.")])
         accuracy = float(confusion.trace() / count)
-        found = Accuracy(count, accuracy, class_accuracy(confusion, len(confusion)))
+        tested = Accuracy(count, accuracy, class_accuracy(confusion, len(confusion)))
         make_folder(self.root_dir)
-        shares = [None if share != share else share for share in found.class_accuracy]
-        record = {**vars(found), "class_accuracy": shares}
+        shares = [None if share != share else share for share in tested.class_accuracy]
+        record = {**vars(tested), "class_accuracy": shares}
         write_whole(self.root_dir / "test.json", json.dumps(record).encode())
         write_whole(self.root_dir / "confusion_matrix.npy", as_npy(confusion))
-        return found
+        return tested
 
 
 @dataclass(frozen=True, eq=False)
@@ -342,8 +342,10 @@ class _SameOptimizer:
     _parameters: list[Any]
 
     def __call__(self, model: Any, criterion: Any) -> Any:
-        own = _parameters_of(model, criterion)
-        return copy.deepcopy(self.optimizer, dict(zip(map(id, self._parameters), own, strict=True)))
+        copies = _parameters_of(model, criterion)
+        return copy.deepcopy(
+            self.optimizer, dict(zip(map(id, self._parameters), copies, strict=True))
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -371,9 +373,11 @@ def _given(
     """Return the factories of optimizer and LR schedule."""
     if not hasattr(optimizer, "param_groups"):
         return optimizer, _schedule_of(scheduler, None)
-    own = {id(item): item for item in _parameters_of(model, criterion)} if is_module else {}
+    own_parameters = (
+        {id(item): item for item in _parameters_of(model, criterion)} if is_module else {}
+    )
     held = [item for group in optimizer.param_groups for item in group["params"]]
-    if not all(id(item) in own for item in held):
+    if not all(id(item) in own_parameters for item in held):
         refuse(
             [
                 Problem(
@@ -384,7 +388,9 @@ def _given(
                 )
             ]
         )
-    return _SameOptimizer(optimizer, list(own.values())), _schedule_of(scheduler, optimizer)
+    return _SameOptimizer(optimizer, list(own_parameters.values())), _schedule_of(
+        scheduler, optimizer
+    )
 
 
 def _schedule_of(scheduler: Any, optimizer: Any) -> Any:

@@ -72,8 +72,8 @@ def with_steps(
     """
     from asynckfold.integrations import lightning
 
-    found = lightning.look_into(models, params.epochs)
-    problems = list(found.problems)
+    modules = lightning.look_into(models, params.epochs)
+    problems = list(modules.problems)
     for name in ("training_step", "validation_step", "fit_fn"):
         if getattr(settings, name) is not None:
             problems.append(
@@ -83,14 +83,14 @@ def with_steps(
                     f"Drop {name}, or pass schedulers and opt_fn too.",
                 )
             )
-    lr_step: Literal["epoch", "batch"] = "batch" if found.each == "step" else "epoch"
+    lr_step: Literal["epoch", "batch"] = "batch" if modules.each == "step" else "epoch"
     said = {**settings.trainer_params, **(trainer_params or {})}.get("lr_step", lr_step)
     if said != lr_step:
         rule = "lr_step must be the interval of the LR schedule in configure_optimizers"
-        received = f"lr_step={said!r}, interval={found.each!r}"
+        received = f"lr_step={said!r}, interval={modules.each!r}"
         problems.append(Problem(rule, received, "Leave lr_step out."))
     epochs, key = params.epochs, settings.target_key
-    names = ["training_step", *["validation_step"] * found.validates]
+    names = ["training_step", *["validation_step"] * modules.validates]
     steps: dict[str, Any] = {name: lightning.ModuleStep(name, epochs, key) for name in names}
     if problems:
         return WithSteps(settings, params, problems)

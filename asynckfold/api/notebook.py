@@ -83,12 +83,12 @@ def warn(text: str, category: type[Warning], stacklevel: int, cell: Cell | None 
         warnings.warn(text, category, stacklevel + 1)
         return
     # Not into the cell itself: to show it, ipykernel flushes standard error.
-    with redirect_stderr(io.StringIO()) as told:
+    with redirect_stderr(io.StringIO()) as written:
         warnings.warn(text, category, stacklevel + 1)
     # Nothing of a warning that is recorded, or filtered.
-    if told.getvalue():
+    if written.getvalue():
         cell = cell or Cell(Group)
-        cell.write(told.getvalue())
+        cell.write(written.getvalue())
         cell.flush()
 
 

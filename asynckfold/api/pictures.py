@@ -39,8 +39,8 @@ def _keep(run: RunReader, data: Prepared) -> None:
     from asynckfold.results.report.predictions import hard_samples
     from asynckfold.results.report.summary import PICTURES
 
-    found = hard_samples(read_results(run), run.splits()[1])
-    rows = [item.index for item in found.samples] if found else []
+    hard = hard_samples(read_results(run), run.splits()[1])
+    rows = [item.index for item in hard.samples] if hard else []
     stored = data.stored(rows) if rows else None
     pictures = None if stored is None else _channels_last(stored)
     if pictures is None:

@@ -134,9 +134,9 @@ def outputs_by_batch(
         with seeding.preserved():
             batch = _as_the_run_saw_it(form, data, rows)
             refuse(_kind_problems(form, batch, collated=made is not None))
-            found, columns = [one.outputs(batch) for one in members()], members()[0].columns
+            each, columns = [one.outputs(batch) for one in members()], members()[0].columns
             is_ragged = columns is not None and columns.ragged
-            outputs = np.stack(wide(*found) if is_ragged else found)
+            outputs = np.stack(wide(*each) if is_ragged else each)
         refuse(_nan_problems(outputs, rows))
         yield outputs
 
@@ -149,12 +149,12 @@ def transformed(data: Batches, rows: Indices, preprocessed: bool) -> Any:
 def _as_the_run_saw_it(form: InputForm, data: Batches, rows: Indices) -> Any:
     # The user's own steps see samples that they may not be made for.
     try:
-        found = transformed(data, rows, form.preprocessed)
+        batch = transformed(data, rows, form.preprocessed)
         if not form.preprocessed:
-            return found
+            return batch
         dtype = getattr(torch, form.dtype)
         # What was fitted in one precision computes in another with other digits.
-        return found.to(dtype) if dtype.is_floating_point else found
+        return batch.to(dtype) if dtype.is_floating_point else batch
     except InputError:
         raise
     except Misfit as error:
@@ -184,10 +184,10 @@ def _kind_problems(form: InputForm, batch: Any, *, collated: bool) -> Iterator[P
         wanted = form.several
         fits = received == wanted
     else:
-        found, shape = str(batch.dtype)[6:], tuple(batch.shape[1:])
-        wanted, received = f"{form.dtype} {form.shape}", f"{found} {shape}"
+        dtype, shape = str(batch.dtype)[6:], tuple(batch.shape[1:])
+        wanted, received = f"{form.dtype} {form.shape}", f"{dtype} {shape}"
         # Whole numbers or not: what was fitted takes both.
-        fits = shape == form.shape and (found == form.dtype or form.preprocessed)
+        fits = shape == form.shape and (dtype == form.dtype or form.preprocessed)
     if fits:
         return
     yield Problem(

@@ -96,14 +96,14 @@ class Sharing:
     def present_machine(self) -> Machine:
         """Return the machine; refuse GPUs that were asked for and are not there."""
         machine = self.machine()
-        found = machine.gpus()
+        reading = machine.gpus()
         needed = self.devices not in ("auto", "cpu") and not self._lists_cores_only
-        if needed and (not found.gpus or (self.devices != "cuda" and found.reason)):
+        if needed and (not reading.gpus or (self.devices != "cuda" and reading.reason)):
             refuse(
                 [
                     Problem(
                         "devices must name GPUs that are there",
-                        f"{self.devices!r}: {found.reason or 'it names none'}",
+                        f"{self.devices!r}: {reading.reason or 'it names none'}",
                         "See `asynckfold doctor`, or pass devices='auto'.",
                     )
                 ]

@@ -57,7 +57,7 @@ FORMAT = 1
 """Raised when older versions cannot read the file."""
 
 _OWN = "own"
-"""An `output_transform` that has no name: it is passed again."""
+"""An `output_transform` without a name: the user passes it again."""
 
 _NEAR = 1e-2
 """Largest difference of the outputs for made-up inputs, as a share of their size: other processors
@@ -111,8 +111,8 @@ def save_models(
         problems.append(_fit_problem(str(error)))
     refuse(problems)
     tensors |= {
-        f"check.{number}": torch.from_numpy(found)
-        for number, found in enumerate(_check_outputs(prediction))
+        f"check.{number}": torch.from_numpy(outputs)
+        for number, outputs in enumerate(_check_outputs(prediction))
     }
     transform = prediction.output_transform
     classes = ensemble.classes_
@@ -199,8 +199,8 @@ def _weight_problems(prediction: Prediction, tensors: dict[str, torch.Tensor]) -
 
 
 def _step_problems(prediction: Prediction, stored: Sequence[Any]) -> Iterator[Problem]:
-    for step, found in zip(prediction.steps, stored, strict=True):
-        if found is None:
+    for step, step_form in zip(prediction.steps, stored, strict=True):
+        if step_form is None:
             yield Problem(
                 "the eval transform must be of torchvision or torch to be saved",
                 step_name(step),
@@ -236,8 +236,8 @@ def _check_outputs(prediction: Prediction) -> list[Outputs]:
 
 def _software() -> dict[str, str]:
     names = ("asynckfold", "numpy", "scikit-learn")
-    found = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    return found | {name: metadata.version(name) for name in names}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    return versions | {name: metadata.version(name) for name in names}
 
 
 def _packed(text: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -359,12 +359,14 @@ class LoadedModels:
 
     def __call__(self, inputs: Any) -> Iterator[Outputs]:
         """Yield what each model says of each batch, shape (models, batch, ...)."""
-        found, table = self.prediction, None
-        if found.form.columns is not None:
+        prediction, table = self.prediction, None
+        if prediction.form.columns is not None:
             import pandas as pd
 
-            table = pd.DataFrame(columns=list(found.form.columns))
-        yield from outputs_by_batch(found.form, found.steps, table, lambda: found.members, inputs)
+            table = pd.DataFrame(columns=list(prediction.form.columns))
+        yield from outputs_by_batch(
+            prediction.form, prediction.steps, table, lambda: prediction.members, inputs
+        )
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -453,13 +455,13 @@ def _misfit_problems(
     model: nn.Module, weights: Mapping[str, torch.Tensor], made_of: str
 ) -> Iterator[Problem]:
     """Yield how the model differs from the weights, by name and shape."""
-    own = model.state_dict()
-    differences = [f"{name} is missing in the model" for name in weights if name not in own]
-    differences += [f"{name} is not in the file" for name in own if name not in weights]
-    for name in weights.keys() & own.keys():
-        if is_lazy(own[name]):
+    state = model.state_dict()
+    differences = [f"{name} is missing in the model" for name in weights if name not in state]
+    differences += [f"{name} is not in the file" for name in state if name not in weights]
+    for name in weights.keys() & state.keys():
+        if is_lazy(state[name]):
             continue
-        shapes = [tuple(item.shape) for item in (weights[name], own[name])]
+        shapes = [tuple(item.shape) for item in (weights[name], state[name])]
         if shapes[0] != shapes[1]:
             differences.append(
                 f"{name} has shape {shapes[0]} in the file, {shapes[1]} in the model"
@@ -492,8 +494,8 @@ def _output_problems(
     )
 
 
-def _near(expected: Outputs, found: Outputs) -> bool:
+def _near(expected: Outputs, outputs: Outputs) -> bool:
     size = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
-    return expected.shape == found.shape and np.allclose(
-        expected, found, rtol=0, atol=_NEAR * size, equal_nan=True
+    return expected.shape == outputs.shape and np.allclose(
+        expected, outputs, rtol=0, atol=_NEAR * size, equal_nan=True
     )

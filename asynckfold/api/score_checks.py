@@ -130,24 +130,26 @@ def with_objective(
     if _may_be_classes(settings, data):
         given, classes = replace(given, kind=objectives.BINARY), ("0", "1")
     label, problems = objectives.pos_label_of(settings.pos_label, given, classes)
-    found, notes = objectives.decided(
+    objective, notes = objectives.decided(
         given, settings.known_criterion, output_samples, label, _digest(settings.output_transform)
     )
     models = list(dict.fromkeys(job.model for job in draft.jobs))
     known = [model for model in models if model in output_samples] or models
-    problems += _shape_problems(found, output_samples)
-    problems += fit_problems(settings.scoring, found, known)
-    problems += _transform_problems(settings, found, output_samples)
-    problems += _count_problems(settings, found, data.targets, output_samples)
+    problems += _shape_problems(objective, output_samples)
+    problems += fit_problems(settings.scoring, objective, known)
+    problems += _transform_problems(settings, objective, output_samples)
+    problems += _count_problems(settings, objective, data.targets, output_samples)
     if not problems:
-        problems += _trial_problems(settings, found, data, folds[0].valid, output_samples)
-        problems += _metric_problems(settings, found, data.targets[folds[0].train], output_samples)
+        problems += _trial_problems(settings, objective, data, folds[0].valid, output_samples)
+        problems += _metric_problems(
+            settings, objective, data.targets[folds[0].train], output_samples
+        )
     refuse(problems)
-    names = ranked(settings, scores.resolve(settings.scoring, found))
-    plan = replace(draft, scoring=names, classes=classes).with_objective(found)
-    assumed = score_notes(settings.scoring, found, known, settings.known_criterion is not None)
-    said = _task_notes(settings, found, data.targets, names)
-    return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, found), *said)))
+    names = ranked(settings, scores.resolve(settings.scoring, objective))
+    plan = replace(draft, scoring=names, classes=classes).with_objective(objective)
+    assumed = score_notes(settings.scoring, objective, known, settings.known_criterion is not None)
+    said = _task_notes(settings, objective, data.targets, names)
+    return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, objective), *said)))
 
 
 def ranked(settings: Settings, names: Iterable[str]) -> tuple[str, ...]:
@@ -160,8 +162,8 @@ def _rank_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem
         shown = ", ".join(map(repr, names))
         remedy = f"Pass one of {shown}, or name it in scoring, too."
         yield Problem("rank_by must name one of the scores", repr(settings.rank_by), remedy)
-    own = [item for _, item in scores.named_scores(settings.scoring, objectives.REGRESSION)]
-    if settings.task == objectives.CUSTOM and not all(map(scores.is_custom, own)):
+    items = [item for _, item in scores.named_scores(settings.scoring, objectives.REGRESSION)]
+    if settings.task == objectives.CUSTOM and not all(map(scores.is_custom, items)):
         rule = "task='custom' needs functions (targets, outputs) → float as scores"
         yield Problem(rule, ", ".join(names), "Leave task out for scikit-learn's scores.")
 
@@ -183,12 +185,12 @@ def _missing_problems(settings: Settings, data: Prepared) -> Iterator[Problem]:
 
 
 def _task_notes(
-    settings: Settings, found: Objective, targets: Array, names: Sequence[str]
+    settings: Settings, objective: Objective, targets: Array, names: Sequence[str]
 ) -> Iterator[str]:
     """Say the task and who ranks, where it is new to the reader: said, or of more than a label."""
     if settings.task is None and targets.ndim < 3 and settings.rank_by is None:
         return
-    task = settings.task or objectives.task_of(found.kind)
+    task = settings.task or objectives.task_of(objective.kind)
     criterion = settings.known_criterion
     by = "a criterion of your own" if criterion is None else criterion.name
     yield (
@@ -258,20 +260,20 @@ def _unclear_problems(settings: Settings, data: Prepared) -> Iterator[Problem]:
 
 
 def _shape_problems(
-    found: Objective, output_samples: Mapping[str, OutputSample]
+    objective: Objective, output_samples: Mapping[str, OutputSample]
 ) -> Iterator[Problem]:
-    if found.transform:
+    if objective.transform:
         return
     for model, sample in output_samples.items():
         if sample.tree is not None:
             continue
-        if found.kind == objectives.BINARY and sample.columns != 1:
+        if objective.kind == objectives.BINARY and sample.columns != 1:
             yield Problem(
                 f"model {model} must have one output for two classes, as its criterion asks for",
                 f"shape {sample.rows.shape}",
                 "Give its last layer one output, or use CrossEntropyLoss.",
             )
-        if found.kind == objectives.MULTICLASS and sample.columns == 1:
+        if objective.kind == objectives.MULTICLASS and sample.columns == 1:
             yield Problem(
                 f"model {model} must have an output for each class, as other models have",
                 f"shape {sample.rows.shape}",
@@ -280,17 +282,19 @@ def _shape_problems(
 
 
 def _transform_problems(
-    settings: Settings, found: Objective, output_samples: Mapping[str, OutputSample]
+    settings: Settings, objective: Objective, output_samples: Mapping[str, OutputSample]
 ) -> Iterator[Problem]:
     """Yield what is wrong with what `output_transform` makes of outputs that were seen."""
-    if settings.transform is None or found.scale != criteria.TRANSFORMED:
+    if settings.transform is None or objective.scale != criteria.TRANSFORMED:
         return
     for model, sample in output_samples.items():
         try:
-            if found.kind == objectives.REGRESSION:
-                made = objectives.predicted(found.of(model), sample.rows, settings.transform)
+            if objective.kind == objectives.REGRESSION:
+                made = objectives.predicted(objective.of(model), sample.rows, settings.transform)
             else:
-                made = objectives.probabilities(found.of(model), sample.rows, settings.transform)
+                made = objectives.probabilities(
+                    objective.of(model), sample.rows, settings.transform
+                )
         except Exception as error:  # noqa: BLE001
             # The user's own function may raise anything.
             received = f"{type(error).__name__} on outputs of {model}: {one_line(error)}"
@@ -298,7 +302,7 @@ def _transform_problems(
             if len(made) == len(sample.rows):
                 continue
             received = f"{len(made)} rows of {len(sample.rows)} samples of {model}"
-        what = "predictions" if found.kind == objectives.REGRESSION else "probabilities"
+        what = "predictions" if objective.kind == objectives.REGRESSION else "probabilities"
         yield Problem(
             f"output_transform must return {what}, one row per sample",
             received,
@@ -308,18 +312,18 @@ def _transform_problems(
 
 def _count_problems(
     settings: Settings,
-    found: Objective,
+    objective: Objective,
     targets: Array,
     output_samples: Mapping[str, OutputSample],
 ) -> Iterator[Problem]:
     """Yield that scikit-learn's scores would compare each target with more or fewer outputs."""
-    pairs = scores.named_scores(settings.scoring, found.kind)
+    pairs = scores.named_scores(settings.scoring, objective.kind)
     names = [str(name) for name, item in pairs if scores.is_from_sklearn(item)]
-    if found.kind != objectives.REGRESSION or not names:
+    if objective.kind != objectives.REGRESSION or not names:
         return
     for model, sample in output_samples.items():
         try:
-            made = objectives.predicted(found.of(model), sample.rows[:1], settings.transform)
+            made = objectives.predicted(objective.of(model), sample.rows[:1], settings.transform)
         except Exception:  # noqa: BLE001
             continue  # the user's own function, which was refused for it
         if made.size != targets[:1].size:
@@ -333,28 +337,28 @@ def _count_problems(
 
 def _trial_problems(
     settings: Settings,
-    found: Objective,
+    objective: Objective,
     data: Prepared,
     valid: Array,
     output_samples: Mapping[str, OutputSample],
 ) -> Iterator[Problem]:
     """Try scikit-learn's scores on good outputs: one that cannot be computed fails all jobs."""
     targets = data.targets[valid]
-    if found.is_dense or found.targets is not None:
+    if objective.is_dense or objective.targets is not None:
         return
     # Of the user's own transform only its results are known.
-    tried = replace(found, scale=_tried_scale(found), apart=(), transform="", outputs=())
+    tried = replace(objective, scale=_tried_scale(objective), apart=(), transform="", outputs=())
     seen = (sample.columns for sample in output_samples.values() if sample.tree is None)
     columns = max([len(data.classes), *seen])
     if columns * len(targets) > MOST_TRIED:
         return
     outputs = _good_outputs(tried, targets, columns)
-    pairs = scores.named_scores(settings.scoring, found.kind)
+    pairs = scores.named_scores(settings.scoring, objective.kind)
     for name, item in pairs:
         if accumulates(item):
             continue
         if scores.is_custom(item):
-            yield from _own_problems(str(name), item, found, targets, outputs)
+            yield from _own_problems(str(name), item, objective, targets, outputs)
             continue
         if not scores.is_from_sklearn(item):
             continue
@@ -370,12 +374,12 @@ def _trial_problems(
             )
 
 
-def _why_not(item: Any, found: Objective, targets: Array, outputs: Array) -> str:
+def _why_not(item: Any, objective: Objective, targets: Array, outputs: Array) -> str:
     """Return what a score of scikit-learn raises; empty where it can be computed."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            scores.resolve({"": item}, found)[""](targets, outputs)
+            scores.resolve({"": item}, objective)[""](targets, outputs)
     except (ValueError, TypeError, AttributeError) as error:
         return one_line(error).rstrip(".")
     return ""
@@ -395,7 +399,7 @@ def _others(item: Any) -> Iterator[str]:
 
 def _metric_problems(
     settings: Settings,
-    found: Objective,
+    objective: Objective,
     targets: Array,
     output_samples: Mapping[str, OutputSample],
 ) -> Iterator[Problem]:
@@ -403,14 +407,14 @@ def _metric_problems(
 
     One that cannot be computed fails all jobs.
     """
-    for name, item in scores.named_scores(settings.scoring, found.kind):
+    for name, item in scores.named_scores(settings.scoring, objective.kind):
         is_reported = isinstance(item, scores.ReportedScore)
         is_tried = accumulates(item) or (
-            scores.is_custom(item) and found.is_of_trees and not is_reported
+            scores.is_custom(item) and objective.is_of_trees and not is_reported
         )
         for model, sample in output_samples.items() if is_tried else ():
             count = min(len(targets), len(sample.rows))
-            score = scores.resolve({name: item}, found.of(model), settings.transform)[str(name)]
+            score = scores.resolve({name: item}, objective.of(model), settings.transform)[str(name)]
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -420,34 +424,34 @@ def _metric_problems(
                 received = f"{name} of model {model}: {type(error).__name__}: {one_line(error)}"
                 remedy = (
                     "It gets targets and outputs with the parts that data set and model give."
-                    if found.is_of_trees
+                    if objective.is_of_trees
                     else "Give it the number of classes and the ignore_index of the criterion."
                 )
                 yield Problem("a score must take these outputs and targets", received, remedy)
 
 
-def _tried_scale(found: Objective) -> str:
-    if found.scale not in (criteria.TRANSFORMED, criteria.UNKNOWN):
-        return found.scale
-    return criteria.VALUES if found.kind == objectives.REGRESSION else criteria.LOGITS
+def _tried_scale(objective: Objective) -> str:
+    if objective.scale not in (criteria.TRANSFORMED, criteria.UNKNOWN):
+        return objective.scale
+    return criteria.VALUES if objective.kind == objectives.REGRESSION else criteria.LOGITS
 
 
-def _good_outputs(found: Objective, targets: Array, columns: int) -> Array:
+def _good_outputs(objective: Objective, targets: Array, columns: int) -> Array:
     """Return outputs, on the scale of a model's, that say the right thing."""
-    if found.kind == objectives.REGRESSION:
+    if objective.kind == objectives.REGRESSION:
         # A little off: numbers that are whole would pass for classes.
         near = np.asarray(targets, np.float64) + 0.125
         with np.errstate(invalid="ignore", divide="ignore"):
-            near = np.log(near) if found.scale == criteria.LOG_RATE else near
+            near = np.log(near) if objective.scale == criteria.LOG_RATE else near
         return np.nan_to_num(near).astype(np.float32)
-    codes = found.codes(targets)
-    if found.kind == objectives.MULTICLASS:
+    codes = objective.codes(targets)
+    if objective.kind == objectives.MULTICLASS:
         shares = np.full((len(codes), max(2, columns)), 0.1 / max(2, columns))
         shares[np.arange(len(codes)), codes] += 0.9
-        logs = found.scale in (criteria.LOGITS, criteria.LOG_PROBABILITIES, criteria.MARGINS)
+        logs = objective.scale in (criteria.LOGITS, criteria.LOG_PROBABILITIES, criteria.MARGINS)
         return (np.log(shares) if logs else shares).astype(np.float32)
     shares = np.where(codes == 1, 0.9, 0.1)
-    signed = found.scale not in (criteria.PROBABILITIES, criteria.TRANSFORMED)
+    signed = objective.scale not in (criteria.PROBABILITIES, criteria.TRANSFORMED)
     return (np.log(shares / (1 - shares)) if signed else shares).astype(np.float32)
 
 
@@ -455,15 +459,15 @@ def _good_outputs(found: Objective, targets: Array, columns: int) -> Array:
 
 
 def _own_problems(
-    name: str, item: Any, found: Objective, targets: Array, outputs: Array
+    name: str, item: Any, objective: Objective, targets: Array, outputs: Array
 ) -> Iterator[Problem]:
     """Yield that a function takes labels for the numbers of outputs, which they are not.
 
     It is called here only where labels were numbered: with outputs that are all right.
     """
-    codes = found.codes(targets) if found.is_classes else targets
-    originals = found.originals(targets)
-    if not found.labels or (originals.dtype.kind in "biu" and np.array_equal(originals, codes)):
+    codes = objective.codes(targets) if objective.is_classes else targets
+    originals = objective.originals(targets)
+    if not objective.labels or (originals.dtype.kind in "biu" and np.array_equal(originals, codes)):
         return
     of_labels, of_numbers = (_tried(item, truth, outputs) for truth in (originals, codes))
     if of_numbers > of_labels:
@@ -486,14 +490,14 @@ def _tried(item: Any, truth: Array, outputs: Array) -> float:
         return float("-inf")
 
 
-def _own_notes(settings: Settings, found: Objective) -> Iterator[str]:
-    if not found.labels or found.kind not in (
+def _own_notes(settings: Settings, objective: Objective) -> Iterator[str]:
+    if not objective.labels or objective.kind not in (
         objectives.MULTICLASS,
         objectives.BINARY,
         objectives.MULTILABEL,
     ):
         return
-    pairs = scores.named_scores(settings.scoring, found.kind)
-    own = [str(name) for name, item in pairs if scores.is_custom(item)]
-    if own:
-        yield f"{', '.join(own)} gets the labels of the data, not class indices"
+    pairs = scores.named_scores(settings.scoring, objective.kind)
+    names = [str(name) for name, item in pairs if scores.is_custom(item)]
+    if names:
+        yield f"{', '.join(names)} gets the labels of the data, not class indices"

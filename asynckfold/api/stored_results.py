@@ -136,13 +136,13 @@ def with_models(
     from_disk, known = results._load_refit, dict[str, CVResults]()
 
     def load_refit(candidate: Candidate) -> CVResults | None:
-        found = from_disk(candidate) if from_disk else None
-        if found is None or not found.counts["done"]:
+        refit = from_disk(candidate) if from_disk else None
+        if refit is None or not refit.counts["done"]:
             return None
         if candidate.name not in known:
             # Once only, since its samples may be a copy.
             alone = on_all_samples(settings, candidate, None)
-            known[candidate.name] = with_models(found, alone, recipe, samples)
+            known[candidate.name] = with_models(refit, alone, recipe, samples)
         return known[candidate.name]
 
     @functools.cache

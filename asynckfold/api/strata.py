@@ -39,20 +39,20 @@ def strata_of(stratify: Any, labels: Labels, n_splits: int) -> Strata | None:
         return None if labels.strata is None else (labels.strata, labels.classes)
     if isinstance(stratify, (str, int)):
         return _quantiles(stratify, labels, n_splits)
-    found = np.asarray(stratify)
+    strata = np.asarray(stratify)
     count = len(labels.targets)
-    if found.ndim == 2 and len(found) == count and np.isin(found, (0, 1)).all():
-        return found.astype(np.int64), ()
-    missing = found.dtype.kind == "f" and not np.isfinite(found).all()
-    if found.shape != (count,) or found.dtype.kind not in "biufUO" or missing:
+    if strata.ndim == 2 and len(strata) == count and np.isin(strata, (0, 1)).all():
+        return strata.astype(np.int64), ()
+    missing = strata.dtype.kind == "f" and not np.isfinite(strata).all()
+    if strata.shape != (count,) or strata.dtype.kind not in "biufUO" or missing:
         raise InputError.one(
             f"stratify must hold one label, or a row of 0 and 1, for each of the {count} samples",
-            f"an array of {found.dtype} of shape {found.shape}" + ", with NaN" * missing,
+            f"an array of {strata.dtype} of shape {strata.shape}" + ", with NaN" * missing,
             "Pass an array of that length, True, False, 'quantile', or a number of bins.",
         )
-    if found.dtype.kind == "O":
-        found = found.astype(str)
-    names, codes = np.unique(found, return_inverse=True)
+    if strata.dtype.kind == "O":
+        strata = strata.astype(str)
+    names, codes = np.unique(strata, return_inverse=True)
     return codes, tuple(map(str, names.tolist()))
 
 

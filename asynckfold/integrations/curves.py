@@ -14,10 +14,10 @@ def numbers_of(epoch: Epoch) -> dict[str, float]:
     >>> numbers_of(Epoch(1, 0.5, 0.75, None, 0.1, 2.0, {"margin": 3.0}))
     {'margin': 3.0, 'train_loss': 0.5, 'valid_loss': 0.75, 'lr': 0.1}
     """
-    found = {"train_loss": epoch.train_loss, "valid_loss": epoch.valid_loss, "lr": epoch.lr}
+    numbers = {"train_loss": epoch.train_loss, "valid_loss": epoch.valid_loss, "lr": epoch.lr}
     if epoch.accuracy is not None:
-        found["accuracy"] = epoch.accuracy
-    return {**epoch.logged, **found}
+        numbers["accuracy"] = epoch.accuracy
+    return {**epoch.logged, **numbers}
 
 
 def points(result: Result) -> Iterator[tuple[int, float, dict[str, float]]]:

@@ -49,8 +49,8 @@ _UNUSED = ("on_test_", "on_predict_", "test_", "predict_", "teardown")
 
 def module_types() -> tuple[Any, ...]:
     """Return the classes called `LightningModule` that this process has imported."""
-    found = (getattr(sys.modules.get(name), "LightningModule", None) for name in _PACKAGES)
-    return tuple(item for item in found if isinstance(item, type))
+    types = (getattr(sys.modules.get(name), "LightningModule", None) for name in _PACKAGES)
+    return tuple(item for item in types if isinstance(item, type))
 
 
 class TrainerView:
@@ -112,12 +112,12 @@ class ConfiguredOptimizer:
             The module configures what has no counterpart here.
         """
         with _attached(module, TrainerView(self.epochs), _log_nothing):
-            found = module.configure_optimizers()
-        optimizers, schedules = _parsed(found)
+            configuration = module.configure_optimizers()
+        optimizers, schedules = _parsed(configuration)
         if len(optimizers) != 1 or not isinstance(optimizers[0], torch.optim.Optimizer):
             raise StepError(
                 "configure_optimizers must return one torch.optim.Optimizer",
-                f"{len(optimizers)} optimizers" if optimizers else one_line(found),
+                f"{len(optimizers)} optimizers" if optimizers else one_line(configuration),
                 "For several, write a training_step for AsyncKFold; see examples/gan.py.",
             )
         if len(schedules) > 1:
@@ -130,18 +130,20 @@ class ConfiguredOptimizer:
         return optimizers[0], schedule, each
 
 
-def _parsed(found: Any) -> tuple[list[Any], list[Any]]:
+def _parsed(configuration: Any) -> tuple[list[Any], list[Any]]:
     """Return optimizers and LR schedules, in all forms that Lightning takes."""
-    if isinstance(found, Mapping):
-        given = found.get("lr_scheduler")
-        return [found.get("optimizer")], [] if given is None else [given]
-    if not isinstance(found, (list, tuple)):
-        return [] if found is None else [found], []
-    if len(found) == 2 and isinstance(found[0], list):
-        schedules = found[1] if isinstance(found[1], (list, tuple)) else [found[1]]
-        return list(found[0]), list(schedules)
+    if isinstance(configuration, Mapping):
+        given = configuration.get("lr_scheduler")
+        return [configuration.get("optimizer")], [] if given is None else [given]
+    if not isinstance(configuration, (list, tuple)):
+        return [] if configuration is None else [configuration], []
+    if len(configuration) == 2 and isinstance(configuration[0], list):
+        schedules = (
+            configuration[1] if isinstance(configuration[1], (list, tuple)) else [configuration[1]]
+        )
+        return list(configuration[0]), list(schedules)
     optimizers, schedules = [], []
-    for item in found:
+    for item in configuration:
         more, beside = _parsed(item)
         optimizers += more
         schedules += beside
@@ -190,10 +192,10 @@ class ModuleStep:
             state.log(**{f"logged_{name}" if name in TAKEN else name: value})
 
         with _attached(module, TrainerView(self.epochs, state.epoch), log):
-            found = function(self._batch(batch), **known)
+            returned = function(self._batch(batch), **known)
         if self.name == "validation_step":
             return None
-        return found.get("loss") if isinstance(found, Mapping) else found
+        return returned.get("loss") if isinstance(returned, Mapping) else returned
 
     def _batch(self, batch: Any) -> Any:
         inputs, targets = batch
@@ -248,11 +250,14 @@ def look_into(models: Mapping[str, Callable[[], Any]], epochs: int) -> Found:
             received = f"{type(error).__name__}: {error}".splitlines()[0]
             rule = f"model {name} must be made and configured without a Trainer"
             problems.append(Problem(rule, one_line(received), "Correct it."))
-    for what, found in (("validation_step", validates), ("interval of the LR schedule", intervals)):
-        if len(set(found.values())) > 1:
-            told = ", ".join(f"{name}: {value}" for name, value in found.items())
+    for what, by_model in (
+        ("validation_step", validates),
+        ("interval of the LR schedule", intervals),
+    ):
+        if len(set(by_model.values())) > 1:
+            values = ", ".join(f"{name}: {value}" for name, value in by_model.items())
             rule = f"the LightningModules of a call must agree on the {what}"
-            problems.append(Problem(rule, told, "Make a run of each kind."))
+            problems.append(Problem(rule, values, "Make a run of each kind."))
     return Found(
         list(dict.fromkeys(problems)),
         any(validates.values()),
@@ -294,11 +299,13 @@ def _problems_of(name: str, module: Any) -> Iterator[Problem]:
 
 def _hooks() -> Sequence[str]:
     bases = {base for kind in module_types() for base in kind.__mro__ if base.__name__ in _MIXINS}
-    own = {name for base in bases for name in vars(base) if inspect.isfunction(vars(base)[name])}
-    return sorted(name for name in own.union(_HOOKS) if not name.startswith(("_", *_UNUSED)))
+    defined = {
+        name for base in bases for name in vars(base) if inspect.isfunction(vars(base)[name])
+    }
+    return sorted(name for name in defined.union(_HOOKS) if not name.startswith(("_", *_UNUSED)))
 
 
 def _overrides(module: Any, name: str) -> bool:
     base = next(kind for kind in module_types() if isinstance(module, kind))
-    own = getattr(getattr(module, name, None), "__func__", None)
-    return own is not getattr(base, name, None)
+    function = getattr(getattr(module, name, None), "__func__", None)
+    return function is not getattr(base, name, None)

@@ -83,14 +83,14 @@ def write(
 
 def _summary(scores: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
     """Return mean and standard deviation of each score over the folds that have it."""
-    found = {}
+    metrics = {}
     for name, values in scores.items():
         known = values[~np.isnan(values)]
         if len(known):
-            found[f"mean/{name}"] = float(known.mean())
+            metrics[f"mean/{name}"] = float(known.mean())
         if len(known) > 1:
-            found[f"std/{name}"] = float(known.std(ddof=1))
-    return found
+            metrics[f"std/{name}"] = float(known.std(ddof=1))
+    return metrics
 
 
 class _Experiment:
@@ -105,9 +105,9 @@ class _Experiment:
     def _runs(self) -> Any:
         token = None
         while True:
-            found = self.client.search_runs([self.id], max_results=_MOST, page_token=token)
-            yield from found
-            token = found.token
+            page = self.client.search_runs([self.id], max_results=_MOST, page_token=token)
+            yield from page
+            token = page.token
             if not token:
                 return
 
@@ -130,7 +130,7 @@ class _Experiment:
         self,
         run: str,
         params: Mapping[str, Any],
-        found: Iterable[tuple[int, float, dict[str, float]]],
+        points: Iterable[tuple[int, float, dict[str, float]]],
         status: str = "FINISHED",
     ) -> None:
         """Write parameters and numbers, and end the run."""
@@ -138,7 +138,7 @@ class _Experiment:
 
         metrics = [
             Metric(name, value, int(at * 1000), step)
-            for step, at, numbers in found
+            for step, at, numbers in points
             for name, value in numbers.items()
         ]
         given = [Param(name, str(value)) for name, value in params.items()]

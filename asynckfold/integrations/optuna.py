@@ -134,7 +134,7 @@ class _Runs:
         watched.settings = replace(self._settings(trial.params), verbose=0, report=False)
         watched.settings = replace(watched.settings, refit=False, baseline=None)
         try:
-            found = self._called(watched, trial.params)
+            results = self._called(watched, trial.params)
         except RunHeldError:
             # Another process runs it, and tells the study of it.
             return True
@@ -150,10 +150,10 @@ class _Runs:
             raise
         if steps.pruned:
             self._tell(trial, None)
-        elif found.counts["pending"]:
+        elif results.counts["pending"]:
             return False
         else:
-            score = found.candidates[0].mean(found.plan.scoring[0])
+            score = results.candidates[0].mean(results.plan.scoring[0])
             self._tell(trial, _sign(self._study) * score)
         return True
 
@@ -175,14 +175,14 @@ class _Runs:
         complete = (optuna.trial.TrialState.COMPLETE,)
         if not self._study.get_trials(deepcopy=False, states=complete):
             return None
-        found, params = copy.copy(self._kfold), self._study.best_trial.params
-        found.settings = self._settings(params)
-        return self._called(found, params)
+        kfold, params = copy.copy(self._kfold), self._study.best_trial.params
+        kfold.settings = self._settings(params)
+        return self._called(kfold, params)
 
     def _called(self, kfold: Any, params: Mapping[str, Any]) -> CVResults:
         given = {name: [value] for name, value in params.items()}
-        found: CVResults = kfold(*self._call, params=given)
-        return found
+        results: CVResults = kfold(*self._call, params=given)
+        return results
 
     def _settings(self, params: Mapping[str, Any]) -> Any:
         settings = self._kfold.settings

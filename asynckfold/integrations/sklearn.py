@@ -54,12 +54,12 @@ def estimator_problems(
             received = type(item).__name__
             rule = f"estimators must be {wanted}, as the run's models are"
             yield Problem(rule, received, f"Pass {wanted} only.")
-    own = [name for name, item in named_scores(scoring, objective.kind) if is_custom(item)]
-    if own:
+    functions = [name for name, item in named_scores(scoring, objective.kind) if is_custom(item)]
+    if functions:
         yield Problem(
             "estimators are scored by scikit-learn's scorers, since a function of your own takes "
             "outputs of a model",
-            ", ".join(map(str, own)),
+            ", ".join(map(str, functions)),
             "Make the run with scoring='accuracy' or sklearn.metrics.make_scorer.",
         )
 
@@ -95,12 +95,12 @@ def on_folds(
         for name, item in named_scores(scoring, objective.kind)
     }
     truth = _originals(objective, targets)
-    found = {name: EstimatorScores(name, tuple(scorers), len(folds)) for name, _ in pairs}
+    by_name = {name: EstimatorScores(name, tuple(scorers), len(folds)) for name, _ in pairs}
     for number, fold in enumerate(folds):
         inputs = _inputs(rows, targets, preprocess, fold)
         for name, estimator in pairs:
-            _score(found[name], number, estimator, inputs, truth, fold, scorers)
-    return list(found.values())
+            _score(by_name[name], number, estimator, inputs, truth, fold, scorers)
+    return list(by_name.values())
 
 
 def _inputs(
@@ -123,7 +123,7 @@ def _originals(objective: Objective, targets: npt.NDArray[Any]) -> npt.NDArray[A
 
 
 def _score(
-    found: EstimatorScores,
+    estimator_scores: EstimatorScores,
     number: int,
     estimator: Any,
     inputs: npt.NDArray[Any],
@@ -138,13 +138,15 @@ def _score(
         with seeded(0):
             start = time.perf_counter()
             fit = clone(estimator).fit(inputs[fold.train], truth[fold.train])
-            found.fit_seconds[number] = time.perf_counter() - start
+            estimator_scores.fit_seconds[number] = time.perf_counter() - start
             scores = {
                 name: score(fit, inputs[fold.valid], truth[fold.valid])
                 for name, score in scorers.items()
             }
     except Exception as error:  # noqa: BLE001 - a failed fold, as that of a job, stops no other
-        found.errors.setdefault(number, f"{type(error).__name__}: {error}".splitlines()[0])
+        estimator_scores.errors.setdefault(
+            number, f"{type(error).__name__}: {error}".splitlines()[0]
+        )
         return
     for name, score in scores.items():
-        found.scores[name][number] = score
+        estimator_scores.scores[name][number] = score

@@ -31,12 +31,12 @@ class Logits(nn.Module):
 
     def forward(self, **inputs: torch.Tensor) -> torch.Tensor:
         """Return the logits of a batch."""
-        found = self.model(**inputs)
-        logits = getattr(found, "logits", None)
+        outputs = self.model(**inputs)
+        logits = getattr(outputs, "logits", None)
         if not isinstance(logits, torch.Tensor):
             raise TypeError(
                 f"the output of {type(self.model).__name__} must have logits: received "
-                f"{type(found).__name__}. Use a model with a head, such as "
+                f"{type(outputs).__name__}. Use a model with a head, such as "
                 "AutoModelForSequenceClassification"
             )
         return logits
@@ -76,8 +76,8 @@ def padded(
         raise InputError.one(rule, columns, remedy)
     targets = np.array([item.pop(target_key) for item in items])
     try:
-        found = dict(collator(items))
-        arrays = {name: np.asarray(value) for name, value in found.items()}
+        batch = dict(collator(items))
+        arrays = {name: np.asarray(value) for name, value in batch.items()}
     except Exception as error:
         raise InputError.one(
             "the collator must pad all samples",
