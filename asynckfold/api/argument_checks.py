@@ -203,12 +203,9 @@ def _sample_problems(settings: Settings) -> Iterator[Problem]:
         yield Problem(rule, f"target_key={settings.target_key!r}, and {received}", "Drop it.")
     function: object = settings.collate_fn
     if function is not None and not callable(function):
-        yield Problem(
-            "collate_fn must be a function of a list of samples",
-            one_line(function),
-            "Write for instance: def collate(samples): ...; return inputs, targets.",
-        )
-
+        rule = "collate_fn must be a function of a list of samples"
+        remedy = "Write for instance: def collate(samples): ...; return inputs, targets."
+        yield Problem(rule, one_line(function), remedy)
     sampler = settings.sampler
     is_word = isinstance(sampler, str) and sampler != "balanced"
     if is_word or isinstance(sampler, type) or hasattr(sampler, "__next__"):
@@ -422,34 +419,29 @@ def _plain_problems(
     settings: Settings, params: TrainerParams, functions: Sequence[str]
 ) -> Iterator[Problem]:
     """Yield what goes neither with several processes of a job nor with the serial baseline."""
-    collates = settings.collate_fn is not None
-    plain = [*functions, *(name for name in ("callbacks", "inner_valid") if _has(settings, name))]
-    plain += ["collate_fn"] * collates + ["sampler"] * _has(settings, "sampler")
+    others = ("callbacks", "inner_valid", "collate_fn", "sampler")
+    plain = [*functions, *(name for name in others if getattr(settings, name) is not None)]
     plain += ["a criterion for each fold"] * is_factory(settings.criterion)
     if params.trainer != "plain":
         remedy = "Leave trainer and processes out."
         for name in plain:
-            yield Problem(f"{name} needs the plain trainer", f"trainer={params.trainer!r}", remedy)
+            rule = f"{name} {'need' if name == 'callbacks' else 'needs'} the plain trainer"
+            yield Problem(rule, f"trainer={params.trainer!r}", remedy)
     if settings.baseline in (None, "none"):
         return
     ways = {name: f"trains by the criterion, not by a {name}" for name in functions}
     ways |= {"callbacks": "trains without callbacks"} if settings.called_back else {}
-    ways |= (
-        {"collate_fn": "stacks samples of one shape, and calls no collate_fn"} if collates else {}
-    )
+    if settings.collate_fn is not None:
+        ways["collate_fn"] = "stacks samples of one shape, and calls no collate_fn"
     for way in ways.values():
         rule, received = f"the serial baseline {way}", f"baseline={settings.baseline!r}"
         yield Problem(rule, received, "Leave baseline out.")
 
 
-def _has(settings: Settings, name: str) -> bool:
-    return getattr(settings, name) is not None
-
-
 def _callback_problems(settings: Settings) -> Iterator[Problem]:
     callbacks, has_inner = settings.callbacks, settings.inner_valid is not None
     for name in ("callbacks", "inner_valid"):
-        if settings.fit_fn is not None and _has(settings, name):
+        if settings.fit_fn is not None and getattr(settings, name) is not None:
             rule = f"{name} must go with the plain trainer and the built-in loop"
             yield Problem(rule, "a fit_fn", f"Leave {name} out, or the other.")
     if has_inner and settings.criterion is None:

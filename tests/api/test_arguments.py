@@ -55,7 +55,6 @@ from asynckfold.cli.reference import reference
 
 assert inspect.signature(AsyncKFold).parameters["patience"].default == "off"
 assert "Epochs without progress" in AsyncKFold.__doc__
-assert "warm_up" not in TrainerParams().named, "older plans keep their fingerprint"
 page = reference()
 assert "### patience" in page and "flag `--patience`" in page and "### warm_up" in page
 

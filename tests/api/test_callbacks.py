@@ -85,7 +85,7 @@ def test_no_group_is_on_both_sides(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"inner_valid": None}, r"Pass inner_valid=0\.1"),
         ({"inner_valid": 1.5}, "inner_valid"),
@@ -98,15 +98,15 @@ def test_no_group_is_on_both_sides(tmp_path: Path) -> None:
         ({"callbacks": [BestWeights(mode="up")]}, "mode must be 'min' or 'max'"),
         ({"callbacks": [WeightAverage(1.5)]}, "decay must be above 0 and below 1"),
         ({"callbacks": [EarlyStopping("hits")]}, "There are 'train_loss', 'lr', 'inner_loss'"),
-        ({"trainer": "hogwild", "processes": 2}, "callbacks must go with the plain trainer"),
+        ({"trainer": "hogwild", "processes": 2}, "callbacks need the plain trainer"),
         ({"baseline": "measure"}, "the serial baseline trains without callbacks"),
         ({"fit_fn": lambda context: None}, "the built-in loop: received a fit_fn"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_starts(
-    tmp_path: Path, settings: dict[str, Any], told: str
+    tmp_path: Path, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         called(tmp_path / "run", **settings)
     assert not (tmp_path / "run" / "run.db").exists()
 
