@@ -35,6 +35,8 @@ LR_SCHEDULES = (
     "warm",
 )
 
+_NO_NAME = re.compile(r"[/\\\x00-\x1f\x7f\ud800-\udfff]")
+
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
@@ -115,8 +117,7 @@ def named_models(models: Any) -> tuple[dict[str, Callable[[], Any]], list[Proble
     ["model names must differ: received 'dict' twice. Pass a dict of name → callable."]
     """
     pairs = list(_pairs(models))
-    problems = _name_problems([name for name, _ in pairs], "model")
-    notes = []
+    problems, notes = [*_name_problems([name for name, _ in pairs], "model")], []
     named: dict[str, Callable[[], Any]] = {}
     for name, model in pairs:
         if _is_module_instance(model):
@@ -131,13 +132,10 @@ def named_models(models: Any) -> tuple[dict[str, Callable[[], Any]], list[Proble
         elif callable(model):
             named[name] = model
         else:
-            problems.append(
-                Problem(
-                    "a model must be a class or a function without arguments",
-                    f"{model!r:.80} of type {type(model).__name__}",
-                    "Pass for instance models=[LeNet5] or {'wide': lambda: Net(256)}.",
-                )
-            )
+            rule = "a model must be a class or a function without arguments"
+            received = f"{model!r:.80} of type {type(model).__name__}"
+            remedy = "Pass for instance models=[LeNet5] or {'wide': lambda: Net(256)}."
+            problems.append(Problem(rule, received, remedy))
     if not pairs:
         problems.append(Problem("there must be a model", repr(models), "Pass models=[LeNet5]."))
     return named, problems, notes
@@ -158,29 +156,20 @@ constant, cosine, exponential, multistep, onecycle, reduce, step, warm, or a fun
 optimizer → LR schedule.
     """
     pairs = list(_pairs(schedulers))
-    problems = _name_problems([name for name, _ in pairs], "LR schedule")
+    problems = [*_name_problems([name for name, _ in pairs], "LR schedule")]
+    valid = ", ".join(LR_SCHEDULES)
     for _, schedule in pairs:
         if isinstance(schedule, str) and schedule not in LR_SCHEDULES:
-            problems.append(
-                Problem(
-                    "an LR schedule must have a known name",
-                    repr(schedule),
-                    f"{nearest(schedule, LR_SCHEDULES).strip()} Valid: {', '.join(LR_SCHEDULES)}, "
-                    "or a function optimizer → LR schedule.".strip(),
-                )
-            )
+            guess = nearest(schedule, LR_SCHEDULES).strip()
+            remedy = f"{guess} Valid: {valid}, or a function optimizer → LR schedule.".strip()
+            rule = "an LR schedule must have a known name"
+            problems.append(Problem(rule, repr(schedule), remedy))
         elif not isinstance(schedule, str) and not callable(schedule):
-            problems.append(
-                Problem(
-                    "an LR schedule must be a name or a function optimizer → LR schedule",
-                    f"{schedule!r:.80}",
-                    f"Valid names: {', '.join(LR_SCHEDULES)}.",
-                )
-            )
+            rule = "an LR schedule must be a name or a function optimizer → LR schedule"
+            problems.append(Problem(rule, f"{schedule!r:.80}", f"Valid names: {valid}."))
     if not pairs:
-        problems.append(
-            Problem("there must be an LR schedule", repr(schedulers), "Pass schedulers=['cosine'].")
-        )
+        rule, remedy = "there must be an LR schedule", "Pass schedulers=['cosine']."
+        problems.append(Problem(rule, repr(schedulers), remedy))
     return dict(pairs), problems
 
 
@@ -208,35 +197,21 @@ def _is_module_instance(value: Any) -> bool:
     )
 
 
-def _name_problems(names: Sequence[str], what: str) -> list[Problem]:
-    problems = [
-        Problem(f"{what} names must differ", f"{name!r} twice", "Pass a dict of name → callable.")
-        for name in dict.fromkeys(names)
-        if names.count(name) > 1
-    ]
+def _name_problems(names: Sequence[str], what: str) -> Iterator[Problem]:
     for name in dict.fromkeys(names):
-        if (
-            not name.strip()
-            or re.search(r"[/\\\x00-\x1f\x7f\ud800-\udfff]", name)
-            or name in (".", "..")
-        ):
-            problems.append(
-                Problem(
-                    f"a {what} name must not be empty, leave the run's folder, or hold slashes "
-                    "or control characters",
-                    repr(name),
-                    "Choose a plain name.",
-                )
+        if names.count(name) > 1:
+            rule, remedy = f"{what} names must differ", "Pass a dict of name → callable."
+            yield Problem(rule, f"{name!r} twice", remedy)
+        if not name.strip() or _NO_NAME.search(name) or name in (".", ".."):
+            yield Problem(
+                f"a {what} name must not be empty, leave the run's folder, or hold slashes or "
+                "control characters",
+                repr(name),
+                "Choose a plain name.",
             )
         elif len(name) > 200:
-            problems.append(
-                Problem(
-                    f"a {what} name must have at most 200 characters",
-                    repr(name[:40] + "…"),
-                    "Choose a shorter name.",
-                )
-            )
-    return problems
+            rule = f"a {what} name must have at most 200 characters"
+            yield Problem(rule, repr(name[:40] + "…"), "Choose a shorter name.")
 
 
 def pack(value: Any) -> bytes:
@@ -316,18 +291,15 @@ def sending_problems(parts: Mapping[str, Any]) -> list[Problem]:
     criterion must be sendable to a worker process: received criterion.guard: ...
     """
     problems = []
+    remedy = (
+        "Create it inside a function instead of holding it, or drop it when pickled (__getstate__)."
+    )
     for name, value in parts.items():
         reason = _refusal(value)
         if reason is not None:
             path, reason = _deepest(value, name, reason, depth=6)
-            problems.append(
-                Problem(
-                    f"{name} must be sendable to a worker process",
-                    f"{path}: {reason}",
-                    "Create it inside a function instead of holding it, or drop it when pickled "
-                    "(__getstate__).",
-                )
-            )
+            rule = f"{name} must be sendable to a worker process"
+            problems.append(Problem(rule, f"{path}: {reason}", remedy))
     return problems
 
 

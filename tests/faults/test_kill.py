@@ -6,7 +6,6 @@ import itertools
 import os
 import re
 import signal
-import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -290,23 +289,3 @@ def _wait_for_holder(root: Path, pid: int) -> None:
                 return
         time.sleep(0.02)
     raise AssertionError(f"{pid} does not hold the run in time")
-
-
-@pytest.mark.nightly
-def test_ctrl_c_saves_running_jobs_in_the_middle_of_an_epoch(
-    root: Path, start: Start, golden: str
-) -> None:
-    script = start(root)
-    wait_for(root, 1)
-    time.sleep(0.4)
-    family = descendants(script.pid)
-    script.send_signal(signal.SIGINT)
-    script.wait(30)
-    err = script.printed()
-    assert "InterruptedRunError" in err
-    assert "the same call continues" in err
-    assert gone(family)
-    rows = sqlite3.connect(root / "run.db").execute("SELECT outcome FROM attempts").fetchall()
-    assert ("interrupted",) in rows
-    assert (None,) not in rows
-    assert here.script(SCRIPT, root) == golden
