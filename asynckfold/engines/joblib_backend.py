@@ -37,8 +37,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines.engine import Answer, Engine, ReadLoad, Tell
+from asynckfold.engines.pool import Submission, Worker
 from asynckfold.engines.serial import SerialEngine
-from asynckfold.engines.worker_handle import Submission, Worker
 from asynckfold.errors import Problem, UnpackError, WorkerDiedError
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Load, Placement
@@ -68,7 +68,7 @@ def checked(n_jobs: int | None) -> tuple[list[Problem], list[str]]:
     from joblib.parallel import LokyBackend, MultiprocessingBackend, get_active_backend
 
     backend = get_active_backend()[0]
-    asked = _processes(n_jobs)
+    count = _processes(n_jobs)
     name = type(backend).__name__
     if name == "MultiprocessingBackend":
         # By name: Ray's backend derives from this class, and does not fork.
@@ -87,9 +87,9 @@ def checked(n_jobs: int | None) -> tuple[list[Problem], list[str]]:
         ]
     # Those of joblib, and Ray's, start none for a single job; Dask's are there already.
     starts = isinstance(backend, (LokyBackend, MultiprocessingBackend))
-    if starts and backend.effective_n_jobs(asked) == 1:
+    if starts and backend.effective_n_jobs(count) == 1:
         return [], [
-            f"n_jobs={asked} asks the joblib backend {name} for one process, and joblib then "
+            f"n_jobs={count} asks the joblib backend {name} for one process, and joblib then "
             "starts none: jobs run one after another in this process"
         ]
     return [], [
@@ -186,8 +186,8 @@ class JoblibEngine:
         with self._lock:
             busy = [worker for worker in self._workers.values() if worker.work]
             count = len(busy) + len(self._waiting)
-            own = {worker.pid: item.placement.cores for worker in busy if (item := worker.work)}
-        load = self._read_load(running, own)
+            pinned = {worker.pid: item.placement.cores for worker in busy if (item := worker.work)}
+        load = self._read_load(running, pinned)
         if count < self._slots:
             return load
         held = {core for placement in running for core in placement.cores}
@@ -364,8 +364,8 @@ def _hang_up(worker: Worker) -> None:
 
 def _peer(channel: socket.socket) -> tuple[int, int]:
     """Return the process and the user at the other end."""
-    found = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, user, _ = struct.unpack("3i", found)
+    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, user, _ = struct.unpack("3i", credentials)
     return pid, user
 
 

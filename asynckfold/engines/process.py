@@ -9,7 +9,7 @@ import pickletools
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,16 +17,17 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from asynckfold.engines.engine import Answer, ReadLoad, Tell
-from asynckfold.engines.hung_workers import HungWorkers
-from asynckfold.engines.pool import WorkerPool
+from asynckfold.engines.pool import Submission, Worker, WorkerPool
 from asynckfold.engines.server_process import start_failure
-from asynckfold.engines.worker_handle import Submission, Worker
 from asynckfold.errors import StorageError
 from asynckfold.jobs.messages import Note, Task
-from asynckfold.jobs.placement import Load, Placement
+from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.jobs.recipe import pack
+from asynckfold.scheduling.stall_detection import StallDetector, Step, Verdict
 from asynckfold.system import file_descriptors
+from asynckfold.system.heartbeat import STACKS_SIGNAL
 from asynckfold.system.signals import Interruption
+from asynckfold.training.job_log import log_path
 
 if TYPE_CHECKING:
     from asynckfold.training.bundle import Bundle
@@ -90,10 +91,10 @@ class ProcessEngine:
         self._hung.end(worker for worker, _ in self._busy())
         self._run_refused()
         workers = self._pool.workers
-        own: dict[int, tuple[int, ...]] = {worker.pid: () for worker in workers if worker.pid}
-        own |= {worker.pid: item.cores for worker, item in self._busy() if worker.pid}
-        own[self._pool.server.pid] = ()
-        load = self._read_load(running, own)
+        pinned: dict[int, tuple[int, ...]] = {worker.pid: () for worker in workers if worker.pid}
+        pinned |= {worker.pid: item.cores for worker, item in self._busy() if worker.pid}
+        pinned[self._pool.server.pid] = ()
+        load = self._read_load(running, pinned)
         if not self._waiting:
             return load
         # Work that waits for a worker comes first: no idle core is offered for anything new.
@@ -131,8 +132,8 @@ class ProcessEngine:
 
     def _busy(self) -> list[tuple[Worker, Submission]]:
         """Return the workers that execute work of this engine."""
-        found = self._submitted.values()
-        return [(it.worker, it) for it in found if it.worker and it.worker.work is it]
+        works = self._submitted.values()
+        return [(it.worker, it) for it in works if it.worker and it.worker.work is it]
 
     def _run_refused(self) -> None:
         """Run work that found no worker on one that became idle, or try again to start one."""
@@ -253,3 +254,56 @@ def _owner(value: object) -> str:
     if issubclass(type(value), (type, FunctionType)):
         return str(getattr(value, "__module__", "")).partition(".")[0]
     return ""
+
+
+UNWATCHED = (Command.MEASURE, Command.ESTIMATE)
+"""What is timed: the loops run as outside, without heartbeats."""
+
+
+class HungWorkers:
+    """Watches the workers of one engine."""
+
+    def __init__(self, pool: WorkerPool, root: Path, timeout: float | str | None) -> None:
+        self._pool = pool
+        self._root = root
+        self._detector: StallDetector[Future[Answer]] = StallDetector(timeout)
+        self._log_sizes: dict[Future[Answer], int] = {}
+
+    def end(self, workers: Iterable[Worker]) -> None:
+        """Take the next step against each worker that hangs; never waits."""
+        watched = {
+            worker.work.future: worker
+            for worker in workers
+            if worker.work is not None and _is_watched(worker.work.placement)
+        }
+        # While the server imports torch it starts no worker, so silence means nothing.
+        heartbeats = {key: worker.heartbeat.value for key, worker in watched.items()}
+        paused = {key for key, worker in watched.items() if worker.heartbeat.paused}
+        observed = heartbeats if self._pool.server.serving else {}
+        for verdict in self._detector.look(time.monotonic(), observed, paused):
+            worker = watched[verdict.key]
+            if verdict.step is Step.STACKS:
+                self._log_sizes[verdict.key] = self._log(worker)[1]
+                self._pool.server.signal(worker.name, STACKS_SIGNAL)
+            elif verdict.step is Step.KILL:
+                self._pool.kill(worker, self._cause(worker, verdict))
+            else:
+                self._pool.abandon(worker)
+
+    def _cause(self, worker: Worker, verdict: Verdict[Future[Answer]]) -> str:
+        path, size = self._log(worker)
+        answered = size > self._log_sizes.pop(verdict.key)
+        stacks = f"its stacks are in {path}" if answered else "it gave no stacks"
+        return f"hang, no batch was finished for {verdict.silent_seconds:.1f} s; {stacks}"
+
+    def _log(self, worker: Worker) -> tuple[Path, int]:
+        """Return the worker's log, relative to the run's folder, and its size."""
+        tasks = () if worker.work is None else worker.work.tasks
+        if not tasks:
+            return Path(), 0
+        path = log_path(self._root, tasks[0].job)
+        return path.relative_to(self._root), path.stat().st_size if path.exists() else 0
+
+
+def _is_watched(placement: Placement) -> bool:
+    return placement.command not in UNWATCHED

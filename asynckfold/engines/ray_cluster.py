@@ -440,11 +440,11 @@ def _join(address: str, runtime_env: Mapping[str, Any], timeout_s: float, cores:
         ray.init(address, **quiet)
         # Without a route to the internet, Ray takes this machine for the head: no node reaches it.
         with _connected(ray.get_runtime_context().gcs_address, _ANSWER_SECONDS) as channel:
-            own = channel.getsockname()[0]
+            here = channel.getsockname()[0]
         there = {item["NodeManagerAddress"] for item in ray.nodes() if item["Alive"]}
-        if own != ray.util.get_node_ip_address() and own in there:
+        if here != ray.util.get_node_ip_address() and here in there:
             ray.shutdown()
-            ray.init(address, _node_ip_address=own, **quiet)
+            ray.init(address, _node_ip_address=here, **quiet)
     except (RuntimeError, OSError, ValueError, ray.exceptions.RayError) as error:
         raise InputError([connection_problem(address, error)]) from error
     finally:
@@ -501,8 +501,8 @@ def _host_of(item: Mapping[str, Any]) -> str:
 def free_name(item: Mapping[str, Any], taken: Collection[str]) -> str:
     """Return a node's own name or that of its host, with a number if that is taken."""
     address = item["NodeManagerAddress"]
-    own = item.get("NodeName") or address
-    name = item.get("NodeManagerHostname") or address if own == address else own
+    label = item.get("NodeName") or address
+    name = item.get("NodeManagerHostname") or address if label == address else label
     taken = {*taken, socket.gethostname()}
     numbered = (f"{name}-{number}" for number in itertools.count(2))
     return name if name not in taken else next(item for item in numbered if item not in taken)

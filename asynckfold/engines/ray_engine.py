@@ -217,7 +217,7 @@ class RayEngine:
             if node.is_lost:
                 continue
             try:
-                found = self._cluster.get(answer)
+                value = self._cluster.get(answer)
             except self._cluster.exceptions.RayError as error:
                 # A node that cannot take the data must not be tried again.
                 has_died = isinstance(error, self._cluster.exceptions.RayActorError)
@@ -225,7 +225,7 @@ class RayEngine:
                 continue
             node.is_ready = node.is_ready or answer in begins
             if answer not in begins:
-                node.load, messages = found
+                node.load, messages = value
                 for message in messages:
                     self._hear(message)
 

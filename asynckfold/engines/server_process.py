@@ -122,15 +122,15 @@ def start_server(
     return server, here
 
 
-def environment(given: Mapping[str, str]) -> dict[str, str]:
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a server and its workers.
 
     Libraries import with one thread: an existing thread pool would make a fork unsafe. Asking torch
     whether there is a GPU must not initialise CUDA before a fork. CUDA counts GPUs as NVML does,
     unless the user says otherwise.
     """
-    own = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    return {**own, **given, **_ONE_THREAD}
+    defaults = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return {**defaults, **variables, **_ONE_THREAD}
 
 
 def library_variables() -> dict[str, str]:

@@ -11,7 +11,7 @@ In a job with a process on a GPU, which is forked after it, pretraining must not
 (`spared`): the dry run refuses all but that of a `DBN`.
 
 To parallelise a custom ``pretrain``, accept a fourth argument, ``summing``: a job with several
-processes passes a `ParallelSum` (`asynckfold.training.process_group.parallel_sum`) that divides the
+processes passes a `ParallelSum` (`asynckfold.training.process_group.ranks`) that divides the
 work among them.
 """
 
@@ -33,7 +33,7 @@ from asynckfold.jobs.result import StageEpoch
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.process_group.parallel_sum import ParallelSum
+from asynckfold.training.process_group.ranks import ParallelSum
 
 
 class Report(Protocol):

@@ -15,7 +15,6 @@ import torch
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.trainer_params import SEVERAL, TrainerParams
 from asynckfold.training import checkpoint
-from asynckfold.training.multiprocess.train import TRAINERS
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     Fragile,
@@ -35,10 +34,6 @@ from tests.training.tiny import CLASSES, Noisy, Plain, Tiny, checkpoints
 pytestmark = pytest.mark.usefixtures("one_thread", "hasty_disk")
 
 EACH = pytest.mark.parametrize("trainer", SEVERAL)
-
-
-def test_each_trainer_that_a_plan_can_name_is_there() -> None:
-    assert tuple(TRAINERS) == SEVERAL
 
 
 @EACH

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold.engines import warm_pool, worker_handle
+from asynckfold.engines import pool as pools
+from asynckfold.engines import warm_pool
 from asynckfold.engines.engine import Answer
-from asynckfold.engines.pool import WorkerPool
+from asynckfold.engines.pool import Worker, WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.server_process import start_failure
-from asynckfold.engines.worker_handle import Worker
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.jobs.result import DONE
@@ -394,7 +394,7 @@ def test_killing_the_users_process_takes_everything_along(
 def test_a_rank_killed_out_of_memory_is_told_from_a_dead_one(
     kills_before: int, outcome: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_handle, "was_short_of_memory", lambda before, peak: before < 3)
+    monkeypatch.setattr(pools, "was_short_of_memory", lambda before, peak: before < 3)
     here, _ = Pipe()
     worker = Worker(1, here, Heartbeat())
     worker._oom_kills = kills_before

@@ -59,9 +59,9 @@ class AllReduceTraining(MultiprocessTraining):
 
     def share(self) -> None:
         """Share the parameters; what a rank computes is by rank."""
-        found, ranks = self.parameters, range(self.params.processes)
-        place(found, shared(found))
-        self.gradients = [shared(found if rank else []) for rank in ranks]
+        tensors, ranks = self.parameters, range(self.params.processes)
+        place(tensors, shared(tensors))
+        self.gradients = [shared(tensors if rank else []) for rank in ranks]
         self.buffers = [shared(self.statistics) for _ in ranks]
         self.part_losses = shared([torch.zeros((), dtype=torch.float64) for _ in ranks])
         place(self.statistics, self.buffers[0])
@@ -74,11 +74,11 @@ class AllReduceTraining(MultiprocessTraining):
         """Differentiate a part; return the indices of the parameters without a gradient."""
         self.begin(order.epoch, order.batch)
         self._differentiate(order.batch)
-        given = [parameter.grad for parameter in self.parameters]
-        for slot, gradient in zip(self.gradients[self.rank], given, strict=True):
+        computed = [parameter.grad for parameter in self.parameters]
+        for slot, gradient in zip(self.gradients[self.rank], computed, strict=True):
             if gradient is not None:
                 slot.copy_(gradient)
-        return frozenset(index for index, gradient in enumerate(given) if gradient is None)
+        return frozenset(index for index, gradient in enumerate(computed) if gradient is None)
 
     def collect(self) -> None:
         """On rank 0: wait for what the other ranks computed."""

@@ -135,21 +135,21 @@ class AveragingTraining(SteppingTraining):
     def fork_ahead(self) -> None:
         """Fork the ranks that compute on a GPU."""
         if self.gpu:
-            found = tensors_of(self.model)
-            self.clones_of_gpu = [shared(found) for _ in self.ranks_on_gpu]
+            tensors = tensors_of(self.model)
+            self.clones_of_gpu = [shared(tensors) for _ in self.ranks_on_gpu]
             self.ahead = ProcessGroup(0, self.carry_out, self.cores)
             self.ahead.fork(self.ranks_on_gpu)
 
     def share(self) -> None:
         """Make a clone for each rank."""
         super().share()
-        found = tensors_of(self.model)
-        own = self.params.processes - len(self.clones_of_gpu)
-        self.clones = [shared(found) for _ in range(own)]
-        place(found, self.clones[0])
+        tensors = tensors_of(self.model)
+        on_cores = self.params.processes - len(self.clones_of_gpu)
+        self.clones = [shared(tensors) for _ in range(on_cores)]
+        place(tensors, self.clones[0])
         if self.ahead is not None:
             for clone in self.clones_of_gpu:
-                copy_each(clone, found)
+                copy_each(clone, tensors)
             self.clones += self.clones_of_gpu
             # A GPU takes seconds to initialise.
             self.heartbeat.begin_long_phase()
@@ -203,9 +203,9 @@ class AveragingTraining(SteppingTraining):
             super().step()
             return
         process_group.order(_Round(self.epoch, first, settings_of(self.optimizer)))
-        found = {0: self._trained(first)}
+        own_losses = {0: self._trained(first)}
         process_group.gather(self._beat_for_others)
-        losses = {rank: iter(part) for rank, part in (found | process_group.answers).items()}
+        losses = {rank: iter(part) for rank, part in (own_losses | process_group.answers).items()}
         owners = self._owners(first)
         counts = self._see(first, owners)
         average(self.clones, [count / sum(counts) for count in counts])

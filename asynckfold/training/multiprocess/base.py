@@ -139,14 +139,14 @@ class MultiprocessTraining(Training):
         if self.process_group is None or len(indices) <= self.params.eval_batch_size:
             return evaluate(indices)
         self.send(order)
-        own = evaluate(indices[self._share_of(indices)])
+        first = evaluate(indices[self._share_of(indices)])
         self.process_group.gather()
         others = [self.process_group.answers[rank] for rank in range(1, self.params.processes)]
-        parts = (thawed(item).to(own.device) for item in others if item is not None)
+        parts = (thawed(item).to(first.device) for item in others if item is not None)
         columns = self.objective.columns
         if order.by_batch or columns is None:
-            return torch.cat([own, *parts])
-        joined: torch.Tensor = columns.stack([own, *parts])
+            return torch.cat([first, *parts])
+        joined: torch.Tensor = columns.stack([first, *parts])
         return joined
 
     def _share_of(self, indices: Indices) -> slice:
@@ -223,18 +223,18 @@ class SteppingTraining(MultiprocessTraining):
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer state of each rank; one entry where they share it."""
         states = self.states[:1] if self.params.shared_state else self.states
-        found = []
-        own = self.optimizer.state
-        for state in states or [own]:
+        entries = []
+        current = self.optimizer.state
+        for state in states or [current]:
             self.optimizer.state = state
-            found.append(self.optimizer.state_dict())
-        self.optimizer.state = own
+            entries.append(self.optimizer.state_dict())
+        self.optimizer.state = current
         if self.apart and self.process_group is not None:
             self.process_group.order(_TellState(), self.apart)
             self.process_group.gather()
             for rank in self.apart:
-                found[rank]["state"] = thawed(self.process_group.answers[rank])
-        return {"ranks": found}
+                entries[rank]["state"] = thawed(self.process_group.answers[rank])
+        return {"ranks": entries}
 
     def carry_out(self, rank: int, order: Any) -> Any:
         """On ranks > 0: carry out any order."""

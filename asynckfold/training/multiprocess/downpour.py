@@ -144,8 +144,8 @@ class DownpourTraining(HogwildTraining):
     def enter(self) -> None:
         """Take parameters of the rank's own, to be fetched before the first step."""
         super().enter()
-        found = list(self.model.parameters())
-        place(found, [item.detach().clone() for item in found])
+        parameters = list(self.model.parameters())
+        place(parameters, [item.detach().clone() for item in parameters])
         self.replica = self._replica()
 
     def assembled(self) -> ProcessGroup | None:

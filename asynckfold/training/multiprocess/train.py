@@ -13,20 +13,28 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.multiprocess.allreduce import AllReduceTraining
-from asynckfold.training.multiprocess.averaging import AveragingTraining
 from asynckfold.training.multiprocess.base import MultiprocessTraining
-from asynckfold.training.multiprocess.downpour import DownpourTraining
-from asynckfold.training.multiprocess.hogwild import HogwildTraining
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.training_run import Report
 
-TRAINERS: dict[str, type[MultiprocessTraining]] = {
-    "hogwild": HogwildTraining,
-    "allreduce": AllReduceTraining,
-    "averaging": AveragingTraining,
-    "parameter_server": DownpourTraining,
-}
+
+def trainer_class(name: str) -> type[MultiprocessTraining]:
+    """Return a trainer of several processes; only the one that is used is imported."""
+    if name == "hogwild":
+        from asynckfold.training.multiprocess.hogwild import HogwildTraining
+
+        return HogwildTraining
+    if name == "allreduce":
+        from asynckfold.training.multiprocess.allreduce import AllReduceTraining
+
+        return AllReduceTraining
+    if name == "averaging":
+        from asynckfold.training.multiprocess.averaging import AveragingTraining
+
+        return AveragingTraining
+    from asynckfold.training.multiprocess.downpour import DownpourTraining
+
+    return DownpourTraining
 
 
 def train(
@@ -60,13 +68,13 @@ def train(
     heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
         plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
-        trainer = bundle.plan.params.trainer
-        training = TRAINERS[trainer](**vars(plain), cores=tuple(cores), gpu=gpu)
+        make = trainer_class(bundle.plan.params.trainer)
+        training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:
             training.fork_ahead()
-            found: Result | None = loop.with_gpu_memory(
+            result: Result | None = loop.with_gpu_memory(
                 loop.train_to_end(training, report, stop), training.device
             )
-            return found
+            return result
         finally:
             training.close()

@@ -63,10 +63,10 @@ def published(address: str) -> Iterator[int]:
         There is no process group, no other rank, or another rank serves already.
     """
     refuse(group_problems("Server.run"))
-    own, store = f"{dist.get_rank()} {address}", _store()
-    told = store.compare_set(KEY, "", own).decode()
-    if told != own:
-        rank = told.partition(" ")[0]
+    mine, store = f"{dist.get_rank()} {address}", _store()
+    published_by = store.compare_set(KEY, "", mine).decode()
+    if published_by != mine:
+        rank = published_by.partition(" ")[0]
         problem = Problem(
             "one rank of a process group is the server",
             f"rank {dist.get_rank()} while rank {rank} serves",

@@ -17,7 +17,9 @@ from torch import nn
 from asynckfold.errors import PeerLostError, refuse
 from asynckfold.system.files import write_whole
 from asynckfold.training.parameter_server import discovery, wire
-from asynckfold.training.parameter_server.checks import (
+from asynckfold.training.parameter_server.flat_parameters import (
+    ParameterLayout,
+    as_bytes,
     count_problems,
     difference_problems,
     folder_problems,
@@ -26,7 +28,6 @@ from asynckfold.training.parameter_server.checks import (
     parts_problems,
     timeout_problems,
 )
-from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, as_bytes
 
 
 class Hogwild(torch.optim.Optimizer):
@@ -111,10 +112,10 @@ class Hogwild(torch.optim.Optimizer):
         self._layout = ParameterLayout.of(model)
         self._vector = self._layout.empty()
         in_group = address is None and discovery.has_group()
-        given = wire.default_address() if address is None else address
+        servers = wire.default_address() if address is None else address
         if in_group:
-            given = discovery.server_address(timeout_s)
-        self._addresses = [given] if isinstance(given, str) else list(given)
+            servers = discovery.server_address(timeout_s)
+        self._addresses = [servers] if isinstance(servers, str) else list(servers)
         self._lines: list[socket.socket] = []
         try:
             self._join(timeout_s)

@@ -15,13 +15,15 @@ from torch import nn
 
 from asynckfold.errors import PeerLostError, refuse
 from asynckfold.training.parameter_server import discovery, wire
-from asynckfold.training.parameter_server.checks import (
+from asynckfold.training.parameter_server.flat_parameters import (
+    Floats,
+    ParameterLayout,
+    as_bytes,
     count_problems,
     model_problems,
     shard_problems,
     timeout_problems,
 )
-from asynckfold.training.parameter_server.flat_parameters import Floats, ParameterLayout, as_bytes
 from asynckfold.training.process_group.shared_tensors import copy_each
 
 ACCEPT_SECONDS = 0.1

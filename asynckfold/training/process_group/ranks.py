@@ -18,7 +18,8 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
@@ -28,6 +29,7 @@ import torch
 
 from asynckfold.errors import WorkerDiedError
 from asynckfold.system import process, terminal
+from asynckfold.training.process_group.shared_tensors import place, shared
 
 RankWork = Callable[[int, Any], Any]
 """(rank, order) → answer."""
@@ -99,8 +101,8 @@ class ProcessGroup:
 
         Raises what a rank raised, or `WorkerDiedError` if one has ended.
         """
-        found = wait([rank.pipe for rank in self._ranks], timeout_s)
-        for rank in [rank for rank in self._ranks if rank.pipe in found]:
+        ready = wait([rank.pipe for rank in self._ranks], timeout_s)
+        for rank in [rank for rank in self._ranks if rank.pipe in ready]:
             try:
                 answer, error, text = rank.pipe.recv()
             except (EOFError, OSError):
@@ -137,12 +139,12 @@ def _sentence(rank: _Rank) -> str:
     how = "its pipe closed"
     for _ in range(100):
         try:
-            found = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            status = os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             break
-        if found is not None:
-            code = found.si_status
-            is_exit = found.si_code == os.CLD_EXITED
+        if status is not None:
+            code = status.si_status
+            is_exit = status.si_code == os.CLD_EXITED
             how = f"exit code {code}" if is_exit else signal.Signals(code).name
             break
         time.sleep(0.01)
@@ -210,3 +212,58 @@ def _unpacked(packed: bytes, text: str) -> BaseException:
     if isinstance(error, Exception):
         return error
     return RuntimeError(text.strip().splitlines()[-1])
+
+
+Part = Callable[[Any, int, int], Sequence[torch.Tensor]]
+"""(order, rank, processes) → tensors."""
+
+
+@dataclass(frozen=True)
+class ParallelSum:
+    """Forks processes that compute parts of a sum while a context lasts.
+
+    ``processes`` includes this one, which has rank 0; `cores` has a core for each, or is empty for
+    no pinning.
+    """
+
+    processes: int
+    cores: Sequence[int] = ()
+
+    @contextmanager
+    def __call__(
+        self, part: Part, seen: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
+    ) -> Iterator[Callable[[Any], Sequence[torch.Tensor]]]:
+        """Yield order → sum over all ranks of what `part` returns.
+
+        Parameters
+        ----------
+        part : callable
+            Called in every process with every order, on what this process holds now.
+        seen : sequence of Tensor
+            Moved into shared memory: all ranks see changes made here with the next order.
+        like : sequence of Tensor
+            Tensors of the shapes that `part` returns for any order and rank.
+        """
+        place(seen, shared(seen))
+        slots = [shared(like) for _ in range(1, self.processes)]
+
+        def work(rank: int, order: Any) -> None:
+            tensors = part(order, rank, self.processes)
+            for slot, tensor in zip(slots[rank - 1], tensors, strict=True):
+                slot.copy_(tensor)
+
+        def total(order: Any) -> Sequence[torch.Tensor]:
+            process_group.order(order)
+            tensors = part(order, 0, self.processes)
+            process_group.gather()
+            for others in slots:
+                for mine, theirs in zip(tensors, others, strict=True):
+                    mine.add_(theirs)
+            return tensors
+
+        process.pin(0, self.cores[:1])
+        process_group = ProcessGroup(self.processes - 1, work, self.cores)
+        try:
+            yield total
+        finally:
+            process_group.close()

@@ -20,18 +20,18 @@ def shared(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
     Examples
     --------
-    >>> (found,) = shared([torch.arange(6.0).reshape(2, 3).T])
-    >>> found.stride(), found[2].tolist()
+    >>> (copy,) = shared([torch.arange(6.0).reshape(2, 3).T])
+    >>> copy.stride(), copy[2].tolist()
     ((1, 3), [2.0, 5.0])
     """
-    given = [tensor.detach() for tensor in tensors]
-    sizes = [math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT for tensor in given]
+    dense = [tensor.detach() for tensor in tensors]
+    sizes = [math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT for tensor in dense]
     memory = mmap.mmap(-1, max(ALIGNMENT, sum(sizes)))
-    found, offset = [], 0
-    for tensor, size in zip(given, sizes, strict=True):
-        found.append(_placed(tensor, memory, offset))
+    copies, offset = [], 0
+    for tensor, size in zip(dense, sizes, strict=True):
+        copies.append(_placed(tensor, memory, offset))
         offset += size
-    return found
+    return copies
 
 
 def _placed(tensor: torch.Tensor, memory: mmap.mmap, offset: int) -> torch.Tensor:
@@ -52,14 +52,14 @@ def tensors_of(model: nn.Module) -> list[torch.Tensor]:
 
 def share_model(model: nn.Module) -> None:
     """Move parameters and buffers into shared memory; the objects and their ties stay."""
-    found = tensors_of(model)
-    place(found, shared(found))
+    tensors = tensors_of(model)
+    place(tensors, shared(tensors))
 
 
 def place(tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]) -> None:
     """Point tensors, which stay the same objects, to these places in memory."""
-    for tensor, found in zip(tensors, places, strict=True):
-        tensor.data = found
+    for tensor, location in zip(tensors, places, strict=True):
+        tensor.data = location
 
 
 def copy_each(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) -> None:

@@ -26,6 +26,7 @@ from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.messages import JobEnded, Leftovers, RetryableFailure, RunEvent, Task
 from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.result import FAILED, Result
+from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.planning.gpu_rule import memory_share
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
@@ -36,7 +37,6 @@ from asynckfold.training.fusion import trainer
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.multiprocess import train
 from asynckfold.training.process_group.gpu_handoff import hide_gpus, open_gpu
 from asynckfold.training.training_run import Report
 
@@ -99,7 +99,7 @@ def _execute(
     stop: Stop,
     heartbeat: Heartbeat,
 ) -> list[Any]:
-    on_several = placement.trainer in train.TRAINERS
+    on_several = placement.trainer in SEVERAL
     # With several processes, GPUs are hidden until they are taken: their count changes.
     with nullcontext() if on_several else counted_once():
         torch_settings.flush_denormals()
@@ -112,6 +112,8 @@ def _execute(
             models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
             return [preflight.check(bundle, data, heartbeat, models)]
         if on_several:
+            from asynckfold.training.multiprocess import train
+
             (task,), cores = tasks, placement.cores
             with hide_gpus(placement.gpu, placement.gpu_uuid) as gpu:
                 if gpu is None:

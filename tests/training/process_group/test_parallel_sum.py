@@ -13,7 +13,7 @@ from torch import Tensor
 
 from asynckfold.errors import WorkerDiedError
 from asynckfold.models import RBM, Pretraining, dbn
-from asynckfold.training.process_group.parallel_sum import ParallelSum
+from asynckfold.training.process_group.ranks import ParallelSum
 from tests.leftovers import descendants
 
 BY = pytest.mark.parametrize("processes", [2, 3])
