@@ -91,14 +91,14 @@ class Callbacks:
 
     Parameters
     ----------
-    given : sequence of object
+    callbacks : sequence of object
         Copied: jobs share nothing.
     state : FitState
         What they get.
     """
 
-    def __init__(self, given: Sequence[Any], state: FitState) -> None:
-        self.items = [copy.deepcopy(item) for item in given]
+    def __init__(self, callbacks: Sequence[Any], state: FitState) -> None:
+        self.items = [copy.deepcopy(item) for item in callbacks]
         self.state = state
 
     def start(self) -> None:
@@ -401,9 +401,9 @@ INNER, HELD_OUT = "inner_", "valid_"
 """What the names of numbers of the inner part, and of the held-out fold, begin with."""
 
 
-def callback_problems(given: Sequence[Any], *, has_inner: bool) -> Iterator[Problem]:
+def callback_problems(callbacks: Sequence[Any], *, has_inner: bool) -> Iterator[Problem]:
     """Yield what is wrong with callbacks; `has_inner`: a part is set aside to watch."""
-    for item in given:
+    for item in callbacks:
         name = type(item).__name__
         if isinstance(item, type):
             rule = "a callback must be an object, not a class"

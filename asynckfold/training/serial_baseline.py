@@ -285,10 +285,10 @@ class _Trained:
         """Return (right, all) held-out samples of each class; empty unless each has one class."""
         if not classes or not objective.is_classes:
             return []
-        given, right = (
+        encoded, right = (
             torch.cat([part.cpu() for part in parts]) for parts in zip(*self.judged, strict=True)
         )
-        targets = objective.codes(given.numpy())
+        targets = objective.codes(encoded.numpy())
         if targets.ndim != 1:
             return []
         hits = targets[right.numpy()]

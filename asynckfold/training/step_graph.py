@@ -152,9 +152,9 @@ class GradientGraph:
             return self.replayed(inputs, targets)
         return fresh_gradient(training, inputs, targets)
 
-    def replayed(self, *given: Tensor) -> Tensor:
+    def replayed(self, *batch: Tensor) -> Tensor:
         """Replay on a batch of the captured shape."""
-        for here, item in zip(self._batch, given, strict=True):
+        for here, item in zip(self._batch, batch, strict=True):
             here.copy_(item)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
@@ -201,13 +201,13 @@ def _first_gradient(recorder: Recorder, training: Training, inputs: Any, targets
     return training.gradient(training, inputs, targets)
 
 
-def _trial(recorder: Recorder, training: Training, *given: Tensor) -> tuple[GradientGraph, float]:
+def _trial(recorder: Recorder, training: Training, *example: Tensor) -> tuple[GradientGraph, float]:
     """Return a graph that has the bits of the eager step, and its gain in speed."""
     model, generator = _whole(training), recorder.generator
-    for obstacle in _obstacles(training, model, generator.device, *given):
+    for obstacle in _obstacles(training, model, generator.device, *example):
         raise NotCapturable(obstacle)
     buffers, drawn = [item.clone() for item in model.buffers()], generator.get_state()
-    batch, frozen = [item.clone() for item in given], model_state.frozen(model)
+    batch, frozen = [item.clone() for item in example], model_state.frozen(model)
 
     def eager(*batch: Tensor) -> Tensor:
         return fresh_gradient(training, *batch)
@@ -230,15 +230,15 @@ def _trial(recorder: Recorder, training: Training, *given: Tensor) -> tuple[Grad
         graph = GradientGraph(model, batch, *recorder.capture(lambda: eager(*batch)))
         # Other values than the captured ones first.
         for shift in (1, 0):
-            other = [torch.empty_like(item).copy_(item.roll(shift, 0)) for item in given]
+            other = [torch.empty_like(item).copy_(item.roll(shift, 0)) for item in example]
             if bits(eager, *other) != bits(graph.replayed, *other):
                 raise NotCapturable("its replay has other bits than the eager step")
         if model_state.frozen(model) != frozen:
             raise NotCapturable("a step replaces a tensor of the model")
         plain, replayed = [], []
         for _ in range(ROUNDS):
-            plain.append(recorder.seconds(lambda: eager(*given)))
-            replayed.append(recorder.seconds(lambda: graph.replayed(*given)))
+            plain.append(recorder.seconds(lambda: eager(*example)))
+            replayed.append(recorder.seconds(lambda: graph.replayed(*example)))
         gain = min(plain) / min(replayed)
         if gain < GAIN:
             raise NotCapturable(f"it is {gain:.2f} times as fast, and {GAIN:g} is asked for")
@@ -249,7 +249,7 @@ def _trial(recorder: Recorder, training: Training, *given: Tensor) -> tuple[Grad
 
 
 def _obstacles(
-    training: Training, model: nn.ModuleDict, device: torch.device, *given: Tensor
+    training: Training, model: nn.ModuleDict, device: torch.device, *example: Tensor
 ) -> Iterator[str]:
     """Yield why no graph is tried; at last run a copy of the model."""
     params, optimizer = training.params, training.optimizer
@@ -269,7 +269,7 @@ def _obstacles(
     yield from model_state.kept(model, training.criterion, device)
     twin, host = copy.deepcopy(model), torch.get_rng_state()
     criterion = dict(twin.items()).get("criterion", training.criterion)
-    run = functools.partial(outputs_of, twin["model"], given[0], params.precision)
-    yield from model_state.side_effects_of(twin, lambda: criterion(run(), given[1]))
+    run = functools.partial(outputs_of, twin["model"], example[0], params.precision)
+    yield from model_state.side_effects_of(twin, lambda: criterion(run(), example[1]))
     if device.type != "cpu" and not torch.equal(host, torch.get_rng_state()):
         yield "its forward draws random numbers on the CPU"

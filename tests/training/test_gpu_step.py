@@ -149,15 +149,3 @@ def test_a_gpu_draws_what_a_cpu_draws(bits: list[int], p: float) -> None:
             RandomCrop.corners(*counts, draw), RandomCrop.corners_on(*counts, sent), strict=True
         ):
             assert here.tolist() == there.tolist()
-
-
-def test_small_data_stay_on_the_gpu_for_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    total = 60 * 3 * 64 * 100
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total, total))
-    monkeypatch.setattr(Batches, "to", lambda self, device, room=None: images())
-    gpu = torch.device("cuda", 0)
-    for on_gpu, is_kept in ((total // 100, True), (total // 10, False)):
-        monkeypatch.setattr(Batches, "bytes_on", lambda self, device, size=on_gpu: size)
-        data = images()
-        first = setup.to_device(data, gpu)
-        assert (setup.to_device(data, gpu) is first) == is_kept

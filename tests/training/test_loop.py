@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,17 +103,6 @@ def test_every_optimizer_continues_from_its_checkpoint(tmp_path: Path, optimizer
         )
 
     assert make("parts").train_with_stops()[0].digest == make("whole").train().digest
-
-
-def test_nothing_outside_the_plan_changes_a_result(tmp_path: Path) -> None:
-    first = Tiny(tmp_path / "one", {"noisy": Noisy})
-    expected = first.train().digest
-    random.seed(77)
-    np.random.seed(77)  # noqa: NPY002
-    torch.manual_seed(77)
-    second = Tiny(tmp_path / "two", {"noisy": Noisy})
-    second.train(second.jobs[2])
-    assert second.train(second.jobs[0]).digest == expected
 
 
 @pytest.mark.parametrize(
@@ -376,15 +364,6 @@ def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(
     assert result.digest == golden
 
 
-def test_a_missing_checkpoint_is_damage(stopped: tuple[Tiny, list[Any], str]) -> None:
-    tiny, refs, golden = stopped
-    (tiny.root / refs[0].file).unlink()
-    result, events = tiny.attempt(None, 3, refs)
-    assert "cannot be read" in next(item.text for item in events if isinstance(item, Note))
-    assert result is not None
-    assert result.digest == golden
-
-
 def test_a_checkpoint_of_another_job_is_refused(stopped: tuple[Tiny, list[Any], str]) -> None:
     tiny, refs, _ = stopped
     other = tiny.jobs[1]
@@ -522,22 +501,6 @@ def test_losses_and_accuracy_are_those_of_the_model(tmp_path: Path) -> None:
     np.testing.assert_allclose(result.outputs, outputs[fold.valid], rtol=1e-5, atol=1e-6)
 
 
-def test_regression_has_no_accuracy(tmp_path: Path) -> None:
-    inputs, _ = samples()
-    tiny = Tiny(
-        tmp_path,
-        {"line": lambda: nn.Sequential(nn.Linear(FEATURES, 1))},
-        opt_fn=lambda model: optim.SGD(model.parameters(), 1e-4),
-        criterion=nn.MSELoss(),
-        data=(inputs, inputs[:, 1:2]),
-        wants_classes=False,
-    )
-    result = tiny.train()
-    assert [item.accuracy for item in result.epochs] == [None, None]
-    assert result.outputs is not None
-    assert result.outputs.shape == (20, 1)
-
-
 @pytest.mark.parametrize(
     ("schedule", "step", "epochs", "expected"),
     [
@@ -626,26 +589,6 @@ def test_reduce_on_plateau_uses_inner_validation_samples_of_the_training_fold(
     assert trained | steering == set(fold.train)
     assert not trained & steering
     assert not trained & set(fold.valid)
-
-
-def test_reduce_on_plateau_gets_the_inner_validation_loss(tmp_path: Path) -> None:
-    told: list[float] = []
-    model, seen = Plain(), Seen()
-
-    class Listening(optim.lr_scheduler.ReduceLROnPlateau):
-        def step(self, metrics: Any, epoch: Any = None) -> None:  # type: ignore[override]
-            told.append(float(metrics))
-            super().step(metrics)
-
-    tiny = Tiny(
-        tmp_path, {"plain": watched(lambda: model, seen)}, {"rule": Listening}, opt_fn=frozen
-    )
-    tiny.train()
-    inputs, targets = (torch.from_numpy(part) for part in tiny.data)
-    rows = sorted(seen.numbers(training=False) - set(tiny.bundle.folds[0].valid))
-    with torch.no_grad():
-        expected = float(functional.cross_entropy(model(inputs)[rows], targets[rows]))
-    assert told == pytest.approx([expected] * 2, rel=1e-6)
 
 
 # ---- preprocessing ----

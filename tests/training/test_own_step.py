@@ -235,13 +235,3 @@ def test_bfloat16_uses_the_weights_of_the_last_step(tmp_path: Path) -> None:
     params = TrainerParams(epochs=1, precision="bf16")
     gan(tmp_path, training_step=watched, params=params).train()
     assert seen == [True] * 4
-
-
-def test_a_foreign_optimizer_is_refused(tmp_path: Path) -> None:
-    def foreign(model: Gan, batch: Any, state: Any) -> torch.Tensor:
-        loss = losses_of(model, *batch, "discriminator")
-        state.backward(loss, optim.SGD(model.parameters(), 0.1))
-        return loss
-
-    with pytest.raises(StepError, match="SGD, which is none of them"):
-        gan(tmp_path, training_step=foreign).train()

@@ -22,7 +22,7 @@ from asynckfold.planning.feasibility import precision_problems
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess import train
-from tests.training.fusion.test_trainer import MODELS, digests, grouped
+from tests.training.fusion.test_trainer import digests, grouped
 from tests.training.tiny import (
     CLASSES,
     FEATURES,
@@ -102,21 +102,6 @@ def test_training_and_evaluation_compute_in_bf16_and_the_loss_in_float32(
     computed = torch.bfloat16 if precision == "bf16" else torch.float32
     assert seen == {(True, computed), (False, computed)}
     assert losses == {torch.float32}
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_a_group_is_closer_to_its_plain_jobs_than_to_those_in_float32(
-    tmp_path: Path, model: str
-) -> None:
-    ways = {"fused": SHORT, "short": SHORT, "plain": TrainerParams(epochs=2)}
-    sweeps = {name: grouped(tmp_path / name, model, params=ways[name]) for name in ways}
-    found, _ = sweeps["fused"].group()
-    apart = {"short": 0.0, "plain": 0.0}
-    for job in sweeps["fused"].jobs:
-        for name in apart:
-            other = sweeps[name].train(job)
-            apart[name] += float(np.abs(found[job.id].outputs - other.outputs).sum())
-    assert 0 <= apart["short"] < apart["plain"]
 
 
 def test_a_bf16_job_stopped_after_every_batch_ends_with_the_same_bits(tmp_path: Path) -> None:

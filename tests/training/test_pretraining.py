@@ -23,7 +23,6 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.models import dbn as dbn_module
 from asynckfold.results.report.page import _records
-from asynckfold.training.pretraining import has_pretraining
 from tests.training.multiprocess.attempts import train
 from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
 
@@ -164,14 +163,6 @@ def test_processes_of_a_job_share_pretraining_that_accepts_summing(tmp_path: Pat
     assert met == [False, True, True, True]
 
 
-def test_pretraining_without_summing_runs_in_one_process(tmp_path: Path) -> None:
-    one = spied(tmp_path / "one").train()
-    tiny = spied(tmp_path / "two", params=TrainerParams(epochs=3, trainer="averaging", processes=2))
-    found = train(tiny)
-    assert len(SEEN) == 2
-    assert found.pretraining == whole_but_for_seconds(one, found)
-
-
 def test_estimates_skip_pretraining(root: Path) -> None:
     tiny = spied(root)
     (facts,) = tiny.execute(command=Command.DRY_RUN)
@@ -254,14 +245,3 @@ def test_a_job_killed_during_pretraining_ends_with_the_same_bits(
             if event.kind == "pretrained"]  # fmt: skip
     assert len(told) == 3
     assert all("layer 2 after 2 epochs reconstruction_error" in text for text in told)
-
-
-class Namesake(nn.Linear):
-    """Its method is meant for somebody else."""
-
-    def pretrain(self, epochs: int) -> None:
-        raise AssertionError("called")
-
-
-def test_a_pretrain_with_other_parameters_is_not_called() -> None:
-    assert not has_pretraining(Namesake(2, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -25,7 +24,6 @@ from tests.training.tiny import (
     Plain,
     Seen,
     Tiny,
-    always,
     never,
     samples,
     sgd,
@@ -179,41 +177,6 @@ def test_an_estimate_is_near_what_is_measured(tmp_path: Path, clock: Clock) -> N
     assert measured is not None
     assert (estimated.kind, estimated.accuracy) == ("estimated", {})
     assert measured.seconds / 2 < estimated.seconds < measured.seconds * 2
-
-
-def test_a_few_slow_batches_do_not_change_an_estimate(tmp_path: Path, clock: Clock) -> None:
-    """Each eighth batch takes a hundred times as long as the others."""
-    calls = itertools.count()
-    disturbed = clock.model(lambda: 0.1 if next(calls) % 8 == 7 else 0.001)
-    folds = [(np.arange(160), np.arange(160, 180))]
-    tiny = Tiny(tmp_path, {"m": disturbed}, data=samples(180), cv=folds, params=TrainerParams(1))
-    estimated = serial_baseline.estimate(tiny.bundle, tiny.batches, never)
-    assert estimated is not None
-    mean = (16 * 0.001 + 2 * 0.1) * 16 / 18
-    assert estimated.seconds < mean / 2
-
-
-def test_an_estimate_knows_the_sizes_of_the_folds(tmp_path: Path, clock: Clock) -> None:
-    def folds(*sizes: int) -> Any:
-        return [(np.arange(size), np.arange(size, 60)) for size in sizes]
-
-    slow = clock.model(lambda: 0.01)
-
-    def seconds(*sizes: int) -> float:
-        tiny = Tiny(tmp_path, {"m": slow}, cv=folds(*sizes), batch_size=5, params=TrainerParams(1))
-        found = serial_baseline.estimate(tiny.bundle, tiny.batches, never)
-        assert found is not None
-        return found.seconds
-
-    assert seconds(30, 30) / seconds(30) == pytest.approx(2)
-
-
-@pytest.mark.parametrize("trainer", [serial_baseline.measure, serial_baseline.estimate])
-def test_a_stop_is_obeyed_at_once(tmp_path: Path, trainer: Any) -> None:
-    seen = Seen()
-    tiny = Tiny(tmp_path, {"m": watched(Plain, seen)})
-    assert trainer(tiny.bundle, tiny.batches, always) is None
-    assert len(seen.batches) <= 1
 
 
 def failing(error: BaseException) -> Any:

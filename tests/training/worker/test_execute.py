@@ -15,13 +15,11 @@ import torch
 from torch import nn
 
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import EpochEnded, Progress, Started, Task
+from asynckfold.jobs.messages import EpochEnded, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import DONE, FAILED, Epoch
-from asynckfold.store import job_folder
 from asynckfold.system import file_descriptors
-from asynckfold.training import training_run
 from asynckfold.training.worker import main
 from tests.training.tiny import Plain, Tiny, never
 
@@ -214,24 +212,6 @@ def test_prints_go_to_the_log_of_the_job(
         assert tiny.log().count(text) == 1
     print("after the job", flush=True)
     assert capfd.readouterr() == ("after the job\n", "")
-
-
-def test_events_and_storage_errors_go_up_the_pipe(
-    tiny: Tiny, served: main.WorkerState, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
-    served.run(*placed(tiny))
-    sent = served.pipe.sent  # type: ignore[attr-defined]
-    assert {kind for kind, _ in sent} == {"events"}
-    events = [event for _, found in sent for event in found]
-    assert isinstance(events[0], Started)
-    assert isinstance(events[1], Progress)
-    folder = job_folder(tiny.root, tiny.jobs[0])
-    (folder / "log.txt").unlink()
-    (folder / "log.txt").mkdir()
-    kind, number, text = served.run(*placed(tiny))
-    assert (kind, number) == ("storage", 21)
-    assert "log.txt" in text
 
 
 def epoch(number: int, seconds: float) -> EpochEnded:

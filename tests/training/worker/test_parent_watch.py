@@ -39,21 +39,6 @@ def start(there: socket.socket, how: str) -> subprocess.Popen[str]:
     return process
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(120)
-def test_repeated_data_on_the_socket_interrupts_nothing() -> None:
-    here, there = socket.socketpair()
-    with here, there:
-        here.setblocking(False)
-        there.setblocking(False)
-        process = start(there, "short")
-        while process.poll() is None:
-            here.send(b"x")
-            there.recv(1)
-        out, err = process.communicate()
-    assert (process.returncode, out, err) == (0, "done\n", "")
-
-
 @pytest.mark.timeout(120)
 def test_a_process_exits_when_the_other_end_closes() -> None:
     here, there = socket.socketpair()
