@@ -322,7 +322,13 @@ class Training:
         ended = mark(self.device)
         losses, *rest = fetched_together([losses, *counts, *tensors])
         check_finite(self, losses)
-        train_loss = self._train_loss(losses.numpy(), rest.pop(0).numpy() if counts else None)
+        weights = rest.pop(0).numpy() if counts else None
+        train_loss = (
+            mean_loss(self.criterion, self.bundle.plan, losses.numpy(), self.bounds, weights)
+            if self.user_step is None
+            # Of whatever it returns: the criterion may be another loss.
+            else mean_over_samples(losses.numpy(), self.bounds)
+        )
         held_out = numbers(self, self.valid, rest)
         self.outputs = held_out.outputs
         valid_loss, measures = measured(self, held_out.loss)
@@ -337,16 +343,13 @@ class Training:
         number, accuracy = self.epoch + 1, held_out.accuracy
         return Epoch(number, train_loss, valid_loss, accuracy, self.lr, 0.0, logged)
 
-    def _train_loss(
-        self, losses: npt.NDArray[np.float64], counts: npt.NDArray[np.float64] | None
-    ) -> float:
-        if self.user_step is not None:
-            # Of whatever it returns: the criterion may be another loss.
-            return mean_over_samples(losses, self.bounds)
-        return mean_loss(self.criterion, self.bundle.plan, losses, self.bounds, counts)
-
     def outputs_on(self, indices: Indices) -> torch.Tensor:
         """Return the outputs on some samples, in evaluation mode."""
+
+        def keep_form(outputs: Any) -> None:
+            if self.like is None and not isinstance(outputs, torch.Tensor):
+                self.like = mapped(lambda item: item[:0], outputs)
+
         return evaluation.outputs_on(
             self.model,
             self.data,
@@ -354,13 +357,8 @@ class Training:
             self.params,
             self.heartbeat.beat,
             self.objective.columns,
-            self._see_form,
+            keep_form,
         )
-
-    def _see_form(self, outputs: Any) -> None:
-        """Keep the types of outputs that are trees."""
-        if self.like is None and not isinstance(outputs, torch.Tensor):
-            self.like = mapped(lambda item: item[:0], outputs)
 
     def batches_of(self, indices: Indices) -> Iterator[tuple[torch.Tensor, Any]]:
         """Yield targets and outputs of some samples, batch by batch, in evaluation mode."""
@@ -401,29 +399,43 @@ class Training:
             )
         )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: everything needed to continue."""
-        criterion, losses = as_given(self.criterion), self.losses
-        tree: dict[str, Any] = {
+    def position(self) -> dict[str, Any]:
+        """Return what a checkpoint says of the job's way so far."""
+        return {
             "job": self.task.job.id,
             "plan": self.bundle.plan.fingerprint,
             "epoch": self.epoch,
             "batch": self.batch,
             "lr": self.lr,
-            "losses": torch.stack(losses) if losses else None,
             "epochs": [item.to_dict() for item in self.epochs],
             "seconds": self.stopwatch.seconds,
+            "random": self.random_state(),
+            "pretraining": [vars(item) for item in self.pretraining],
+            "scores": self.scores,
+        }
+
+    def load_position(self, tree: dict[str, Any]) -> None:
+        """Continue from what `position` returned."""
+        self.epoch, self.batch, self.lr = tree["epoch"], tree["batch"], tree["lr"]
+        self.epochs = [Epoch(**item) for item in tree["epochs"]]
+        self.stopwatch.continue_from(tree["seconds"])
+        self.random, self.scores = tree["random"], tree["scores"]
+        self.pretraining = tuple(StageEpoch(**item) for item in tree["pretraining"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds: everything needed to continue."""
+        criterion, losses = as_given(self.criterion), self.losses
+        tree: dict[str, Any] = {
+            **self.position(),
+            "losses": torch.stack(losses) if losses else None,
             "model": self.model.state_dict(),
             # No step follows the last one.
             "optimizer": None if self.ended else self.optimizer_state(),
             "lr_schedule": self.lr_schedule.state_dict(),
             "criterion": criterion.state_dict() if isinstance(criterion, nn.Module) else None,
-            "random": self.random_state(),
             # A second evaluation may differ: a model may draw random numbers in it.
             "outputs": self.outputs if self.ended else None,
             "score_seconds": self.score_seconds,
-            "pretraining": [vars(item) for item in self.pretraining],
-            "scores": self.scores,
         }
         if self.scaler is not None:
             tree["scaler"] = self.scaler.state_dict()
@@ -437,6 +449,7 @@ class Training:
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
+        self.load_position(tree)
         self.model.load_state_dict(tree["model"])
         if tree["optimizer"] is not None:
             # Optimizers that have modes may keep the present one outside of their state: it is that
@@ -447,14 +460,9 @@ class Training:
         self.lr_schedule.load_state_dict(tree["lr_schedule"])
         if isinstance(criterion := as_given(self.criterion), nn.Module):
             criterion.load_state_dict(tree["criterion"])
-        self.epoch, self.batch, self.lr = tree["epoch"], tree["batch"], tree["lr"]
-        self.epochs = [Epoch(**item) for item in tree["epochs"]]
         losses = tree["losses"]
         self.losses = [] if losses is None else list(losses.to(self.device).unbind())
-        self.random, self.outputs = tree["random"], tree["outputs"]
-        self.score_seconds = tree["score_seconds"]
-        self.stopwatch.continue_from(tree["seconds"])
-        self.pretraining = tuple(StageEpoch(**item) for item in tree["pretraining"])
+        self.outputs, self.score_seconds = tree["outputs"], tree["score_seconds"]
         if self.scaler is not None:
             self.scaler.load_state_dict(tree["scaler"])
         if self.user_step is not None:
@@ -463,7 +471,6 @@ class Training:
             self.user_validation.measures = tree["measured"]
         if self.callbacks is not None:
             self.callbacks.load_state_dict(tree["callbacks"])
-        self.scores = tree["scores"]
 
     def averaged(self) -> Averaged | None:
         """Return what parameter averaging has done so far; None for other trainers."""

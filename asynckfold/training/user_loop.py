@@ -23,7 +23,7 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import EpochEnded, Note, Progress, Task
-from asynckfold.jobs.result import Epoch, Result, StageEpoch
+from asynckfold.jobs.result import Epoch, Result
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, seeding, setup
 from asynckfold.training.bundle import Bundle
@@ -287,36 +287,16 @@ class UserLoop(Training):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint holds: the user's state, or the end of the job."""
-        if self.done:
-            return super().state_dict()
-        return {
-            "job": self.task.job.id,
-            "plan": self.bundle.plan.fingerprint,
-            "epoch": self.epoch,
-            "batch": self.batch,
-            "lr": self.lr,
-            "epochs": [item.to_dict() for item in self.epochs],
-            "seconds": self.stopwatch.seconds,
-            "random": self.random_state(),
-            "user": self.saved,
-            "scores": self.scores,
-            "pretraining": [vars(item) for item in self.pretraining],
-        }
+        return super().state_dict() if self.done else {**self.position(), "user": self.saved}
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
-        self.scores = tree["scores"]
-        if "user" not in tree:
+        if "user" in tree:
+            self.load_position(tree)
+            self.saved = tree["user"]
+        else:
             super().load_state_dict(tree)
             self.done = True
-            return
-        self.saved = tree["user"]
-        self.epoch, self.batch = tree["epoch"], tree["batch"]
-        self.lr = tree["lr"]
-        self.epochs = [Epoch(**item) for item in tree["epochs"]]
-        self.random = tree["random"]
-        self.stopwatch.continue_from(tree["seconds"])
-        self.pretraining = tuple(StageEpoch(**item) for item in tree["pretraining"])
 
 
 def train(
