@@ -33,6 +33,7 @@ from asynckfold.jobs.objective import MASKS, MULTICLASS, REGRESSION, SEGMENTATIO
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.schema import Schema
 from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.training import lr_schedules
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.losses import adds_up, as_given, classifies, mean_loss, weights
 from asynckfold.training.model_state import StateSnapshot
@@ -343,6 +344,19 @@ def inner_metrics(training: Training) -> dict[str, float]:
         raise Diverged(f"the loss on the inner part became {inner.loss} at epoch {epoch}")
     measures = {"inner_loss": inner.loss}
     return measures if inner.accuracy is None else measures | {"inner_accuracy": inner.accuracy}
+
+
+def step_lr_schedule(training: Training, inner_loss: float | None = None) -> None:
+    """Step the LR schedule at the end of an epoch, with the inner-validation loss if it needs one.
+
+    A schedule that is stepped after each batch stays as it is.
+    """
+    if lr_schedules.needs_metric(training.lr_schedule):
+        if inner_loss is None:
+            inner_loss = evaluate(training, training.inner_valid).loss
+        training.lr_schedule.step(inner_loss)
+    elif training.params.lr_step == "epoch":
+        training.lr_schedule.step()
 
 
 def score_again(training: Training) -> None:

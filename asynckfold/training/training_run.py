@@ -40,13 +40,13 @@ from asynckfold.training.evaluation import (
     accumulate_scores,
     check_finite,
     counts_of,
-    evaluate,
     evaluated,
     inner_metrics,
     is_lost,
     measured,
     numbers,
     score_again,
+    step_lr_schedule,
 )
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import (
@@ -489,16 +489,3 @@ class Training:
     def random_state(self) -> dict[str, Any]:
         """Return the state of the random generators."""
         return seeding.state()
-
-
-def step_lr_schedule(training: Training, inner_loss: float | None = None) -> None:
-    """Step the LR schedule at the end of an epoch, with the inner-validation loss if it needs one.
-
-    A schedule that is stepped after each batch stays as it is.
-    """
-    if lr_schedules.needs_metric(training.lr_schedule):
-        if inner_loss is None:
-            inner_loss = evaluate(training, training.inner_valid).loss
-        training.lr_schedule.step(inner_loss)
-    elif training.params.lr_step == "epoch":
-        training.lr_schedule.step()

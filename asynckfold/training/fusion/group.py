@@ -46,7 +46,6 @@ from asynckfold.training import (
     loop,
     lr_schedules,
     seeding,
-    training_run,
 )
 from asynckfold.training.fusion.backward import (
     GroupCriterion,
@@ -252,7 +251,7 @@ class FusionGroup:
                 with self._ends_only(own), lead.drawing(), warnings.catch_warnings():
                     # After a resume, all steps of this epoch may lie before it.
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
-                    training_run.step_lr_schedule(lead)
+                    evaluation.step_lr_schedule(lead)
         self._report_ended(report)
         now = time.perf_counter()
         # Each job is told its share of the group's time, as its stopwatch is.
