@@ -18,7 +18,6 @@ from torch import nn
 from asynckfold.data.batches import Batches
 from asynckfold.data.collation import structure
 from asynckfold.data.transforms import kinds_text, mapped, tensors_in
-from asynckfold.errors import InputError
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format
@@ -35,6 +34,7 @@ from asynckfold.training.dry_run.refusals import (
     first_line,
     kinds_of,
     layer_of,
+    trying,
 )
 from asynckfold.training.dry_run.saved_state import CheckpointTrial, Live, few
 from asynckfold.training.dry_run.schedule_fit import Fit, Steps, judge, without_schedule
@@ -44,7 +44,7 @@ from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.sampling import samples_per_epoch
-from asynckfold.training.user_steps import StepError, user_step, user_validation
+from asynckfold.training.user_steps import user_step, user_validation
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
@@ -108,7 +108,10 @@ class CandidateTrial:
         rows = dict.fromkeys((*data.not_finite, *self.rows[:size].tolist()))
         self.first_rows = torch.tensor(list(rows)[:size])
         self.data_notes: list[str] = []
-        self.seen = self._preprocessed(data)
+        remedy = "It gets an array of numbers, one row for each sample, without column names."
+        with trying("preprocess must work on the training part of each fold", remedy):
+            tell = self.data_notes.append
+            self.seen = fit_transform(data, recipe.preprocess, self.rows, tell)
         self.inputs, self.targets = self.seen.train(self.first_rows, 0, 0)
         self.live = self._live(model, optimizer, criterion)
         # How the model gets several inputs; empty for one tensor.
@@ -151,20 +154,6 @@ class CandidateTrial:
         model = self.bundle.recipe.models[self.name]()
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         return self._live(model, self._optimizer(model, criterion), criterion)
-
-    def _preprocessed(self, data: Batches) -> Batches:
-        try:
-            return fit_transform(
-                data, self.bundle.recipe.preprocess, self.rows, self.data_notes.append
-            )
-        except InputError as error:
-            raise Refused.first_of(error) from error
-        except Exception as error:
-            raise Refused(
-                "preprocess must work on the training part of each fold",
-                f"{type(error).__name__} on fold 0: {first_line(error)}",
-                "It gets an array of numbers, one row for each sample, without column names.",
-            ) from error
 
     # Before a step
 
@@ -398,10 +387,7 @@ class CandidateTrial:
         if self.bundle.folds[0].inner_valid.size:
             is_number = self.bundle.plan.objective_of(self.name).kind == REGRESSION
             names += ["inner_loss"] if is_number else ["inner_loss", "inner_accuracy"]
-        try:
-            try_callbacks(callbacks, dict.fromkeys(names, 0.0))
-        except StepError as error:
-            raise Refused(*error.args) from error
+        try_callbacks(callbacks, dict.fromkeys(names, 0.0))
         checks.check_storable("callbacks", callbacks)
 
     def check_criterion(self) -> bool:

@@ -32,6 +32,7 @@ from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs
 from asynckfold.training.evaluation import kept_key
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS, as_given
+from asynckfold.training.user_steps import StepError
 
 
 def check(
@@ -82,7 +83,7 @@ class _DryRun:
                     elif type(trial.optimizer) not in stepped:
                         trial.step_seconds({})
                         trial.check_state()
-            except Refused as refused:
+            except (Refused, StepError) as refused:
                 self._refuse(concerned, refused)
             except TooFewOutputs:
                 continue
@@ -149,7 +150,7 @@ class _DryRun:
             self.facts.fused[trial.name] = fusible.found
         checks.check_fusible(self.bundle, trial.name, fusible.refusal)
 
-    def _refuse(self, candidates: list[str], refused: Refused) -> None:
+    def _refuse(self, candidates: list[str], refused: Refused | StepError) -> None:
         rule, received, remedy = refused.args
         self.problems[rule, received, remedy] = None
         for candidate in candidates:

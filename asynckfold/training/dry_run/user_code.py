@@ -1,10 +1,13 @@
-"""A trial of each function that the user passes, and the rules that it must keep."""
+"""A trial of each function that the user passes, and the rules that it must keep.
+
+A broken rule raises `Refused`, or the `StepError` of a job.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -31,7 +34,6 @@ from asynckfold.training.user_steps import (
     ONE_RULE,
     SEVERAL_REMEDY,
     SEVERAL_RULE,
-    StepError,
     TrainingStep,
     ValidationStep,
     joined,
@@ -153,10 +155,7 @@ def train_step(step: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> 
         for optimizer in state.optimizers:
             hook = optimizer.register_step_pre_hook(lambda *call: stepped.append(call))
             hooks.callback(hook.remove)
-        try:
-            loss = step.loss(model, batch, 0, 0)
-        except StepError as error:
-            raise Refused(*error.args) from error
+        loss = step.loss(model, batch, 0, 0)
     if step.is_several:
         if not state.backwards:
             raise Refused(SEVERAL_RULE, "a step that never calls it", SEVERAL_REMEDY)
@@ -193,11 +192,8 @@ def validate(
 
     `logged` is what the `training_step` logs.
     """
-    try:
-        loss = step.loss(model, [(batch, size)], 0)
-        joined(logged, step.measures)
-    except StepError as error:
-        raise Refused(*error.args) from error
+    loss = step.loss(model, [(batch, size)], 0)
+    joined(logged, step.measures)
     if loss is None and not step.measures:
         raise Refused(
             "validation_step must measure something",
@@ -259,13 +255,9 @@ def run_loop(
         save,
         lambda: None,
     )
-    try:
-        fit_fn: Callable[[Context], Any] = copy.deepcopy(bundle.recipe.fit_fn)  # type: ignore[assignment]
+    fit_fn: Callable[[Context], Any] = copy.deepcopy(bundle.recipe.fit_fn)  # type: ignore[assignment]
+    with suppress(_BatchEnded):
         fit_fn(context)
-    except _BatchEnded:
-        pass
-    except StepError as error:
-        raise Refused(*error.args) from error
     if not passes:
         raise Refused(
             "fit_fn must train on the batches of context.train_loader",
