@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,51 +10,57 @@ import numpy.typing as npt
 
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import BINARY, MULTICLASS, Objective, predicted
-from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.plan import Job
+from asynckfold.jobs.result import DONE
 from asynckfold.results.outcome import Outcome
 
 Counts = npt.NDArray[np.int64]
+Targets = npt.NDArray[Any]
 
 
-def count_classes(found: Outcome, targets: npt.NDArray[Any]) -> dict[str, Counts]:
+def finished(found: Outcome) -> Iterator[tuple[Job, Targets, Counts]]:
+    """Yield the jobs that kept outputs: job, outputs, and the held-out samples by index."""
+    valid = {fold.key: fold.valid for fold in found.folds}
+    for job in found.plan.jobs:
+        result = found.results.get(job.id)
+        if result is not None and result.status == DONE and result.outputs is not None:
+            yield job, result.outputs, valid[job.repeat, job.fold]
+
+
+def count_classes(found: Outcome, targets: Targets) -> dict[str, Counts]:
     """Return a confusion matrix for each candidate that has outputs.
 
     A row per true class, a column per predicted class; all of one size: the classes, or the outputs
     of models that have more. Targets are those of training; only shapes (n_samples,) and
     (n_samples, 1) are counted.
     """
-    classes = len(found.plan.classes)
     if not has_one_class(found, targets):
         return {}
-    valid = {fold.key: fold.valid for fold in found.folds}
     parts: dict[str, list[Counts]] = {}
-    for job in found.plan.jobs:
-        truth = targets[valid[job.repeat, job.fold]]
-        pairs = guesses(found.results.get(job.id), truth, found.plan.objective_of(job.model))
+    for job, outputs, rows in finished(found):
+        pairs = guesses(found.plan.objective_of(job.model), outputs, targets[rows])
         if pairs is not None:
             parts.setdefault(job.candidate, []).append(pairs[1:])
     joined = {name: np.concatenate(pairs, axis=1) for name, pairs in parts.items()}
-    size = max([classes, *(int(pairs.max()) + 1 for pairs in joined.values() if pairs.size)])
+    known = [int(pairs.max()) + 1 for pairs in joined.values() if pairs.size]
+    size = max(len(found.plan.classes), *known, 0)
     return {
         name: np.bincount(true * size + guess, minlength=size * size).reshape(size, size)
         for name, (true, guess) in joined.items()
     }
 
 
-def has_one_class(found: Outcome, targets: npt.NDArray[Any]) -> bool:
+def has_one_class(found: Outcome, targets: Targets) -> bool:
     """Whether each sample has one class, in a shape that is counted."""
     is_column = targets.size == len(targets) and found.plan.objective_of("").kind == BINARY
     return bool(found.plan.classes) and (targets.ndim == 1 or is_column)
 
 
-def guesses(result: Result | None, truth: npt.NDArray[Any], objective: Objective) -> Counts | None:
+def guesses(objective: Objective, outputs: Targets, truth: Targets) -> Counts | None:
     """Return place in `truth`, true and predicted class of each held-out sample, shape (3, n).
 
-    None without outputs, and if only the user's `output_transform` could tell the class.
+    None if the outputs do not fit, and if only the user's `output_transform` could tell the class.
     """
-    if result is None or result.status != DONE or result.outputs is None:
-        return None
-    outputs = result.outputs
     if objective.is_of_trees:
         return None
     columns = outputs[:1].size

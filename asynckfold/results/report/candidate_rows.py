@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, Baseline, Epoch
+from asynckfold.jobs.result import DONE, Epoch
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.confusion import class_accuracy
 from asynckfold.results.outcome import Outcome, pairs_of, times_of
@@ -68,32 +68,44 @@ class CandidateRow:
 
 
 def candidate_rows(
-    found: Outcome, confusions: Mapping[str, npt.NDArray[np.int64]], n_classes: int
+    found: Outcome, confusions: Mapping[str, npt.NDArray[np.int64]]
 ) -> tuple[CandidateRow, ...]:
     """Return a row for each candidate, best first, unranked ones last."""
-    metric = found.plan.scoring[0]
-    ratio = train_valid_ratio(found.folds)
-    times, serial = times_of(found), serial_class_accuracy(found)
-    histories: dict[str, list[Sequence[Epoch]]] = {}
-    for job in found.plan.jobs:
-        result = found.results.get(job.id)
-        if result is not None and result.epochs:
-            histories.setdefault(job.candidate, []).append(result.epochs)
-    differences = _to_first(found)
-    return tuple(
-        _row(
-            candidate,
-            position,
-            candidate.interval(metric, ratio),
-            _curves(histories.get(candidate.name, [])),
-            confusions.get(candidate.name),
-            n_classes,
-            serial.get(candidate.name),
-            times[candidate.name],
-            differences.get(candidate.name),
+    metric, ratio = found.plan.scoring[0], train_valid_ratio(found.folds)
+    times, serial, pairs = times_of(found), serial_class_accuracy(found), _to_first(found)
+    jobs = _with_epochs(found)
+    rows = []
+    for candidate, position in by_rank(found):
+        name = candidate.name
+        model, lr_schedule = clean(candidate.model), clean(candidate.lr_schedule)
+        scores, (low, high) = candidate.scores, candidate.interval(metric, ratio)
+        confusion, pair = confusions.get(name), pairs.get(name)
+        by_class = confusion is not None and class_accuracy(confusion, len(found.plan.classes))
+        rows.append(
+            CandidateRow(
+                name=candidate_name(model, lr_schedule),
+                model=model,
+                lr_schedule=lr_schedule,
+                rank=position,
+                status=candidate.status,
+                folds_done=candidate.done,
+                folds=candidate.planned,
+                scores={clean(each): tuple(values.tolist()) for each, values in scores.items()},
+                mean={clean(each): candidate.mean(each) for each in scores},
+                std={clean(each): candidate.std(each) for each in scores},
+                ci_low=low,
+                ci_high=high,
+                fit_seconds=candidate.total_fit_seconds,
+                curves=_curves([found.results[job.id].epochs for job in jobs.get(name, ())]),
+                confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
+                class_accuracy=by_class or None,
+                serial_class_accuracy=serial.get(name),
+                **{**vars(times[name]), "baseline": clean(times[name].baseline)},
+                device=clean(candidate.device),
+                to_first=pair and replace(pair, first=clean(pair.first), second=clean(pair.second)),
+            )
         )
-        for candidate, position in by_rank(found)
-    )
+    return tuple(rows)
 
 
 def by_rank(found: Outcome) -> list[tuple[Candidate, int | None]]:
@@ -107,44 +119,6 @@ def by_rank(found: Outcome) -> list[tuple[Candidate, int | None]]:
     return sorted(ranked, key=lambda item: (item[1] or worst, -item[0].done))
 
 
-def _row(
-    candidate: Candidate,
-    position: int | None,
-    interval: tuple[float, float],
-    curves: tuple[Curve, ...],
-    confusion: npt.NDArray[np.int64] | None,
-    n_classes: int,
-    serial: tuple[float, ...] | None,
-    times: AgainstSerial,
-    to_first: Difference | None,
-) -> CandidateRow:
-    scores = candidate.scores
-    model, lr_schedule = clean(candidate.model), clean(candidate.lr_schedule)
-    return CandidateRow(
-        name=candidate_name(model, lr_schedule),
-        model=model,
-        lr_schedule=lr_schedule,
-        rank=position,
-        status=candidate.status,
-        folds_done=candidate.done,
-        folds=candidate.planned,
-        scores={clean(name): tuple(values.tolist()) for name, values in scores.items()},
-        mean={clean(name): candidate.mean(name) for name in scores},
-        std={clean(name): candidate.std(name) for name in scores},
-        ci_low=interval[0],
-        ci_high=interval[1],
-        fit_seconds=candidate.total_fit_seconds,
-        curves=curves,
-        confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
-        class_accuracy=None if confusion is None else class_accuracy(confusion, n_classes),
-        serial_class_accuracy=serial,
-        **{**vars(times), "baseline": clean(times.baseline)},
-        device=clean(candidate.device),
-        to_first=to_first
-        and replace(to_first, first=clean(to_first.first), second=clean(to_first.second)),
-    )
-
-
 def _to_first(found: Outcome) -> dict[str, Difference]:
     """Return how the first candidate compares with each of the others, by their name."""
     if not found.has_best:
@@ -155,19 +129,28 @@ def _to_first(found: Outcome) -> dict[str, Difference]:
 
 
 def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
-    measures = ("train_loss", "valid_loss", "accuracy", "lr")
-    curves = (_curve(measure, histories) for measure in measures)
-    return tuple(curve for curve in curves if curve is not None)
+    curves = []
+    for measure in ("train_loss", "valid_loss", "accuracy", "lr"):
+        lines = [
+            np.array([getattr(item, measure) for item in history], float) for history in histories
+        ]
+        if not all(np.isnan(line).all() for line in lines):
+            padded = np.full((len(lines), max(map(len, lines))), np.nan)
+            for row, line in zip(padded, lines, strict=True):
+                row[: len(line)] = line
+            folds = tuple(tuple(line.tolist()) for line in lines)
+            curves.append(Curve(measure, tuple(padded.mean(axis=0).tolist()), folds))
+    return tuple(curves)
 
 
-def _curve(measure: str, histories: Sequence[Sequence[Epoch]]) -> Curve | None:
-    lines = [[getattr(item, measure) for item in history] for history in histories]
-    if all(value is None or math.isnan(value) for line in lines for value in line):
-        return None
-    known = [np.array(line, float).tolist() for line in lines]
-    length = max(map(len, known))
-    padded = np.array([line + [math.nan] * (length - len(line)) for line in known])
-    return Curve(measure, tuple(padded.mean(axis=0).tolist()), tuple(map(tuple, known)))
+def _with_epochs(found: Outcome) -> dict[str, list[Job]]:
+    """Return the jobs that recorded epochs, by candidate."""
+    jobs: dict[str, list[Job]] = {}
+    for job in found.plan.jobs:
+        result = found.results.get(job.id)
+        if result is not None and result.epochs:
+            jobs.setdefault(job.candidate, []).append(job)
+    return jobs
 
 
 def fold_names(plan: Plan) -> tuple[str, ...]:
@@ -216,37 +199,27 @@ class TimedSpeedup(Speedup):
 
 def timing_of(found: Outcome, rows: Sequence[CandidateRow]) -> TimedSpeedup | None:
     """Return serial against packed wall time; None without a baseline."""
-    baseline = found.baseline
+    baseline, timing = found.baseline, found.timing
     if baseline is None:
         return None
-    pairs = _fold_pairs(found, baseline)
-    timing = found.timing
     timing = replace(timing, kind=clean(timing.kind), why_not=clean(timing.why_not, ERROR_LIMIT))
-    accuracy = (
-        AccuracyPair(row.name, row.packed_accuracy, row.serial_accuracy, pairs.get(row.name, ()))
-        for row in rows
-        if math.isfinite(row.packed_accuracy) and math.isfinite(row.serial_accuracy)
-    )
-    return TimedSpeedup(**vars(timing), accuracy=tuple(accuracy), disturbance=baseline.disturbance)
-
-
-def _fold_pairs(found: Outcome, baseline: Baseline) -> dict[str, tuple[FoldPair, ...]]:
-    """Return the accuracy of each fold that both have, by candidate."""
     repeated = len({job.repeat for job in found.plan.jobs}) > 1
-    pairs: dict[str, tuple[FoldPair, ...]] = {}
+    pairs: dict[str, list[FoldPair]] = {}
     for job in found.plan.jobs:
-        result = found.results.get(job.id)
-        if result is None or job.id not in baseline.by_job or result.status != DONE:
+        result, serial = found.results.get(job.id), baseline.by_job.get(job.id)
+        if result is None or serial is None or result.status != DONE:
             continue
         accuracy = accuracy_of(result)
-        if accuracy is None:
-            continue
-        fold = f"{job.repeat}.{job.fold}" if repeated else str(job.fold)
-        together = len(found.plan.group_of(job.id))
-        pair = FoldPair(fold, together, accuracy, baseline.by_job[job.id])
-        name = shown(job).candidate
-        pairs[name] = (*pairs.get(name, ()), pair)
-    return pairs
+        if accuracy is not None:
+            fold = f"{job.repeat}.{job.fold}" if repeated else str(job.fold)
+            pair = FoldPair(fold, len(found.plan.group_of(job.id)), accuracy, serial)
+            pairs.setdefault(shown(job).candidate, []).append(pair)
+    accuracies = tuple(
+        AccuracyPair(row.name, *both, tuple(pairs.get(row.name, ())))
+        for row in rows
+        if all(map(math.isfinite, both := (row.packed_accuracy, row.serial_accuracy)))
+    )
+    return TimedSpeedup(**vars(timing), accuracy=accuracies, disturbance=baseline.disturbance)
 
 
 Points = tuple[tuple[float, float], ...]
@@ -271,7 +244,7 @@ def loss_over_time(found: Outcome, times: Mapping[str, AgainstSerial]) -> tuple[
     """Return a pair of lines for each candidate with epochs, over the jobs that both trained."""
     recorded = found.baseline.epochs if found.baseline else {}
     lines = []
-    for name, jobs in _by_candidate(found).items():
+    for name, jobs in _with_epochs(found).items():
         both = [job for job in jobs if recorded.get(job.id)] or jobs
         ours = [_line(found, job) for job in both]
         theirs = [recorded[job.id] for job in both if recorded.get(job.id)]
@@ -280,15 +253,6 @@ def loss_over_time(found: Outcome, times: Mapping[str, AgainstSerial]) -> tuple[
         packed = tuple((seconds * scale, loss) for seconds, loss in _together(ours))
         lines.append(LossOverTime(shown(jobs[0]).candidate, packed, _together(theirs)))
     return tuple(lines)
-
-
-def _by_candidate(found: Outcome) -> dict[str, list[Job]]:
-    jobs: dict[str, list[Job]] = {}
-    for job in found.plan.jobs:
-        result = found.results.get(job.id)
-        if result is not None and result.epochs:
-            jobs.setdefault(job.candidate, []).append(job)
-    return jobs
 
 
 def _line(found: Outcome, job: Job) -> Points:

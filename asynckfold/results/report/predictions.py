@@ -1,11 +1,11 @@
-"""Held-out predictions of the best candidate against the true numbers."""
+"""Held-out predictions: the hardest samples, predicted numbers, how sure the candidates are."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,22 +13,50 @@ import numpy.typing as npt
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import REGRESSION, Objective, predicted, probabilities
-from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.plan import Job
 from asynckfold.results.candidates import Candidate
-from asynckfold.results.confusion import guesses, has_one_class
+from asynckfold.results.confusion import Counts, Targets, finished, guesses, has_one_class
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.candidate_rows import Points
 from asynckfold.results.report.sanitize import clean
 
-POINTS = 400
+SCATTERED, HARDEST = 400, 24
+"""Predicted numbers that are drawn, and hard samples that are listed."""
+BINS, CURVES, CURVE_POINTS = 10, 8, 100
+"""Bins of the calibration, candidates with ROC curves, and points of each curve."""
 
-Targets = npt.NDArray[Any]
+Floats = npt.NDArray[np.float64]
+Guesses = tuple[Job, npt.NDArray[np.int64], Targets, Targets]
+"""A job, its held-out samples by index, their truth, and what the job predicts."""
+
+
+def _predicted_numbers(found: Outcome, targets: Targets) -> Iterator[Guesses]:
+    """Yield finite predictions of jobs with one number a sample, without `output_transform`."""
+    for job, outputs, rows in finished(found):
+        objective = found.plan.objective_of(job.model)
+        is_number = objective.kind == REGRESSION and not objective.is_of_trees
+        if not is_number or objective.scale in (TRANSFORMED, UNKNOWN) or outputs.size != len(rows):
+            continue
+        pair = np.stack([targets[rows].reshape(-1), predicted(objective, outputs).reshape(-1)])
+        known = np.isfinite(pair).all(axis=0)
+        true, guess = pair[:, known].astype(np.float64)
+        yield job, rows[known], true, guess
+
+
+def _predicted_classes(found: Outcome, targets: Targets) -> Iterator[Guesses]:
+    for job, outputs, rows in finished(found):
+        table = guesses(found.plan.objective_of(job.model), outputs, targets[rows])
+        if table is not None:
+            places, true, guess = table
+            yield job, rows[places], true, guess
+
+
+# Predicted numbers
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """True and predicted numbers of at most `POINTS` held-out samples, evenly chosen."""
+    """True and predicted numbers of at most `SCATTERED` held-out samples, evenly chosen."""
 
     candidate: str
     true: tuple[float, ...]
@@ -40,44 +68,16 @@ def predictions(found: Outcome, targets: Targets) -> Predictions | None:
     """Return the predictions of the best candidate; None unless it predicts one number a sample."""
     if not found.has_best or targets.size != len(targets):
         return None
-    best = found.candidates[found.best_index_]
-    valid = {fold.key: fold.valid for fold in found.folds}
-    pairs = []
-    for job in found.plan.jobs:
-        result = found.results.get(job.id)
-        if job.candidate != best.name or result is None or result.status != DONE:
-            continue
-        truth = targets[valid[job.repeat, job.fold]]
-        pair = predicted_numbers(found.plan.objective_of(best.model), result, truth)
-        if pair is None:
-            return None
-        pairs.append(pair)
-    table = np.concatenate(pairs, axis=1)
-    table = table[:, np.isfinite(table).all(axis=0)]
-    count = table.shape[1]
-    places = np.unique(np.linspace(0, count - 1, min(count, POINTS)).round().astype(int))
-    true, guess = table[:, places].tolist()
-    return Predictions(clean(best.name), tuple(true), tuple(guess), count) if count else None
+    best = found.candidates[found.best_index_].name
+    parts = [part for part in _predicted_numbers(found, targets) if part[0].candidate == best]
+    true, guess = (np.concatenate([[], *(part[place] for part in parts)]) for place in (2, 3))
+    count = len(true)
+    places = np.unique(np.linspace(0, count - 1, min(count, SCATTERED)).round().astype(int))
+    pair = tuple(true[places].tolist()), tuple(guess[places].tolist())
+    return Predictions(clean(best), *pair, count) if count else None
 
 
-def predicted_numbers(
-    objective: Objective, result: Result, truth: Targets
-) -> npt.NDArray[np.float64] | None:
-    """Return true and predicted numbers of a job, shape (2, n).
-
-    None unless it predicts one number a sample, and without the user's `output_transform`.
-    """
-    if objective.kind != REGRESSION or objective.scale in (TRANSFORMED, UNKNOWN):
-        return None
-    if objective.is_of_trees:
-        return None
-    if result.outputs is None or result.outputs.size != truth.size:
-        return None
-    guess = predicted(objective, result.outputs)
-    return np.stack([truth.reshape(-1), guess.reshape(-1)]).astype(np.float64)
-
-
-SHOWN = 24
+# Hard samples
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class HardSample:
 
 @dataclass(frozen=True)
 class HardSamples:
-    """At most `SHOWN` samples: those wrong in most predictions, or with the largest mean error."""
+    """At most `HARDEST` samples: wrong in most predictions, or with the largest mean error."""
 
     of_classes: bool
     samples: tuple[HardSample, ...]
@@ -102,105 +102,66 @@ class HardSamples:
     total: int  # samples with predictions
 
 
-Guesses = tuple[npt.NDArray[np.int64], Targets, Targets]
-"""Samples by index, their truth, and what one job predicts."""
-
-
 def hard_samples(found: Outcome, targets: Targets) -> HardSamples | None:
     """Return the hardest samples; None without predictions of one class or number a sample."""
     if has_one_class(found, targets):
-        return _of_classes(list(_classes(found, targets)), found.n_samples)
+        return _hard_classes(list(_predicted_classes(found, targets)), found.n_samples)
     if targets.size != len(targets):
         return None
-    return _of_numbers(list(_numbers(found, targets)), found.n_samples)
+    return _hard_numbers(list(_predicted_numbers(found, targets)), found.n_samples)
 
 
-def _classes(found: Outcome, targets: Targets) -> Iterator[Guesses]:
-    valid = {fold.key: fold.valid for fold in found.folds}
-    for job in found.plan.jobs:
-        rows = valid[job.repeat, job.fold]
-        table = guesses(
-            found.results.get(job.id), targets[rows], found.plan.objective_of(job.model)
-        )
-        if table is not None:
-            places, true, guess = table
-            yield rows[places], true, guess
-
-
-def _of_classes(parts: Sequence[Guesses], count: int) -> HardSamples | None:
-    seen, wrong = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    for rows, true, guess in parts:
+def _hard_classes(parts: list[Guesses], count: int) -> HardSamples | None:
+    seen, wrong = np.zeros((2, count), np.int64)
+    for _, rows, true, guess in parts:
         np.add.at(seen, rows, 1)
         np.add.at(wrong, rows, true != guess)
     if not seen.any():
         return None
     by_most = np.flatnonzero(2 * wrong > seen)
-    hardest = by_most[np.lexsort((by_most, seen[by_most], -wrong[by_most]))][:SHOWN]
-    said: dict[int, Counter[int]] = {int(index): Counter() for index in hardest}
+    hardest = by_most[np.lexsort((by_most, seen[by_most], -wrong[by_most]))][:HARDEST]
+    mistakes: dict[int, Counter[int]] = {index: Counter() for index in hardest.tolist()}
     truth: dict[int, int] = {}
-    for rows, true, guess in parts:
-        for place in np.flatnonzero(np.isin(rows, hardest)):
-            index, truth[int(rows[place])] = int(rows[place]), int(true[place])
-            if guess[place] != true[place]:
-                said[index][int(guess[place])] += 1
+    for _, rows, true, guess in parts:
+        for place in np.flatnonzero(np.isin(rows, hardest) & (guess != true)):
+            truth[int(rows[place])] = int(true[place])
+            mistakes[int(rows[place])][int(guess[place])] += 1
     samples = tuple(
         HardSample(
             index,
             truth[index],
-            guessed.most_common(1)[0][0],
+            taken_for.most_common(1)[0][0],
             int(wrong[index]),
             int(seen[index]),
-            float("nan"),
+            math.nan,
         )
-        for index, guessed in said.items()
+        for index, taken_for in mistakes.items()
     )
     return HardSamples(True, samples, len(by_most), int((seen > 0).sum()))
 
 
-def _numbers(found: Outcome, targets: Targets) -> Iterator[Guesses]:
-    valid = {fold.key: fold.valid for fold in found.folds}
-    for job in found.plan.jobs:
-        result = found.results.get(job.id)
-        rows = valid[job.repeat, job.fold]
-        if result is None or result.status != DONE:
-            continue
-        table = predicted_numbers(found.plan.objective_of(job.model), result, targets[rows])
-        if table is not None:
-            known = np.isfinite(table).all(axis=0)
-            yield rows[known], table[0, known], table[1, known]
-
-
-def _of_numbers(parts: Sequence[Guesses], count: int) -> HardSamples | None:
-    seen = np.zeros(count, np.int64)
-    truth, guessed, missed = np.zeros((3, count))
-    for rows, true, guess in parts:
+def _hard_numbers(parts: list[Guesses], count: int) -> HardSamples | None:
+    seen, truth, total, missed = np.zeros((4, count))
+    for _, rows, true, guess in parts:
         np.add.at(seen, rows, 1)
         truth[rows] = true
-        np.add.at(guessed, rows, guess)
+        np.add.at(total, rows, guess)
         np.add.at(missed, rows, np.abs(true - guess))
     known = np.flatnonzero(seen)
     if not len(known):
         return None
-    error, mean = missed[known] / seen[known], guessed[known] / seen[known]
+    error, mean = missed[known] / seen[known], total[known] / seen[known]
     samples = tuple(
-        HardSample(
-            int(known[place]),
-            float(truth[known[place]]),
-            float(mean[place]),
-            0,
-            int(seen[known[place]]),
-            float(error[place]),
+        HardSample(index, float(truth[index]), mean, 0, int(seen[index]), error)
+        for index, mean, error in (
+            (int(known[place]), float(mean[place]), float(error[place]))
+            for place in np.argsort(-error, kind="stable")[:HARDEST]
         )
-        for place in np.argsort(-error, kind="stable")[:SHOWN]
     )
     return HardSamples(False, samples, 0, len(known))
 
 
-BINS, CURVES, CURVE_POINTS = 10, 8, 100
-
-Floats = npt.NDArray[np.float64]
-
-_Measure = Callable[[Objective, Floats, npt.NDArray[np.int64]], Floats]
+# How sure the candidates are
 
 
 @dataclass(frozen=True)
@@ -241,8 +202,13 @@ class TwoClasses:
 
 def calibration(found: Outcome, targets: Targets, rows: Iterable[Candidate]) -> Calibration | None:
     """Return the calibration of the first candidate that predicts probabilities."""
+
+    def confidence(objective: Objective, outputs: Floats, table: Counts) -> Floats:
+        sure = probabilities(objective, outputs).max(axis=1)
+        return np.stack([sure, table[1] == table[2]], axis=1)
+
     for row in rows if has_one_class(found, targets) else ():
-        pairs = _gathered(found, targets, row.name, _confidence)
+        pairs = _measured(found, targets, row.name, confidence)
         if pairs is not None and len(pairs):
             return _binned(_shown(row), *pairs.T)
     return None
@@ -254,7 +220,6 @@ def _binned(candidate: str, sure: Floats, right: Floats) -> Calibration:
     used = counts > 0
     confidence = np.bincount(places, sure, BINS)[used] / counts[used]
     accuracy = np.bincount(places, right, BINS)[used] / counts[used]
-    error = float(np.abs(accuracy - confidence) @ counts[used] / counts.sum())
     return Calibration(
         candidate,
         tuple(confidence.tolist()),
@@ -262,30 +227,32 @@ def _binned(candidate: str, sure: Floats, right: Floats) -> Calibration:
         tuple(counts[used].tolist()),
         float(sure.mean()),
         float(right.mean()),
-        error,
+        float(np.abs(accuracy - confidence) @ counts[used] / counts.sum()),
     )
-
-
-def _confidence(objective: Objective, outputs: Floats, table: npt.NDArray[np.int64]) -> Floats:
-    sure = probabilities(objective, outputs).max(axis=1)
-    return np.stack([sure, table[1] == table[2]], axis=1)
 
 
 def two_classes(found: Outcome, targets: Targets, rows: Iterable[Candidate]) -> TwoClasses | None:
     """Return the curves of the first candidates; None unless there are two classes."""
-    classes = found.plan.classes
+    classes, objective = found.plan.classes, found.plan.objective_of("")
     if len(classes) != 2 or not has_one_class(found, targets):
         return None
-    positive = _positive(found.plan)
+
+    def odds(objective: Objective, outputs: Floats, table: Counts) -> Floats:
+        columns = outputs.reshape(len(outputs), -1)
+        of_last = columns[:, -1] - (columns[:, 0] if columns.shape[1] == 2 else 0)
+        return np.stack([of_last, table[1]], axis=1)
+
+    labels = objective.all_labels(2).tolist()
+    positive = labels.index(objective.pos_label) if objective.pos_label in labels else 1
     curves: list[BinaryCurves] = []
-    share = float("nan")
+    share = math.nan
     for row in rows:
-        pairs = _gathered(found, targets, row.name, _odds)
+        pairs = _measured(found, targets, row.name, odds)
         if pairs is None or len(curves) == CURVES:
             continue
-        odds, true = pairs[:, 0] * (1 if positive else -1), pairs[:, 1] == positive
+        score, true = pairs[:, 0] * (1 if positive else -1), pairs[:, 1] == positive
         if true.any() and not true.all():
-            curves.append(_curves(_shown(row), odds, true))
+            curves.append(_curves(_shown(row), score, true))
             share = float(true.mean())
     return TwoClasses(clean(classes[positive]), share, tuple(curves)) if curves else None
 
@@ -294,34 +261,17 @@ def _shown(row: Candidate) -> str:
     return candidate_name(clean(row.model), clean(row.lr_schedule))
 
 
-def _positive(plan: Plan) -> int:
-    objective = plan.objective_of("")
-    labels = objective.all_labels(2).tolist()
-    return labels.index(objective.pos_label) if objective.pos_label in labels else 1
+def _curves(candidate: str, score: Floats, true: npt.NDArray[np.bool_]) -> BinaryCurves:
+    from sklearn import metrics
 
-
-def _odds(objective: Objective, outputs: Floats, table: npt.NDArray[np.int64]) -> Floats:
-    columns = outputs.reshape(len(outputs), -1)
-    odds = columns[:, -1] - (columns[:, 0] if columns.shape[1] == 2 else 0)
-    return np.stack([odds, table[1]], axis=1)
-
-
-def _curves(candidate: str, odds: Floats, true: npt.NDArray[np.bool_]) -> BinaryCurves:
-    from sklearn.metrics import (
-        average_precision_score,
-        precision_recall_curve,
-        roc_auc_score,
-        roc_curve,
-    )
-
-    false_rate, true_rate, _ = roc_curve(true, odds)
-    precision, recall, _ = precision_recall_curve(true, odds, drop_intermediate=True)
+    false_rate, true_rate, _ = metrics.roc_curve(true, score)
+    precision, recall, _ = metrics.precision_recall_curve(true, score, drop_intermediate=True)
     return BinaryCurves(
         candidate,
         _thinned(false_rate, true_rate),
-        float(roc_auc_score(true, odds)),
+        float(metrics.roc_auc_score(true, score)),
         _thinned(recall[::-1], precision[::-1]),
-        float(average_precision_score(true, odds)),
+        float(metrics.average_precision_score(true, score)),
     )
 
 
@@ -330,20 +280,23 @@ def _thinned(across: Floats, up: Floats) -> Points:
     return tuple(zip(across[places].round(4).tolist(), up[places].round(4).tolist(), strict=True))
 
 
-def _gathered(found: Outcome, targets: Targets, name: str, measure: _Measure) -> Floats | None:
-    """Join what `measure` says of each finished fold of a candidate; None if it cannot tell."""
-    valid = {fold.key: fold.valid for fold in found.folds}
+def _measured(
+    found: Outcome,
+    targets: Targets,
+    name: str,
+    measure: Callable[[Objective, Floats, Counts], Floats],
+) -> Floats | None:
+    """Join what `measure` returns for each finished fold of a candidate; None if it cannot."""
     parts = []
-    for job in found.plan.jobs:
-        result = found.results.get(job.id) if job.candidate == name else None
-        if result is None or result.outputs is None:
+    for job, outputs, rows in finished(found):
+        if job.candidate != name:
             continue
         objective = found.plan.objective_of(job.model)
-        table = guesses(result, targets[valid[job.repeat, job.fold]], objective)
+        table = guesses(objective, outputs, targets[rows])
         if table is None:
             return None
         try:
-            parts.append(measure(objective, result.outputs[table[0]].astype(np.float64), table))
+            parts.append(measure(objective, outputs[table[0]].astype(np.float64), table))
         except ValueError:
             # Margins are no probabilities.
             return None

@@ -142,7 +142,7 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
     plan = found.plan
     _, targets = store.splits()
     confusions = count_classes(found, targets)
-    rows = candidate_rows(found, confusions, len(plan.classes))
+    rows = candidate_rows(found, confusions)
     jobs, about = job_by_id(plan), store.about
     ranked = [candidate for candidate, _ in by_rank(found)]
     return Summary(
