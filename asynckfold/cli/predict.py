@@ -198,9 +198,12 @@ def _content(
     """Return the file: a table, or arrays."""
     names: Sequence[Any] = samples.names or range(len(found))
     if path.suffix == ".csv":
-        from asynckfold.results.report.page import csv_table
+        import pandas as pd
 
-        return csv_table((_header(found, classes), _rows(names, found, classes)))
+        from asynckfold.results.report.table_files import csv_table
+
+        rows = _rows(names, found, classes)
+        return csv_table(pd.DataFrame(rows, columns=_header(found, classes), dtype=object))
     arrays = {"sample": np.array(names), "prediction": found}
     if classes:
         arrays |= {"prediction": found.argmax(axis=1), "probabilities": found}

@@ -38,7 +38,6 @@ from asynckfold.results.statistics import (
     holm,
     paired_differences,
 )
-from asynckfold.results.tables import SHOWN, as_html, as_text
 
 TARGETS = np.array([0, 1] * 6)
 MODELS, SCHEDULES = ["B<b>", "A"], ["cosine", "warm"]
@@ -140,13 +139,6 @@ def test_the_best_candidate_is_the_best_complete_one() -> None:
 def test_without_a_complete_candidate_the_error_counts_jobs_by_state() -> None:
     with pytest.raises(ValueError, match=r"no candidate has a score on every fold.*12 pending"):
         _ = make_results({}).best_index_
-
-
-def test_a_candidate_whose_score_is_nan_is_not_the_best() -> None:
-    nan = {"accuracy": float("nan"), "f1": 0.5}
-    results = make_results({f"A/warm/fold-{fold}": nan for fold in range(3)})
-    with pytest.raises(ValueError, match="no candidate has a score on every fold"):
-        _ = results.best_params_
 
 
 def test_a_failed_job_is_never_averaged_away() -> None:
@@ -302,23 +294,6 @@ def test_the_fingerprint_does_not_depend_on_the_order_of_the_results() -> None:
 # Tables and text
 
 
-@pytest.mark.parametrize(("level", "rows"), [("candidate", 4), ("fold", 12), ("epoch", 24)])
-def test_a_frame_has_one_row_per_level(level: str, rows: int) -> None:
-    frame = make_results(all_scores()).to_frame(level)
-    assert len(frame) == rows
-    assert {"model", "scheduler"} <= set(frame)
-
-
-def test_candidates_are_sorted_by_rank_and_pending_folds_are_listed() -> None:
-    scores = all_scores()
-    del scores["A/warm/fold-1"]
-    results = make_results(scores)
-    assert results.to_frame()["rank"].tolist()[:3] == [1, 2, 3]
-    folds = results.to_frame("fold")
-    assert folds["status"].tolist().count("pending") == 1
-    assert results.to_frame("epoch")["epoch"].tolist()[:2] == [1, 2]
-
-
 def test_an_unknown_level_is_refused() -> None:
     with pytest.raises(ValueError, match="level must be 'candidate', 'fold' or 'epoch'"):
         make_results({}).to_frame("job")
@@ -339,20 +314,6 @@ def test_html_repr_escapes_names() -> None:
     page = make_results(all_scores())._repr_html_()
     assert "B&lt;b&gt;" in page
     assert "B<b>" not in page
-
-
-def test_html_repr_shows_a_screenful_of_candidates() -> None:
-    cells = [("", "model")] + [(f"{rank}", "A") for rank in range(1, SHOWN + 4)]
-    page = as_html("title", cells, "verdict")
-    assert page.count("<tr>") == 1 + SHOWN
-    assert "and 3 more, see <code>results.to_frame()</code>" in page
-
-
-def test_the_table_in_a_terminal_ends_after_some_rows() -> None:
-    cells = [("", "model")] + [(f"{rank}", "A") for rank in range(1, SHOWN + 4)]
-    lines = as_text("title", cells, "verdict").splitlines()
-    assert lines[-3:] == [f"{SHOWN}  A", "and 3 more, see results.to_frame()", "verdict"]
-    assert as_text("title", cells[:-3], "verdict").splitlines()[-2:] == [f"{SHOWN}  A", "verdict"]
 
 
 def test_a_run_without_results_can_be_shown() -> None:
@@ -456,13 +417,3 @@ def test_compare_has_a_row_for_each_pair_of_candidates() -> None:
     )
     assert frame["p"].isna().sum() == 3
     assert frame["p"].tolist() == pytest.approx([pair.p for pair in holm(raw)], nan_ok=True)
-
-
-def test_the_verdict_is_about_both_factors() -> None:
-    found = make_results(all_scores()).verdict
-    assert str(found) == (
-        "A is ahead of B<b> by 6.0 points on each of 3 folds; without a spread no test is "
-        "possible. warm is ahead of cosine by 3.0 points on each of 3 folds; without a spread no "
-        "test is possible."
-    )
-    assert found.best is None

@@ -149,22 +149,85 @@ def test_another_candidate_has_the_highest_mean() -> None:
 # One factor, and none
 
 
-def test_one_model() -> None:
-    found = verdict_of({"A/x": LENET, "A/y": MLP})
-    assert str(found) == "x beats y by 2.3 points, on 5 of 5 folds (95 % interval 1.9 to 2.7)."
-    assert (found.best, found.models) == ("A/x", ())
+def negative(scores: Sequence[float]) -> list[float]:
+    return [-score for score in scores]
 
 
-def test_one_lr_schedule() -> None:
-    found = verdict_of({"A/x": LENET, "B/x": MLP})
-    assert str(found) == "A beats B by 2.3 points, on 5 of 5 folds (95 % interval 1.9 to 2.7)."
-    assert (found.best, found.lr_schedules) == ("A/x", ())
+ACCURACY, WON = "accuracy", "by 2.3 points, on 5 of 5 folds (95 % interval 1.9 to 2.7)."
+INCOMPLETE = "Incomplete, and not ranked: "
 
 
-def test_one_candidate_is_not_the_best() -> None:
-    found = verdict_of({"A/x": LENET})
-    assert str(found) == "A/x is the only candidate: accuracy 0.9834 over 5 folds."
-    assert found.best is None
+@pytest.mark.parametrize(
+    ("scores", "metric", "said", "best"),
+    [
+        ({"A/x": LENET, "A/y": MLP}, ACCURACY, f"x beats y {WON}", "A/x"),
+        ({"A/x": LENET, "B/x": MLP}, ACCURACY, f"A beats B {WON}", "A/x"),
+        (
+            {"A/x": LENET},
+            ACCURACY,
+            "A/x is the only candidate: accuracy 0.9834 over 5 folds.",
+            None,
+        ),
+        (
+            {"A/x": [0.9], "B/x": [0.8]},
+            ACCURACY,
+            "A is ahead of B by 10.0 points on the only fold; a test needs at least two folds.",
+            None,
+        ),
+        (
+            {"A/x": [0.9], "B/x": [0.9]},
+            ACCURACY,
+            "A and B have equal scores on the only fold.",
+            None,
+        ),
+        ({"A/x": LENET, "B/x": LENET}, ACCURACY, "A and B have equal scores on all 5 folds.", None),
+        (
+            {"A/x": [0.9, 0.8], "B/x": [0.8, 0.75]},
+            ACCURACY,
+            "A against B: undecided (p = 0.25). Two folds make a weak test.",
+            None,
+        ),
+        (
+            {"A/x": [0.75, 0.5, 0.25], "B/x": [0.5, 0.25, 0.0]},
+            ACCURACY,
+            "A is ahead of B by 25.0 points on each of 3 folds; without a spread no test is "
+            "possible.",
+            None,
+        ),
+        (
+            {"A/x": LENET, "B/x": [*MLP[:3], NAN, NAN]},
+            ACCURACY,
+            "A beats B by 2.3 points, on 3 of the 3 folds that both have (95 % interval 1.4 to "
+            f"3.2). {INCOMPLETE}B/x (failed, 3 of 5 folds).",
+            "A/x",
+        ),
+        (
+            {"A/x": [0.9, NAN], "B/x": [NAN, 0.9]},
+            ACCURACY,
+            "A against B: not compared, as no fold has a score of both. No candidate has an "
+            f"accuracy on every fold, so none is best. {INCOMPLETE}A/x (failed, 1 of 2 folds) and "
+            "B/x (failed, 1 of 2 folds).",
+            None,
+        ),
+        (
+            {"A/x": negative(LENET), "B/x": negative(MLP)},
+            "neg_root_mean_squared_error",
+            "B beats A by 0.023 in root mean squared error, on 5 of 5 folds "
+            "(95 % interval 0.019 to 0.027).",
+            "B/x",
+        ),
+        (
+            {"A/x": [-0.1, -0.2, -0.3], "B/x": [-math.inf, -0.1, -0.2]},
+            "neg_log_loss",
+            "A against B: not compared, as a score is infinite.",
+            None,
+        ),
+    ],
+)
+def test_the_verdict_in_words(scores: Scores, metric: str, said: str, best: str | None) -> None:
+    found = verdict_of(scores, metric)
+    assert str(found) == said
+    assert found.best == best
 
 
 def test_many_models() -> None:
@@ -248,37 +311,6 @@ def test_a_verdict_by_hand(seed: int, repeats: int) -> None:
 # Few folds, equal folds, repeats
 
 
-def test_one_fold() -> None:
-    found = verdict_of({"A/x": [0.9], "B/x": [0.8]})
-    assert str(found) == (
-        "A is ahead of B by 10.0 points on the only fold; a test needs at least two folds."
-    )
-    assert found.best is None
-    assert str(verdict_of({"A/x": [0.9], "B/x": [0.9]})) == (
-        "A and B have equal scores on the only fold."
-    )
-
-
-def test_two_folds() -> None:
-    found = verdict_of({"A/x": [0.9, 0.8], "B/x": [0.8, 0.75]})
-    assert str(found) == "A against B: undecided (p = 0.25). Two folds make a weak test."
-
-
-def test_equal_folds() -> None:
-    found = verdict_of({"A/x": LENET, "B/x": LENET})
-    assert str(found) == "A and B have equal scores on all 5 folds."
-    assert (found.models[0].p, found.best) == (1, None)
-
-
-def test_identical_differences() -> None:
-    found = verdict_of({"A/x": [0.75, 0.5, 0.25], "B/x": [0.5, 0.25, 0.0]})
-    assert str(found) == (
-        "A is ahead of B by 25.0 points on each of 3 folds; without a spread no test is possible."
-    )
-    assert math.isnan(found.models[0].p)
-    assert found.best is None
-
-
 def test_repeats() -> None:
     more = [-0.01, -0.012, -0.002, -0.018, -0.011]
     a, b = [0.9] * 50, plus([0.9] * 50, *more)
@@ -292,15 +324,6 @@ def test_repeats() -> None:
 
 
 # Folds without a score
-
-
-def test_a_failed_fold() -> None:
-    found = verdict_of({"A/x": LENET, "B/x": [*MLP[:3], NAN, NAN]})
-    assert str(found) == (
-        "A beats B by 2.3 points, on 3 of the 3 folds that both have (95 % interval 1.4 to 3.2). "
-        "Incomplete, and not ranked: B/x (failed, 3 of 5 folds)."
-    )
-    assert found.best == "A/x"
 
 
 def test_a_failed_fold_of_one_model_takes_none_from_the_lr_schedules_of_another() -> None:
@@ -352,15 +375,6 @@ def test_a_lr_schedule_that_a_model_fails_with_does_not_count() -> None:
     )
 
 
-def test_nothing_in_common() -> None:
-    found = verdict_of({"A/x": [0.9, NAN], "B/x": [NAN, 0.9]})
-    assert str(found) == (
-        "A against B: not compared, as no fold has a score of both. "
-        "No candidate has an accuracy on every fold, so none is best. "
-        "Incomplete, and not ranked: A/x (failed, 1 of 2 folds) and B/x (failed, 1 of 2 folds)."
-    )
-
-
 def test_a_budget_that_ended_early() -> None:
     part = {"A/x": [*LENET[:4], NAN], "B/x": [*MLP[:4], NAN], "C/x": [NAN] * 5}
     found = verdict_of(part, state="pending")
@@ -386,24 +400,10 @@ def test_nothing_scored(names: list[str]) -> None:
         assert (found.best, found.models, found.lr_schedules) == (None, (), ())
 
 
-def test_the_first_candidate_with_a_score() -> None:
-    found = verdict_of({"A/x": [0.5, NAN], "B/x": [NAN, NAN]}, state="pending")
-    assert found.sentences[0] == (
-        "So far, A/x is the only candidate with a score: accuracy 0.5 over 1 fold."
-    )
-    assert found.best is None
-
-
 def test_a_score_that_is_no_number() -> None:
     rows = [row_of("A/x", LENET), replace(row_of("B/x", [*MLP[:4], NAN]), done=5, status="done")]
     found = make_verdict(rows, "accuracy", folds_of(5))
     assert found.sentences[-1] == "Incomplete, and not ranked: B/x (4 of 5 folds)."
-
-
-def test_candidates_of_which_models_share_no_lr_schedule() -> None:
-    found = verdict_of({"A/x": LENET, "B/y": MLP})
-    assert "A against B: not compared" in str(found)
-    assert found.best is None
 
 
 # Units
@@ -424,21 +424,6 @@ def test_candidates_of_which_models_share_no_lr_schedule() -> None:
 def test_units(metric: str, factor: float, said: str) -> None:
     first, second = ([factor * score for score in scores] for scores in (LENET, MLP))
     assert said in str(verdict_of({"A/x": first, "B/x": second}, metric))
-
-
-def test_errors_are_named_without_their_sign() -> None:
-    scores = {"A/x": [-score for score in LENET], "B/x": [-score for score in MLP]}
-    found = verdict_of(scores, "neg_root_mean_squared_error")
-    assert str(found) == (
-        "B beats A by 0.023 in root mean squared error, on 5 of 5 folds "
-        "(95 % interval 0.019 to 0.027)."
-    )
-
-
-def test_infinite_scores() -> None:
-    bad = [-math.inf, -0.1, -0.2]
-    found = verdict_of({"A/x": [-0.1, -0.2, -0.3], "B/x": bad}, "neg_log_loss")
-    assert str(found) == "A against B: not compared, as a score is infinite."
 
 
 def test_names_cannot_forge_a_sentence() -> None:

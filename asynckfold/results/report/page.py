@@ -8,15 +8,11 @@ passes jinja2's autoescape; no character of the ``application/json`` block can e
 from __future__ import annotations
 
 import base64
-import csv
 import functools
 import hashlib
-import io
 import json
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -24,14 +20,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from asynckfold.jobs.result import Epoch
-from asynckfold.results.cv_results import CVResults, read_results
+from asynckfold.results.cv_results import read_results
 from asynckfold.results.report import page_tables, sentences
 from asynckfold.results.report.figure_files import update as update_figures
 from asynckfold.results.report.inline import inline
-from asynckfold.results.report.ranking_tables import table_files
-from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary, pictures_of, summarize
+from asynckfold.results.report.table_files import table_files
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 
@@ -39,15 +33,11 @@ EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 112 << 10, 1 << 10
 BULKY = ["curves", "confusion", "bars", "use", "gpu_use", "events", "loss_over_time", "averaged"]
 BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "two_classes", "verdict"]
 """Numbers that the page leaves out, in this order, until the rest fits."""
-CSV_FILES = {"results.csv": "candidate", "folds.csv": "fold", "epochs.csv": "epoch"}
 
 _FOLDER = Path(__file__).parent
 
 # Spaces at which a line must not break.
 _TIED = re.compile(r"(?<=\d) (?=%|[MG]iB)|(?<=\bp) (?=[=<] )|(?<=[=±<]) (?=\d)|(?<=\bto) (?=-?\d)")
-
-# Beginnings of formulas in spreadsheets (OWASP, "CSV Injection").
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_report(
@@ -63,8 +53,7 @@ def write_report(
     """
     results = read_results(store)
     summary = summarize(store, results)
-    files = {name: csv_table(_records(results, level)) for name, level in CSV_FILES.items()}
-    files |= table_files(summary)
+    files = table_files(results, summary)
     if figures != "png":
         from asynckfold.results.report.charts import draw
 
@@ -161,53 +150,3 @@ def inert_json(value: Any) -> str:
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")
     return text
-
-
-# The tables
-
-_EPOCH_COLUMNS = ["model", "scheduler", "repeat", "fold", "epoch"]
-_EPOCH_COLUMNS += [item.name for item in fields(Epoch)][1:-1]
-
-
-def _records(results: CVResults, level: str) -> tuple[list[str], list[list[Any]]]:
-    """Return header and rows; without any epoch, still a header."""
-    frame = results.to_frame(level)
-    header = [str(name) for name in frame.columns] or _EPOCH_COLUMNS
-    rows = frame.astype(object).to_numpy().tolist()
-    if header[0] == "rank":
-        run = [results.fingerprint, str(results.bit_identity)]
-        rows = [["" if _is_missing(row[0]) else int(row[0]), *row[1:], *run] for row in rows]
-        header += ["fingerprint", "bit_identity"]
-    return header, rows
-
-
-def csv_table(table: tuple[Sequence[str], Iterable[Sequence[Any]]]) -> bytes:
-    """Return a header and rows as UTF-8 CSV in which no cell is a formula.
-
-    >>> csv_table((["model", "score"], [["=1+1", -0.5]]))
-    b"model,score\\r\\n'=1+1,-0.5\\r\\n"
-    """
-    header, rows = table
-    buffer = io.StringIO()
-    writer = csv.writer(buffer)
-    writer.writerow([_cell(name) for name in header])
-    writer.writerows([_cell(value) for value in row] for row in rows)
-    return buffer.getvalue().encode()
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, str):
-        text = clean(value, ERROR_LIMIT)
-        return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
-    return "" if _is_missing(value) else value
-
-
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

@@ -64,12 +64,6 @@ def test_a_regression_has_no_columns_of_accuracies(page: Page) -> None:
     assert 'data-label="neg_mean_absolute_error"' in text
 
 
-def test_one_candidate_has_no_share_of_the_run(page: Page) -> None:
-    text = page(models=("LeNet5",), lr_schedules=("cosine",), baseline="estimated")
-    assert "Jobs of several candidates run at once" not in text
-    assert "Step times in these sentences" not in text
-
-
 def test_numbers_keep_to_their_signs_and_units(page: Page) -> None:
     text = page()
     assert "±\u00a0" in text

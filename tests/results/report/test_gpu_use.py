@@ -50,11 +50,5 @@ def test_each_gpu_has_its_share_of_the_time(root: Path) -> None:
     assert 'id="figure-gpu_usage"' in render(summary)
 
 
-def test_a_run_on_cores_draws_no_gpu(root: Path) -> None:
-    summary = sampled(root, "cpu")
-    assert summary.gpu_use == ()
-    assert "gpu_usage" not in inline(summary)
-
-
 def test_the_serial_loop_samples_no_gpu(root: Path) -> None:
     assert sampled(root, "cuda:0", "serial").gpu_use == ()

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.results.report import sentences, svg
-from asynckfold.results.report.inline import FOREST, forest, inline
+from asynckfold.results.report.inline import forest, inline
 from asynckfold.results.report.sanitize import clean
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic
@@ -67,14 +67,6 @@ def test_a_wide_interval_does_not_squeeze_the_folds() -> None:
     assert max(at) - min(at) > 25
 
 
-def test_a_forest_is_cut_and_empty_without_scores() -> None:
-    rows = [row(f"M{number}", (number / 40,)) for number in range(30)]
-    names = [item.text for item in elements(forest(rows, METRIC, ("fold 0",)), "text")]
-    assert f"M{FOREST - 1}" in names
-    assert f"M{FOREST}" not in names
-    assert forest([row("A", (NAN, NAN))], METRIC, ("fold 0", "fold 1")) is None
-
-
 @given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=3), st.text(max_size=60))
 def test_any_numbers_and_names_stay_inside(
     scores: list[tuple[float, float, float]], name: str
@@ -93,11 +85,6 @@ def test_a_scale_stays_between_its_ends(low: float, high: float, value: float, l
     if not math.isnan(value):
         assert 0 <= scale(abs(value)) <= 1
     assert all(scale.low <= tick <= scale.high for tick in scale.ticks(5))
-
-
-@given(st.text(max_size=200), st.integers(5, 40))
-def test_fitted_names_keep_their_width(name: str, columns: int) -> None:
-    assert len(svg.fitted(name, columns)) <= max(columns, 1)
 
 
 def test_curves_have_a_band_and_the_learning_rate(summarized: Summarize) -> None:
@@ -145,11 +132,6 @@ def test_the_bar_of_a_failure_is_dashed(summarized: Summarize) -> None:
     dashed = [bar for bar in bars if "stroke-dasharray" in bar.attrib]
     assert all("fold-0" in (bar[0].text or "") for bar in dashed)
     assert len(dashed) == 4
-
-
-def test_a_regression_shows_its_predictions(summarized: Summarize) -> None:
-    found = inline(summarized(Synthetic(classes=(), metrics=("r2",), folds=2)))
-    assert len(elements(found["predictions"], "circle")) == 300
 
 
 @pytest.mark.parametrize("kind", ["measured", "estimated"])

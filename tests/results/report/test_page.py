@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,13 +23,13 @@ from asynckfold.errors import StorageError
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.results.report.page import (
-    csv_table,
     embedded_numbers,
     inert_json,
     write_report,
 )
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import summarize
+from asynckfold.results.report.table_files import csv_table
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
@@ -406,14 +407,13 @@ def test_inert_json_is_json_without_markup(value: Any) -> None:
 
 @given(st.text())
 def test_no_cell_is_a_formula(text: str) -> None:
-    cell = next(
-        csv.reader(io.StringIO(csv_table((["a"], [[text]])).decode().split("\r\n", 1)[1])), [""]
-    )
+    table = csv_table(pd.DataFrame({"a": [text]})).decode()
+    cell = next(csv.reader(io.StringIO(table.split("\r\n", 1)[1], newline="")), [""])
     first = cell[0][:1] if cell else ""
     if first in ("=", "+", "-", "@", "\t"):
         float(cell[0])
 
 
 def test_numbers_stay_numbers_in_tables() -> None:
-    table = csv_table((["a", "b"], [[-0.5, "-0.5"], [float("nan"), "-x"]]))
+    table = csv_table(pd.DataFrame({"a": [-0.5, float("nan")], "b": ["-0.5", "-x"]}))
     assert table == b"a,b\r\n-0.5,-0.5\r\n,'-x\r\n"

@@ -16,12 +16,6 @@ from tests.results.report.conftest import Summarize
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 
 
-def test_summary_is_a_function_of_the_store(complete: Path) -> None:
-    with RunStore.read(complete) as store:
-        first, second = summarize(store).to_dict(), summarize(store).to_dict()
-    assert json.dumps(first) == json.dumps(second)
-
-
 def test_candidates_are_ranked_by_their_mean_over_stored_folds(complete: Path) -> None:
     with RunStore.read(complete) as store:
         summary, results = summarize(store), store.results()
@@ -61,16 +55,6 @@ def test_nan_scores_make_no_best_candidate(summarized: Summarize) -> None:
     json.dumps(summary.to_dict(), allow_nan=False)
 
 
-def test_every_job_is_counted(summarized: Summarize) -> None:
-    states = ["done", "failed", "diverged", "cancelled", "pending"]
-    summary = summarized(Synthetic(status=lambda job: states[job.fold]))
-    assert summary.counts == {
-        "planned": 20,
-        **dict.fromkeys(states, 4),
-        "running": 0,
-    }
-
-
 def test_confusion_counts_every_held_out_sample_once(complete: Path) -> None:
     with RunStore.read(complete) as store:
         summary = summarize(store)
@@ -95,13 +79,6 @@ def test_regression_has_no_classes(summarized: Summarize) -> None:
     assert summary.predictions.total == summary.facts.samples
     true, predicted = map(np.array, (summary.predictions.true, summary.predictions.predicted))
     assert np.corrcoef(true, predicted)[0, 1] > 0.9
-
-
-def test_repeats_have_a_score_each(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(n_repeats=2, folds=3))
-    assert (summary.facts.folds, summary.facts.repeats) == (3, 2)
-    assert summary.fold_names[0] == "repeat 0 fold 0"
-    assert len(summary.candidates[0].scores["accuracy"]) == len(summary.fold_names) == 6
 
 
 def test_curves_average_the_folds(complete: Path) -> None:
@@ -156,23 +133,6 @@ def test_a_regression_has_seconds_and_no_accuracy(summarized: Summarize) -> None
     summary = summarized(Synthetic(metrics=("r2",), classes=()))
     assert all(math.isfinite(row.packed_seconds) for row in summary.candidates)
     assert all(math.isnan(row.packed_accuracy) for row in summary.candidates)
-
-
-@pytest.mark.parametrize("state", ["pending", "failed"])
-def test_no_speedup_before_the_end_or_without_success(summarized: Summarize, state: str) -> None:
-    summary = summarized(Synthetic(status=lambda job: state))
-    assert summary.speedup is not None
-    assert summary.speedup.ratio is None
-
-
-def test_no_baseline_no_speedup(summarized: Summarize) -> None:
-    assert summarized(Synthetic(baseline=None)).speedup is None
-
-
-def test_an_estimate_is_labelled(summarized: Summarize) -> None:
-    found = summarized(Synthetic(baseline="estimated")).speedup
-    assert found is not None
-    assert (found.kind, found.accuracy) == ("estimated", ())
 
 
 def test_use_starts_at_zero_in_each_phase_and_keeps_its_mean(complete: Path) -> None:

@@ -16,7 +16,7 @@ Examples
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.report.attempts import CpuUse
-from asynckfold.results.report.candidate_rows import LossOverTime, Points
+from asynckfold.results.report.candidate_rows import LossOverTime
 from asynckfold.results.report.charts import drawings
 from asynckfold.results.report.charts.classes import class_rows
 from asynckfold.results.report.charts.drawings import FIGURES, ON_AXES
@@ -138,10 +138,7 @@ def speedup(
     arrays = {"packed": packed, "serial": serial}
     if _reads_run(run, arrays, needs_both=True):
         return of_run(run, "speedup")
-    packed, serial = (
-        dict(_by_candidate(kind, given, "80.0"))
-        for kind, given in (("packed", packed), ("serial", serial))
-    )
+    packed, serial = _by_candidate(arrays, lambda _, seconds: seconds, "80.0")
     if packed.keys() != serial.keys() or not all(
         isinstance(value, (int, float, np.number)) and 0 < value < math.inf
         for value in (*packed.values(), *serial.values())
@@ -192,14 +189,11 @@ def class_accuracy(
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['LeNet', 'serial loop']
     """
-    if _reads_run(run, {"packed": packed, "serial": serial}):
+    arrays = {"packed": packed, "serial": serial}
+    if _reads_run(run, arrays):
         return of_run(run, "class_accuracy")
-    ours, theirs = (
-        {
-            name: _numbers(f"{kind}[{name!r}]", shares).tolist()
-            for name, shares in _by_candidate(kind, given, "[0.9, 0.8]").items()
-        }
-        for kind, given in (("packed", packed), ("serial", serial))
+    ours, theirs = _by_candidate(
+        arrays, lambda name, shares: _numbers(name, shares).tolist(), "[0.9, 0.8]"
     )
     if not ours:
         ours, theirs = theirs, {}
@@ -253,12 +247,10 @@ def loss_vs_time(
     arrays = {"packed": packed, "serial": serial}
     if _reads_run(run, arrays):
         return of_run(run, "loss_vs_time")
-    ours, theirs = (
-        {
-            name: _line(f"{kind}[{name!r}]", curve)
-            for name, curve in _by_candidate(kind, given, "(seconds, losses)").items()
-        }
-        for kind, given in arrays.items()
+    ours, theirs = _by_candidate(
+        arrays,
+        lambda name, curve: tuple(zip(*_curve(name, curve), strict=True)),
+        "(seconds, losses)",
     )
     places = {name: place for place, name in enumerate(dict.fromkeys([*ours, *theirs]))}
     pairs = [LossOverTime(name, ours.get(name, ()), theirs.get(name, ())) for name in places]
@@ -279,48 +271,43 @@ def of_run(run: Run | None, kind: str, ax: Any = None) -> Figure:
         summary = summarize(store)
     figure = ON_AXES[kind](summary, *axes) if axes else FIGURES[kind](summary)
     if figure is None:
-        needs, remedy = _NEEDS[kind]
+        remedy = "Finish the jobs of the run, or draw another figure."
+        if kind in ("loss_vs_time", "speedup"):
+            remedy = "Run the sweep with baseline='measure' on an idle machine."
         why = summary.speedup.why_not if summary.speedup and kind == "speedup" else ""
         why, _, advice = why.partition(". ")
         received = f"{store.root}: {why or 'it has none'}"
         remedy = f"{advice}." if advice else remedy
-        raise InputError([Problem(f"{kind} needs {needs}", received, remedy)])
+        raise InputError([Problem(f"{kind} needs {_NEEDS[kind]}", received, remedy)])
     return figure
 
 
-def _check_axes(kind: str, given: Sequence[Any]) -> None:
-    if not given:
+def _check_axes(kind: str, axes: Sequence[Any]) -> None:
+    if not axes:
         return
     if kind in FIGURES and kind not in ON_AXES:
         rule = f"ax is for {', '.join(ON_AXES)}: {kind} has a figure of its own"
         raise InputError.one(rule, "ax", "Leave ax out.")
-    if not all(isinstance(item, Axes) for item in given):
+    if not all(isinstance(item, Axes) for item in axes):
         rule = "ax must be an Axes of matplotlib"
-        raise InputError.one(rule, one_line(given[0]), "Pass plt.subplots()[1].")
-    if kind != "curves" and len(given) > 1:
-        raise InputError.one(f"{kind} has one panel", f"{len(given)} of ax", "Pass one Axes.")
+        raise InputError.one(rule, one_line(axes[0]), "Pass plt.subplots()[1].")
+    if kind != "curves" and len(axes) > 1:
+        raise InputError.one(f"{kind} has one panel", f"{len(axes)} of ax", "Pass one Axes.")
 
 
-_LATER = "Finish its jobs, or draw another figure."
-_CLASSES = "out-of-fold outputs for classes", "Draw another figure."
-_SERIAL = (
-    "a serial loop that was timed undisturbed",
-    "Run the sweep with baseline='measure' on an idle machine.",
-)
-_MEASURED = "a serial loop that was run in full", "Run the sweep with baseline='measure'."
 _NEEDS = {
-    "scores": ("a candidate with a finite score", _LATER),
-    "curves": ("finished jobs with epochs", _LATER),
-    "loss_vs_time": _MEASURED,
-    "class_accuracy": _CLASSES,
-    "confusion": _CLASSES,
-    "probabilities": ("out-of-fold probabilities of classes", "Draw another figure."),
-    "predictions": ("a best candidate that predicts one number a sample", "Draw another figure."),
-    "cpu_usage": ("samples of the CPU use", "Draw another figure."),
-    "timeline": ("jobs that were started", _LATER),
-    "speedup": _SERIAL,
+    "scores": "a candidate with a finite score",
+    "curves": "finished jobs with epochs",
+    "loss_vs_time": "a serial loop that was run in full",
+    "class_accuracy": "out-of-fold outputs for classes",
+    "confusion": "out-of-fold outputs for classes",
+    "probabilities": "out-of-fold probabilities of classes",
+    "predictions": "a best candidate that predicts one number a sample",
+    "cpu_usage": "samples of the CPU use",
+    "timeline": "jobs that were started",
+    "speedup": "a serial loop that was timed undisturbed",
 }
-"""What each figure is drawn from, and how to get it."""
+"""What each figure is drawn from."""
 
 
 def _reads_run(run: Run | None, arrays: Mapping[str, Any], *, needs_both: bool = False) -> bool:
@@ -341,11 +328,18 @@ def _reads_run(run: Run | None, arrays: Mapping[str, Any], *, needs_both: bool =
     raise InputError.one(f"a figure takes either a run, or {wanted}", received, remedy)
 
 
-def _by_candidate(name: str, given: Any, what: str) -> Mapping[str, Any]:
-    if given is None or isinstance(given, Mapping):
-        return given or {}
-    remedy = f"Pass for instance {name}={{'LeNet': {what}}}."
-    raise InputError.one(f"{name} must be a dict by name", one_line(given), remedy)
+def _by_candidate(
+    arrays: Mapping[str, Any], convert: Callable[[str, Any], Any], example: str
+) -> list[dict[str, Any]]:
+    """Return each mapping with its values converted, by name of the candidate."""
+    for kind, values in arrays.items():
+        if values is not None and not isinstance(values, Mapping):
+            remedy = f"Pass for instance {kind}={{'LeNet': {example}}}."
+            raise InputError.one(f"{kind} must be a dict by name", one_line(values), remedy)
+    return [
+        {name: convert(f"{kind}[{name!r}]", value) for name, value in (values or {}).items()}
+        for kind, values in arrays.items()
+    ]
 
 
 def _numbers(name: str, values: Any) -> npt.NDArray[np.float64]:
@@ -365,7 +359,3 @@ def _curve(name: str, curve: Any) -> tuple[tuple[float, ...], tuple[float, ...]]
         shapes = f"shapes {times.shape} and {values.shape}"
         refuse([Problem(rule, shapes, "Pass two arrays of one length.")])
     return tuple(times.tolist()), tuple(values.tolist())
-
-
-def _line(name: str, curve: Curve) -> Points:
-    return tuple(zip(*_curve(name, curve), strict=True))

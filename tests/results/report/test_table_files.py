@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
-from asynckfold.results.report.charts.scores import draw_scores
 
 from asynckfold.cli import main
+from asynckfold.results.cv_results import read_results
 from asynckfold.results.report import charts
-from asynckfold.results.report.charts import files
-from asynckfold.results.report.ranking_tables import table_files
+from asynckfold.results.report.charts import drawings
 from asynckfold.results.report.summary import Summary, summarize
+from asynckfold.results.report.table_files import table_files
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
@@ -33,8 +33,15 @@ def summary(run: Path) -> Summary:
         return summarize(store)
 
 
-def test_the_ranking_is_a_table_in_markdown_whatever_names_hold(summary: Summary) -> None:
-    head, ruler, *rows = table_files(summary)["results.md"].decode().splitlines()
+def tables(run: Path) -> dict[str, bytes]:
+    with RunStore.read(run) as store:
+        return table_files(read_results(store), summarize(store))
+
+
+def test_the_ranking_is_a_table_in_markdown_whatever_names_hold(
+    run: Path, summary: Summary
+) -> None:
+    head, ruler, *rows = tables(run)["results.md"].decode().splitlines()
     assert head.startswith("| rank | model | LR schedule | accuracy | f1 | 95 % interval | diff")
     assert len(rows) == 3
     cells = [re.split(r" (?<!\\)\| ", f" {line[1:-1]}") for line in (ruler, *rows)]
@@ -49,8 +56,8 @@ def test_the_ranking_is_a_table_in_markdown_whatever_names_hold(summary: Summary
     )
 
 
-def test_the_ranking_is_a_booktabs_table_whatever_names_hold(summary: Summary) -> None:
-    text = table_files(summary)["results.tex"].decode()
+def test_the_ranking_is_a_booktabs_table_whatever_names_hold(run: Path) -> None:
+    text = tables(run)["results.tex"].decode()
     package, verdict, *table = text.splitlines()
     assert package == "% \\usepackage{booktabs}"
     assert verdict.startswith("% ")
@@ -68,15 +75,14 @@ def test_the_ranking_is_a_booktabs_table_whatever_names_hold(summary: Summary) -
 
 @pytest.fixture
 def _one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "FIGURES", {"scores": draw_scores})
-    monkeypatch.setattr(charts, "draw", lambda summary: ())
+    monkeypatch.setattr(drawings, "FIGURES", {"scores": drawings.draw_scores})
 
 
 @pytest.mark.usefixtures("_one_figure")
 @pytest.mark.parametrize("kind", ["svg", "pdf"])
 def test_figures_are_vectors_and_the_same_each_time(summary: Summary, kind: str) -> None:
     begins = {"svg": b"<?xml", "pdf": b"%PDF"}
-    one, other = files.figure_files(summary, kind), files.figure_files(summary, kind)
+    one, other = charts.draw(summary, kind), charts.draw(summary, kind)
     data = one[f"scores.{kind}"]
     assert data.startswith(begins[kind])
     assert one == other

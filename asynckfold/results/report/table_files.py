@@ -1,14 +1,22 @@
-"""The ranking as a table for a README (Markdown) or a paper (LaTeX with ``booktabs``)."""
+"""The tables beside the page: CSV, and the ranking for a README (Markdown) or a paper (LaTeX)."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
+from asynckfold.jobs.result import Epoch
+from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.verdict import p_value
 from asynckfold.system.plain_text import one_line
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _WORDS = 3
 """Columns that are aligned to the left: rank, model, LR schedule."""
@@ -25,13 +33,54 @@ _LATEX = str.maketrans(
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
 
-def table_files(summary: Summary) -> dict[str, bytes]:
+# Beginnings of formulas in spreadsheets (OWASP, "CSV Injection").
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+def table_files(results: CVResults, summary: Summary) -> dict[str, bytes]:
     """Return the tables by the names of their files."""
+    import pandas as pd
+
+    candidates, epochs = results.to_frame(), results.to_frame("epoch")
+    candidates["rank"] = candidates["rank"].astype("Int64")
+    candidates["fingerprint"] = results.fingerprint
+    candidates["bit_identity"] = str(results.bit_identity)
+    if epochs.empty:
+        names = ["model", "scheduler", "repeat", "fold", "epoch"]
+        epochs = pd.DataFrame(columns=[*names, *(item.name for item in fields(Epoch)[1:-1])])
     header, *rows = ranking(summary)
     return {
+        "results.csv": csv_table(candidates),
+        "folds.csv": csv_table(results.to_frame("fold")),
+        "epochs.csv": csv_table(epochs),
         "results.md": markdown(header, rows).encode(),
         "results.tex": latex(header, rows, str(summary.verdict)).encode(),
     }
+
+
+def csv_table(frame: pd.DataFrame) -> bytes:
+    """Return a data frame as UTF-8 CSV in which no cell is a formula.
+
+    >>> import pandas as pd
+    >>> csv_table(pd.DataFrame({"model": ["=1+1"], "score": [-0.5]}))
+    b"model,score\\r\\n'=1+1,-0.5\\r\\n"
+    """
+    safe = frame.rename(columns=_cell).map(_cell)
+    return str(safe.to_csv(index=False, lineterminator="\r\n")).encode()
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = clean(value, ERROR_LIMIT)
+    return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def ranking(summary: Summary) -> list[list[str]]:
