@@ -171,7 +171,7 @@ def test_the_report_shows_waits_and_memory_of_each_attempt(root: Path) -> None:
         summary, found = summarize(store), packing_of(store)
     assert summary.packing == found
     bars = {(bar.job, bar.attempt): bar for bar in summary.bars}
-    assert bars[B0, 1].waits == ("3.0 s for cores: 2 of 2 busy",)
+    assert [str(wait) for wait in bars[B0, 1].waits] == ["3.0 s for cores: 2 of 2 busy"]
     assert [bars[B0, number].memory for number in (1, 2, 3)] == [7, None, None]
     assert [bars[B0, number].peak_memory for number in (1, 2, 3)] == [None, None, 50]
     assert bars[A0, 1].expected == 2.5

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Result, cause
 from asynckfold.results.outcome import Outcome
@@ -32,7 +33,7 @@ class Bar:
     expected: float  # seconds of the whole job
     memory: int | None  # bytes reserved; None if not known
     peak_memory: int | None  # bytes of the whole process, torch included; None if not known
-    waits: tuple[str, ...]  # what the job waited for before, and how long
+    waits: tuple[Wait, ...]  # before it
     changes: tuple[tuple[float, tuple[int, ...]], ...] = ()  # cores held from a later moment on
     score: float = math.nan  # by the first metric; NaN without a result
     node: str = ""  # its name, in a cluster
@@ -110,7 +111,9 @@ def bars(
                 expected=item.expected,
                 memory=item.memory,
                 peak_memory=result.peak_memory if result and is_last else None,
-                waits=tuple(clean(wait, ERROR_LIMIT) for wait in item.waits),
+                waits=tuple(
+                    replace(wait, text=clean(wait.text, ERROR_LIMIT)) for wait in item.waits
+                ),
                 changes=item.changes,
                 score=result.scores.get(metric, math.nan) if result and is_last else math.nan,
                 node=clean(item.node),

@@ -296,9 +296,7 @@ def waits(run: Summary) -> PageTable:
     found: dict[str, list[float]] = {}
     for bar in run.bars:
         for wait in bar.waits:
-            seconds, _, reason = wait.partition(" s for ")
-            known = seconds.replace(".", "", 1).isdecimal()
-            found.setdefault(reason or wait, []).append(float(seconds) if known else math.nan)
+            found.setdefault(wait.text, []).append(wait.seconds)
     rows = [
         (reason, len(seconds), say.seconds(max(seconds)))
         for reason, seconds in sorted(found.items(), key=lambda item: -len(item[1]))
@@ -320,7 +318,7 @@ def attempts(run: Summary) -> PageTable:
             f"{say.seconds(bar.end - bar.start)} ({say.seconds(bar.expected)})",
             f"{say.gibibytes(bar.peak_memory)} ({say.gibibytes(bar.memory)})",
             bar.outcome,
-            "; ".join(bar.waits),
+            "; ".join(map(str, bar.waits)),
         )
         for bar in run.bars[:ROWS]
     ]

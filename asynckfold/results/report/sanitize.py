@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job
 from asynckfold.system.plain_text import plain
 
@@ -41,6 +42,8 @@ def shown(job: Job) -> Job:
 
 def plain_data(value: Any) -> Any:
     """Return dataclasses and mappings as plain data for JSON: NaN and infinities become None."""
+    if isinstance(value, Wait):
+        return str(value)
     if is_dataclass(value):
         return {item.name: plain_data(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):

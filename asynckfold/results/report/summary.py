@@ -275,7 +275,8 @@ def command(about: Mapping[str, Any]) -> str:
     return clean(text, ERROR_LIMIT)
 
 
-PICTURES = "oof/pictures.npz"
+PICTURES, LARGEST = "oof/pictures.npz", 64
+"""File of the pictures of hard samples; their most, and the most pixels of an edge."""
 
 
 def pictures_of(store: RunReader) -> Mapping[int, str]:
@@ -286,7 +287,7 @@ def pictures_of(store: RunReader) -> Mapping[int, str]:
             samples, pictures = arrays["samples"], arrays["pictures"]
     except (AsyncKFoldError, OSError, ValueError, KeyError, zipfile.BadZipFile):
         return {}
-    fits = pictures.ndim == 4 and pictures.shape[-1] in (1, 3)
+    fits = pictures.ndim == 4 and pictures.shape[-1] in (1, 3) and max(pictures.shape) <= LARGEST
     if not fits or pictures.dtype != np.uint8 or samples.shape != pictures.shape[:1]:
         return {}
     return {int(index): _address(picture) for index, picture in zip(samples, pictures, strict=True)}
