@@ -18,10 +18,10 @@ file that was changed or damaged is refused.
 
     run_store   RunStore writes         reader      RunReader reads
     opening     open a run, or say what is wrong with the folder or the plan
-    run_file    transactions            snapshot    one moment of run.db for readers
-    database    tables and checksums    splits      splits.npz
+    run_file    transactions            database    tables and checksums
     upkeep      the folder of a run     lock        who holds the run
     records     values in run.db        layout      names on disk
+    splits      splits.npz
 """
 
 from __future__ import annotations

@@ -1,19 +1,44 @@
-"""Open a run to read it, or say what is wrong with the folder, or with a plan for it."""
+"""Open a run to read it, or say what is wrong with the folder, or with a plan for it.
+
+A reader sees one moment of ``run.db`` and does not hold up its writer: one transaction copies every
+table but ``outputs``, nearly all of a large file, to memory. Outputs are read on demand from
+``run.db``: those of a recorded result never change.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import sqlite3
 from collections.abc import Collection, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 
-from asynckfold.errors import PlanMismatchError, Problem, StoreCorruptError, nearest, refuse
+from asynckfold.errors import (
+    PlanMismatchError,
+    Problem,
+    StorageError,
+    StoreCorruptError,
+    nearest,
+    refuse,
+)
 from asynckfold.jobs.digests.changes import WEIGHTS
 from asynckfold.jobs.plan import Plan
+from asynckfold.store.database import (
+    BUSY,
+    BUSY_SECONDS,
+    SQLITE_FAULTS,
+    STATEMENTS,
+    check_files,
+    check_pages,
+    check_rows,
+    check_schema,
+    from_sqlite,
+)
 from asynckfold.store.layout import DATABASE, initial_weights, path_problems
+from asynckfold.store.lock import holder_of
 from asynckfold.store.reader import RunReader
 from asynckfold.store.run_file import RunFile
-from asynckfold.store.snapshot import snapshot
 from asynckfold.system.files import reading_error
 
 _ANEW = "resume='never' to train everything again: the old folder is kept under another name"
@@ -112,3 +137,81 @@ def _remedy(root: Path, stored: Plan, plan: Plan, difference: str) -> str:
             f"model.load_state_dict(safetensors.torch.load_file({str(kept[0])!r}))."
         )
     return remedy + _SEED * bool(models)
+
+
+def snapshot(root: Path) -> sqlite3.Connection:
+    """Return a connection that sees what is committed now; everything in it was checked.
+
+    Raises
+    ------
+    StoreCorruptError
+        ``run.db`` is damaged, or no run.
+    StorageError
+        It cannot be read now.
+    """
+    refuse(path_problems(root))
+    check_files(root)
+    path = root / DATABASE
+    try:
+        db = _open_to_read(path)
+        try:
+            _copy(db, path)
+        except BaseException:
+            db.close()
+            raise
+    except MemoryError as error:
+        raise StorageError(errno.ENOMEM, f"{path} does not fit into memory") from error
+    except sqlite3.IntegrityError as error:
+        raise StoreCorruptError(f"{path} is damaged: {error}") from error
+    except SQLITE_FAULTS as error:
+        raise from_sqlite(error, root, reading_error) from error
+    return db
+
+
+def _copy(db: sqlite3.Connection, path: Path) -> None:
+    """Copy tables to temporary ones, which hide those of the same name, and check them."""
+    copied = [table for table in STATEMENTS if table != "outputs"]
+    db.execute("PRAGMA temp_store = MEMORY")
+    db.execute("BEGIN")
+    check_schema(db, path)
+    for table in copied:
+        check_pages(db, path, table)
+        db.execute(STATEMENTS[table].replace("CREATE TABLE", "CREATE TEMP TABLE", 1))
+        db.execute(f"INSERT INTO temp.{table} SELECT * FROM main.{table}")
+    db.execute("COMMIT")
+    for table in copied:
+        check_rows(db, table, path)
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    try:
+        return _opened(path, "ro")
+    except sqlite3.OperationalError as error:
+        # A killed writer leaves a journal that only a writer may roll back.
+        if str(error) == BUSY or holder_of(path.parent):
+            raise
+        if not os.access(path, os.W_OK):
+            raise StorageError(
+                errno.EROFS,
+                f"{path} has an unfinished commit and is read-only here. Open it once where it is "
+                "writable: this rolls the commit back",
+            ) from None
+        _opened(path, "rw").close()
+        return _opened(path, "ro")
+
+
+def _opened(path: Path, mode: str) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}",
+        uri=True,
+        isolation_level=None,
+        timeout=BUSY_SECONDS,
+    )
+    try:
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.execute("PRAGMA cell_size_check = ON")
+        db.execute("SELECT COUNT(*) FROM meta").fetchone()
+    except BaseException:
+        db.close()
+        raise
+    return db

@@ -28,7 +28,7 @@ from asynckfold import (
     StoreCorruptError,
     load_results,
 )
-from asynckfold.store import database, snapshot
+from asynckfold.store import database, opening
 from asynckfold.system.signals import ENDINGS
 from tests.toy import Tiny, adam, samples
 
@@ -192,7 +192,7 @@ def test_a_job_that_removes_the_run_is_named_as_the_cause(root: Path) -> None:
 def test_a_file_system_without_locks_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite says of both that the file is locked."""
     call(root)
-    monkeypatch.setattr(snapshot, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(opening, "BUSY_SECONDS", 0.01)
     other = sqlite3.connect(root / "run.db", isolation_level=None)
     try:
         other.execute("BEGIN EXCLUSIVE")
