@@ -876,18 +876,6 @@ def test_a_library_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_a_digest_costs_little(tmp_path: Path) -> None:
-    """Measured: 10 ms for the project on a quiet core; the bound is for busy ones."""
-    import time
-
-    folder = written(tmp_path / "project", PROJECT)
-    with imported(folder) as module:
-        bytecode.digest.cache_clear()
-        started = time.process_time()
-        parts_of(module)
-        assert time.process_time() - started < 0.5
-
-
 # Plans
 
 
