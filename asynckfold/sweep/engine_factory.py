@@ -39,11 +39,6 @@ class Engines:
     max_wait: float | None
     cluster: RayCluster | None = None
 
-    @property
-    def has_workers(self) -> bool:
-        """Whether worker processes of this package train, so that a model can be timed."""
-        return self.pool is not None or self.cluster is not None
-
     @contextmanager
     def __call__(self, bundle: Any) -> Iterator[Engine]:
         """Start an engine for a bundle; it is closed with the context."""

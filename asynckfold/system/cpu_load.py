@@ -39,7 +39,7 @@ class OwnUse:
 
 
 def foreign_shares(
-    busy: Mapping[int, float], own: Sequence[OwnUse], window: float
+    busy: Mapping[int, float], uses: Sequence[OwnUse], window: float
 ) -> dict[int, float]:
     """Return the share of each core that others used, 0 to 1; NaN if unknown.
 
@@ -55,7 +55,7 @@ def foreign_shares(
     {0: 0.0, 1: 0.5}
     """
     left = dict(busy)
-    for use in sorted(own, key=lambda use: not use.pinned):
+    for use in sorted(uses, key=lambda use: not use.pinned):
         if math.isnan(use.seconds):
             left |= {core: math.nan for core in use.cores if use.pinned and core in left}
         else:
@@ -117,6 +117,43 @@ def next_state(before: CoreState | None, share: float, window: float, now: float
     return CoreState(smooth, busy, now)
 
 
+CHANGE_SECONDS, MOST_CHANGES = 60.0, 2
+"""At most two changes a minute. A change is followed at once, in both directions. After the second
+one all cores keep their state until the first is a minute old, so that load that comes and goes
+does not move jobs all the time."""
+
+
+@dataclass(frozen=True)
+class BusyCores:
+    """The cores left to others, and the times of recent changes."""
+
+    busy: frozenset[int]
+    changes: tuple[float, ...] = ()
+
+
+def with_hysteresis(before: BusyCores | None, busy: frozenset[int], now: float) -> BusyCores:
+    """Return the new state, given the cores that others use now.
+
+    Examples
+    --------
+    >>> state = None
+    >>> for now, busy in [(0.0, ()), (1.0, (1,)), (5.0, ()), (9.0, (1,)), (61.0, (1,))]:
+    ...     state = with_hysteresis(state, frozenset(busy), now)
+    ...     print(now, sorted(state.busy))
+    0.0 []
+    1.0 [1]
+    5.0 []
+    9.0 []
+    61.0 [1]
+    """
+    if before is None:
+        return BusyCores(busy)
+    recent = tuple(moment for moment in before.changes if now - moment < CHANGE_SECONDS)
+    if busy == before.busy or len(recent) == MOST_CHANGES:
+        return BusyCores(before.busy, recent)
+    return BusyCores(busy, (*recent, now))
+
+
 @dataclass(frozen=True)
 class _Counters:
     """Counters at one moment, and the pinned cores of own processes."""
@@ -145,7 +182,7 @@ class LoadSampler:
         self._states = {core: next_state(None, math.nan, 0.0, 0.0) for core in self.cores}
         self._last = self._read(_this_process())
 
-    def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
+    def sample(self, workers: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """Read the counters if the last reading is at least a window ago.
 
         The first reading may come earlier and counts only if no core is busy: a short sweep on an
@@ -153,18 +190,18 @@ class LoadSampler:
 
         Parameters
         ----------
-        own : Mapping of int to tuple of int, optional
+        workers : Mapping of int to tuple of int, optional
             Processes started by this run and their pinned cores, empty for none; their children
-            count as theirs. The calling process and its `background` are always own, its other
+            count as theirs. The calling process and its `background` always count, its other
             children are not.
         """
         elapsed = self._clock() - self._last.at
         if elapsed < WINDOW_SECONDS:
             # Warm workers exist before a run and must not count as foreign later.
-            self._register(own or {})
+            self._register(workers or {})
             if elapsed < EARLY_SECONDS or self.known:
                 return
-        family = self._family(dict(own or {}))
+        family = self._family(dict(workers or {}))
         last, now = self._last, self._read(family)
         window = now.at - last.at
         busy = {core: _delta(last.cores, now.cores, core) for core in self.cores}
@@ -224,26 +261,26 @@ class LoadSampler:
         )
         if any(map(math.isnan, cores)):
             return self._usage
-        own = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
-        return sum(cores), min(own, sum(cores)), cores
+        used = sum(use.seconds for use in uses if not math.isnan(use.seconds)) / window
+        return sum(cores), min(used, sum(cores)), cores
 
     def _own_use(
         self, pid: int, pinned: tuple[int, ...], last: _Counters, now: _Counters
     ) -> OwnUse:
-        found = now.processes.get(pid)
+        reading = now.processes.get(pid)
         before = {key: value[0] for key, value in last.processes.items()}
         if pid not in before and self._age(pid) <= now.at - last.at:
             before[pid] = 0.0
-        seconds = _delta(before, {} if found is None else {pid: found[0]}, pid)
+        seconds = _delta(before, {} if reading is None else {pid: reading[0]}, pid)
         # A process pinned within the window may have used other cores before.
         moved = last.pins.get(pid, pinned) != pinned
-        if found is None or (pinned and not moved):
+        if reading is None or (pinned and not moved):
             return OwnUse(seconds, pinned, bool(pinned))
         others = sorted(
-            (core for core in self.cores if core != found[1]),
+            (core for core in self.cores if core != reading[1]),
             key=lambda core: -_known(_delta(last.cores, now.cores, core)),
         )
-        return OwnUse(seconds, (found[1], *others), False)
+        return OwnUse(seconds, (reading[1], *others), False)
 
     def _age(self, pid: int) -> float:
         try:
@@ -251,26 +288,27 @@ class LoadSampler:
         except UNREADABLE:
             return math.inf
 
-    def _register(self, own: Mapping[int, tuple[int, ...]]) -> None:
-        """Record the use so far of own processes that are new since the last reading."""
-        new = {pid: pins for pid, pins in own.items() if pid not in self._last.processes}
+    def _register(self, workers: Mapping[int, tuple[int, ...]]) -> None:
+        """Record the use so far of workers that are new since the last reading."""
+        new = {pid: pins for pid, pins in workers.items() if pid not in self._last.processes}
         if new:
-            found = {**self._last.processes, **self._processes(new)}
-            self._last = replace(self._last, processes=found, pins={**self._last.pins, **new})
+            processes = {**self._last.processes, **self._processes(new)}
+            pins = {**self._last.pins, **new}
+            self._last = replace(self._last, processes=processes, pins=pins)
 
-    def _family(self, own: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-        """Return own processes, their descendants with inherited cores, and this process."""
-        if own and self._clock() - self._parents_at >= CHILDREN_SECONDS:
+    def _family(self, workers: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        """Return the workers, their descendants with inherited cores, and this process."""
+        if workers and self._clock() - self._parents_at >= CHILDREN_SECONDS:
             try:
                 self._parents = dict(self._readers.descendants())
             except UNREADABLE:
                 self._parents = {}  # their use then counts as foreign
             self._parents_at = self._clock()
-        family = dict(own)
+        family = dict(workers)
         for pid in self._parents:
-            ancestor = next((name for name in self._ancestors(pid) if name in own), None)
+            ancestor = next((name for name in self._ancestors(pid) if name in workers), None)
             if ancestor is not None:
-                family[pid] = own[ancestor]
+                family[pid] = workers[ancestor]
         return {**_this_process(), **family}
 
     def _ancestors(self, pid: int) -> Iterator[int]:
@@ -279,17 +317,17 @@ class LoadSampler:
             yield pid
             pid = self._parents.get(pid, 0)
 
-    def _read(self, own: Mapping[int, tuple[int, ...]]) -> _Counters:
+    def _read(self, pins: Mapping[int, tuple[int, ...]]) -> _Counters:
         try:
-            found = self._readers.core_seconds()
-            cores = {core: float(value) for core, value in found.items() if value >= 0}
+            seconds = self._readers.core_seconds()
+            cores = {core: float(value) for core, value in seconds.items() if value >= 0}
         except UNREADABLE:
             cores = {}
-        return _Counters(self._clock(), cores, self._processes(own), dict(own))
+        return _Counters(self._clock(), cores, self._processes(pins), dict(pins))
 
-    def _processes(self, own: Iterable[int]) -> dict[int, tuple[float, int]]:
+    def _processes(self, pids: Iterable[int]) -> dict[int, tuple[float, int]]:
         processes = {}
-        for pid in own:
+        for pid in pids:
             try:
                 seconds, core = self._readers.process(pid)
                 processes[pid] = (float(seconds), int(core))

@@ -57,12 +57,12 @@ def receive(pipe: Connection[Any, Any], count: int) -> list[int]:
         os.read(pipe.fileno(), 1)
         raise
     with channel:
-        _, found, _, _ = socket.recv_fds(channel, 1, count)
-    if len(found) < count:
-        for descriptor in found:
+        _, descriptors, _, _ = socket.recv_fds(channel, 1, count)
+    if len(descriptors) < count:
+        for descriptor in descriptors:
             os.close(descriptor)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    return found
+    return descriptors
 
 
 def as_socket(pipe: Connection[Any, Any]) -> socket.socket:

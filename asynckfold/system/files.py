@@ -210,10 +210,10 @@ def _step(outer: int, place: Path, make: bool) -> int:
 def _planted(path: Path, folder: int, wanted: str) -> StorageError:
     """Return the error for an entry that has the name of a file or folder of the run."""
     mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
-    found, number = _KINDS[stat.S_IFMT(mode)]
+    kind, number = _KINDS[stat.S_IFMT(mode)]
     return StorageError(
         number if wanted == "a file" else errno.ENOTDIR,
-        f"{path} is {found} where {wanted} of the run belongs, and is neither followed nor opened. "
+        f"{path} is {kind} where {wanted} of the run belongs, and is neither followed nor opened. "
         "Remove it and run the same command again",
     )
 
@@ -329,14 +329,14 @@ def _locked(descriptor: int, folder: Path, wait_s: float) -> bool:
 
 
 def _wrong(folder: int, recorded: Mapping[str, str | None]) -> dict[str, str]:
-    found = {}
+    problems = {}
     for name, digest in recorded.items():
         if not _is_file(name, folder):
-            found[name] = "it is missing or not a regular file"
+            problems[name] = "it is missing or not a regular file"
         elif digest is not None and _digest(name, folder) != digest:
             os.rename(name, f"{name}.bad", src_dir_fd=folder, dst_dir_fd=folder)
-            found[name] = f"its SHA-256 differs; it was renamed to {name}.bad"
-    return found
+            problems[name] = f"its SHA-256 differs; it was renamed to {name}.bad"
+    return problems
 
 
 def _is_file(name: str, folder: int) -> bool:

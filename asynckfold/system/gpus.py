@@ -6,8 +6,8 @@ order of the PCI bus; the slices of a GPU follow one another.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from runpy import run_path
 from typing import Any, NamedTuple
 
 from asynckfold.jobs.placement import Gpu
+from asynckfold.system.cpu_load import BusyCores, CoreState, next_state, with_hysteresis
 from asynckfold.system.readers import UNREADABLE
 
 
@@ -62,7 +63,7 @@ class GpuReading:
     """The GPUs that this run may use, their names, and why others are missing.
 
     `others` is the share of time that other processes use, by index, of GPUs on which NVML tells
-    own processes from others; `failures` counts the visible GPUs that cannot be used.
+    this run from others; `failures` counts the visible GPUs that cannot be used.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -82,7 +83,7 @@ class _Device(NamedTuple):
 
 
 def read_gpus(
-    nvml: Any, devices: str | Sequence[int | str], visible: str | None, own: Collection[int] = ()
+    nvml: Any, devices: str | Sequence[int | str], visible: str | None, pids: Collection[int] = ()
 ) -> GpuReading:
     """Read each GPU that torch would see, without a CUDA context.
 
@@ -96,30 +97,31 @@ def read_gpus(
         What the user chose.
     visible : str or None
         ``CUDA_VISIBLE_DEVICES``; numbers count in the order of the PCI bus.
-    own : collection of int
-        Own processes, whose memory becomes ``Gpu.own``.
+    pids : collection of int
+        Processes of this run, whose memory becomes ``Gpu.own``.
     """
     if devices == "cpu":
         return GpuReading(reason="devices is 'cpu'")
     errors = (nvml.NVMLError, *UNREADABLE)
     try:
-        found = [item for n in range(nvml.nvmlDeviceGetCount()) for item in _devices(nvml, n)]
+        all_devices = [item for n in range(nvml.nvmlDeviceGetCount()) for item in _devices(nvml, n)]
     except errors as error:
         return GpuReading(reason=f"NVML cannot list the GPUs: {error}", failures=1)
-    order = visible_order(visible, [item.uuid for item in found], [item.number for item in found])
-    asked = range(len(order)) if isinstance(devices, str) else dict.fromkeys(devices)
+    uuids, numbers = [item.uuid for item in all_devices], [item.number for item in all_devices]
+    order = visible_order(visible, uuids, numbers)
+    indices = range(len(order)) if isinstance(devices, str) else dict.fromkeys(devices)
     gpus, names, reasons, others, failures = [], [], [], {}, 0
-    for index in asked:
+    for index in indices:
         if isinstance(index, str):
             continue
         if not 0 <= index < len(order):
             reasons.append(f"GPU {index} is not there: {len(order)} visible")
             continue
-        device = found[order[index]]
+        device = all_devices[order[index]]
         try:
             if device.failure:
                 raise ValueError(device.failure)
-            gpu, use = _read_gpu(nvml, device, index, own)
+            gpu, use = _read_gpu(nvml, device, index, pids)
             names.append(_text(nvml.nvmlDeviceGetName(device.handle)))
             gpus.append(gpu)
             if use is not None:
@@ -128,7 +130,7 @@ def read_gpus(
             reasons.append(f"GPU {index} cannot be read: {error}")
             failures += 1
     if not order:
-        reasons.append(_none_visible(len(found), visible))
+        reasons.append(_none_visible(len(all_devices), visible))
     return GpuReading(tuple(gpus), tuple(names), "; ".join(reasons), others, failures)
 
 
@@ -156,34 +158,31 @@ def _devices(nvml: Any, number: int) -> Iterator[_Device]:
 
 
 def _read_gpu(
-    nvml: Any, device: _Device, index: int, own: Collection[int]
+    nvml: Any, device: _Device, index: int, pids: Collection[int]
 ) -> tuple[Gpu, float | None]:
     memory = nvml.nvmlDeviceGetMemoryInfo(device.handle)
     free, total = int(memory.free), int(memory.total)
-    if not 0 <= free <= total:
-        raise ValueError(f"{free} of {total} bytes are free")
     try:
         use = nvml.nvmlDeviceGetUtilizationRates(device.handle).gpu / 100
     except (nvml.NVMLError, *UNREADABLE):
         use = 0.0  # not reported by some GPUs, nor by slices; memory decides
-    use = use if 0 <= use <= 1 else 0.0
-    holders = _holders(nvml, device.handle, own)
+    holders = _holders(nvml, device.handle, pids)
     held = min(sum(holders.values()), total - free)
-    others = _used_by_others(nvml, device.handle, own) if holders else None
+    others = _used_by_others(nvml, device.handle, pids) if holders else None
     return Gpu(index, free, total, use, held, device.uuid), others
 
 
-def _holders(nvml: Any, handle: Any, own: Collection[int]) -> dict[int, int]:
-    """Return the bytes by own process; nothing if NVML does not know, as in a container."""
+def _holders(nvml: Any, handle: Any, pids: Collection[int]) -> dict[int, int]:
+    """Return the bytes by process of this run; nothing if NVML does not know, as in a container."""
     try:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        sizes = {item.pid: int(item.usedGpuMemory or 0) for item in running if item.pid in own}
+        sizes = {item.pid: int(item.usedGpuMemory or 0) for item in running if item.pid in pids}
     except (nvml.NVMLError, *UNREADABLE):
         return {}
     return {pid: max(0, size) for pid, size in sizes.items()}
 
 
-def _used_by_others(nvml: Any, handle: Any, own: Collection[int]) -> float | None:
+def _used_by_others(nvml: Any, handle: Any, pids: Collection[int]) -> float | None:
     """Return the share of time that other processes use; None if unknown."""
     try:
         samples = nvml.nvmlDeviceGetProcessUtilization(handle, 0)
@@ -192,7 +191,7 @@ def _used_by_others(nvml: Any, handle: Any, own: Collection[int]) -> float | Non
         shares = [
             share
             for pid, (at, share) in latest.items()
-            if pid not in own and newest - at < RECENT_MICROSECONDS
+            if pid not in pids and newest - at < RECENT_MICROSECONDS
         ]
     except (nvml.NVMLError, *UNREADABLE):
         return None
@@ -232,10 +231,10 @@ def visible_order(
         return tuple(range(len(uuids)))
     order: list[int] = []
     for entry in visible.split(","):
-        found = _by_entry(entry.strip(), uuids, numbers or range(len(uuids)))
-        if not found:
+        devices = _by_entry(entry.strip(), uuids, numbers or range(len(uuids)))
+        if not devices:
             break
-        order += found
+        order += devices
     return tuple(order) if len(set(order)) == len(order) else ()
 
 
@@ -244,3 +243,36 @@ def _by_entry(entry: str, uuids: Sequence[str], numbers: Sequence[int]) -> list[
         return [at for at, number in enumerate(numbers) if number == int(entry)]
     matches = [at for at, uuid in enumerate(uuids) if entry and uuid.startswith(entry)]
     return matches if len(matches) == 1 else []
+
+
+SETTLE_SECONDS = 2.0
+"""The driver reports the use of up to a second ago: so long an ended job may still be seen."""
+
+
+class GpuLoad:
+    """The GPUs that are left to others."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._states: dict[int, CoreState] = {}
+        self._held_at: dict[int, float] = {}
+        self._busy: BusyCores | None = None
+
+    def marked(self, reading: GpuReading, held: Collection[int]) -> tuple[Gpu, ...]:
+        """Return the GPUs, those that others keep busy marked; jobs of this run hold `held`."""
+        now = self._clock()
+        for gpu in reading.gpus:
+            if gpu.index in held:
+                self._held_at[gpu.index] = now
+            share = reading.others.get(gpu.index)
+            if share is None and now - self._held_at.get(gpu.index, -SETTLE_SECONDS) < (
+                SETTLE_SECONDS
+            ):
+                continue  # it is unknown who uses it: its last state stays
+            before = self._states.get(gpu.index)
+            window = 0.0 if before is None else now - before.known_at
+            share = gpu.use if share is None else share
+            self._states[gpu.index] = next_state(before, share, window, now)
+        busy = frozenset(index for index, state in self._states.items() if state.busy)
+        self._busy = with_hysteresis(self._busy, busy, now)
+        return tuple(replace(gpu, busy=gpu.index in self._busy.busy) for gpu in reading.gpus)

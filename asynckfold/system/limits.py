@@ -58,13 +58,13 @@ def limits(host: Host | None = None) -> tuple[Limit, ...]:
     )
 
 
-def binding_limit(found: Collection[Limit]) -> Limit:
+def binding_limit(every: Collection[Limit]) -> Limit:
     """Return the smallest limit, the first of equal ones.
 
     >>> binding_limit([Limit("affinity", 8), Limit("cgroup v2 quota", 2), Limit("x", None)]).name
     'cgroup v2 quota'
     """
-    known = [limit for limit in found if limit.cores is not None]
+    known = [limit for limit in every if limit.cores is not None]
     return min(known, key=lambda limit: limit.cores or 0)
 
 
@@ -134,14 +134,14 @@ def group_memory(host: Host | None = None) -> GroupMemory | None:
     Page cache that the kernel can drop (``inactive_file``) counts as free.
     """
     host = host or Host()
-    found = [
+    groups = [
         *(_memory(folder, "memory.max", "memory.current", "") for folder in _folders_v2(host)),
         *(
             _memory(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
             for folder in _folders_v1(host, "memory")
         ),
     ]
-    known = [group for group in found if group is not None]
+    known = [group for group in groups if group is not None]
     return min(known, key=lambda group: group.free) if known else None
 
 

@@ -3,7 +3,7 @@
 ::
 
     readers: busy seconds by core ────┐
-    readers: seconds of own processes ┴─ cpu_load ── hysteresis ──┐
+    readers: seconds of own processes ┴─ cpu_load, with hysteresis ┐
     readers, limits: available memory, control group ─────────────┼── Machine.load() → Load
     gpus: free memory and use of each visible GPU ────────────────┘
 
@@ -15,7 +15,6 @@ time.
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import sys
@@ -27,10 +26,13 @@ from typing import Any
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.system.cpu_load import WINDOW_SECONDS, LoadSampler
-from asynckfold.system.gpu_load import GpuLoad
-from asynckfold.system.gpus import GpuReading, load_nvml, read_gpus, why_unusable
-from asynckfold.system.hysteresis import BusyCores, with_hysteresis
+from asynckfold.system.cpu_load import (
+    WINDOW_SECONDS,
+    BusyCores,
+    LoadSampler,
+    with_hysteresis,
+)
+from asynckfold.system.gpus import GpuLoad, GpuReading, load_nvml, read_gpus, why_unusable
 from asynckfold.system.limits import (
     Host,
     Limit,
@@ -148,9 +150,9 @@ class Machine:
         self._gpu_load = GpuLoad(clock)
         self._busy: BusyCores | None = None
 
-    def sample(self, own: Mapping[int, tuple[int, ...]] | None = None) -> None:
+    def sample(self, workers: Mapping[int, tuple[int, ...]] | None = None) -> None:
         """Read the load; see `LoadSampler.sample`. Call it several times a second."""
-        self._sampler.sample(own)
+        self._sampler.sample(workers)
 
     @property
     def known(self) -> bool:
@@ -165,7 +167,7 @@ class Machine:
         self,
         n_jobs: int | None = None,
         running: Sequence[Placement] = (),
-        own: Mapping[int, tuple[int, ...]] | None = None,
+        workers: Mapping[int, tuple[int, ...]] | None = None,
         *,
         threads: int = 1,
     ) -> Load:
@@ -178,8 +180,8 @@ class Machine:
             that many cores are used in any case, and the load only decides which ones.
         running : sequence of Placement
             What runs now.
-        own : Mapping of int to tuple of int, optional
-            Own processes and their pinned cores.
+        workers : Mapping of int to tuple of int, optional
+            Processes of this run and their pinned cores.
         threads : int
             Threads of a job, for a number of jobs.
 
@@ -189,7 +191,7 @@ class Machine:
             Under a quota smaller than the affinity mask, `cores` are those of own jobs and the
             idlest others, so that containers on one host do not all use the first cores.
         """
-        self.sample(own)
+        self.sample(workers)
         most = self.max_cores if n_jobs is None else len(self.cores) - self._reserved
         count = max(1, most if n_jobs is None else min(most, n_jobs * threads))
         others = self._left()
@@ -197,9 +199,9 @@ class Machine:
         chosen = self._choose(count, running, busy)
         idle = tuple(core for core in self._sampler.idlest if core in chosen and core not in busy)
         held = {placement.gpu for placement in running if placement.gpu is not None}
-        gpus = self._gpu_load.marked(self.gpus(own or {}), held)
+        gpus = self._gpu_load.marked(self.gpus(workers or {}), held)
         available = self._available_memory()
-        memory = self._free_memory(available, own or {})
+        memory = self._free_memory(available, workers or {})
         if self.max_memory is not None:
             memory = min(memory, self.max_memory)
         _, mine, use = self.usage()
@@ -240,13 +242,13 @@ class Machine:
         others = [core for core in order if core not in held]
         return frozenset(dict.fromkeys([*held, *others[: max(0, count - len(set(held)))]]))
 
-    def free_memory(self, own: Mapping[int, tuple[int, ...]]) -> int:
-        """Return the bytes that all jobs may use: what is available, and what own workers hold."""
-        return self._free_memory(self._available_memory(), own)
+    def free_memory(self, workers: Mapping[int, tuple[int, ...]]) -> int:
+        """Return the bytes that all jobs may use: what is available, and what workers hold."""
+        return self._free_memory(self._available_memory(), workers)
 
-    def _free_memory(self, available: int | None, own: Mapping[int, tuple[int, ...]]) -> int:
+    def _free_memory(self, available: int | None, workers: Mapping[int, tuple[int, ...]]) -> int:
         # If unknown, one job runs at a time.
-        return (available or 0) + sum(self._private_memory(pid) for pid in own)
+        return (available or 0) + sum(self._private_memory(pid) for pid in workers)
 
     def _available_memory(self) -> int | None:
         available = _size(self._readers.available_memory)
@@ -259,12 +261,15 @@ class Machine:
         # The memory of a process that ended is already available.
         return _size(lambda: self._readers.private_memory(pid)) or 0
 
-    def gpus(self, own: Collection[int] = ()) -> GpuReading:
-        """Return the GPUs that may be used, or why there are none; `own` are own processes."""
+    def gpus(self, pids: Collection[int] = ()) -> GpuReading:
+        """Return the GPUs that may be used, or why there are none.
+
+        `pids` are the processes of this run.
+        """
         if self._nvml is None:
             return GpuReading(reason=self._nvml_reason or "devices is 'cpu'")
         visible = self._host.environ.get("CUDA_VISIBLE_DEVICES")
-        return read_gpus(self._nvml, self._devices, visible, {os.getpid(), *own})
+        return read_gpus(self._nvml, self._devices, visible, {os.getpid(), *pids})
 
     @property
     def gpu_note(self) -> str:
@@ -278,15 +283,18 @@ class Machine:
     def limits(self, n_jobs: int | None = None) -> tuple[Limit, ...]:
         """Return every limit on the cores, including the user's."""
         reserve = self.max_cores if self._reserved else None
-        asked = (Limit("reserve_cores", reserve), Limit("n_jobs", n_jobs))
-        return (*limits(self._host), *asked)
+        return (
+            *limits(self._host),
+            Limit("reserve_cores", reserve),
+            Limit("n_jobs", n_jobs),
+        )
 
     def describe(self, n_jobs: int | None = None) -> dict[str, Any]:
         """Return the machine as plain data, for ``asynckfold doctor`` and the store.
 
         Of the environment it contains only variables that control cores and devices.
         """
-        found, shares = self.limits(n_jobs), self._sampler.shares
+        every, shares = self.limits(n_jobs), self._sampler.shares
         return {
             "platform": platform.platform(),
             "python": platform.python_version(),
@@ -295,9 +303,9 @@ class Machine:
                 "model": _cpu_model(self._host),
                 "cores": os.cpu_count(),
                 "affinity": list(self.cores),
-                "allowed": binding_limit(found).cores,
-                "limit": binding_limit(found).name,
-                "limits": {limit.name: limit.cores for limit in found},
+                "allowed": binding_limit(every).cores,
+                "limit": binding_limit(every).name,
+                "limits": {limit.name: limit.cores for limit in every},
                 "foreign_load": {str(core): round(shares[core], 3) for core in self.cores},
                 "busy": sorted(self._sampler.busy),
             },
@@ -372,9 +380,8 @@ def _cpu_model(host: Host) -> str:
 
 
 def _size(read: Callable[[], float]) -> int | None:
-    """Read a number of bytes; None if that fails or makes no sense."""
+    """Read a number of bytes; None if that fails."""
     try:
-        size = read()
-        return int(size) if 0 <= size < math.inf else None
+        return int(read())
     except UNREADABLE:
         return None

@@ -58,22 +58,22 @@ def adopt_orphans() -> None:
 
 def children() -> set[int]:
     """Return the children of this process, including adopted ones; empty if unknown."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for thread in _threads(os.getpid()):
         with contextlib.suppress(OSError):
             words = (PROC / "self" / "task" / str(thread) / "children").read_text().split()
-            found.update(map(int, words))
-    return found
+            pids.update(map(int, words))
+    return pids
 
 
 def runaways() -> set[int]:
     """Return the children of this process that have left its session, as daemons do."""
-    found, own = set(), os.getsid(0)
+    pids, session = set(), os.getsid(0)
     for pid in children():
         with contextlib.suppress(OSError):
-            if os.getsid(pid) != own:
-                found.add(pid)
-    return found
+            if os.getsid(pid) != session:
+                pids.add(pid)
+    return pids
 
 
 def pin(pid: int, cores: Sequence[int]) -> bool:

@@ -72,13 +72,13 @@ def read_age(pid: int) -> float:
 
 def read_descendants() -> dict[int, int]:
     """Return the parent of each descendant of this process."""
-    found = {}
+    parents = {}
     for child in psutil.Process().children(recursive=True):
         try:
-            found[child.pid] = child.ppid()
+            parents[child.pid] = child.ppid()
         except psutil.NoSuchProcess:
             continue  # it ended between the two readings
-    return found
+    return parents
 
 
 def read_private_memory(pid: int) -> int:

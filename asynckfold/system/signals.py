@@ -10,8 +10,7 @@ checksum, or inside a library's lock. So while workers run and the store is writ
 only noted, and every wait checks for them. Elsewhere (reading the data, building a report) they
 raise at once, except in what must not be left halfway: the import of a compiled library, which may
 crash the process at once or at its exit, and `unbroken` functions. If a library wraps the exception
-it is still an interruption; if Python would drop it (in a finalizer, or a callback after an import)
-it is raised again.
+it is still an interruption.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from __future__ import annotations
 import _thread
 import math
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -99,11 +97,6 @@ class Interruption:
                 self._repeated = True
                 # This also wakes the main thread if it waits.
                 signal.pthread_kill(threading.main_thread().ident or 0, number)
-
-    def again(self) -> None:
-        """Raise again soon: the exception was dropped."""
-        self._raises_from = self.count
-        self._take_later(self._first)
 
     def forget(self) -> None:
         """Drop a postponed signal."""
@@ -200,24 +193,6 @@ def _must_wait(frame: FrameType | None) -> bool:
     return False
 
 
-@contextmanager
-def _undropped(signals: Interruption) -> Iterator[None]:
-    before = sys.unraisablehook
-
-    def hook(dropped: sys.UnraisableHookArgs) -> None:
-        if signals.count and isinstance(dropped.exc_value, InterruptedRunError):
-            signals.again()
-        else:
-            before(dropped)
-
-    sys.unraisablehook = hook
-    try:
-        yield
-    finally:
-        if sys.unraisablehook is hook:
-            sys.unraisablehook = before
-
-
 def _stems_from_interruption(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, InterruptedRunError):
         error = error.__context__ or error.__cause__
@@ -249,7 +224,7 @@ def listening() -> Iterator[Interruption]:
         for number, handler in before.items():
             if handler == _UNTOUCHED.get(number, signal.SIG_DFL):
                 signal.signal(number, mine)
-        with mine.owned(), _undropped(mine):
+        with mine.owned():
             yield mine
     finally:
         with mine.noted():

@@ -167,13 +167,15 @@ def is_terminal(*, stderr: bool = False) -> bool:
 
 def shows_links() -> bool:
     """Whether standard output is a terminal that is known to show OSC 8 as hyperlinks."""
-    found = os.environ
+    variables = os.environ
     return is_terminal() and (
-        any(name in found for name in _LINKING)
-        or found.get("TERM_PROGRAM", "") in ("ghostty", "iTerm.app", "vscode", "WezTerm")
-        or found.get("TERM", "").startswith(("alacritty", "foot", "xterm-kitty", "xterm-ghostty"))
+        any(name in variables for name in _LINKING)
+        or variables.get("TERM_PROGRAM", "") in ("ghostty", "iTerm.app", "vscode", "WezTerm")
+        or variables.get("TERM", "").startswith(
+            ("alacritty", "foot", "xterm-kitty", "xterm-ghostty")
+        )
         # Of GNOME's library; earlier ones showed the sequence.
-        or found.get("VTE_VERSION", "").rjust(4, "0") >= "5000"
+        or variables.get("VTE_VERSION", "").rjust(4, "0") >= "5000"
     )
 
 

@@ -38,11 +38,11 @@ def in_bytes(value: float | str | None, total: int) -> int:
     (250, 2048, 500, 2048)
     """
     if isinstance(value, str):
-        found = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z%]*)\s*", value)
-        unit = found[2].lower() if found else "?"
-        if found is None or (unit and unit not in UNITS):
+        match = re.fullmatch(r"\s*(\d+\.?\d*|\.\d+)\s*([a-zA-Z%]*)\s*", value)
+        unit = match[2].lower() if match else "?"
+        if match is None or (unit and unit not in UNITS):
             raise ValueError(f"no size: {value!r}")
-        number = float(found[1]) * UNITS.get(unit, 1)
+        number = float(match[1]) * UNITS.get(unit, 1)
         share = unit == "%" or (not unit and number <= 1)
         if share and number > 1:
             raise ValueError(f"no share: {value!r}")

@@ -679,33 +679,6 @@ def test_an_interruption_waits_for_the_import_of_a_compiled_library(name: str, w
     assert ended.returncode == 0, ended.stderr
 
 
-def test_an_interruption_that_python_would_drop_comes_again() -> None:
-    class Struck:
-        def __del__(self) -> None:
-            signal.raise_signal(signal.SIGINT)
-
-    class Broken:
-        def __del__(self) -> None:
-            raise ZeroDivisionError
-
-    def drop_both_and_wait() -> None:
-        Broken()
-        Struck()
-        time.sleep(GUARD)
-
-    dropped: list[Any] = []
-    began = time.monotonic()
-    before, sys.unraisablehook = sys.unraisablehook, dropped.append
-    try:
-        with pytest.raises(InterruptedRunError, match="SIGINT"), listening():
-            drop_both_and_wait()
-        assert time.monotonic() - began < GUARD
-        assert sys.unraisablehook == dropped.append
-    finally:
-        sys.unraisablehook = before
-    assert [item.exc_type for item in dropped] == [ZeroDivisionError]
-
-
 def test_what_a_library_makes_of_an_interruption_is_one_still() -> None:
     def library() -> None:
         try:

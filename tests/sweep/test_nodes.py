@@ -19,20 +19,12 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import NoRoomError, WorkerDiedError
 from asynckfold.jobs.messages import Started, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
-from asynckfold.jobs.result import DONE, Result
-from asynckfold.results.report import sentences
-from asynckfold.results.report.inline import timeline
-from asynckfold.results.report.summary import summarize
-from asynckfold.results.report.timeline import _gpu_lanes, _lanes
 from asynckfold.results.tables import fold_rows
-from asynckfold.results.utilization import packing_of
 from asynckfold.store import RunStore, Waiting
 from asynckfold.sweep.loop import Sweep
 from asynckfold.sweep.single_task import room
 from asynckfold.system.signals import Interruption
-from tests.results.test_utilization import A0, B0, B1, CHOICE, FOLDS, PLAN, TARGETS
 from tests.sweep.test_loop import Recording, done, open_store, store
-from tests.synthetic import FakeClockStore
 
 __all__ = ["store"]  # fixtures
 
@@ -287,57 +279,3 @@ def test_a_single_task_waits_until_one_node_is_open() -> None:
     engine.nodes = engine.nodes[:1]
     with pytest.raises(NoRoomError, match=r"no memory"):
         room(engine, 0.0, Interruption())
-
-
-def test_a_run_continues_on_nodes_and_the_timeline_has_a_lane_for_each_core(root: Path) -> None:
-    with FakeClockStore.hold(root) as store:
-        assert isinstance(store, FakeClockStore)
-        store.begin(PLAN, FOLDS, TARGETS, {"decision": CHOICE})
-        store.start_attempt(A0, (0, 1), 2, "cpu", 2.0, 0)
-        store.clock = 4.0
-        store.record(Result(A0, 1, DONE, {"accuracy": 1.0}))
-        alone = [label for label, _ in _lanes(summarize(store.reader).bars)]
-        store.start_attempt(B0, (0,), 1, "cpu", 2.0, 0, (), "x")
-        store.start_attempt(B1, (0,), 1, "cpu", 2.0, 0, (), "y")
-        store.clock = 6.0
-        for job in (B0, B1):
-            store.record(Result(job, 1, DONE, {"accuracy": 1.0}))
-    with RunStore.read(root) as reader:
-        summary, packing = summarize(reader), packing_of(reader)
-    assert alone == ["core 0", "core 1"]
-    lanes = {label: [bar.job for bar in row] for label, row in _lanes(summary.bars)}
-    assert lanes == {
-        "this machine, core 0": [A0],
-        "this machine, core 1": [A0],
-        "x, core 0": [B0],
-        "y, core 0": [B1],
-    }
-    drawn = timeline(summary)
-    assert drawn is not None
-    assert "x, core 0" in drawn
-    assert [sentences.ran_on(bar) for bar in summary.bars] == [
-        "cores 0, 1",
-        "core 0 of x",
-        "core 0 of y",
-    ]
-    assert packing is not None
-    # The plan knew of two cores; on three nodes jobs held four.
-    assert (packing.cores, packing.core_seconds) == (4, 8 + 2 + 2)
-    assert packing.held == pytest.approx(12 / 24)
-
-
-def test_each_gpu_of_each_node_has_a_lane(root: Path) -> None:
-    with FakeClockStore.hold(root) as store:
-        assert isinstance(store, FakeClockStore)
-        store.begin(PLAN, FOLDS, TARGETS)
-        store.start_attempt(A0, (0, 1), 1, "cuda:0,1", 2.0, 0, (), "x")
-        store.start_attempt(B0, (0,), 1, "cuda:0", 2.0, 0, (), "y")
-        store.clock = 6.0
-        for job in (A0, B0):
-            store.record(Result(job, 1, DONE, {"accuracy": 1.0}))
-        bars = summarize(store.reader).bars
-    assert {label: [bar.job for bar in row] for label, row in _gpu_lanes(bars)} == {
-        "x, GPU 0": [A0],
-        "x, GPU 1": [A0],
-        "y, GPU 0": [B0],
-    }

@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.system.hysteresis import WINDOW_SECONDS, BusyCores, with_hysteresis
+from asynckfold.system.cpu_load import CHANGE_SECONDS, BusyCores, with_hysteresis
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine
 from tests import size
@@ -53,7 +53,7 @@ waves = st.lists(
 
 def most_in_a_minute(moments: list[float]) -> int:
     return max(
-        (sum(first <= moment < first + WINDOW_SECONDS for moment in moments) for first in moments),
+        (sum(first <= moment < first + CHANGE_SECONDS for moment in moments) for first in moments),
         default=0,
     )
 

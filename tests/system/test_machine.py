@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -95,7 +92,7 @@ def test_below_the_floor_of_free_memory_nothing_may_start(
     fake = FakeMachine()
     fake.memory = {11: 5000}  # what own workers hold is not free
     _, load = fake_load(fake, tmp_path, {"min_free_memory": floor})
-    found = load(own={11: ()})
+    found = load(workers={11: ()})
     assert bool(found.blocked) == blocked
     assert bool(place([Request("a", 1.0)], [], found)) != blocked
 
@@ -140,90 +137,6 @@ def test_n_jobs_means_what_it_means_in_joblib(n_jobs: int, jobs: int) -> None:
 def test_another_n_jobs_is_refused(n_jobs: Any) -> None:
     with pytest.raises(InputError, match="n_jobs must be 'auto' or a whole number other than 0"):
         resolve_n_jobs(n_jobs, 4)
-
-
-# Readings that make no sense
-
-
-def raises(*arguments: Any) -> Any:
-    raise ModuleNotFoundError("psutil disappeared")
-
-
-@pytest.mark.parametrize(
-    "returned",
-    [
-        raises,
-        lambda: None,
-        dict,
-        lambda: {0: 1.0},
-        lambda: {7: 1.0, 8: 1.0, 9: 1.0},
-        lambda: dict.fromkeys(range(4), math.nan),
-        lambda: dict.fromkeys(range(4), -1.0),
-        lambda: dict.fromkeys(range(4), "busy"),
-        lambda: {core: 1e6 * time.monotonic() for core in range(4)},
-    ],
-)
-def test_cores_of_which_nothing_sensible_is_read_are_busy_and_one_job_runs(
-    tmp_path: Path, returned: Callable[[], Any]
-) -> None:
-    fake = FakeMachine(4)
-    found = Machine(
-        "cpu",
-        host=fake_host(tmp_path),
-        readers=replace(
-            fake.readers(),
-            core_seconds=lambda: returned() if fake.broken else fake.core_seconds(),
-        ),
-        clock=fake.clock,
-    )
-    for _ in range(12):
-        fake.run(0.25)
-        found.sample()
-    fake.broken = OSError()
-    for _ in range(40):
-        fake.run(0.25)
-        load = found.load()
-    assert not {1, 2, 3} & set(load.idle)
-    assert len(place([Request(name, 1.0) for name in "abc"], [], load)) == 1
-    found.describe()
-
-
-@pytest.mark.parametrize("value", [raises, math.nan, math.inf, -1, None, "much"])
-@pytest.mark.parametrize("reader", ["available_memory", "private_memory", "total_memory"])
-def test_memory_of_which_nothing_sensible_is_read_is_none_and_one_job_runs(
-    tmp_path: Path, reader: str, value: Any
-) -> None:
-    fake = FakeMachine()
-    fake.memory = {11: 50}
-    read = value if value is raises else lambda *arguments: value
-    readers = replace(fake.readers(), **{reader: read})
-    found = Machine(
-        "cpu", host=fake_host(tmp_path), readers=readers, clock=fake.clock, min_free_memory=10
-    )
-    fake.run(0.25)
-    free = {"available_memory": 50, "private_memory": 1000, "total_memory": 1050}[reader]
-    load = found.load(own={11: ()})
-    assert load.free_memory == free
-    assert not load.blocked
-    assert len(place([Request("a", 1.0, memory=5000)], [], load)) == 1
-    assert found.describe()["memory"]["total"] == (None if reader == "total_memory" else 4000)
-
-
-@pytest.mark.parametrize(
-    "process", [raises, lambda pid: None, lambda pid: (math.nan, 0), lambda pid: (-1.0, -7),
-                lambda pid: (1e9 * time.monotonic(), 99), lambda pid: ("x", "y")]
-)  # fmt: skip
-def test_own_processes_of_which_nothing_sensible_is_read_crash_nothing(
-    tmp_path: Path, process: Callable[[int], Any]
-) -> None:
-    fake = FakeMachine()
-    readers = replace(fake.readers(), process=process, descendants=raises)
-    found = Machine("cpu", host=fake_host(tmp_path), readers=readers, clock=fake.clock)
-    for _ in range(40):
-        fake.run(0.25, foreign={0: 1.0})
-        load = found.load(own={11: (0,)})
-    assert load.cores
-    assert all(0 <= share <= 1 for share in load.use)
 
 
 # The real machine
