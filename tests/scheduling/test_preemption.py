@@ -198,6 +198,8 @@ class Job:
 class World:
     """An engine that ends nothing by itself; its cores are as idle as it is told."""
 
+    runs_in_submit, batch_seconds = False, None
+
     idle: tuple[int, ...] = tuple(range(CORES))
     memory: int = 1 << 40
     now: float = 0.0
