@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,8 +121,10 @@ def _for_metric(
     if objective.outputs and objective.scale != TRANSFORMED:
         return objective.as_returned(outputs), targets
     if objective.kind == REGRESSION:
-        found = predicted(objective, outputs, transform).astype(np.float32)
-        return found, targets.reshape(found.shape) if found.size == targets.size else targets
+        predictions = predicted(objective, outputs, transform).astype(np.float32)
+        return predictions, targets.reshape(
+            predictions.shape
+        ) if predictions.size == targets.size else targets
     if objective.scale in (MARGINS, UNKNOWN):
         return outputs, objective.codes(targets)
     shares = probabilities(objective, outputs, transform).astype(np.float32)
@@ -161,7 +164,7 @@ def count_pixels(
            [2, 0]])
     """
     size = 2 if objective.kind == MASKS else outputs.shape[1]
-    found = np.zeros(size * size, np.int64)
+    counts = np.zeros(size * size, np.int64)
     step = max(1, CHUNK_PIXELS // max(1, targets[:1].size))
     for low in range(0, len(targets), step):
         given = targets[low : low + step]
@@ -170,8 +173,8 @@ def count_pixels(
             raise ValueError(f"predictions of shape {guess.shape} for targets {given.shape}")
         true = objective.codes(given)
         known = true != objective.ignore_index if objective.kind == SEGMENTATION else ...
-        found += np.bincount(true[known].ravel() * size + guess[known].ravel(), minlength=size**2)
-    return found.reshape(size, size)
+        counts += np.bincount(true[known].ravel() * size + guess[known].ravel(), minlength=size**2)
+    return counts.reshape(size, size)
 
 
 def pixel_accuracy(counts: Counts) -> float:
@@ -179,35 +182,19 @@ def pixel_accuracy(counts: Counts) -> float:
     return _mean_ratio(counts.diagonal().sum(), counts.sum())
 
 
-def mean_iou(counts: Counts) -> float:
-    """Return the mean over classes of intersection over union.
+def mean_iou(counts: Counts, first: int = 0) -> float:
+    """Return the mean over classes, from the `first`, of intersection over union.
 
-    Classes that neither truth nor predictions have are left out.
+    Classes that neither truth nor predictions have are left out; NaN if that is all of them.
     """
-    hits, true, guess = _parts(counts)
-    return _mean_ratio(hits, true + guess - hits)
+    hits, sizes = counts.diagonal(), counts.sum(axis=1) + counts.sum(axis=0)
+    return _mean_ratio(hits[first:], (sizes - hits)[first:])
 
 
-def mean_dice(counts: Counts) -> float:
+def mean_dice(counts: Counts, first: int = 0) -> float:
     """Return the mean over classes of Dice, F1 of their pixels; classes as in `mean_iou`."""
-    hits, true, guess = _parts(counts)
-    return _mean_ratio(2 * hits, true + guess)
-
-
-def foreground_iou(counts: Counts) -> float:
-    """Return intersection over union of the pixels that are 1; NaN if there are none."""
-    hits, true, guess = _parts(counts)
-    return _mean_ratio(hits[1:], (true + guess - hits)[1:])
-
-
-def foreground_dice(counts: Counts) -> float:
-    """Return Dice of the pixels that are 1; NaN if there are none."""
-    hits, true, guess = _parts(counts)
-    return _mean_ratio(2 * hits[1:], (true + guess)[1:])
-
-
-def _parts(counts: Counts) -> tuple[Counts, Counts, Counts]:
-    return counts.diagonal(), counts.sum(axis=1), counts.sum(axis=0)
+    sizes = counts.sum(axis=1) + counts.sum(axis=0)
+    return _mean_ratio(2 * counts.diagonal()[first:], sizes[first:])
 
 
 def _mean_ratio(part: Any, whole: Any) -> float:
@@ -217,14 +204,11 @@ def _mean_ratio(part: Any, whole: Any) -> float:
 
 
 PIXEL_SCORES: Mapping[str, Mapping[str, Callable[[Counts], float]]] = {
-    SEGMENTATION: {
-        "mean_iou": mean_iou,
-        "dice": mean_dice,
-        "pixel_accuracy": pixel_accuracy,
-    },
+    SEGMENTATION: {"mean_iou": mean_iou, "dice": mean_dice, "pixel_accuracy": pixel_accuracy},
+    # Of the pixels that are 1.
     MASKS: {
-        "dice": foreground_dice,
-        "iou": foreground_iou,
+        "dice": partial(mean_dice, first=1),
+        "iou": partial(mean_iou, first=1),
         "pixel_accuracy": pixel_accuracy,
     },
 }
@@ -303,16 +287,16 @@ class BatchScores:
         for metric in self._metrics.values():
             metric.update(targets, outputs)
         if len(self._metrics) < len(self._pairs):
-            found = count_pixels(self._objective, targets, outputs, self._transform)
-            self._counts = found if self._counts is None else self._counts + found
+            counts = count_pixels(self._objective, targets, outputs, self._transform)
+            self._counts = counts if self._counts is None else self._counts + counts
 
     def scores(self) -> dict[str, float]:
         """Return the scores over all batches; greater is better."""
-        found = {}
+        scores = {}
         for name, item in self._pairs:
             if name in self._metrics:
-                found[name] = self._metrics[name].value()
+                scores[name] = self._metrics[name].value()
             else:
                 assert self._counts is not None
-                found[name] = score_of_counts(item, self._objective.kind, self._counts)
-        return found
+                scores[name] = score_of_counts(item, self._objective.kind, self._counts)
+        return scores

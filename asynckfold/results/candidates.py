@@ -83,20 +83,20 @@ def candidates(
     rows = []
     for model, lr_schedule in plan.candidates:
         jobs = [job for job in plan.jobs if (job.model, job.lr_schedule) == (model, lr_schedule)]
-        found = [results.get(job.id) for job in jobs]
+        outcomes = [results.get(job.id) for job in jobs]
         rows.append(
             Candidate(
                 model,
                 lr_schedule,
                 {
-                    metric: np.array([score_of(item, metric, error_score) for item in found])
+                    metric: np.array([score_of(item, metric, error_score) for item in outcomes])
                     for metric in plan.scoring
                 },
-                np.array([item.fit_seconds if item else np.nan for item in found]),
-                np.array([item.score_seconds if item else np.nan for item in found]),
-                sum(item is not None and item.status == DONE for item in found),
+                np.array([item.fit_seconds if item else np.nan for item in outcomes]),
+                np.array([item.score_seconds if item else np.nan for item in outcomes]),
+                sum(item is not None and item.status == DONE for item in outcomes),
                 len(jobs),
-                _worst(found),
+                _worst(outcomes),
                 plan.device_of(candidate_name(model, lr_schedule)),
             )
         )
@@ -112,8 +112,8 @@ def score_of(result: Result | None, metric: str, error_score: float) -> float:
     return float(result.scores.get(metric, math.nan))
 
 
-def _worst(found: Sequence[Result | None]) -> str:
-    statuses = {item.status if item else "pending" for item in found}
+def _worst(outcomes: Sequence[Result | None]) -> str:
+    statuses = {item.status if item else "pending" for item in outcomes}
     ordered = (FAILED, DIVERGED, CANCELLED, "pending")
     return next((status for status in ordered if status in statuses), DONE)
 

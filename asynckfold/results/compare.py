@@ -47,7 +47,9 @@ def compare_runs(first: RunReader, second: RunReader) -> Comparison:
     software = first.software(), second.software()
     names = dict.fromkeys(job.id for store in (first, second) for job in store.plan.jobs)
     differences = [
-        found for name in names if (found := _difference(name, mine.get(name), theirs.get(name)))
+        difference
+        for name in names
+        if (difference := _difference(name, mine.get(name), theirs.get(name)))
     ]
     missing = any(name not in mine or name not in theirs for name in names)
     return Comparison(
@@ -71,12 +73,12 @@ def _difference(name: str, one: Result | None, other: Result | None) -> str:
         return f"{name}: {states[0]} there, {states[1]} here"
     if one is None or other is None or one.digest == other.digest:
         return ""
-    found = (
+    where = (
         _stages(one.pretraining, other.pretraining)
         or _epochs(one.epochs, other.epochs)
         or _ends(one, other)
     )
-    return f"{name}: {found}"
+    return f"{name}: {where}"
 
 
 def _stages(one: tuple[StageEpoch, ...], other: tuple[StageEpoch, ...]) -> str:
@@ -164,8 +166,8 @@ def compare_scores(
     InputError
         The runs have no score in common.
     """
-    found, metric = (first, second), _common_metric(first, second)
-    rows = [{shown(row.name): row for row in candidates(run.plan, run.results)} for run in found]
+    runs, metric = (first, second), _common_metric(first, second)
+    rows = [{shown(row.name): row for row in candidates(run.plan, run.results)} for run in runs]
     common = [name for name in rows[0] if name in rows[1]]
     is_paired = first.plan.folds == second.plan.folds
     repeats = len({fold.repeat for fold in first.folds})

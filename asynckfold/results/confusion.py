@@ -18,42 +18,42 @@ Counts = npt.NDArray[np.int64]
 Targets = npt.NDArray[Any]
 
 
-def finished(found: Outcome) -> Iterator[tuple[Job, Targets, Counts]]:
+def finished(outcome: Outcome) -> Iterator[tuple[Job, Targets, Counts]]:
     """Yield the jobs that kept outputs: job, outputs, and the held-out samples by index."""
-    valid = {fold.key: fold.valid for fold in found.folds}
-    for job in found.plan.jobs:
-        result = found.results.get(job.id)
+    valid = {fold.key: fold.valid for fold in outcome.folds}
+    for job in outcome.plan.jobs:
+        result = outcome.results.get(job.id)
         if result is not None and result.status == DONE and result.outputs is not None:
             yield job, result.outputs, valid[job.repeat, job.fold]
 
 
-def count_classes(found: Outcome, targets: Targets) -> dict[str, Counts]:
+def count_classes(outcome: Outcome, targets: Targets) -> dict[str, Counts]:
     """Return a confusion matrix for each candidate that has outputs.
 
     A row per true class, a column per predicted class; all of one size: the classes, or the outputs
     of models that have more. Targets are those of training; only shapes (n_samples,) and
     (n_samples, 1) are counted.
     """
-    if not has_one_class(found, targets):
+    if not has_one_class(outcome, targets):
         return {}
     parts: dict[str, list[Counts]] = {}
-    for job, outputs, rows in finished(found):
-        pairs = guesses(found.plan.objective_of(job.model), outputs, targets[rows])
+    for job, outputs, rows in finished(outcome):
+        pairs = guesses(outcome.plan.objective_of(job.model), outputs, targets[rows])
         if pairs is not None:
             parts.setdefault(job.candidate, []).append(pairs[1:])
     joined = {name: np.concatenate(pairs, axis=1) for name, pairs in parts.items()}
     known = [int(pairs.max()) + 1 for pairs in joined.values() if pairs.size]
-    size = max(len(found.plan.classes), *known, 0)
+    size = max(len(outcome.plan.classes), *known, 0)
     return {
         name: np.bincount(true * size + guess, minlength=size * size).reshape(size, size)
         for name, (true, guess) in joined.items()
     }
 
 
-def has_one_class(found: Outcome, targets: Targets) -> bool:
+def has_one_class(outcome: Outcome, targets: Targets) -> bool:
     """Whether each sample has one class, in a shape that is counted."""
-    is_column = targets.size == len(targets) and found.plan.objective_of("").kind == BINARY
-    return bool(found.plan.classes) and (targets.ndim == 1 or is_column)
+    is_column = targets.size == len(targets) and outcome.plan.objective_of("").kind == BINARY
+    return bool(outcome.plan.classes) and (targets.ndim == 1 or is_column)
 
 
 def guesses(objective: Objective, outputs: Targets, truth: Targets) -> Counts | None:

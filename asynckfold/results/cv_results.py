@@ -222,14 +222,14 @@ class CVResults(Outcome):
         """
         name = _name_of(self, candidate)
         find_job(self.plan, name)
-        found = refit_of(self, name)
-        if found is None:
+        refit = refit_of(self, name)
+        if refit is None:
             rule = "fold='all' needs a candidate that was trained on all samples"
             remedy = (
                 f"Make the call with refit={name!r}; refit=True (--refit) takes the best candidate."
             )
             raise InputError.one(rule, name, remedy)
-        return found
+        return refit
 
     def report(self) -> Path:
         """Write the HTML report, its figures and tables; return the path of the page."""
@@ -270,55 +270,55 @@ class CVResults(Outcome):
         return super()._repr_html_() + tables.image_html(_scores_svg(self)) + page
 
 
-def _scores_svg(found: CVResults) -> bytes:
+def _scores_svg(results: CVResults) -> bytes:
     """Return the figure of the scores; empty if there is none to draw."""
     buffer = io.BytesIO()
     with contextlib.suppress(AsyncKFoldError, OSError):
-        if found._draw is not None:
-            found._draw("scores", None).savefig(buffer, format="svg")
+        if results._draw is not None:
+            results._draw("scores", None).savefig(buffer, format="svg")
     return buffer.getvalue()
 
 
-def _name_of(found: CVResults, candidate: str | None) -> str:
-    return found.candidates[found.best_index_].name if candidate is None else candidate
+def _name_of(results: CVResults, candidate: str | None) -> str:
+    return results.candidates[results.best_index_].name if candidate is None else candidate
 
 
-def _live_models(found: CVResults) -> FoldModels:
-    if found._load_models is None:
+def _live_models(results: CVResults) -> FoldModels:
+    if results._load_models is None:
         rule = "models come from results of a call, since a run's folder holds none"
         remedy = "Make the call again, which trains nothing twice; or load state_dict into a model."
-        raise InputError.one(rule, f"results read from {found.root_dir}", remedy)
-    return found._load_models()
+        raise InputError.one(rule, f"results read from {results.root_dir}", remedy)
+    return results._load_models()
 
 
-def _ensemble_of(found: CVResults, jobs: Sequence[Job]) -> FoldEnsemble:
-    models, objective = _live_models(found), found.plan.objective_of(jobs[0].model)
+def _ensemble_of(results: CVResults, jobs: Sequence[Job]) -> FoldEnsemble:
+    models, objective = _live_models(results), results.plan.objective_of(jobs[0].model)
     return FoldEnsemble(
         jobs[0].candidate,
-        found.plan.classes,
+        results.plan.classes,
         len(jobs),
         objective,
         models.predictor(jobs),
         models.transform,
-        found.classes_,
+        results.classes_,
     )
 
 
-def single(found: CVResults, candidate: str | None, fold: int | str, repeat: int) -> FoldEnsemble:
+def single(results: CVResults, candidate: str | None, fold: int | str, repeat: int) -> FoldEnsemble:
     """Return one trained model as a predictor."""
-    _live_models(found)
+    _live_models(results)
     if fold == "all":
-        refit = found.on_all_samples(candidate)
+        refit = results.on_all_samples(candidate)
         return _ensemble_of(refit, refit.plan.jobs)
-    name = _name_of(found, candidate)
-    return _ensemble_of(found, [done_job(found.plan, found.results, name, fold, repeat)])
+    name = _name_of(results, candidate)
+    return _ensemble_of(results, [done_job(results.plan, results.results, name, fold, repeat)])
 
 
-def refit_of(found: CVResults, name: str) -> CVResults | None:
+def refit_of(results: CVResults, name: str) -> CVResults | None:
     """Return the results of training a candidate on all samples, if that is done."""
-    if found._load_refit is None:
+    if results._load_refit is None:
         return None
-    refit = found._load_refit(next(row for row in found.candidates if row.name == name))
+    refit = results._load_refit(next(row for row in results.candidates if row.name == name))
     return refit if refit is not None and refit.counts["done"] else None
 
 

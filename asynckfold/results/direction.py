@@ -126,11 +126,11 @@ def _called(function: Any) -> str:
     if not isinstance(function, FunctionType):
         return ""
     code: CodeType = function.__code__
-    found = next((name for name in code.co_names if name in ERRORS), "")
-    if not found or any(map(_negates, dis.get_instructions(code))):
+    error = next((name for name in code.co_names if name in ERRORS), "")
+    if not error or any(map(_negates, dis.get_instructions(code))):
         return ""
     below = any(isinstance(item, (int, float)) and item < 0 for item in code.co_consts)
-    return "" if below or "negative" in code.co_names else found
+    return "" if below or "negative" in code.co_names else error
 
 
 def _negates(step: dis.Instruction) -> bool:

@@ -263,11 +263,11 @@ class FoldEnsemble:
                 [predicted(objective, one, self._transform) for one in batch]
                 for batch in self._outputs(inputs)
             )
-            means = [np.mean(found, axis=0, dtype=np.float64) for found in batches]
+            means = [np.mean(predictions, axis=0, dtype=np.float64) for predictions in batches]
             return np.concatenate(means).astype(np.float32)
         if objective.scale in (MARGINS, UNKNOWN):
-            found = predicted(objective, self._mean_outputs(inputs), self._transform)
-            return objective.labels_of(found, found.max(initial=1) + 1)
+            predictions = predicted(objective, self._mean_outputs(inputs), self._transform)
+            return objective.labels_of(predictions, predictions.max(initial=1) + 1)
         shares = self.predict_proba(inputs)
         if objective.kind in (MASKS, MULTILABEL):
             return (shares > 0.5).astype(np.int64)
@@ -309,11 +309,9 @@ def done_job(
 ) -> Job:
     """Return a job that has trained weights; raise `InputError` if it has none."""
     job = find_job(plan, candidate, fold, repeat)
-    state = _unfinished(results.get(job.id))
-    if state:
-        done = {item.candidate for item in plan.jobs if not _unfinished(results.get(item.id))}
-        names = plan.candidate_names
-        shown = ", ".join(name for name in names if name in done) or "none yet"
+    if state := _unfinished(results.get(job.id)):
+        done = [item.candidate for item in plan.jobs if not _unfinished(results.get(item.id))]
+        shown = ", ".join(dict.fromkeys(done)) or "none yet"
         rule = "only a job that is done has trained weights"
         remedy = f"Choose another; candidates with finished folds: {shown}."
         raise InputError.one(rule, f"{candidate}, {_place(job)}, which {state}", remedy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -93,13 +93,7 @@ class EstimatorComparison:
             if (int(item.first) < count) != (int(item.second) < count)
         ]
         return tuple(
-            Difference(
-                **{
-                    **vars(item),
-                    "first": rows[int(item.first)].name,
-                    "second": rows[int(item.second)].name,
-                }
-            )
+            replace(item, first=rows[int(item.first)].name, second=rows[int(item.second)].name)
             for item in holm(mixed)
         )
 
@@ -139,7 +133,8 @@ class EstimatorComparison:
         ready = [row for row in self.candidates if row.ranks_by(self.metric)]
         if ready:
             best = ready[int(np.argmin(rank(ready, self.metric)))].name
-            lines += [_sentence(item) for item in self.differences if best in _names(item)]
+            pairs = [item for item in self.differences if best in (item.first, item.second)]
+            lines += map(_sentence, pairs)
         lines += [f"{name}: {text}" for name, text in self.errors.items()]
         return "\n".join(lines)
 
@@ -154,10 +149,6 @@ def _row(item: Any, metric: str, ratio: float) -> dict[str, Any]:
     low, high = confidence_interval(scores, ratio, bounds=bounds_of(metric))
     row |= {"ci_low": low, "ci_high": high, "fit_seconds": float(np.nansum(item.fit_seconds))}
     return row | {"folds_done": int((~np.isnan(scores)).sum()), "folds": len(scores)}
-
-
-def _names(item: Difference) -> tuple[str, str]:
-    return item.first, item.second
 
 
 def _sentence(item: Difference) -> str:

@@ -28,15 +28,15 @@ def layers_of(folds: Sequence[Fold]) -> tuple[int, ...]:
     (0, 0, 1, 1)
     """
     held: list[set[int]] = []
-    found = []
+    layers = []
     for fold in folds:
         samples = set(fold.valid.tolist())
         layer = next((place for place, seen in enumerate(held) if not seen & samples), len(held))
         if layer == len(held):
             held.append(set())
         held[layer] |= samples
-        found.append(layer)
-    return tuple(found)
+        layers.append(layer)
+    return tuple(layers)
 
 
 def without_outputs(results: Mapping[str, Result]) -> list[str]:
@@ -65,23 +65,23 @@ def out_of_fold(
     layers = dict(zip((fold.key for fold in folds), layers_of(folds), strict=True))
     rows = {fold.key: fold.valid for fold in folds}
     count = 1 + max(layers.values(), default=0)
-    found: dict[str, Outputs] = {}
+    gathered: dict[str, Outputs] = {}
     for job in plan.jobs:
         result = results.get(job.id)
         if result is None or result.outputs is None or result.status != DONE:
             continue
         outputs, key = result.outputs, (job.repeat, job.fold)
-        if job.candidate not in found:
+        if job.candidate not in gathered:
             shape = (count, n_samples, *outputs.shape[1:])
-            found[job.candidate] = np.full(shape, np.nan, np.float32)
+            gathered[job.candidate] = np.full(shape, np.nan, np.float32)
         columns = plan.objective_of(job.model).columns
         if columns is not None and columns.ragged:
-            found[job.candidate], outputs = wide(found[job.candidate], outputs)
-        found[job.candidate][layers[key], rows[key]] = outputs
+            gathered[job.candidate], outputs = wide(gathered[job.candidate], outputs)
+        gathered[job.candidate][layers[key], rows[key]] = outputs
     return {
-        name: found[name] if count > 1 else found[name][0]
+        name: gathered[name] if count > 1 else gathered[name][0]
         for name in plan.candidate_names
-        if name in found
+        if name in gathered
     }
 
 

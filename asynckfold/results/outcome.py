@@ -119,8 +119,8 @@ class Outcome:
     @property
     def counts(self) -> dict[str, int]:
         """Jobs by state: planned = done + failed + diverged + cancelled + pending."""
-        found = [result.status for result in self.results.values()]
-        ended = {status: found.count(status) for status in ENDED}
+        statuses = [result.status for result in self.results.values()]
+        ended = {status: statuses.count(status) for status in ENDED}
         planned = len(self.plan.jobs)
         return {"planned": planned, **ended, "pending": planned - sum(ended.values())}
 
@@ -163,7 +163,7 @@ class Outcome:
         several = {model for model, _ in (asked.outputs if asked is not None else ())}
         kept = [self.results.get(job.id) for job in self.plan.jobs if job.model not in several]
         outputs = [item.outputs for item in kept if item is not None and item.outputs is not None]
-        columns = max((found.shape[1] for found in outputs if found.ndim == 2), default=0)
+        columns = max((each.shape[1] for each in outputs if each.ndim == 2), default=0)
         return objective.all_labels(max(columns, len(self.plan.classes)))
 
     @property
@@ -189,13 +189,13 @@ class Outcome:
         With repeats these are the outputs of an ensemble of ``n_repeats`` models, which mostly
         scores higher than this cross-validation says. Without repeats, the same as `oof`.
         """
-        found = self._kept()
+        outputs = self._kept()
         if max(layers_of(self.folds), default=0) > 0:
             objective = self.plan.objective
             if objective is not None and any(one.ragged for _, one in objective.outputs):
                 refuse(ragged_problems(max(layers_of(self.folds)) + 1))
-            found = {name: mean_of_layers(item) for name, item in found.items()}
-        return self._as_given(found)
+            outputs = {name: mean_of_layers(item) for name, item in outputs.items()}
+        return self._as_given(outputs)
 
     def _kept(self) -> dict[str, npt.NDArray[np.float32]]:
         refuse(kept_problems(self.results))
@@ -204,8 +204,8 @@ class Outcome:
     def _as_given(self, outputs: dict[str, npt.NDArray[np.float32]]) -> dict[str, Any]:
         models = {candidate_name(*pair): pair[0] for pair in self.plan.candidates}
         return {
-            name: self.plan.objective_of(models[name]).as_returned(found)
-            for name, found in outputs.items()
+            name: self.plan.objective_of(models[name]).as_returned(each)
+            for name, each in outputs.items()
         }
 
     def to_frame(self, level: str = "candidate") -> pd.DataFrame:
@@ -232,7 +232,7 @@ class Outcome:
 
         rows: Iterable[tables.Row]
         if level == "candidate":
-            rows = _candidate_rows(self)
+            rows = self._candidate_rows()
         elif level == "fold":
             rows = tables.fold_rows(self.plan, self.results, self.baseline, self.error_score)
         elif level == "epoch":
@@ -243,45 +243,41 @@ class Outcome:
         frame: pd.DataFrame = pd.DataFrame(list(rows))
         return frame
 
+    def _candidate_rows(self) -> list[tables.Row]:
+        ratio = train_valid_ratio(self.folds)
+        return tables.candidate_rows(self.candidates, self.plan.scoring, ratio, times_of(self))
+
+    def _text(self) -> tuple[str, list[tuple[str, ...]], str]:
+        """Return title, cells and verdict of the table that is printed."""
+        title = f"{counts_line(self.counts)} in {self.seconds:.1f} s"
+        if self.baseline is not None:
+            title += f"; {self.speedup_note}"
+        title = one_line(f"{title}; fingerprint {self.fingerprint[:12]}, {self.bit_identity}")
+        cells = tables.text_cells(self._candidate_rows(), self.plan.scoring[0])
+        return title, cells, str(self.verdict)
+
     def __repr__(self) -> str:
-        return tables.as_text(_summary(self), _text_cells(self), str(self.verdict))
+        return tables.as_text(*self._text())
 
     def _repr_html_(self) -> str:
-        return tables.as_html(_summary(self), _text_cells(self), str(self.verdict))
+        return tables.as_html(*self._text())
 
 
-def verdict_of(found: Outcome, shown: Callable[[str], str] = str) -> Verdict:
+def verdict_of(outcome: Outcome, shown: Callable[[str], str] = str) -> Verdict:
     """Return the verdict; `shown` makes names safe to show."""
     # Without `error_score`, which is not a sample.
-    rows = candidates(found.plan, found.results)
-    return make_verdict(rows, found.plan.scoring[0], found.folds, shown)
+    rows = candidates(outcome.plan, outcome.results)
+    return make_verdict(rows, outcome.plan.scoring[0], outcome.folds, shown)
 
 
-def pairs_of(found: Outcome) -> tuple[Difference, ...]:
+def pairs_of(outcome: Outcome) -> tuple[Difference, ...]:
     """Compare all pairs of candidates."""
-    rows, metric = candidates(found.plan, found.results), found.plan.scoring[0]
+    rows, metric = candidates(outcome.plan, outcome.results), outcome.plan.scoring[0]
     names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
     largest = largest_difference(metric, scores)
-    return holm(paired_differences(names, scores, found.folds, largest))
+    return holm(paired_differences(names, scores, outcome.folds, largest))
 
 
-def _candidate_rows(found: Outcome) -> list[tables.Row]:
-    ratio = train_valid_ratio(found.folds)
-    times = times_of(found)
-    return tables.candidate_rows(found.candidates, found.plan.scoring, ratio, times)
-
-
-def times_of(found: Outcome) -> dict[str, AgainstSerial]:
+def times_of(outcome: Outcome) -> dict[str, AgainstSerial]:
     """Compare each candidate with the serial loop, by its name."""
-    return against_serial(found.plan, found.results, found.seconds, found.baseline)
-
-
-def _text_cells(found: Outcome) -> list[tuple[str, ...]]:
-    return tables.text_cells(_candidate_rows(found), found.plan.scoring[0])
-
-
-def _summary(found: Outcome) -> str:
-    text = f"{counts_line(found.counts)} in {found.seconds:.1f} s"
-    if found.baseline is not None:
-        text += f"; {found.speedup_note}"
-    return one_line(f"{text}; fingerprint {found.fingerprint[:12]}, {found.bit_identity}")
+    return against_serial(outcome.plan, outcome.results, outcome.seconds, outcome.baseline)

@@ -79,10 +79,10 @@ def with_reported(scoring: Any) -> Any:
         return None
     known = get_scorer_names()
     pairs = named_scores(scoring, "")
-    own = {item for _, item in pairs if isinstance(item, str) and not nearest(item, known)}
-    if not own or len({str(name) for name, _ in pairs}) < len(pairs):
+    unknown = {item for _, item in pairs if isinstance(item, str) and not nearest(item, known)}
+    if not unknown or len({str(name) for name, _ in pairs}) < len(pairs):
         return scoring
-    return {name: ReportedScore(item) if item in own else item for name, item in pairs}
+    return {name: ReportedScore(item) if item in unknown else item for name, item in pairs}
 
 
 def reported_names(scoring: Any, kind: str = "") -> list[str]:
@@ -114,7 +114,7 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
         )
         return
     objectives = {model: objective.of(model) for model in models} or {"": objective}
-    if trees := [model for model, found in objectives.items() if found.outputs]:
+    if trees := [model for model, each in objectives.items() if each.outputs]:
         if objective.scale != TRANSFORMED:
             columns = objectives[trees[0]].columns
             assert columns is not None
@@ -126,7 +126,7 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
                 "or scoring={'name': function}, of (targets, outputs) → float.",
             )
             return
-    elif any(found.scale == UNKNOWN for found in objectives.values()):
+    elif any(each.scale == UNKNOWN for each in objectives.values()):
         shown = "one number for two classes" if objective.kind == BINARY else "outputs"
         yield Problem(
             "scores need the meaning of outputs, which this criterion does not define",
@@ -137,7 +137,7 @@ def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> I
     if objective.is_dense:
         yield from pixel_problems(pairs, objective)
         return
-    margins = [model for model, found in objectives.items() if found.scale == MARGINS]
+    margins = [model for model, each in objectives.items() if each.scale == MARGINS]
     for name, item in pairs if margins else []:
         if _needs_probabilities(item):
             yield Problem(

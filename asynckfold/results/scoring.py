@@ -185,8 +185,8 @@ def _score(name: str, item: Any, objective: Objective, transform: Transform | No
                 with_leaves(np.asarray, objective.as_returned(outputs)),
             )
         if not objective.labels:
-            own: Score = item
-            return own
+            function: Score = item
+            return function
         return lambda targets, outputs: item(objective.originals(targets), outputs)
     if item == "accuracy" and objective.kind == MULTICLASS and transform is None:
         return _accuracy
@@ -205,10 +205,12 @@ def _score(name: str, item: Any, objective: Objective, transform: Transform | No
         return float(scorer_of_all(estimator, np.arange(len(targets)), truth))
 
     def of_all_numbers(targets: npt.NDArray[Any], outputs: Outputs) -> float:
-        found = predicted(objective, outputs, transform)
-        if found.shape != targets.shape:
-            raise ValueError(f"predictions of shape {found.shape} for targets {targets.shape}")
-        flat = _estimators()[0](Objective(REGRESSION, VALUES), found.reshape(-1))
+        predictions = predicted(objective, outputs, transform)
+        if predictions.shape != targets.shape:
+            raise ValueError(
+                f"predictions of shape {predictions.shape} for targets {targets.shape}"
+            )
+        flat = _estimators()[0](Objective(REGRESSION, VALUES), predictions.reshape(-1))
         return float(scorer(flat, np.arange(targets.size), targets.reshape(-1)))
 
     return score
@@ -339,11 +341,11 @@ def _estimators() -> tuple[type, type]:
 
         @available_if(lambda self: _is_ranking(self.objective))  # type: ignore[untyped-decorator]
         def decision_function(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-            found = self.outputs[rows].astype(np.float64)
+            values = self.outputs[rows].astype(np.float64)
             if self.objective.kind == BINARY:
-                return np.asarray(found.reshape(len(found)))
-            two = self.objective.kind == MULTICLASS and found.shape[1] == 2
-            return np.asarray(found[:, 1] - found[:, 0] if two else found)
+                return np.asarray(values.reshape(len(values)))
+            two = self.objective.kind == MULTICLASS and values.shape[1] == 2
+            return np.asarray(values[:, 1] - values[:, 0] if two else values)
 
     return Regressor, Classifier
 

@@ -85,13 +85,13 @@ def against_serial(
         for name, jobs in by_candidate.items()
     }
     total = math.fsum(held.values())
-    found = {}
+    by_name = {}
     for name, jobs in by_candidate.items():
         packed = packed_seconds * (held[name] / total) if held[name] else math.nan
         seconds = _serial_seconds(name, jobs, results, baseline)
         measured = baseline is not None and baseline.kind == MEASURED
         serial = seconds if measured else math.nan
-        found[name] = AgainstSerial(
+        by_name[name] = AgainstSerial(
             baseline.kind if baseline else "",
             serial,
             math.nan if measured else seconds,
@@ -99,7 +99,7 @@ def against_serial(
             math.nan if whole.ratio is None else serial / packed,
             *_accuracies(name, jobs, results, baseline),
         )
-    return found
+    return by_name
 
 
 def _core_seconds(plan: Plan, results: Mapping[str, Result]) -> dict[str, float]:
@@ -126,7 +126,7 @@ def _gpu_shares(results: Mapping[str, Result]) -> dict[str, float]:
     Workers that use a GPU at the same time share it equally. Jobs of one worker do not share: a
     fusion group's divide its seconds among themselves.
     """
-    found = {}
+    shares = {}
     by_gpu: dict[tuple[str, str], list[Result]] = {}
     for item in results.values():
         if item.device != "cpu":
@@ -144,9 +144,9 @@ def _gpu_shares(results: Mapping[str, Result]) -> dict[str, float]:
                 del workers[worker]
         for item in jobs:
             seconds = item.ended - item.started
-            own = until[item.ended] - until[item.started]
-            found[item.job_id] = own / seconds if seconds > 0 else 1.0
-    return found
+            share = until[item.ended] - until[item.started]
+            shares[item.job_id] = share / seconds if seconds > 0 else 1.0
+    return shares
 
 
 def _gpu_of(result: Result) -> tuple[str, str]:

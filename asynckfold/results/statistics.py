@@ -165,8 +165,8 @@ def paired_differences(
     --------
     >>> fold = Fold(0, 0, np.arange(8), np.arange(8, 12))
     >>> scores = np.array([[0.8, 0.75, 0.75], [0.9, 0.8, 0.9]])
-    >>> (found,) = paired_differences(["A", "B"], scores, [fold] * 3)
-    >>> found.first, round(found.mean, 3), found.won, round(found.p, 3)
+    >>> (pair,) = paired_differences(["A", "B"], scores, [fold] * 3)
+    >>> pair.first, round(pair.mean, 3), pair.won, round(pair.p, 3)
     ('B', 0.1, 3, 0.16)
     """
     # Importing scipy.stats alone takes more than a second.
@@ -225,12 +225,12 @@ def holm(differences: Sequence[Difference], others: int = 0) -> tuple[Difference
         (place for place, item in enumerate(differences) if not math.isnan(item.p)),
         key=lambda place: differences[place].p,
     )
-    found, least = list(differences), 0.0
+    corrected, least = list(differences), 0.0
     for done, place in enumerate(tested):
         left = len(tested) - done + others
         least = max(least, min(1.0, left * differences[place].p))
-        found[place] = replace(differences[place], p=least)
-    return tuple(found)
+        corrected[place] = replace(differences[place], p=least)
+    return tuple(corrected)
 
 
 @dataclass(frozen=True)
@@ -251,8 +251,8 @@ class Factor:
     @property
     def duels(self) -> list[Difference]:
         """The leader's comparisons, the closest first."""
-        found = [pair for pair in self.pairs if self.leader in (pair.first, pair.second)]
-        return sorted(found, key=lambda pair: math.inf if math.isnan(pair.mean) else pair.mean)
+        pairs = [pair for pair in self.pairs if self.leader in (pair.first, pair.second)]
+        return sorted(pairs, key=lambda pair: math.inf if math.isnan(pair.mean) else pair.mean)
 
     def shown_by(self, shown: Callable[[str], str]) -> Factor:
         """Return this factor under names that are safe to show."""

@@ -140,11 +140,11 @@ def _place(job: Job, parameters: Sequence[str]) -> Row:
 
 
 def _averaging_columns(result: Result) -> Row:
-    found = result.averaged
+    averaged = result.averaged
     return {
-        "rounds": found.rounds if found else math.nan,
+        "rounds": averaged.rounds if averaged else math.nan,
         # The blank keeps a spreadsheet from reading it as one number.
-        "samples_epochs": ", ".join(map(str, found.samples)) if found else "",
+        "samples_epochs": ", ".join(map(str, averaged.samples)) if averaged else "",
     }
 
 

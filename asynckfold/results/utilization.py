@@ -33,7 +33,7 @@ def mean_use(samples: Sequence[Sample], phase: str) -> tuple[float, float]:
         after.at - before.at if after.phase == before.phase else math.nan
         for before, after in pairwise(samples)
     ]
-    total, used, own = 0.0, 0.0, 0.0
+    total, used, by_run = 0.0, 0.0, 0.0
     # Without samples there is no gap either.
     for item, gap, following in zip(samples, [math.nan, *gaps], [*gaps, math.nan], strict=False):
         if item.phase != phase:
@@ -41,8 +41,8 @@ def mean_use(samples: Sequence[Sample], phase: str) -> tuple[float, float]:
         # The first of a phase tells of the moments before.
         first = FIRST_SECONDS if math.isnan(following) else min(following, FIRST_SECONDS)
         weight = first if math.isnan(gap) else gap
-        total, used, own = total + weight, used + weight * item.used, own + weight * item.own
-    return (used / total, own / total) if total else (math.nan, math.nan)
+        total, used, by_run = total + weight, used + weight * item.used, by_run + weight * item.own
+    return (used / total, by_run / total) if total else (math.nan, math.nan)
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,16 @@ def _held(
     Attempts that no process had begun when their batch of short jobs was abandoned held none.
     """
     until: dict[_Group, float] = {}
-    found = []
+    held = []
     for attempt, end in zip(attempts, ends, strict=True):
         if attempt.outcome in (None, "interrupted", "lost") and not attempt.pid:
             continue
         group = groups[attempt.job_id]
         before = until.get(group, attempt.started)
         begin = max(attempt.started, before)
-        found.append((attempt, begin, max(begin, end)))
+        held.append((attempt, begin, max(begin, end)))
         until[group] = max(end, before)
-    return found
+    return held
 
 
 def _core_seconds(attempt: Attempt, begin: float, end: float) -> float:

@@ -128,7 +128,9 @@ def _factors(
     undecided = math.comb(len(lr_schedules), 2)
     first = compare_levels(models, lr_schedules, scores, folds, largest, undecided)
     # One without all folds would take them from the comparison of the others, too.
-    complete = {name for name, own in zip(models, scores, strict=True) if not np.isnan(own).any()}
+    complete = {
+        name for name, table in zip(models, scores, strict=True) if not np.isnan(table).any()
+    }
     best = [name for name in first.unbeaten if name in complete] or first.unbeaten
     kept = scores[[models.index(name) for name in best]].swapaxes(0, 1)
     undecided = sum(pair.conclusion == "undecided" for pair in first.pairs)
@@ -181,24 +183,24 @@ class VerdictText:
         some = lr_schedules.over
         is_told = set(some) != {*models.unbeaten} or 1 < len(some) < len(models.names)
         over = f"With {listed(some)}, " if is_told else ""
-        found = [*self._of_factor(models), *self._of_factor(lr_schedules, over)]
-        found += self._of_the_only_one(rows, is_compared=bool(pairs))
-        if found and any(left):
-            found[0] = f"So far, {found[0]}"
+        sentences = [*self._of_factor(models), *self._of_factor(lr_schedules, over)]
+        sentences += self._of_the_only_one(rows, is_compared=bool(pairs))
+        if sentences and any(left):
+            sentences[0] = f"So far, {sentences[0]}"
         if beaten:
             are = "is" if len(beaten) == 1 else "are"
-            found.insert(
+            sentences.insert(
                 0,
                 f"{first} has the highest mean, although {listed(beaten)} {are} beaten on average.",
             )
         if models.pairs and len(models.over) < len({row.lr_schedule for row in rows}):
-            found.append(
+            sentences.append(
                 f"Models are compared with {listed(models.over)} alone, since not all have a score "
                 "with the others."
             )
         if self.folds == 2 and any(not math.isnan(pair.ci_low) for pair in pairs):
-            found.append("Two folds make a weak test.")
-        return [*found, *self._of_incomplete(rows)]
+            sentences.append("Two folds make a weak test.")
+        return [*sentences, *self._of_incomplete(rows)]
 
     def _of_factor(self, factor: Factor, over: str = "") -> Iterator[str]:
         """Compare the leader with each of the others, the closest first."""

@@ -76,12 +76,12 @@ class LogLine:
 
 def shown_packing(store: RunReader) -> Packing | None:
     """Return how the jobs were packed, under names that are safe to show."""
-    found = packing_of(store)
+    packing = packing_of(store)
     models = (
         replace(item, model=clean(item.model), why=clean(item.why, ERROR_LIMIT))
-        for item in (found.models if found else ())
+        for item in (packing.models if packing else ())
     )
-    return found and replace(found, models=tuple(models))
+    return packing and replace(packing, models=tuple(models))
 
 
 def bars(
@@ -91,13 +91,13 @@ def bars(
     attempts, metric = store.attempts(), store.plan.scoring[0]
     sessions = {item.session: item.end for item in store.sessions()}
     open_outcome = "lost" if store.holder() is None else "running"
-    found = []
+    drawn = []
     for item in attempts:
         if item.job_id not in jobs:
             continue
         job, result = shown(jobs[item.job_id]), results.get(item.job_id)
         is_last = result is not None and result.attempt == item.attempt
-        found.append(
+        drawn.append(
             Bar(
                 job=job.id,
                 candidate=job.candidate,
@@ -119,10 +119,10 @@ def bars(
                 node=clean(item.node),
             )
         )
-    return tuple(found)
+    return tuple(drawn)
 
 
-def averaged(found: Outcome) -> tuple[AveragedJob, ...]:
+def averaged(outcome: Outcome) -> tuple[AveragedJob, ...]:
     """Return the jobs that were trained by averaging."""
     return tuple(
         AveragedJob(
@@ -131,8 +131,8 @@ def averaged(found: Outcome) -> tuple[AveragedJob, ...]:
             math.fsum(item.seconds for item in result.epochs),
             result.averaged.samples,
         )
-        for job in found.plan.jobs
-        if (result := found.results.get(job.id)) and result.averaged
+        for job in outcome.plan.jobs
+        if (result := outcome.results.get(job.id)) and result.averaged
     )
 
 
@@ -143,7 +143,7 @@ def failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, .
         result = results.get(job.id)
         if result is not None and result.status != DONE:
             groups.setdefault((result.status, cause(result.error)), []).append((job, result))
-    found = [
+    grouped = [
         FailureGroup(
             status,
             clean(error, ERROR_LIMIT) or "no error text was recorded",
@@ -152,7 +152,7 @@ def failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, .
         )
         for (status, error), failed in groups.items()
     ]
-    return tuple(sorted(found, key=lambda group: -len(group.jobs)))
+    return tuple(sorted(grouped, key=lambda group: -len(group.jobs)))
 
 
 def event_log(store: RunReader, jobs: Mapping[str, Job]) -> tuple[LogLine, ...]:
@@ -197,7 +197,7 @@ class GpuUse:
 
 def gpu_uses(samples: Sequence[Sample]) -> tuple[GpuUse, ...]:
     """Return the use of each GPU that the run was allowed."""
-    found = []
+    gpus = []
     for index in range(max((len(item.cores) for item in samples), default=0)):
         pairs = [
             (item.at, item.cores[index])
@@ -212,27 +212,29 @@ def gpu_uses(samples: Sequence[Sample]) -> tuple[GpuUse, ...]:
             # Samples become rarer, so each counts for the time since the one before.
             gaps = np.diff(table[:, 0], prepend=table[0, 0])
             mean = float(table[:, 1] @ gaps / gaps.sum()) if gaps.any() else float(table[0, 1])
-            found.append(GpuUse(index, seconds, tuple(used), mean))
-    return tuple(found)
+            gpus.append(GpuUse(index, seconds, tuple(used), mean))
+    return tuple(gpus)
 
 
 def uses(samples: Sequence[Sample]) -> tuple[CpuUse, ...]:
     """Return the CPU use of each phase that was sampled, serial first."""
     phases = {phase: [x for x in samples if x.phase == phase] for phase in ("serial", "packed")}
     return tuple(
-        _use(phase, found, mean_use(samples, phase)) for phase, found in phases.items() if found
+        _use(phase, in_phase, mean_use(samples, phase))
+        for phase, in_phase in phases.items()
+        if in_phase
     )
 
 
 def _use(phase: str, samples: Sequence[Sample], means: tuple[float, float]) -> CpuUse:
     table = np.array([(item.at, item.used, item.own) for item in samples])
     groups = np.array_split(table, min(USE_POINTS, len(table)))
-    at, used, own = np.array([group.mean(axis=0) for group in groups]).T.tolist()
+    at, used, by_run = np.array([group.mean(axis=0) for group in groups]).T.tolist()
     return CpuUse(
         phase=phase,
         seconds=tuple(moment - float(table[0, 0]) for moment in at),
         used=tuple(used),
-        own=tuple(own),
+        own=tuple(by_run),
         cores=max(len(item.cores) for item in samples),
         mean_used=means[0],
         mean_own=means[1],

@@ -68,19 +68,19 @@ class CandidateRow:
 
 
 def candidate_rows(
-    found: Outcome, confusions: Mapping[str, npt.NDArray[np.int64]]
+    outcome: Outcome, confusions: Mapping[str, npt.NDArray[np.int64]]
 ) -> tuple[CandidateRow, ...]:
     """Return a row for each candidate, best first, unranked ones last."""
-    metric, ratio = found.plan.scoring[0], train_valid_ratio(found.folds)
-    times, serial, pairs = times_of(found), serial_class_accuracy(found), _to_first(found)
-    jobs = _with_epochs(found)
+    metric, ratio = outcome.plan.scoring[0], train_valid_ratio(outcome.folds)
+    times, serial, pairs = times_of(outcome), serial_class_accuracy(outcome), _to_first(outcome)
+    jobs = _with_epochs(outcome)
     rows = []
-    for candidate, position in by_rank(found):
+    for candidate, position in by_rank(outcome):
         name = candidate.name
         model, lr_schedule = clean(candidate.model), clean(candidate.lr_schedule)
         scores, (low, high) = candidate.scores, candidate.interval(metric, ratio)
         confusion, pair = confusions.get(name), pairs.get(name)
-        by_class = confusion is not None and class_accuracy(confusion, len(found.plan.classes))
+        by_class = confusion is not None and class_accuracy(confusion, len(outcome.plan.classes))
         rows.append(
             CandidateRow(
                 name=candidate_name(model, lr_schedule),
@@ -96,7 +96,7 @@ def candidate_rows(
                 ci_low=low,
                 ci_high=high,
                 fit_seconds=candidate.total_fit_seconds,
-                curves=_curves([found.results[job.id].epochs for job in jobs.get(name, ())]),
+                curves=_curves([outcome.results[job.id].epochs for job in jobs.get(name, ())]),
                 confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
                 class_accuracy=by_class or None,
                 serial_class_accuracy=serial.get(name),
@@ -108,9 +108,9 @@ def candidate_rows(
     return tuple(rows)
 
 
-def by_rank(found: Outcome) -> list[tuple[Candidate, int | None]]:
+def by_rank(outcome: Outcome) -> list[tuple[Candidate, int | None]]:
     """Return the candidates with their rank, best first; unranked ones last, with None."""
-    metric, listed = found.plan.scoring[0], found.candidates
+    metric, listed = outcome.plan.scoring[0], outcome.candidates
     worst = len(listed) + 1
     ranked = [
         (candidate, position if candidate.ranks_by(metric) else None)
@@ -119,12 +119,12 @@ def by_rank(found: Outcome) -> list[tuple[Candidate, int | None]]:
     return sorted(ranked, key=lambda item: (item[1] or worst, -item[0].done))
 
 
-def _to_first(found: Outcome) -> dict[str, Difference]:
+def _to_first(outcome: Outcome) -> dict[str, Difference]:
     """Return how the first candidate compares with each of the others, by their name."""
-    if not found.has_best:
+    if not outcome.has_best:
         return {}
-    first = found.candidates[found.best_index_].name
-    pairs = [pair for pair in pairs_of(found) if first in (pair.first, pair.second)]
+    first = outcome.candidates[outcome.best_index_].name
+    pairs = [pair for pair in pairs_of(outcome) if first in (pair.first, pair.second)]
     return {pair.first if pair.second == first else pair.second: pair for pair in pairs}
 
 
@@ -143,11 +143,11 @@ def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
     return tuple(curves)
 
 
-def _with_epochs(found: Outcome) -> dict[str, list[Job]]:
+def _with_epochs(outcome: Outcome) -> dict[str, list[Job]]:
     """Return the jobs that recorded epochs, by candidate."""
     jobs: dict[str, list[Job]] = {}
-    for job in found.plan.jobs:
-        result = found.results.get(job.id)
+    for job in outcome.plan.jobs:
+        result = outcome.results.get(job.id)
         if result is not None and result.epochs:
             jobs.setdefault(job.candidate, []).append(job)
     return jobs
@@ -197,22 +197,22 @@ class TimedSpeedup(Speedup):
     disturbance: str = ""  # use by other programs during the timing; empty if there was none
 
 
-def timing_of(found: Outcome, rows: Sequence[CandidateRow]) -> TimedSpeedup | None:
+def timing_of(outcome: Outcome, rows: Sequence[CandidateRow]) -> TimedSpeedup | None:
     """Return serial against packed wall time; None without a baseline."""
-    baseline, timing = found.baseline, found.timing
+    baseline, timing = outcome.baseline, outcome.timing
     if baseline is None:
         return None
     timing = replace(timing, kind=clean(timing.kind), why_not=clean(timing.why_not, ERROR_LIMIT))
-    repeated = len({job.repeat for job in found.plan.jobs}) > 1
+    repeated = len({job.repeat for job in outcome.plan.jobs}) > 1
     pairs: dict[str, list[FoldPair]] = {}
-    for job in found.plan.jobs:
-        result, serial = found.results.get(job.id), baseline.by_job.get(job.id)
+    for job in outcome.plan.jobs:
+        result, serial = outcome.results.get(job.id), baseline.by_job.get(job.id)
         if result is None or serial is None or result.status != DONE:
             continue
         accuracy = accuracy_of(result)
         if accuracy is not None:
             fold = f"{job.repeat}.{job.fold}" if repeated else str(job.fold)
-            pair = FoldPair(fold, len(found.plan.group_of(job.id)), accuracy, serial)
+            pair = FoldPair(fold, len(outcome.plan.group_of(job.id)), accuracy, serial)
             pairs.setdefault(shown(job).candidate, []).append(pair)
     accuracies = tuple(
         AccuracyPair(row.name, *both, tuple(pairs.get(row.name, ())))
@@ -240,23 +240,25 @@ class LossOverTime:
     serial: Points  # empty where the serial loop was not run in full
 
 
-def loss_over_time(found: Outcome, times: Mapping[str, AgainstSerial]) -> tuple[LossOverTime, ...]:
+def loss_over_time(
+    outcome: Outcome, times: Mapping[str, AgainstSerial]
+) -> tuple[LossOverTime, ...]:
     """Return a pair of lines for each candidate with epochs, over the jobs that both trained."""
-    recorded = found.baseline.epochs if found.baseline else {}
+    recorded = outcome.baseline.epochs if outcome.baseline else {}
     lines = []
-    for name, jobs in _with_epochs(found).items():
+    for name, jobs in _with_epochs(outcome).items():
         both = [job for job in jobs if recorded.get(job.id)] or jobs
-        ours = [_line(found, job) for job in both]
+        ours = [_line(outcome, job) for job in both]
         theirs = [recorded[job.id] for job in both if recorded.get(job.id)]
-        spent = math.fsum(line[-1][0] for line in (_line(found, job) for job in jobs))
+        spent = math.fsum(line[-1][0] for line in (_line(outcome, job) for job in jobs))
         scale = times[name].packed_seconds / spent if spent else math.nan
         packed = tuple((seconds * scale, loss) for seconds, loss in _together(ours))
         lines.append(LossOverTime(shown(jobs[0]).candidate, packed, _together(theirs)))
     return tuple(lines)
 
 
-def _line(found: Outcome, job: Job) -> Points:
-    epochs = found.results[job.id].epochs
+def _line(outcome: Outcome, job: Job) -> Points:
+    epochs = outcome.results[job.id].epochs
     ends = accumulate(item.seconds for item in epochs)
     return tuple(zip(ends, (item.train_loss for item in epochs), strict=True))
 
@@ -275,11 +277,11 @@ def _together(lines: Sequence[Sequence[Sequence[float]]]) -> Points:
     return tuple(zip(seconds.tolist(), losses.tolist(), strict=True))
 
 
-def serial_class_accuracy(found: Outcome) -> dict[str, tuple[float, ...]]:
+def serial_class_accuracy(outcome: Outcome) -> dict[str, tuple[float, ...]]:
     """Return the recall of each class in the serial loop by candidate; NaN without samples."""
-    counts = found.baseline.class_counts if found.baseline else {}
+    counts = outcome.baseline.class_counts if outcome.baseline else {}
     tables: dict[str, list[Sequence[Sequence[int]]]] = {}
-    for job in found.plan.jobs:
+    for job in outcome.plan.jobs:
         if counts.get(job.id):
             tables.setdefault(job.candidate, []).append([tuple(pair) for pair in counts[job.id]])
     return {

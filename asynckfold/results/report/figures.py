@@ -173,14 +173,14 @@ def cpu_use(uses: Sequence[CpuUse]) -> list[Panel]:
 def _phase(use: CpuUse, x: Scale, divisor: float, unit: str) -> Panel:
     moments = [at / divisor for at in use.seconds]
     said = [
-        f"after {duration(at)}: {say.cpu_use(own, used, use.cores)}"
-        for at, own, used in zip(use.seconds, use.own, use.used, strict=True)
+        f"after {duration(at)}: {say.cpu_use(by_run, used, use.cores)}"
+        for at, by_run, used in zip(use.seconds, use.own, use.used, strict=True)
     ]
-    own = tuple(zip(moments, use.own, strict=True))
+    points = tuple(zip(moments, use.own, strict=True))
     return Panel(
         f"{use.phase}: {say.cpu_use(use.mean_own, use.mean_used, use.cores)}",
         [
-            Line("", 0, own, said, tuple((0.0, value) for value in use.own)),
+            Line("", 0, points, said, tuple((0.0, value) for value in use.own)),
             Line("", 1, tuple(zip(moments, use.used, strict=True)), dashed=True),
         ],
         x,
@@ -224,20 +224,20 @@ def probabilities(summary: Summary) -> Iterator[Panel]:
     two = summary.two_classes
     if two is not None:
         roc, precision = [], []
-        for found in two.curves:
-            name, place = found.candidate, places[found.candidate]
+        for curves in two.curves:
+            name, place = curves.candidate, places[curves.candidate]
             said = [
                 f"{name}: finds {percent(up)} of {two.positive}, with {percent(across)} of the "
-                f"others; area {found.roc_area:.4f}"
-                for across, up in found.roc
+                f"others; area {curves.roc_area:.4f}"
+                for across, up in curves.roc
             ]
-            roc.append(Line(name, place, found.roc, said))
+            roc.append(Line(name, place, curves.roc, said))
             said = [
                 f"{name}: precision {percent(up)} at recall {percent(across)}; average "
-                f"{found.average_precision:.4f}"
-                for across, up in found.precision_recall
+                f"{curves.average_precision:.4f}"
+                for across, up in curves.precision_recall
             ]
-            precision.append(Line(name, place, found.precision_recall, said))
+            precision.append(Line(name, place, curves.precision_recall, said))
         yield panel("ROC: true positive rate", roc, "false positive rate", EDGE)
         yield panel("Precision", precision, "recall", ((0.0, two.share), (1.0, two.share)))
     sure = summary.calibration
@@ -291,10 +291,10 @@ class SpeedupBars:
 
 def speedup_bars(summary: Summary) -> SpeedupBars | None:
     """Return the seconds of each model and of the whole sweep; None if they are not known."""
-    found = summary.speedup
-    if found is None or found.why_not:
+    speedup = summary.speedup
+    if speedup is None or speedup.why_not:
         return None
-    is_measured = found.ratio is not None
+    is_measured = speedup.ratio is not None
     pairs: dict[str, tuple[float, float]] = {}
     for row in summary.candidates:
         serial = row.serial_seconds if is_measured else row.estimated_serial_seconds
@@ -302,7 +302,7 @@ def speedup_bars(summary: Summary) -> SpeedupBars | None:
         before = pairs.get(row.model, (0.0, 0.0))
         pairs[row.model] = before[0] + known[0], before[1] + known[1]
     models = {name: pair for name, pair in pairs.items() if min(pair) > 0}
-    serial_seconds = found.serial_seconds if is_measured else found.estimated_serial_seconds
-    whole = serial_seconds or 0.0, found.packed_seconds
-    ideal = say.ideal(summary) if found.kind == "measured" else None
-    return SpeedupBars.of(models, whole, found.kind, ideal)
+    serial_seconds = speedup.serial_seconds if is_measured else speedup.estimated_serial_seconds
+    whole = serial_seconds or 0.0, speedup.packed_seconds
+    ideal = say.ideal(summary) if speedup.kind == "measured" else None
+    return SpeedupBars.of(models, whole, speedup.kind, ideal)

@@ -257,10 +257,10 @@ def _pieces(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float,
 
 def _scatter(summary: Summary) -> Markup | None:
     """Draw held-out samples of the best candidate; on the dashed line they are equal."""
-    found = summary.predictions
-    if found is None:
+    predictions = summary.predictions
+    if predictions is None:
         return None
-    scale = svg.Scale.over([*found.true, *found.predicted])
+    scale = svg.Scale.over([*predictions.true, *predictions.predicted])
     top, height = 12, 320
     bottom = top + height
 
@@ -277,7 +277,7 @@ def _scatter(summary: Summary) -> Markup | None:
         parts.append(svg.text(f"{tick:.4g}", 0, up + 4, class_="faint"))
     ends = {"x1": svg.percent(LEFT), "x2": svg.percent(1 - RIGHT), "y1": bottom, "y2": top}
     parts.append(svg.element("line", **ends, stroke=svg.FAINT, stroke_dasharray="4 3"))
-    for true, predicted in zip(found.true, found.predicted, strict=True):
+    for true, predicted in zip(predictions.true, predictions.predicted, strict=True):
         across, up = place(true, predicted)
         said = svg.element("title", f"true {number(true)}, predicted {number(predicted)}")
         point = {"cx": svg.percent(across), "cy": up, "r": 3}
@@ -285,9 +285,9 @@ def _scatter(summary: Summary) -> Markup | None:
         parts.append(svg.element("circle", said, **point, **look))
     parts.append(svg.text("true", 0.5, bottom + 31, "middle", class_="faint"))
     parts.append(svg.text("predicted", 0, 8, class_="faint"))
-    error = number(figures.root_mean_squared_error(found))
-    label = f"Predicted against true numbers of {found.candidate}: root mean squared error {error}"
-    return svg.figure(bottom + 36, f"{label} over the points", *parts)
+    error = number(figures.root_mean_squared_error(predictions))
+    label = f"Predicted against true numbers of {predictions.candidate}: root mean squared error"
+    return svg.figure(bottom + 36, f"{label} {error} over the points", *parts)
 
 
 # Seconds of the serial loop and of the packed run
@@ -295,26 +295,26 @@ def _scatter(summary: Summary) -> Markup | None:
 
 def _speedup(summary: Summary) -> Markup | None:
     """Draw the seconds; where they were measured, the ideal ones, too."""
-    found = figures.speedup_bars(summary)
-    if found is None:
+    speedup = figures.speedup_bars(summary)
+    if speedup is None:
         return None
-    longest = max(map(max, found.rows.values())) or 1.0
+    longest = max(map(max, speedup.rows.values())) or 1.0
     grey = svg.colour(len(svg.COLOURS))
-    step = 62 if found.ideal is None else 80
+    step = 62 if speedup.ideal is None else 80
     parts = []
-    for line, (name, (serial, packed)) in enumerate(found.rows.items()):
+    for line, (name, (serial, packed)) in enumerate(speedup.rows.items()):
         top = step * line
         parts.append(svg.text(svg.fitted(name, 40), 0, top + 14, font_weight="600"))
-        ratio = f", {serial / packed:.2f}× as fast" if found.is_measured else ""
-        about = "" if found.is_measured else "about "
-        words = f"{about}{duration(serial)} serial ({found.kind})"
+        ratio = f", {serial / packed:.2f}× as fast" if speedup.is_measured else ""
+        about = "" if speedup.is_measured else "about "
+        words = f"{about}{duration(serial)} serial ({speedup.kind})"
         bars = [
-            (serial, grey, not found.is_measured, words),
+            (serial, grey, not speedup.is_measured, words),
             (packed, svg.colour(0), False, f"{duration(packed)} packed{ratio}"),
         ]
-        if found.ideal is not None:
-            ideal = serial / found.ideal
-            words = f"{duration(ideal)} ideal: one job per core, {found.ideal}× as fast"
+        if speedup.ideal is not None:
+            ideal = serial / speedup.ideal
+            words = f"{duration(ideal)} ideal: one job per core, {speedup.ideal}× as fast"
             bars.append((ideal, grey, True, words))
         for place, (seconds, colour, is_dashed, words) in enumerate(bars):
             y = top + 20 + 18 * place
@@ -324,7 +324,7 @@ def _speedup(summary: Summary) -> Markup | None:
             where = {"x": 0, "y": y, "width": svg.percent(wide), "height": 14}
             parts.append(svg.element("rect", **where, **shape))
             parts.append(svg.text(words, wide, y + 11, dx=6))
-    return svg.figure(step * len(found.rows), say.speed(summary), *parts)
+    return svg.figure(step * len(speedup.rows), say.speed(summary), *parts)
 
 
 # Which job ran on which core when

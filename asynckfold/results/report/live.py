@@ -103,15 +103,15 @@ class LivePage:
 
 def _state(root: Path) -> object:
     """Return a value that differs after every change of the run's database."""
-    found: list[tuple[int, int, int] | None] = []
+    state: list[tuple[int, int, int] | None] = []
     for name in (DATABASE, f"{DATABASE}-wal"):
         try:
             status = (root / name).stat()
         except OSError:
-            found.append(None)
+            state.append(None)
         else:
-            found.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return tuple(found)
+            state.append((status.st_ino, status.st_size, status.st_mtime_ns))
+    return tuple(state)
 
 
 class LiveServer(ThreadingHTTPServer):

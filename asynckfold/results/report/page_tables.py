@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,8 @@ def _numbers(*titles: str) -> list[Column]:
 def ranking(run: Summary) -> PageTable:
     """Rank the candidates, each compared with the first."""
     # Without a best there is nothing to compare with.
-    several, on_both = len(run.candidates) > 1 and run.best_row is not None, run.on_both
+    several = len(run.candidates) > 1 and run.best_row is not None
+    on_both = len({row.device for row in run.candidates}) > 1
     columns = [*_numbers("rank"), ("candidate", "name"), *[("device", "")] * on_both]
     columns += _numbers(_broken(run.metric), "95 % interval")
     columns += _numbers("difference to the first", "its 95 % interval", "p") if several else []
@@ -75,12 +76,12 @@ def ranking(run: Summary) -> PageTable:
 
 
 def _to_first(row: CandidateRow) -> tuple[str, str, str]:
-    found = row.to_first
-    if found is None:
+    pair = row.to_first
+    if pair is None:
         return "–", "–", "–"
-    sign = 1 if found.first == row.name else -1
-    low, high = sorted((sign * found.ci_low, sign * found.ci_high))
-    return say.signed(sign * found.mean), say.interval(low, high), p_value(found.p)
+    sign = 1 if pair.first == row.name else -1
+    low, high = sorted((sign * pair.ci_low, sign * pair.ci_high))
+    return say.signed(sign * pair.mean), say.interval(low, high), p_value(pair.p)
 
 
 def folds(run: Summary) -> PageTable:
@@ -187,10 +188,10 @@ def confused(run: Summary) -> PageTable:
 
 def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
     """Return the samples that most candidates got wrong, or whose numbers they missed by most."""
-    found = run.hard_samples
+    hard = run.hard_samples
     columns = _numbers("sample")
     rows: list[tuple[object, ...]] = []
-    if found and found.of_classes:
+    if hard and hard.of_classes:
         names = run.class_names
         columns += [("true class", "text"), ("mostly taken for", "text"), *_numbers("wrong")]
         rows = [
@@ -200,9 +201,9 @@ def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
                 names[int(item.predicted)],
                 f"{item.wrong} of {item.predictions}",
             )
-            for item in found.samples
+            for item in hard.samples
         ]
-    elif found:
+    elif hard:
         columns += _numbers("true", "mean prediction", "mean absolute error", "predictions")
         rows = [
             (
@@ -212,7 +213,7 @@ def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
                 say.number(item.error),
                 item.predictions,
             )
-            for item in found.samples
+            for item in hard.samples
         ]
     return PageTable("Hard samples", columns, rows, narrow=True)
 
@@ -243,14 +244,14 @@ def use(run: Summary) -> PageTable:
 
 def forecast(run: Summary) -> PageTable:
     """Compare the predicted and the measured seconds of the whole run."""
-    found = run.packing
+    packing = run.packing
     rows = []
-    if found is not None:
-        known = found.predicted
+    if packing is not None:
+        known = packing.predicted
         rows = [
-            ("first start to last end", known.makespan if known else None, found.makespan),
-            ("lower bound", known.lower_bound if known else None, found.lower_bound),
-            ("longest job", known.longest if known else None, found.longest),
+            ("first start to last end", known.makespan if known else None, packing.makespan),
+            ("lower bound", known.lower_bound if known else None, packing.lower_bound),
+            ("longest job", known.longest if known else None, packing.longest),
         ]
     cells = [(name, _seconds(predicted), _seconds(seen)) for name, predicted, seen in rows]
     return PageTable(
@@ -293,13 +294,13 @@ def averaged(run: Summary) -> PageTable:
 
 def waits(run: Summary) -> PageTable:
     """Return what jobs waited for, the reason of most jobs first."""
-    found: dict[str, list[float]] = {}
+    seconds_by_reason: dict[str, list[float]] = {}
     for bar in run.bars:
         for wait in bar.waits:
-            found.setdefault(wait.text, []).append(wait.seconds)
+            seconds_by_reason.setdefault(wait.text, []).append(wait.seconds)
     rows = [
         (reason, len(seconds), say.seconds(max(seconds)))
-        for reason, seconds in sorted(found.items(), key=lambda item: -len(item[1]))
+        for reason, seconds in sorted(seconds_by_reason.items(), key=lambda item: -len(item[1]))
     ]
     columns: list[Column] = [("waited for", "name"), *_numbers("attempts", "longest wait, s")]
     return PageTable("Waits", columns, rows[:ROWS], total=len(rows))
@@ -388,9 +389,9 @@ def log(run: Summary) -> PageTable:
     return PageTable("Log", columns, rows, total=len(run.events))
 
 
-def settings(label: str, values: Mapping[str, Any] | Iterator[tuple[str, Any]]) -> PageTable:
+def settings(label: str, values: Mapping[str, Any]) -> PageTable:
     """Return names and values."""
-    rows = [(_broken(name), value) for name, value in dict(values).items() if value != ""]
+    rows = [(_broken(name), value) for name, value in values.items() if value != ""]
     return PageTable(label, [("setting", "name"), ("value", "text")], rows)
 
 
@@ -401,24 +402,24 @@ def _broken(name: str) -> Markup:
 
 def plan(run: Summary) -> PageTable:
     """Return what the plan says."""
-    return settings("Plan", _plan(run))
-
-
-def _plan(run: Summary) -> Iterator[tuple[str, Any]]:
     facts = run.facts
-    yield "models", ", ".join(facts.models)
-    yield "LR schedules", ", ".join(facts.lr_schedules)
-    yield "folds", f"{facts.folds}" + (f" × {facts.repeats}" if facts.repeats > 1 else "")
-    yield "samples", facts.samples
-    yield "targets", facts.targets
-    yield "classes", len(facts.classes) or "none"
-    yield "outputs", facts.outputs
-    yield "batch size", facts.batch_size
-    yield "random state (seed)", facts.random_state
-    yield "threads per job", facts.threads_per_job
-    yield "device", facts.device
-    yield "scoring", ", ".join(run.metrics)
-    yield from ((name, clean(value)) for name, value in facts.params.items())
-    yield "fingerprint of the plan", facts.plan_fingerprint
-    yield "fingerprint of the data", facts.dataset
-    yield "fingerprint of the folds", facts.folds_fingerprint
+    repeats = f" × {facts.repeats}" if facts.repeats > 1 else ""
+    values = {
+        "models": ", ".join(facts.models),
+        "LR schedules": ", ".join(facts.lr_schedules),
+        "folds": f"{facts.folds}{repeats}",
+        "samples": facts.samples,
+        "targets": facts.targets,
+        "classes": len(facts.classes) or "none",
+        "outputs": facts.outputs,
+        "batch size": facts.batch_size,
+        "random state (seed)": facts.random_state,
+        "threads per job": facts.threads_per_job,
+        "device": facts.device,
+        "scoring": ", ".join(run.metrics),
+        **{name: clean(value) for name, value in facts.params.items()},
+        "fingerprint of the plan": facts.plan_fingerprint,
+        "fingerprint of the data": facts.dataset,
+        "fingerprint of the folds": facts.folds_fingerprint,
+    }
+    return settings("Plan", values)

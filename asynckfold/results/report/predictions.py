@@ -30,10 +30,10 @@ Guesses = tuple[Job, npt.NDArray[np.int64], Targets, Targets]
 """A job, its held-out samples by index, their truth, and what the job predicts."""
 
 
-def _predicted_numbers(found: Outcome, targets: Targets) -> Iterator[Guesses]:
+def _predicted_numbers(outcome: Outcome, targets: Targets) -> Iterator[Guesses]:
     """Yield finite predictions of jobs with one number a sample, without `output_transform`."""
-    for job, outputs, rows in finished(found):
-        objective = found.plan.objective_of(job.model)
+    for job, outputs, rows in finished(outcome):
+        objective = outcome.plan.objective_of(job.model)
         is_number = objective.kind == REGRESSION and not objective.is_of_trees
         if not is_number or objective.scale in (TRANSFORMED, UNKNOWN) or outputs.size != len(rows):
             continue
@@ -43,9 +43,9 @@ def _predicted_numbers(found: Outcome, targets: Targets) -> Iterator[Guesses]:
         yield job, rows[known], true, guess
 
 
-def _predicted_classes(found: Outcome, targets: Targets) -> Iterator[Guesses]:
-    for job, outputs, rows in finished(found):
-        table = guesses(found.plan.objective_of(job.model), outputs, targets[rows])
+def _predicted_classes(outcome: Outcome, targets: Targets) -> Iterator[Guesses]:
+    for job, outputs, rows in finished(outcome):
+        table = guesses(outcome.plan.objective_of(job.model), outputs, targets[rows])
         if table is not None:
             places, true, guess = table
             yield job, rows[places], true, guess
@@ -64,12 +64,12 @@ class Predictions:
     total: int  # predictions of finite numbers
 
 
-def predictions(found: Outcome, targets: Targets) -> Predictions | None:
+def predictions(outcome: Outcome, targets: Targets) -> Predictions | None:
     """Return the predictions of the best candidate; None unless it predicts one number a sample."""
-    if not found.has_best or targets.size != len(targets):
+    if not outcome.has_best or targets.size != len(targets):
         return None
-    best = found.candidates[found.best_index_].name
-    parts = [part for part in _predicted_numbers(found, targets) if part[0].candidate == best]
+    best = outcome.candidates[outcome.best_index_].name
+    parts = [part for part in _predicted_numbers(outcome, targets) if part[0].candidate == best]
     true, guess = (np.concatenate([[], *(part[place] for part in parts)]) for place in (2, 3))
     count = len(true)
     places = np.unique(np.linspace(0, count - 1, min(count, SCATTERED)).round().astype(int))
@@ -102,13 +102,13 @@ class HardSamples:
     total: int  # samples with predictions
 
 
-def hard_samples(found: Outcome, targets: Targets) -> HardSamples | None:
+def hard_samples(outcome: Outcome, targets: Targets) -> HardSamples | None:
     """Return the hardest samples; None without predictions of one class or number a sample."""
-    if has_one_class(found, targets):
-        return _hard_classes(list(_predicted_classes(found, targets)), found.n_samples)
+    if has_one_class(outcome, targets):
+        return _hard_classes(list(_predicted_classes(outcome, targets)), outcome.n_samples)
     if targets.size != len(targets):
         return None
-    return _hard_numbers(list(_predicted_numbers(found, targets)), found.n_samples)
+    return _hard_numbers(list(_predicted_numbers(outcome, targets)), outcome.n_samples)
 
 
 def _hard_classes(parts: list[Guesses], count: int) -> HardSamples | None:
@@ -200,15 +200,17 @@ class TwoClasses:
     curves: tuple[BinaryCurves, ...]
 
 
-def calibration(found: Outcome, targets: Targets, rows: Iterable[Candidate]) -> Calibration | None:
+def calibration(
+    outcome: Outcome, targets: Targets, rows: Iterable[Candidate]
+) -> Calibration | None:
     """Return the calibration of the first candidate that predicts probabilities."""
 
     def confidence(objective: Objective, outputs: Floats, table: Counts) -> Floats:
         sure = probabilities(objective, outputs).max(axis=1)
         return np.stack([sure, table[1] == table[2]], axis=1)
 
-    for row in rows if has_one_class(found, targets) else ():
-        pairs = _measured(found, targets, row.name, confidence)
+    for row in rows if has_one_class(outcome, targets) else ():
+        pairs = _measured(outcome, targets, row.name, confidence)
         if pairs is not None and len(pairs):
             return _binned(_shown(row), *pairs.T)
     return None
@@ -231,10 +233,10 @@ def _binned(candidate: str, sure: Floats, right: Floats) -> Calibration:
     )
 
 
-def two_classes(found: Outcome, targets: Targets, rows: Iterable[Candidate]) -> TwoClasses | None:
+def two_classes(outcome: Outcome, targets: Targets, rows: Iterable[Candidate]) -> TwoClasses | None:
     """Return the curves of the first candidates; None unless there are two classes."""
-    classes, objective = found.plan.classes, found.plan.objective_of("")
-    if len(classes) != 2 or not has_one_class(found, targets):
+    classes, objective = outcome.plan.classes, outcome.plan.objective_of("")
+    if len(classes) != 2 or not has_one_class(outcome, targets):
         return None
 
     def odds(objective: Objective, outputs: Floats, table: Counts) -> Floats:
@@ -247,7 +249,7 @@ def two_classes(found: Outcome, targets: Targets, rows: Iterable[Candidate]) -> 
     curves: list[BinaryCurves] = []
     share = math.nan
     for row in rows:
-        pairs = _measured(found, targets, row.name, odds)
+        pairs = _measured(outcome, targets, row.name, odds)
         if pairs is None or len(curves) == CURVES:
             continue
         score, true = pairs[:, 0] * (1 if positive else -1), pairs[:, 1] == positive
@@ -281,17 +283,17 @@ def _thinned(across: Floats, up: Floats) -> Points:
 
 
 def _measured(
-    found: Outcome,
+    outcome: Outcome,
     targets: Targets,
     name: str,
     measure: Callable[[Objective, Floats, Counts], Floats],
 ) -> Floats | None:
     """Join what `measure` returns for each finished fold of a candidate; None if it cannot."""
     parts = []
-    for job, outputs, rows in finished(found):
+    for job, outputs, rows in finished(outcome):
         if job.candidate != name:
             continue
-        objective = found.plan.objective_of(job.model)
+        objective = outcome.plan.objective_of(job.model)
         table = guesses(objective, outputs, targets[rows])
         if table is None:
             return None

@@ -57,14 +57,14 @@ def plain_data(value: Any) -> Any:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return nested settings as one level: ``{"versions": {"torch": …}}`` → ``versions.torch``."""
-    found: dict[str, str] = {}
+    level: dict[str, str] = {}
     for key, value in values.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping):
-            found |= flat(value, f"{name}.")
+            level |= flat(value, f"{name}.")
         else:
-            found[clean(name)] = clean(_joined(value), ERROR_LIMIT)
-    return found
+            level[clean(name)] = clean(_joined(value), ERROR_LIMIT)
+    return level
 
 
 def _joined(value: Any) -> str:

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from asynckfold.jobs.result import own_frames as own_frames  # for the page
-from asynckfold.results.candidates import folds_note as _folds_note
 from asynckfold.results.report.attempts import Bar
 from asynckfold.results.report.candidate_rows import CandidateRow
 from asynckfold.results.report.summary import Summary
@@ -22,8 +21,6 @@ from asynckfold.system import units
 
 ACCURACY_LOSS = 0.01
 """Loss of accuracy against the serial loop that the page warns of."""
-
-_UNFINISHED = ("failed", "diverged", "cancelled", "pending")
 
 
 def number(value: float | None) -> str:
@@ -91,20 +88,15 @@ def interval(low: float, high: float) -> str:
     return "n/a" if math.isnan(low) else f"{number(low)} to {number(high)}"
 
 
-def folds_note(row: CandidateRow) -> str:
-    """Return ``"5 of 5 folds"``, marked if a fold is missing."""
-    return _folds_note(row.folds_done, row.folds)
-
-
-def packing(found: Packing) -> str:
+def packing(packing: Packing) -> str:
     """Say how long the jobs took against the prediction, and their share of the cores."""
-    text = f"the jobs took {duration(found.makespan)} from first start to last end"
-    if found.predicted is not None:
-        text += f", {duration(found.predicted.makespan)} predicted"
-    if found.lower_bound is not None and found.held is not None:
+    text = f"the jobs took {duration(packing.makespan)} from first start to last end"
+    if packing.predicted is not None:
+        text += f", {duration(packing.predicted.makespan)} predicted"
+    if packing.lower_bound is not None and packing.held is not None:
         text += (
-            f" and at least {duration(found.lower_bound)} needed in any order; they held "
-            f"{percent(found.held)} of {plural(found.cores or 0, 'core')}, the tail included"
+            f" and at least {duration(packing.lower_bound)} needed in any order; they held "
+            f"{percent(packing.held)} of {plural(packing.cores or 0, 'core')}, the tail included"
         )
     return text
 
@@ -145,34 +137,34 @@ def decision(summary: Summary) -> str:
     return "Undecided"
 
 
-def cpu_use(own: float, used: float, cores: int) -> str:
-    """Return the CPU use of this run and of other programs; of all if `own` is not known."""
-    if math.isnan(own):
+def cpu_use(by_run: float, used: float, cores: int) -> str:
+    """Return the CPU use of this run and of other programs; of all if `by_run` is not known."""
+    if math.isnan(by_run):
         return f"{used:.2f} of {plural(cores, 'core')}"
-    others = max(0.0, used - own)
-    return f"this run {own:.2f} of {plural(cores, 'core')}, other programs {others:.2f}"
+    others = max(0.0, used - by_run)
+    return f"this run {by_run:.2f} of {plural(cores, 'core')}, other programs {others:.2f}"
 
 
 def speed(summary: Summary) -> str:
     """Say how long the run took, with the speedup, an estimate of it, or why there is none."""
     packed = f"{duration(summary.packed_seconds)} packed"
-    found = summary.speedup
-    if found is None or found.why_not:
+    speedup = summary.speedup
+    if speedup is None or speedup.why_not:
         return f"{packed}. Speedup not reported: {no_speedup(summary)}"
-    if found.ratio is not None and found.serial_seconds is not None:
-        serial = f"{duration(found.serial_seconds)} serial (measured)"
-        return f"{found.ratio:.2f}× as fast: {packed} against {serial}"
+    if speedup.ratio is not None and speedup.serial_seconds is not None:
+        serial = f"{duration(speedup.serial_seconds)} serial (measured)"
+        return f"{speedup.ratio:.2f}× as fast: {packed} against {serial}"
     return no_speedup(summary)
 
 
 def no_speedup(summary: Summary) -> str:
     """Say why there is no measured speedup, or what the estimate is."""
-    found = summary.speedup
-    if found is None or found.why_not:
-        return found.why_not if found else NOT_TAKEN
-    serial = f"{duration(found.estimated_serial_seconds or math.nan)} serial (estimated)"
+    speedup = summary.speedup
+    if speedup is None or speedup.why_not:
+        return speedup.why_not if speedup else NOT_TAKEN
+    serial = f"{duration(speedup.estimated_serial_seconds or math.nan)} serial (estimated)"
     packed = f"{duration(summary.packed_seconds)} packed"
-    return f"{packed} against {serial}, an estimated speedup of {found.estimate:.1f}"
+    return f"{packed} against {serial}, an estimated speedup of {speedup.estimate:.1f}"
 
 
 def ideal(summary: Summary) -> int | None:
@@ -216,7 +208,7 @@ def jobs(summary: Summary) -> str:
     """Account for every job: ``"18 of 20 jobs finished, 2 failed"``."""
     counts = summary.counts
     finished = f"{counts['done']} of {plural(counts['planned'], 'job')} finished"
-    return ", ".join([finished, *_unfinished(summary)])
+    return ", ".join([finished, *unfinished(summary)])
 
 
 def cause(summary: Summary) -> str:
@@ -232,14 +224,10 @@ def state(summary: Summary) -> str:
     return "the run is still going" if summary.going else "stopped: the same call continues the run"
 
 
-def what_failed(summary: Summary) -> str:
-    """Return the jobs without a score by state: ``"2 failed, 1 pending"``."""
-    return ", ".join(_unfinished(summary)) or "Nothing failed"
-
-
-def _unfinished(summary: Summary) -> list[str]:
-    counts = summary.counts
-    return [f"{counts[state]} {state}" for state in _UNFINISHED if counts[state]]
+def unfinished(summary: Summary) -> list[str]:
+    """Return the jobs without a score by state: ``["2 failed", "1 pending"]``."""
+    states = ("failed", "diverged", "cancelled", "pending")
+    return [f"{summary.counts[state]} {state}" for state in states if summary.counts[state]]
 
 
 def retried(summary: Summary) -> list[Bar]:
@@ -288,53 +276,49 @@ def hardest(classes: Sequence[str], accuracy: Sequence[float]) -> tuple[str, flo
 
 def mistakes(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
     """Return (true class, predicted class, count) of all mistakes, the most frequent first."""
-    found = [
+    counts = [
         (true, predicted, count)
         for true, row in enumerate(confusion)
         for predicted, count in enumerate(row)
         if count and true != predicted
     ]
-    return sorted(found, key=lambda mistake: -mistake[2])
+    return sorted(counts, key=lambda mistake: -mistake[2])
 
 
 def hard_samples(summary: Summary) -> str:
     """Say how many held-out samples most predictions got wrong."""
-    found = summary.hard_samples
-    if found is None:
+    hard = summary.hard_samples
+    if hard is None:
         return ""
-    if not found.of_classes:
+    if not hard.of_classes:
         return "The held-out samples with the largest mean absolute error over all candidates"
     by = "repeats of all candidates" if summary.facts.repeats > 1 else "candidates"
-    total = plural(found.total, "held-out sample")
-    return f"Most {by} got {found.wrong_by_most} of {total} wrong"
+    total = plural(hard.total, "held-out sample")
+    return f"Most {by} got {hard.wrong_by_most} of {total} wrong"
 
 
 def calibrated(summary: Summary) -> str:
     """Say how sure the first candidate is against how often it is right; ``""`` if not known."""
-    found = summary.calibration
-    if found is None:
+    calibration = summary.calibration
+    if calibration is None:
         return ""
     return (
-        f"{found.candidate} is right in {percent(found.right)} of its predictions, and on average "
-        f"{percent(found.sure)} sure; expected calibration error {100 * found.error:.1f} points"
+        f"{calibration.candidate} is right in {percent(calibration.right)} of its predictions, "
+        f"and on average {percent(calibration.sure)} sure; expected calibration error "
+        f"{100 * calibration.error:.1f} points"
     )
 
 
 def areas(summary: Summary) -> str:
     """Return the area under the ROC curve of the first candidates; ``""`` if there is none."""
-    found = summary.two_classes
-    if found is None:
+    two = summary.two_classes
+    if two is None:
         return ""
-    first = found.curves[0]
+    first = two.curves[0]
     return (
         f"{first.candidate} has an area of {first.roc_area:.4f} under its ROC curve and an average "
         f"precision of {first.average_precision:.4f}"
     )
-
-
-def worst_confusion(confusion: Sequence[Sequence[int]]) -> tuple[int, int, int] | None:
-    """Return the most frequent mistake."""
-    return next(iter(mistakes(confusion)), None)
 
 
 def time_unit(longest_seconds: float) -> tuple[float, str]:

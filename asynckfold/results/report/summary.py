@@ -106,11 +106,6 @@ class Summary:
     refit: str  # how the refit on all samples ended; empty without one
 
     @property
-    def on_both(self) -> bool:
-        """Whether candidates are on both kinds of device."""
-        return len({row.device for row in self.candidates}) > 1
-
-    @property
     def ranked(self) -> tuple[CandidateRow, ...]:
         """Complete candidates, best first."""
         return tuple(row for row in self.candidates if row.rank is not None)
@@ -125,10 +120,6 @@ class Summary:
         return dict(plain_data(self))
 
 
-def _is_on_gpus(store: RunReader) -> bool:
-    return any(item.device != "cpu" for item in store.attempts())
-
-
 _UNSHOWN = ("cli", "command", "folder", "decision")
 """Recorded facts that the report shows elsewhere, or that are private."""
 
@@ -136,15 +127,16 @@ _UNSHOWN = ("cli", "command", "folder", "decision")
 def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
     """Compute all numbers of a run's report, from its store alone.
 
-    The run may be incomplete or still running; `results` are its own, if they were read already.
+    The run may be incomplete or still running; `results` spares reading them again.
     """
-    found = read_results(store) if results is None else results
-    plan = found.plan
+    outcome = read_results(store) if results is None else results
+    plan = outcome.plan
     _, targets = store.splits()
-    confusions = count_classes(found, targets)
-    rows = candidate_rows(found, confusions)
+    confusions = count_classes(outcome, targets)
+    rows = candidate_rows(outcome, confusions)
     jobs, about = job_by_id(plan), store.about
-    ranked = [candidate for candidate, _ in by_rank(found)]
+    ranked = [candidate for candidate, _ in by_rank(outcome)]
+    is_on_gpus = any(item.device != "cpu" for item in store.attempts())
     return Summary(
         root=clean(store.root.absolute().name),
         metric=clean(plan.scoring[0]),
@@ -154,29 +146,29 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         candidates=rows,
         fold_names=fold_names(plan),
         highest=rows[0].name if rows and rows[0].rank == 1 else None,
-        verdict=verdict_of(found, clean),
+        verdict=verdict_of(outcome, clean),
         class_names=class_names(plan, confusions),
-        packed_seconds=found.seconds,
-        speedup=timing_of(found, rows),
+        packed_seconds=outcome.seconds,
+        speedup=timing_of(outcome, rows),
         packing=shown_packing(store),
         use=uses(store.samples()),
-        gpu_use=gpu_uses(store.gpu_samples()) if _is_on_gpus(store) else (),
-        bars=bars(store, found.results, jobs),
-        failures=failures(plan, found.results),
+        gpu_use=gpu_uses(store.gpu_samples()) if is_on_gpus else (),
+        bars=bars(store, outcome.results, jobs),
+        failures=failures(plan, outcome.results),
         events=event_log(store, jobs),
-        facts=facts(plan, found),
+        facts=facts(plan, outcome),
         command=command(about),
         about=flat({key: value for key, value in about.items() if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
         bit_identity=Reproducibility(
-            tuple(clean(why, ERROR_LIMIT) for why in found.bit_identity.reasons)
+            tuple(clean(why, ERROR_LIMIT) for why in outcome.bit_identity.reasons)
         ),
-        loss_over_time=loss_over_time(found, times_of(found)),
-        averaged=averaged(found),
-        predictions=predictions(found, targets),
-        calibration=calibration(found, targets, ranked),
-        two_classes=two_classes(found, targets, ranked),
-        hard_samples=hard_samples(found, targets),
+        loss_over_time=loss_over_time(outcome, times_of(outcome)),
+        averaged=averaged(outcome),
+        predictions=predictions(outcome, targets),
+        calibration=calibration(outcome, targets, ranked),
+        two_classes=two_classes(outcome, targets, ranked),
+        hard_samples=hard_samples(outcome, targets),
         refit=clean(refit_note(store), ERROR_LIMIT),
     )
 
@@ -206,15 +198,15 @@ class RunFacts:
     plan_fingerprint: str
 
 
-def facts(plan: Plan, found: Outcome) -> RunFacts:
+def facts(plan: Plan, outcome: Outcome) -> RunFacts:
     """Return what the plan says, in text that is safe to show."""
-    keys = {fold.key for fold in found.folds}
+    keys = {fold.key for fold in outcome.folds}
     return RunFacts(
         models=tuple(dict.fromkeys(clean(job.model) for job in plan.jobs)),
         lr_schedules=tuple(dict.fromkeys(clean(job.lr_schedule) for job in plan.jobs)),
         folds=len({index for _, index in keys}),
         repeats=len({repeat for repeat, _ in keys}),
-        samples=found.n_samples,
+        samples=outcome.n_samples,
         classes=tuple(clean(name) for name in plan.classes),
         targets=_targets(plan),
         outputs=_outputs(plan),
@@ -222,7 +214,7 @@ def facts(plan: Plan, found: Outcome) -> RunFacts:
         epochs=plan.params.epochs,
         stopped_early=any(
             item.status == DONE and item.epochs and item.epochs[-1].number < plan.params.epochs
-            for item in found.results.values()
+            for item in outcome.results.values()
         ),
         random_state=plan.random_state,
         threads_per_job=plan.threads_text,
@@ -261,8 +253,8 @@ def _outputs(plan: Plan) -> str:
     models: dict[str, list[str]] = {}
     for name in dict.fromkeys(job.model for job in plan.jobs):
         objective = plan.objective_of(name)
-        told = objective.scale if objective.columns is None else objective.columns.text
-        models.setdefault(told, []).append(name)
+        meaning = objective.scale if objective.columns is None else objective.columns.text
+        models.setdefault(meaning, []).append(name)
     if len(models) < 2:
         return clean("".join(models))
     return clean("; ".join(f"{scale}: {', '.join(names)}" for scale, names in models.items()))

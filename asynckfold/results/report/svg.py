@@ -118,18 +118,18 @@ class Scale:
     def ticks(self, most: int) -> list[float]:
         """Return round values on the axis."""
         if max(abs(self.low), abs(self.high)) > 1e150 or (self.log and self.low < 1e-150):
-            found = [self.low, self.high]
+            ticks = [self.low, self.high]
         elif self.log:
             exponents = range(
                 math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1
             )
-            found = self._within(step * 10.0**at for at in exponents for step in (1, 2, 5))
-            if len(exponents) > 4 or not 0 < len(found) <= most + 1:
+            ticks = self._within(step * 10.0**at for at in exponents for step in (1, 2, 5))
+            if len(exponents) > 4 or not 0 < len(ticks) <= most + 1:
                 decades = self._within(10.0**at for at in exponents)
-                found = decades[:: math.ceil(len(decades) / most) or 1]
+                ticks = decades[:: math.ceil(len(decades) / most) or 1]
         else:
-            found = self._round_ticks(most)
-        return found
+            ticks = self._round_ticks(most)
+        return ticks
 
     def _round_ticks(self, most: int) -> list[float]:
         """Return multiples of the least round step that fits; at least two, if that is possible."""
@@ -143,11 +143,11 @@ class Scale:
         while True:
             step = steps[place]
             ends = math.floor(self.low / step), math.ceil(self.high / step)
-            found = self._within(
+            ticks = self._within(
                 round(at * step, 2 - exponent) for at in range(ends[0], ends[1] + 1)
             )
-            if len(found) > 1 or not place:
-                return found
+            if len(ticks) > 1 or not place:
+                return ticks
             place -= 1
 
     def _within(self, values: Iterable[float]) -> list[float]:
@@ -177,11 +177,11 @@ def fitted(name: str, columns: int) -> str:
 
 def legend(names: Mapping[str, int]) -> Markup:
     """Name the candidates by the colour of their place; those beyond the colours are one entry."""
-    own = [(name, place) for name, place in names.items() if place < len(COLOURS)]
-    others = len(names) - len(own)
+    named = [(name, place) for name, place in names.items() if place < len(COLOURS)]
+    others = len(names) - len(named)
     entries = [
         element("li", fitted(name, 60), data_legend=place, style=f"--own:{colour(place)}")
-        for name, place in own
+        for name, place in named
     ]
     if others:
         look = f"--own:{colour(len(COLOURS))}"

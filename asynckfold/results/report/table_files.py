@@ -87,13 +87,13 @@ def ranking(summary: Summary) -> list[list[str]]:
     """Return header and rows: the candidates, best first, against the best of them."""
     metrics, rows = summary.metrics, summary.candidates
     tested = ("95 % interval", "difference", "p")
-    found = [["rank", "model", "LR schedule", *metrics, *tested, "folds", "seconds"]]
+    table = [["rank", "model", "LR schedule", *metrics, *tested, "folds", "seconds"]]
     for row in rows:
         scores = (_mean_std(row.mean[metric], row.std[metric]) for metric in metrics)
         behind = row.mean[summary.metric] - rows[0].mean[summary.metric]
         is_compared = row.to_first is not None and math.isfinite(behind)
         interval = f"{row.ci_low:.4f} to {row.ci_high:.4f}"
-        found.append(
+        table.append(
             [
                 str(row.rank or ""),
                 row.model,
@@ -106,7 +106,7 @@ def ranking(summary: Summary) -> list[list[str]]:
                 f"{row.fit_seconds:.1f}" if math.isfinite(row.fit_seconds) else "",
             ]
         )
-    return found
+    return table
 
 
 def _mean_std(mean: float, std: float) -> str:

@@ -227,17 +227,24 @@ def draw_probabilities(summary: Summary) -> Figure | None:
 @style.applied
 def draw_predictions(summary: Summary) -> Figure | None:
     """Draw held-out samples of the best candidate; on the dashed line they are equal."""
-    found = summary.predictions
-    if found is None:
+    predictions = summary.predictions
+    if predictions is None:
         return None
-    error = number(figures.root_mean_squared_error(found))
-    figure = style.new_figure(4.2, f"{found.candidate}: root mean squared error {error}")
+    error = number(figures.root_mean_squared_error(predictions))
+    figure = style.new_figure(4.2, f"{predictions.candidate}: root mean squared error {error}")
     axes = figure.subplots()
-    ends = min(*found.true, *found.predicted), max(*found.true, *found.predicted)
+    ends = (
+        min(*predictions.true, *predictions.predicted),
+        max(*predictions.true, *predictions.predicted),
+    )
     axes.plot(ends, ends, color=style.FAINT, linestyle=DASHED, linewidth=0.8)
-    axes.scatter(found.true, found.predicted, s=12, color=COLOURS[0], alpha=0.5, linewidths=0)
+    axes.scatter(
+        predictions.true, predictions.predicted, s=12, color=COLOURS[0], alpha=0.5, linewidths=0
+    )
     axes.set(xlabel="true", ylabel="predicted")
-    axes.set_title(f"{len(found.true)} of {found.total} held-out predictions", loc="left")
+    axes.set_title(
+        f"{len(predictions.true)} of {predictions.total} held-out predictions", loc="left"
+    )
     style.grid(axes, "y")
     return figure
 
@@ -307,24 +314,24 @@ def draw_speedup(summary: Summary) -> Figure | None:
 
 
 @style.applied
-def seconds_and_ratios(found: SpeedupBars, title: str) -> Figure:
+def seconds_and_ratios(bars: SpeedupBars, title: str) -> Figure:
     """Draw (serial, packed) seconds of each model; where they were measured, the speedup, too."""
-    rows, kind = found.rows, found.kind
+    rows, kind = bars.rows, bars.kind
     figure = style.new_figure(1.5 + 0.5 * len(rows), title)
-    panels = figure.subplots(1, 1 + found.is_measured, squeeze=False, sharey=True)[0]
-    hidden = found.models > figures.MODELS
-    few = f"; the first {figures.MODELS} of {found.models} models" if hidden else ""
-    _draw_seconds(panels[0], list(rows.values()), found)
+    panels = figure.subplots(1, 1 + bars.is_measured, squeeze=False, sharey=True)[0]
+    hidden = bars.models > figures.MODELS
+    few = f"; the first {figures.MODELS} of {bars.models} models" if hidden else ""
+    _draw_seconds(panels[0], list(rows.values()), bars)
     panels[0].set_title(f"shorter is better{few}", loc="left")
     label = f"serial loop ({style.plotted(kind)})"
     handles: list[Line2D | Patch] = [
-        Patch(facecolor=SERIAL, edgecolor="white", hatch=_hatch(found), label=label),
+        Patch(facecolor=SERIAL, edgecolor="white", hatch=_hatch(bars), label=label),
         Patch(color=PACKED, label="packed, its share of the wall time"),
     ]
-    if found.is_measured:
-        _draw_ratios(panels[1], list(rows.values()), found.ideal)
-        if found.ideal is not None:
-            handles.append(Patch(**IDEAL, label=f"ideal: one job per core, {found.ideal:g}×"))
+    if bars.is_measured:
+        _draw_ratios(panels[1], list(rows.values()), bars.ideal)
+        if bars.ideal is not None:
+            handles.append(Patch(**IDEAL, label=f"ideal: one job per core, {bars.ideal:g}×"))
     panels[0].set_yticks(range(len(rows)), [style.plotted(name, 24) for name in rows])
     panels[0].set_ylim(len(rows) - 0.45, -0.55)
     for axes in panels:
@@ -333,21 +340,21 @@ def seconds_and_ratios(found: SpeedupBars, title: str) -> Figure:
     return figure
 
 
-def _hatch(found: SpeedupBars) -> str | None:
-    return None if found.is_measured else "////"
+def _hatch(bars: SpeedupBars) -> str | None:
+    return None if bars.is_measured else "////"
 
 
-def _draw_seconds(axes: Axes, rows: Sequence[tuple[float, float]], found: SpeedupBars) -> None:
+def _draw_seconds(axes: Axes, rows: Sequence[tuple[float, float]], seconds: SpeedupBars) -> None:
     longest = max(map(max, rows))
     divisor, unit = say.time_unit(longest)
     for which, colour in enumerate((SERIAL, PACKED)):
         places = [place + (0.19 if which else -0.19) for place in range(len(rows))]
         values = [pair[which] for pair in rows]
         bars = axes.barh(places, [it / divisor for it in values], height=0.34, color=colour)
-        is_estimated = not which and not found.is_measured
+        is_estimated = not which and not seconds.is_measured
         if is_estimated:
             for bar in bars:
-                bar.set(hatch=_hatch(found), edgecolor="white")
+                bar.set(hatch=_hatch(seconds), edgecolor="white")
         labels = [f"{'≈ ' * is_estimated}{duration(value)}" for value in values]
         axes.bar_label(bars, labels, padding=4, fontsize=8)
     axes.set_xlim(0, 1.3 * longest / divisor)
@@ -412,4 +419,6 @@ def rendered(figure: Figure, kind: str = "png") -> bytes:
 def draw(summary: Summary, kind: str = "png") -> dict[str, bytes]:
     """Draw every figure that the run has numbers for, by the name of its file."""
     drawn = ((name, make(summary)) for name, make in FIGURES.items())
-    return {f"{name}.{kind}": rendered(found, kind) for name, found in drawn if found is not None}
+    return {
+        f"{name}.{kind}": rendered(figure, kind) for name, figure in drawn if figure is not None
+    }
