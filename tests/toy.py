@@ -58,7 +58,7 @@ def toy_bundle(
     **changes: Any,
 ) -> Iterator[tuple[Bundle, Prepared]]:
     """Yield a bundle over toy samples and the data it needs."""
-    data = prepare(samples(), criterion_wants_classes=True)
+    data = prepare(samples(), task="multiclass")
     recipe = Recipe(
         models or {"Tiny": Tiny},
         {name: name for name in lr_schedules},

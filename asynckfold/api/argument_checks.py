@@ -358,7 +358,7 @@ def data_problems(settings: Settings) -> Sequence[Problem]:
             targets = by_position(settings.targets, "targets")
         if targets is None or (settings.targets is None and source.rows is not None):
             return ()
-        labels = resolve_labels(targets, None, source.names, settings.known_criterion)
+        labels = resolve_labels(targets, source.names, settings.known_criterion)
         settings.divided(len(source), labels)
     except InputError as error:
         return error.problems

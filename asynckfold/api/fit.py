@@ -416,7 +416,7 @@ def _kind(model: Any) -> str:
 def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
     """Return one data set, the training samples and the scored samples."""
     from asynckfold.data.dataset import open_source
-    from asynckfold.data.train_valid import joined, repeated
+    from asynckfold.data.made_datasets import joined, repeated
 
     if valid is None:
         return repeated(dataset, SEEN_AGAIN)

@@ -34,14 +34,15 @@ from asynckfold.api.prediction import (
     transformed,
 )
 from asynckfold.api.saved_models import expected_by, export_onnx, save_models
-from asynckfold.data.arrays import Given
+from asynckfold.data.arrays import Given, as_given
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.collation import Collation, structure
 from asynckfold.data.dataset import Opened
-from asynckfold.data.given import as_given
 from asynckfold.data.materialize import CheckedDataset, Here, check_samples, with_facts
 from asynckfold.data.range_reader import SampleCheck, SampleFacts
-from asynckfold.data.transforms import Array, Step, kind_of, kinds_text
+from asynckfold.data.transforms.samples import kind_of
+from asynckfold.data.transforms.steps import Step
+from asynckfold.data.transforms.trees import Array, kinds_text
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import Transform

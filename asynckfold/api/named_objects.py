@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asynckfold.data.transforms import Step, describe, is_known, step_name
+from asynckfold.data.transforms.steps import Step, describe, is_known, step_name
 from asynckfold.errors import InputError
 from asynckfold.jobs.argument import one_line
 

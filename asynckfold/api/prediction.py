@@ -20,7 +20,9 @@ from asynckfold.data.arrays import column_problems
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.collation import Collation, structure
 from asynckfold.data.dataset import open_inputs
-from asynckfold.data.transforms import Misfit, Step, kinds_text
+from asynckfold.data.transforms.samples import Misfit
+from asynckfold.data.transforms.steps import Step
+from asynckfold.data.transforms.trees import kinds_text
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.schema import Schema

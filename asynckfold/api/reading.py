@@ -71,8 +71,7 @@ def prepared(
     settings: Settings, machine: Machine, readers: WorkerReaders | None
 ) -> Iterator[Prepared]:
     """Read the data into shared arrays, which live as long as the context."""
-    from asynckfold.data.arrays import NOT_FINITE, by_position
-    from asynckfold.data.given import as_given
+    from asynckfold.data.arrays import NOT_FINITE, as_given, by_position
     from asynckfold.data.prepare import prepare
 
     given = as_given(

@@ -88,7 +88,7 @@ def on_all_samples(
     epochs : int or None
         What `chosen_epochs` returned.
     """
-    from asynckfold.data.train_valid import evenly, repeated
+    from asynckfold.data.made_datasets import evenly, repeated
     from asynckfold.training.callbacks import LastEpoch
 
     samples, train, again = repeated(settings.dataset, SEEN_AGAIN)

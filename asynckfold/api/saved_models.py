@@ -43,7 +43,7 @@ from asynckfold.api.named_objects import (
     unpacked_fit,
 )
 from asynckfold.api.prediction import InputForm, Member, Prediction, outputs_by_batch
-from asynckfold.data.transforms import step_name
+from asynckfold.data.transforms.steps import step_name
 from asynckfold.errors import InputError, Problem, StoreCorruptError, refuse
 from asynckfold.jobs.decoding import FAULTS, decoded, parsed
 from asynckfold.jobs.objective import Objective

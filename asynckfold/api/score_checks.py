@@ -202,7 +202,7 @@ def _task_notes(
 def _digest(transform: Any) -> str:
     if transform is None:
         return ""
-    from asynckfold.data.transforms import describe
+    from asynckfold.data.transforms.steps import describe
 
     text = describe(transform).encode("utf-8", "backslashreplace")
     return hashlib.sha256(text).hexdigest()[:16]

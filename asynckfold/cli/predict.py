@@ -234,7 +234,7 @@ def _score(
     samples: Samples, found: npt.NDArray[Any], classes: Sequence[str], asked: Objective
 ) -> tuple[dict[str, float], str]:
     """Return the score if the samples have labels, or why there is none."""
-    from asynckfold.data.sources.labels import indices_in, number
+    from asynckfold.data.sources.text_files import indices_in, number
 
     if samples.labels is None:
         return {}, ""

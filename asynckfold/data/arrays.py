@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 from torch.utils.data import TensorDataset
 
-from asynckfold.data.transforms import Array, native
+from asynckfold.data.transforms.samples import native
+from asynckfold.data.transforms.trees import Array, TreeArrays, is_tree, leaves_by_path
 from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.jobs.schema import UnfitTree, leaves_of, path_text, tree_of, with_arrays
 
 LOST = 1e-6
 """Rounding error of a column in float32, as a share of its spread, from which the column is named.
@@ -49,7 +51,7 @@ class ExactArrays(tuple[Any, ...]):
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """A dataset and its transforms, as `AsyncKFold` gets them, with arrays in one form."""
+    """A dataset and its transforms, with arrays in one form."""
 
     dataset: Any
     train_transform: Any
@@ -69,30 +71,44 @@ def as_given(
     """Convert a pair (X, y) to what models get: float64 becomes float32, as late as possible.
 
     That is after the transforms, or after `preprocess` if the run has one (`preprocessed`). A
-    dataset that is no pair of arrays stays as it is. Raises `InputError` where X is sparse, masked,
-    or not numeric.
+    dataset that is no pair of arrays stays as it is; inputs in a dict or tuple become `TreeArrays`.
+    Raises `InputError` where X is sparse, masked, or not numeric.
     """
     views = train_transform, eval_transform
+    last_is_target = type(dataset) is TensorDataset and len(dataset.tensors) > 2
+    if last_is_target:
+        dataset = (dataset.tensors[:-1], dataset.tensors[-1])
     pair = dataset.tensors if type(dataset) is TensorDataset else dataset
     if not isinstance(pair, tuple) or len(pair) != 2:
         return Given(dataset, *views)
-    samples, labels = plain(pair[0], "X"), by_position(pair[1], "y")
+    labels = targets_as_trees(pair[1], pair[0])
+    trees, notes = converted(pair[0], labels)
+    labels = by_position(labels, "y")
+    if isinstance(trees, TreeArrays):
+        return Given((trees, labels), *views, notes, last_is_target)
+    samples = plain(pair[0], "X")
     transformed = any(transform is not None for transform in views)
     if samples.dtype in _HALVES and not transformed:
         note = f"X was converted from {str(samples.dtype).removeprefix('torch.')} to float32"
         return Given((not_half(samples), labels), *views, (note,))
-    notes = () if preprocessed or transformed else _conversion_notes(samples)
+    if not (preprocessed or transformed):
+        notes = _conversion_notes(samples)
     if pair is not dataset:
         return Given(dataset, *views, notes)
-    if isinstance(samples, Tensor):
-        return Given((samples, labels), *views, notes)
-    if not transformed:
-        refuse(_number_problems(dataset[0], samples))
-    if samples.dtype != np.float64:
+    if not transformed and not isinstance(samples, Tensor):
+        columns = unusable(pair[0])
+        if columns or samples.dtype.kind not in "biufc":
+            raise InputError.one(
+                "X must hold numbers",
+                f"columns {columns}" if columns else f"an array of {samples.dtype}",
+                "Encode other columns, for instance by pandas.get_dummies, leave them out, or pass "
+                "a train_transform that returns tensors.",
+            )
+    if samples.dtype != np.float64 or isinstance(samples, Tensor):
         return Given((samples, labels), *views, notes)
     if preprocessed:
         return Given(ExactArrays((samples, labels)), *views)
-    lost = rounded(samples, "X", getattr(dataset[0], "columns", None))
+    lost = rounded(samples, "X", getattr(pair[0], "columns", None))
     if transformed:
         train, evaluation = (
             None if transform is None else [transform, as_float32] for transform in views
@@ -119,18 +135,6 @@ def not_half(samples: Any) -> Any:
     if samples.dtype not in _HALVES:
         return samples
     return samples.float() if isinstance(samples, Tensor) else samples.astype(np.float32)
-
-
-def _number_problems(given: Any, samples: Array) -> Iterator[Problem]:
-    columns = unusable(given)
-    if samples.dtype.kind in "biufc" and not columns:
-        return
-    yield Problem(
-        "X must hold numbers",
-        f"columns {columns}" if columns else f"an array of {samples.dtype}",
-        "Encode other columns, for instance by pandas.get_dummies, leave them out, or pass a "
-        "train_transform that returns tensors.",
-    )
 
 
 def plain(values: Any, name: str) -> Any:
@@ -221,8 +225,8 @@ def _numbers(array: Array) -> Array:
     real = {kind for kind in kinds if issubclass(kind, (numbers.Real, np.bool_))}
     if not real or kinds - real - missing:
         return array
-    found = [np.nan if type(item) in missing else item for item in array.ravel().tolist()]
-    return np.array(found, dtype=np.float64).reshape(array.shape)
+    as_floats = [np.nan if type(item) in missing else item for item in array.ravel().tolist()]
+    return np.array(as_floats, dtype=np.float64).reshape(array.shape)
 
 
 def unusable(table: Any) -> str:
@@ -284,9 +288,9 @@ def rounded(array: Array, what: str = "X", names: Any = None) -> str:
     """Say what an array loses in float32; ``""`` where that is little.
 
     The loss of a column is the median rounding error of its values that float32 cannot hold
-    exactly, relative to their interquartile range (standard deviation where that is 0). So neither
-    exact values, such as missing-value markers, nor single huge values hide it. Estimated on
-    `LOOKED_AT` samples, evenly spread. More than two axes, such as images, count as one column.
+    exactly, relative to their interquartile range. So neither exact values, such as missing-value
+    markers, nor single huge values hide it. Estimated on `LOOKED_AT` samples, evenly spread. More
+    than two axes, such as images, count as one column.
 
     >>> rounded(np.linspace(0, 1, 9)[:, None])
     ''
@@ -297,14 +301,22 @@ def rounded(array: Array, what: str = "X", names: Any = None) -> str:
         return ""
     some = array[np.linspace(0, len(array) - 1, min(len(array), LOOKED_AT)).round().astype(int)]
     some = some.reshape(len(some), -1) if array.ndim < 3 else some.reshape(-1, 1)
-    losses = {int(at): _loss(some[:, at]) for at in np.flatnonzero(~_surely_kept(some))}
-    found = {at: loss for at, loss in losses.items() if loss > LOST}
-    if not found:
+    # Whole numbers beyond 2**53 are not exact in float64, either.
+    some = some if some.dtype == np.float64 else some.astype(np.longdouble)
+    ordered = np.sort(some, axis=0)
+    with np.errstate(all="ignore"):
+        error = np.abs(some - some.astype(np.float32)).max(axis=0)
+        # NaN, which are sorted to the end, compare as False.
+        kept = error <= LOST * (ordered[(3 * len(some)) // 4] - ordered[len(some) // 4])
+    losses = {int(at): _loss(some[:, at]) for at in np.flatnonzero(~kept)}
+    lossy = {at: loss for at, loss in losses.items() if loss > LOST}
+    if not lossy:
         return ""
-    share = _percent(min(1.0, max(found.values())))
+    most = min(1.0, max(lossy.values()))
+    share = f"{100 * most:.0f} %" if most >= 0.01 else f"{100 * most:.0g} %"
     if array.ndim != 2:
         return f"{what} loses up to {share} of its spread in float32"
-    called = [str(at) if names is None else repr(str(names[at])) for at in found]
+    called = [str(at) if names is None else repr(str(names[at])) for at in lossy]
     more = f" and {len(called) - 5} more" if len(called) > 5 else ""
     several = len(called) > 1
     return (
@@ -314,40 +326,143 @@ def rounded(array: Array, what: str = "X", names: Any = None) -> str:
     )
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %" if share >= 0.01 else f"{100 * share:.0g} %"
-
-
-def _surely_kept(rows: Array) -> npt.NDArray[np.bool_]:
-    """Return which columns cannot lose more than `LOST`."""
-    ordered = np.sort(rows, axis=0)
-    with np.errstate(all="ignore"):
-        largest = np.maximum(np.abs(ordered[0]), np.abs(ordered[-1])).astype(np.float64)
-        low, high = ordered[len(rows) // 4], ordered[(3 * len(rows)) // 4]
-        # Half a unit in the last of 24 places. NaN, which are sorted to the end, compare as False.
-        kept: npt.NDArray[np.bool_] = largest * 2.0**-24 <= LOST * (high - low)
-    kept &= largest < np.finfo(np.float32).max
-    kept |= ordered[0] == ordered[-1]
-    return kept
-
-
 def _loss(column: Array) -> float:
-    if column.dtype == np.float64:
-        column = column[np.isfinite(column)]
-    else:
-        # Whole numbers beyond 2**53 are not exact in float64, either.
-        column = column.astype(np.longdouble)
-    with np.errstate(over="ignore"):
+    with np.errstate(all="ignore"):
         narrow = column.astype(np.float32)
-    if not np.isfinite(narrow).all():
+        error = np.abs(column - narrow)
+    finite = np.isfinite(column)
+    if not np.isfinite(narrow[finite]).all():
         return 1.0
-    error = np.abs(column - narrow)
-    inexact = error > 0
+    inexact = finite & (error > 0)
     if not inexact.any():
         return 0.0
-    values, error = np.sort(column[inexact]), np.sort(error[inexact])
+    values = np.sort(column[inexact])
     low, middle, high = (values[(len(values) * part) // 4] for part in (1, 2, 3))
     spread = high - low or (values - middle).std()
     # Of a column that is constant but for the last digits of float64, nothing can be lost.
     noise = 1e-14 * abs(middle) if column.dtype == np.float64 else 0
-    return float(error[len(error) // 2] / spread) if spread > noise else 0.0
+    return float(np.median(error[inexact]) / spread) if spread > noise else 0.0
+
+
+# Inputs that are a dict or a tuple of arrays: ({"image": X, "age": A}, y)
+
+
+def as_trees(samples: Any, labels: Any) -> Any:
+    """Return a dict or tuple of arrays as `TreeArrays`, anything else as it is.
+
+    A tuple is one of several inputs if its items are arrays and it has not one item a label: then
+    they are rows. float64 and half precision become float32, as in a single array. Raises
+    `InputError` where lengths differ, or an array holds no numbers.
+    """
+    return samples if isinstance(samples, TreeArrays) else converted(samples, labels)[0]
+
+
+def converted(samples: Any, labels: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return what `as_trees` returns, and notes on what the conversion loses."""
+    if isinstance(samples, TreeArrays) or not _holds_arrays(samples, labels):
+        return samples, ()
+    by_path, spec = leaves_by_path(samples, stops=lambda item: isinstance(item, list))
+    leaves = {path_text(path): leaf for path, leaf in by_path.items()}
+    for path, leaf in leaves.items():
+        if not (hasattr(leaf, "__array__") and np.ndim(leaf)):
+            raise InputError.one(
+                f"X{path} must be an array with a row for each sample",
+                type(leaf).__name__,
+                "Pass a NumPy array or a tensor of shape (n_samples, ...).",
+            )
+    if not leaves:
+        raise InputError.one("X must hold an array", "an empty dict", "Pass {'name': array, ...}.")
+    arrays = {path: plain(leaf, f"X{path}") for path, leaf in leaves.items()}
+    sizes = {f"X{path}": len(array) for path, array in arrays.items()}
+    if hasattr(labels, "__len__"):
+        sizes["y"] = len(labels)
+    if len(set(sizes.values())) > 1:
+        raise InputError.one(
+            "all inputs and y must have one length",
+            ", ".join(f"{name} has {size}" for name, size in sizes.items()),
+            "Pass one row of each input, and one label, for each sample.",
+        )
+    refuse(_number_problems(leaves, arrays))
+    notes: list[str] = []
+    narrowed = [
+        _narrow(array, f"X{path}", getattr(leaves[path], "columns", None), notes)
+        for path, array in arrays.items()
+    ]
+    return TreeArrays(tree_unflatten(narrowed, spec)), tuple(notes)
+
+
+def _holds_arrays(samples: Any, labels: Any) -> bool:
+    if not is_tree(samples) or isinstance(samples, list):
+        return False
+    if isinstance(samples, dict):
+        return True
+    is_of_rows = hasattr(labels, "__len__") and len(samples) == len(labels)
+    return bool(samples) and not is_of_rows and all(map(_is_array_or_tree, samples))
+
+
+def _is_array_or_tree(item: Any) -> bool:
+    if is_tree(item) and not isinstance(item, list):
+        leaves, _ = leaves_by_path(item)
+        return bool(leaves) and all(map(_is_array_or_tree, leaves.values()))
+    return bool(hasattr(item, "__array__") and np.ndim(item))
+
+
+def _number_problems(leaves: dict[str, Any], arrays: dict[str, Any]) -> Iterator[Problem]:
+    for path, array in arrays.items():
+        if isinstance(array, Tensor):
+            continue
+        columns = unusable(leaves[path])
+        if array.dtype.kind not in "biuf" or columns:
+            yield Problem(
+                f"X{path} must hold numbers",
+                f"columns {columns}" if columns else f"an array of {array.dtype}",
+                "Encode other columns, for instance by pandas.get_dummies, or leave them out.",
+            )
+
+
+def _narrow(array: Any, name: str, columns: Any, notes: list[str]) -> Any:
+    """Return an array as models take it; note what that loses."""
+    short = not_half(array)
+    if short is not array:
+        before = str(array.dtype).removeprefix("torch.")
+        notes.append(f"{name} was converted from {before} to float32")
+    if isinstance(short, Tensor) or short.dtype != np.float64:
+        return short
+    notes.append(f"{name} was converted from float64 to float32")
+    if lost := rounded(short, name, columns):
+        notes.append(f"{lost}: scale it first")
+    with np.errstate(over="ignore"):
+        return short.astype(np.float32)
+
+
+def targets_as_trees(targets: Any, samples: Any) -> Any:
+    """Return a dict or tuple of arrays, one row a sample, as `TreeArrays`; else what is given.
+
+    Raises `InputError` where the arrays are of different length.
+    """
+    # As many as the samples are one of each, and may be too many to be looked at.
+    count = len(samples) if hasattr(samples, "__len__") and not is_sparse(samples) else -1
+    is_tuple = isinstance(targets, (tuple, list)) and 1 < len(targets) != count
+    if isinstance(targets, TreeArrays) or not (isinstance(targets, Mapping) or is_tuple):
+        return targets
+    try:
+        tree = with_arrays(targets) if isinstance(targets, Mapping) else targets
+        pairs = list(leaves_of(tree))
+    except UnfitTree as error:
+        raise InputError.one("targets must be a dict of arrays by name", *error.args) from error
+    leaves = [(path, by_position(leaf, f"y{path_text(path)}")) for path, leaf in pairs]
+    is_arrays = bool(leaves) and all(hasattr(leaf, "__array__") for _, leaf in leaves)
+    counts = {len(leaf) if np.ndim(leaf) else 0 for _, leaf in leaves if hasattr(leaf, "__array__")}
+    if is_tuple and not (is_arrays and counts == {count}):
+        return targets
+    if not is_arrays or len(counts) != 1:
+        kinds = {
+            path_text(path): np.shape(leaf) if hasattr(leaf, "__array__") else type(leaf).__name__
+            for path, leaf in leaves[:4]
+        }
+        raise InputError.one(
+            "all parts of the targets must be arrays with a row for each sample",
+            ", ".join(f"{path} {kind}" for path, kind in kinds.items()) or "an empty dict",
+            "Pass (X, {'name': array of shape (n, ...), ...}).",
+        )
+    return TreeArrays(tree_of(leaves))

@@ -19,23 +19,19 @@ from asynckfold.data.dataset import Opened
 from asynckfold.data.device_copies import Prefetcher, sent
 from asynckfold.data.shared_arrays import ArraySpec
 from asynckfold.data.target_encoding import Encoding
-from asynckfold.data.transforms import (
+from asynckfold.data.transforms.random_numbers import (
     AnyDraw,
-    Array,
     Draw,
     JoinedDraw,
-    Records,
-    Step,
-    View,
-    apply,
-    copied,
     generators_kept,
-    mapped,
-    on_device,
-    records_in,
-    same_steps,
     seed_generators,
     varies,
+)
+from asynckfold.data.transforms.samples import Records, copied, records_in
+from asynckfold.data.transforms.steps import Step, apply, same_steps
+from asynckfold.data.transforms.trees import Array, mapped, on_device
+from asynckfold.data.views import (
+    View,
 )
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.schema import Schema
@@ -47,7 +43,8 @@ class _ViewBatches(Protocol):
     @property
     def arrays(self) -> tuple[Tensor, ...]: ...
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor: ...
+    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor | None]:
+        """Return inputs, and targets if these come with each read."""
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _ViewBatches: ...
 
@@ -68,12 +65,12 @@ class _Held:
     def is_moved_by_batch(self) -> bool:
         return self.device.type == "cuda" and self.array.device != self.device
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
+    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, None]:
         if self.array.device == self.device:
-            return self.view(self.array.index_select(0, rows), draw)
+            return self.view(self.array.index_select(0, rows), draw), None
         # Moved before its steps, so that a batch has the same bits wherever the array is.
         batch = self.array.index_select(0, torch.from_numpy(draw.indices))
-        return self.view(batch.to(self.device), draw)
+        return self.view(batch.to(self.device), draw), None
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Held:
         return _Held(moved.get(id(self.array), self.array), self.view, device)
@@ -92,16 +89,10 @@ class _Read:
     def arrays(self) -> tuple[Tensor, ...]:
         return ()
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
-        batch: Tensor = default_collate(self.samples(draw)[0])
-        return batch.to(self.device)
-
-    def pairs(self, draw: AnyDraw, encoding: Encoding) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the same reads."""
+    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor | None]:
         samples, targets = self.samples(draw)
         batch: Tensor = default_collate(samples)
-        assert targets is not None
-        return batch.to(self.device), targets.to(self.device)
+        return batch.to(self.device), None if targets is None else targets.to(self.device)
 
     def samples(self, draw: AnyDraw) -> tuple[list[Any], Tensor | None]:
         """Return samples, and targets if these come with each read."""
@@ -134,7 +125,7 @@ class _Ragged:
     def arrays(self) -> tuple[Tensor, ...]:
         return ()
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
+    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, None]:
         raise TypeError("samples of different length need a collate_fn")
 
     def samples(self, draw: AnyDraw) -> tuple[list[Any], Tensor | None]:
@@ -159,15 +150,12 @@ class _Changed:
     def arrays(self) -> tuple[Tensor, ...]:
         return ()
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> Tensor:
-        return self.changed(self.view.gather(torch.from_numpy(draw.indices), draw), draw)
-
-    def changed(self, batch: Tensor, draw: AnyDraw) -> Tensor:
-        """Apply the function to a batch of the view."""
-        # Each of several batches by itself, since products of matrices round by their shape.
+    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor | None]:
+        batch, targets = self.view.gather(torch.from_numpy(draw.indices), draw)
+        # Each of several batches alone, since products of matrices round by their shape.
         count = len(draw.batches) if isinstance(draw, JoinedDraw) else 1
-        found = [self.change(part) for part in np.split(exact(batch), count)]
-        return torch.cat(found).to(self.device)
+        changed = [self.change(part) for part in np.split(exact(batch), count)]
+        return torch.cat(changed).to(self.device), targets
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Changed:
         return replace(self, device=device)
@@ -317,8 +305,8 @@ class Batches:
     def bytes_on(self, device: torch.device) -> int:
         """Return the bytes that the arrays of both views and the targets take on a device."""
         arrays = (self.targets, *self._train.arrays, *self._eval.arrays)
-        found = {id(array): array for array in arrays if array.device == device}
-        return sum(array.nbytes for array in found.values())
+        distinct = {id(array): array for array in arrays if array.device == device}
+        return sum(array.nbytes for array in distinct.values())
 
     def to(self, device: torch.device | str, room: int | None = None) -> Batches:
         """Return the same batches on a device.
@@ -346,14 +334,11 @@ class Batches:
         """Return inputs and targets of a view for the samples `rows` of a draw."""
         if self.collation is not None:
             return self._collated(view, rows, draw)
-        inner = view.view if isinstance(view, _Changed) else view
-        if isinstance(inner, _Read) and inner.encoding is not None:
-            batch, targets = inner.pairs(draw, inner.encoding)
-            if isinstance(view, _Changed):
-                batch = view.changed(batch, draw)
-            return self.unpacked(batch), targets.to(batch.device)
         rows = rows.to(self.targets.device)
-        return self.unpacked(view.gather(rows, draw)), self.targets.index_select(0, rows)
+        batch, targets = view.gather(rows, draw)
+        if targets is None:
+            return self.unpacked(batch), self.targets.index_select(0, rows)
+        return self.unpacked(batch), targets.to(batch.device)
 
     def _collated(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Any, Tensor]:
         assert isinstance(view, (_Read, _Ragged))
@@ -476,9 +461,9 @@ class DataHandle:
 
     def open(self, fds: Sequence[int]) -> Batches:
         """Map the arrays; the descriptors stay the caller's and may be closed afterwards."""
-        found = self._opened(fds)
-        found.not_finite, found.last_is_target = self.not_finite, self.last_is_target
-        return found
+        batches = self._opened(fds)
+        batches.not_finite, batches.last_is_target = self.not_finite, self.last_is_target
+        return batches
 
     def _opened(self, fds: Sequence[int]) -> Batches:
         arrays = [spec.map(fd) for spec, fd in zip(self.specs, fds, strict=True)]

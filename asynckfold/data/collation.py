@@ -17,24 +17,25 @@ import torch
 from torch import Tensor
 
 from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, Opened
-from asynckfold.data.transforms import copied, generators_kept, leaves_by_path, mapped
+from asynckfold.data.transforms.random_numbers import generators_kept
+from asynckfold.data.transforms.samples import copied
+from asynckfold.data.transforms.trees import leaves_by_path, mapped
 from asynckfold.errors import InputError
 from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of, path_text
 
 
 @dataclass(frozen=True)
 class ItemForm:
-    """How a data set gives its targets."""
+    """How a data set gives a sample and its target."""
 
     key: str | None = None  # of an item that is a dict
     as_tensors: bool = False
 
     def item(self, sample: Any, target: Any) -> Any:
         """Return a sample and its target as an item of the data set."""
-        given = target
         if isinstance(target, Tensor) and not self.as_tensors:
-            given = target.numpy() if target.ndim else target.item()
-        return (sample, given) if self.key is None else {**sample, self.key: given}
+            target = target.numpy() if target.ndim else target.item()
+        return (sample, target) if self.key is None else {**sample, self.key: target}
 
 
 def item_form(source: Opened) -> ItemForm:
@@ -81,11 +82,11 @@ class Collation:
         items = [self.form.item(*pair) for pair in zip(samples, each, strict=True)]
         # The function may change what it gets.
         spare = None if self._lists else copied([*items, items[0]])
-        inputs, found = self._divided(self.function(items))
+        inputs, returned = self._divided(self.function(items))
         if self.schema is None:
-            _check_targets(found, targets)
+            _check_targets(returned, targets)
         else:
-            _check_trees(found, self.schema.split(targets))
+            _check_trees(returned, self.schema.split(targets))
         if spare is not None:
             self._lists.append(self._grows(inputs, spare))
         # A list is one argument of the model, a tuple several.
@@ -102,6 +103,7 @@ class Collation:
             return len(self._divided(self.function(more))[0]) == len(more)
 
     def _divided(self, batch: Any) -> tuple[Any, Any]:
+        """Return inputs and targets of a batch."""
         if self.form.key is None:
             if isinstance(batch, (tuple, list)) and len(batch) == 2:
                 return batch[0], batch[1]
@@ -111,10 +113,9 @@ class Collation:
                 f"{type(batch).__name__}{size}",
                 "Return several inputs as one tuple: ((ids, lengths), targets).",
             )
-        keys = (self.form.key, *TARGET_KEYS)
         names = list(batch) if isinstance(batch, Mapping) else []
-        found = next((name for name in keys if name in names), None)
-        if found is None or len(names) == 1:
+        key = next((name for name in (self.form.key, *TARGET_KEYS) if name in names), None)
+        if key is None or len(names) == 1:
             received = f"keys {', '.join(map(repr, names))}" if names else type(batch).__name__
             raise InputError.one(
                 f"collate_fn must return a dict of the inputs and of {self.form.key!r} for items "
@@ -122,61 +123,60 @@ class Collation:
                 received,
                 "Return for instance {'ids': ids, " + repr(self.form.key) + ": targets}.",
             )
-        return {name: batch[name] for name in names if name != found}, batch[found]
+        return {name: batch[name] for name in names if name != key}, batch[key]
 
 
-def _check_targets(found: Any, targets: Tensor) -> None:
+def _check_targets(returned: Any, targets: Tensor) -> None:
     """Refuse targets of other samples, of fewer or more, or in another order."""
-    given = found.detach().cpu() if isinstance(found, Tensor) else _tensor(found)
-    count = len(given) if given is not None and given.ndim else 0
-    if given is None or count != len(targets):
+    tensor = _tensor(returned)
+    count = len(tensor) if tensor is not None and tensor.ndim else 0
+    if tensor is None or count != len(targets):
         raise InputError.one(
             "collate_fn must return one target for each sample",
-            f"{type(found).__name__} with {count} for {len(targets)} samples",
+            f"{type(returned).__name__} with {count} for {len(targets)} samples",
             "Return for instance torch.tensor([target for _, target in samples]).",
         )
-    same = given.numel() == targets.numel()
-    if not (same and torch.equal(given.reshape(targets.shape).to(targets.dtype), targets)):
-        raise _others(
+    same = tensor.numel() == targets.numel()
+    if not (same and torch.equal(tensor.reshape(targets.shape).to(targets.dtype), targets)):
+        raise _other_targets(
             "Leave order and targets as they are; sort by length in the model, and mix samples in "
             "a training_step."
         )
 
 
-def _others(remedy: str) -> InputError:
-    rule = "collate_fn must return the targets of its samples, in their order"
-    return InputError.one(rule, "other targets, or others in between", remedy)
-
-
-def _check_trees(found: Any, expected: Any) -> None:
+def _check_trees(returned: Any, expected: Any) -> None:
     """Refuse targets of several parts that are not those of the samples."""
     try:
-        given, wanted = (dict(leaves_of(tree)) for tree in (found, expected))
+        leaves, wanted = (dict(leaves_of(tree)) for tree in (returned, expected))
     except UnfitTree:
-        given, wanted = {}, {(): None}
-    if given.keys() != wanted.keys() or not all(
-        _are_equal(leaf, wanted[path]) for path, leaf in given.items()
+        leaves, wanted = {}, {(): None}
+    tensors = {path: _tensor(leaf) for path, leaf in leaves.items()}
+    if leaves.keys() != wanted.keys() or not all(
+        tensor is not None and torch.equal(tensor.to(wanted[path].dtype), wanted[path])
+        for path, tensor in tensors.items()
     ):
-        raise _others(
+        raise _other_targets(
             "Return a list of them where their shapes differ, such as tuple(zip(*samples)), and "
             "else what torch.utils.data.default_collate gives."
         )
 
 
-def _are_equal(leaf: Any, wanted: Tensor) -> bool:
-    tensor = leaf.detach().cpu() if isinstance(leaf, Tensor) else _tensor(leaf)
-    return tensor is not None and torch.equal(tensor.to(wanted.dtype), wanted)
+def _other_targets(remedy: str) -> InputError:
+    rule = "collate_fn must return the targets of its samples, in their order"
+    return InputError.one(rule, "other targets, or others in between", remedy)
 
 
 def _of_one(schema: Schema, row: Tensor) -> Any:
     """Return the target of one sample."""
-    found = schema.split(row[None])
-    return found[0] if schema.ragged else mapped(lambda part: part[0], found)
+    trees = schema.split(row[None])
+    return trees[0] if schema.ragged else mapped(lambda part: part[0], trees)
 
 
-def _tensor(found: Any) -> Tensor | None:
+def _tensor(values: Any) -> Tensor | None:
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
     try:
-        return torch.as_tensor(np.asarray(found))
+        return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError):
         return None
 

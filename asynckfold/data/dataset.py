@@ -14,30 +14,30 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, TensorDataset
 
-from asynckfold.data.arrays import ExactArrays, by_position, is_sparse, not_half, plain
+from asynckfold.data.arrays import (
+    ExactArrays,
+    as_trees,
+    by_position,
+    is_sparse,
+    not_half,
+    plain,
+    targets_as_trees,
+)
 from asynckfold.data.known_datasets import subset_of, tensors_of, whole_arrays
 from asynckfold.data.target_encoding import Encoding
-from asynckfold.data.target_trees import targets_as_trees
-from asynckfold.data.transforms import (
-    Array,
+from asynckfold.data.transforms.random_numbers import generators_kept, seed_generators
+from asynckfold.data.transforms.samples import (
     Misfit,
-    Step,
-    TreeArrays,
-    apply,
     copied,
-    flatten,
-    generators_kept,
     kind_of,
-    mapped,
     native,
     records_in,
     same_sample,
-    seed_generators,
-    step_name,
     to_array,
 )
-from asynckfold.data.tree_arrays import as_trees
-from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.data.transforms.steps import Step, apply, flatten, step_name
+from asynckfold.data.transforms.trees import Array, TreeArrays, mapped
+from asynckfold.errors import InputError, Problem, nearest
 from asynckfold.jobs.folds import Indices
 
 _PROBES = 8
@@ -54,15 +54,15 @@ def divided(item: Any, index: int, key: str | None = None) -> tuple[dict[Any, An
     ({'image': 1}, 2)
     """
     names = list(item) if isinstance(item, dict) else []
-    found = [name for name in names if name in (TARGET_KEYS if key is None else (key,))]
-    if len(found) != 1 or len(names) == 1:
+    targets = [name for name in names if name in (TARGET_KEYS if key is None else (key,))]
+    if len(targets) != 1 or len(names) == 1:
         rule = f"dataset[{index}] must hold its inputs, and its target under "
         known = " or ".join(map(repr, TARGET_KEYS if key is None else (key,)))
         received = f"a dict of {', '.join(map(repr, names))}" if names else type(item).__name__
         hint = "" if key is None else nearest(key, map(str, names))
         remedy = f"Name the key of the target: target_key=.{hint}"
         raise InputError.one(rule + known, received, remedy)
-    return {name: part for name, part in item.items() if name != found[0]}, item[found[0]]
+    return {name: part for name, part in item.items() if name != targets[0]}, item[targets[0]]
 
 
 class KeyedTargets:
@@ -78,6 +78,33 @@ class KeyedTargets:
 
     def __getitem__(self, index: int) -> tuple[dict[Any, Any], Any]:
         return divided(self.dataset[index], index, self.key)
+
+
+def pair_of(index: int, item: Any) -> tuple[Any, Any]:
+    """Return the inputs and the target of an item; raise `InputError` where it is no pair."""
+    if isinstance(item, dict):
+        return divided(item, index)
+    if isinstance(item, (tuple, list)) and len(item) == 2:
+        return item[0], item[1]
+    size = f" of length {len(item)}" if hasattr(item, "__len__") else ""
+    raise InputError.one(
+        "each sample of the dataset must be a pair (x, y)",
+        f"{type(item).__name__}{size} at index {index}",
+        "Wrap the dataset so that it returns (x, y), pass a tuple (X, y) of arrays, or "
+        "task='reconstruction' if the input is the target.",
+    )
+
+
+def _inputs_of(index: int, item: Any) -> tuple[Any, Any]:
+    """Return the inputs of an item whose target, if any, does not matter."""
+    if isinstance(item, dict):
+        return {name: part for name, part in item.items() if name not in TARGET_KEYS}, 0
+    return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
+
+
+def _list_or_inputs_of(index: int, item: Any) -> tuple[Any, Any]:
+    """Return the same, where a list is a sample, such as token ids, and only a tuple is a pair."""
+    return (item, 0) if type(item) is list else _inputs_of(index, item)
 
 
 class _Pairs:
@@ -111,6 +138,8 @@ class Opened:
     on_read: Callable[[int], object] | None = field(default=None, repr=False)
     # stands for the transform of `base`
     recorder: Recorder | None = field(default=None, repr=False)
+    # how an item is divided, by its index
+    pair: Callable[[int, Any], tuple[Any, Any]] = field(default=pair_of, repr=False)
 
     def __len__(self) -> int:
         return len(self.base) if self.rows is None else len(self.rows)
@@ -125,26 +154,22 @@ class Opened:
             self.on_read(index)
         try:
             item = self.base[self.row(index)]
-        except InputError as error:
-            if isinstance(self.base, KeyedTargets):
+        except (Exception, SystemExit) as error:
+            if isinstance(self.base, KeyedTargets) and isinstance(error, InputError):
                 raise
             raise InputError([unreadable(index, error)]) from error
-        except (Exception, SystemExit) as error:
-            raise InputError([unreadable(index, error)]) from error
-        sample, label = self._pair(index, item)
+        sample, label = self.pair(index, item)
         if self.recorder is not None:
-            given = self.recorder.taken(sample)
-            if not given:
-                raise InputError([_not_its_transforms(index)])
-            sample = given[0]
+            kept = self.recorder.taken(sample)
+            if not kept:
+                raise InputError.one(
+                    f"dataset[{index}] must be the transform's result for one sample, as for "
+                    "earlier samples",
+                    "something else",
+                    "Pass the transform as train_transform or eval_transform instead.",
+                )
+            sample = kept[0]
         return native(sample), label
-
-    def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
-        if isinstance(item, dict):
-            return divided(item, index)
-        if not isinstance(item, (tuple, list)) or len(item) != 2:
-            raise InputError([_not_a_pair(index, item)])
-        return item[0], item[1]
 
     def without_arrays(self) -> Opened:
         """Return a source that reads the same samples one by one, and is cheaper to send."""
@@ -175,24 +200,6 @@ def unreadable(index: int, error: BaseException) -> Problem:
     )
 
 
-def _not_its_transforms(index: int) -> Problem:
-    return Problem(
-        f"dataset[{index}] must be the transform's result for one sample, as for earlier samples",
-        "something else",
-        "Pass the transform as train_transform or eval_transform instead.",
-    )
-
-
-def _not_a_pair(index: int, found: Any) -> Problem:
-    size = f" of length {len(found)}" if hasattr(found, "__len__") else ""
-    return Problem(
-        "each sample of the dataset must be a pair (x, y)",
-        f"{type(found).__name__}{size} at index {index}",
-        "Wrap the dataset so that it returns (x, y), pass a tuple (X, y) of arrays, or "
-        "task='reconstruction' if the input is the target.",
-    )
-
-
 class OneByOne:
     """One view as an ordinary map-style dataset, as a DataLoader gets it in an ordinary script.
 
@@ -216,13 +223,13 @@ class OneByOne:
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         sample, label = self.source.read(index)
-        given = apply(self.steps, copied(sample) if self.steps else sample)
+        inputs = apply(self.steps, copied(sample) if self.steps else sample)
         records = records_in(self.steps)
         if records is not None:
-            given = mapped(lambda item: item[0], records.unpack(torch.from_numpy(given)[None]))
+            inputs = mapped(lambda item: item[0], records.unpack(torch.from_numpy(inputs)[None]))
         if self.encoding is None:
-            return given, self.targets[index]
-        return given, torch.from_numpy(np.asarray(self.encoding(label, index)))
+            return inputs, self.targets[index]
+        return inputs, torch.from_numpy(np.asarray(self.encoding(label, index)))
 
 
 def open_source(dataset: Any) -> Opened:
@@ -239,7 +246,7 @@ def open_source(dataset: Any) -> Opened:
     if tensors is not None:
         arrays = _open_arrays(tensors)
         return _sized(replace(arrays, rows=rows, names=_names(dataset)))
-    refuse(_style_problems(dataset))
+    _check_style(dataset)
     source = _sized(Opened(dataset, rows=rows, names=_names(dataset)))
     whole = whole_arrays(dataset)
     if whole is None:
@@ -262,22 +269,6 @@ def _below_subsets(dataset: Any) -> tuple[Any, Indices | None]:
     return dataset, rows
 
 
-class _Unlabelled(Opened):
-    """Samples whose targets, if any, do not matter."""
-
-    def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
-        if isinstance(item, dict):
-            return {name: part for name, part in item.items() if name not in TARGET_KEYS}, 0
-        return (item[0] if isinstance(item, (tuple, list)) and len(item) in (1, 2) else item), 0
-
-
-class _UnlabelledLists(_Unlabelled):
-    """The same, where a list is a sample, such as token ids, and only a tuple is a pair."""
-
-    def _pair(self, index: int, item: Any) -> tuple[Any, Any]:
-        return (item, 0) if type(item) is list else super()._pair(index, item)
-
-
 def open_inputs(
     inputs: Any,
     *,
@@ -293,8 +284,16 @@ def open_inputs(
     samples may be lists. Raises `InputError` where there is no sample, or the transform cannot be
     taken out.
     """
-    if several and isinstance(found := _several(inputs), TreeArrays):
-        return _open_arrays((found, np.zeros(len(found))))
+    if several:
+        parts = inputs
+        if type(inputs) is TensorDataset:
+            parts = (inputs.tensors[:-1], inputs.tensors[-1])
+        is_pair = isinstance(parts, tuple) and len(parts) == 2
+        trees = as_trees(*parts) if is_pair else None
+        if not isinstance(trees, TreeArrays):
+            trees = as_trees(parts, None)
+        if isinstance(trees, TreeArrays):
+            return _open_arrays((trees, np.zeros(len(trees))))
     if isinstance(inputs, tuple):
         inputs = inputs[0] if len(inputs) == 2 else None
     inputs, rows = _below_subsets(inputs)
@@ -306,55 +305,42 @@ def open_inputs(
         pair = samples, np.zeros(len(samples))
         source = replace(_open_arrays(ExactArrays(pair) if exact else pair), rows=rows)
     else:
-        refuse(_style_problems(None if is_array else inputs, "inputs"))
-        source = (_UnlabelledLists if lists else _Unlabelled)(inputs, rows=rows)
+        _check_style(None if is_array else inputs, "inputs")
+        source = Opened(inputs, rows=rows, pair=_list_or_inputs_of if lists else _inputs_of)
     if not len(source):
-        refuse([Problem("inputs must hold a sample", "none", "Check the path and any Subset.")])
+        remedy = "Check the path and any Subset."
+        raise InputError.one("inputs must hold a sample", "none", remedy)
     if is_array or not undress or getattr(source.base, "transform", None) is None:
         return source
     bare = redressed(source, how_to_undress(source))
     if not bare.steps:
-        rule = (
-            "the transform of inputs must be separable from them, like that of the run's data set"
+        raise InputError.one(
+            "the transform of inputs must be separable from them, like that of the run's data set",
+            step_name(source.base.transform),
+            "Pass a data set whose transform is None.",
         )
-        received = step_name(source.base.transform)
-        refuse([Problem(rule, received, "Pass a data set whose transform is None.")])
     return bare
 
 
-def _several(inputs: Any) -> Any:
-    """Return trees of arrays, with targets or without."""
-    if type(inputs) is TensorDataset:
-        inputs = inputs.tensors
-        inputs = (inputs[:-1], inputs[-1])
-    is_pair = isinstance(inputs, tuple) and len(inputs) == 2
-    found = as_trees(*inputs) if is_pair else None
-    return found if isinstance(found, TreeArrays) else as_trees(inputs, None)
-
-
-def _style_problems(dataset: Any, name: str = "dataset") -> list[Problem]:
-    lacking = [name for name in ("__len__", "__getitem__") if not hasattr(dataset, name)]
+def _check_style(dataset: Any, name: str = "dataset") -> None:
+    """Refuse what is not map-style."""
     if isinstance(dataset, IterableDataset):
-        return [
-            Problem(
-                f"{name} must be map-style: folds and the order of an epoch are sample numbers, "
-                "and a stream has none",
-                f"{type(dataset).__name__}, an IterableDataset",
-                "Read the stream into a list once and pass a Dataset with __len__ and __getitem__.",
-            )
-        ]
+        raise InputError.one(
+            f"{name} must be map-style: folds and the order of an epoch are sample numbers, and a "
+            "stream has none",
+            f"{type(dataset).__name__}, an IterableDataset",
+            "Read the stream into a list once and pass a Dataset with __len__ and __getitem__.",
+        )
     if isinstance(dataset, dict):
         rule = f"{name} must be map-style, or a tuple of inputs and targets"
-        return [Problem(rule, "a dict", "Pass ({'name': array, ...}, y).")]
-    if not lacking:
-        return []
-    return [
-        Problem(
+        raise InputError.one(rule, "a dict", "Pass ({'name': array, ...}, y).")
+    lacking = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
+    if lacking:
+        raise InputError.one(
             f"{name} must be map-style: have a length and give samples by index",
-            type(dataset).__name__ + (f" without {' and '.join(lacking)}" if lacking else ""),
+            f"{type(dataset).__name__} without {' and '.join(lacking)}",
             "Pass a torch.utils.data.Dataset with __len__ and __getitem__, or a tuple (X, y).",
         )
-    ]
 
 
 def _sized(source: Opened) -> Opened:
@@ -374,27 +360,26 @@ def _open_arrays(pair: tuple[Any, ...]) -> Opened:
     if len(pair) == 2 and isinstance(trees := as_trees(*pair), TreeArrays):
         labels = by_position(pair[1], "y")
         return Opened(_Pairs(trees, labels), labels=labels, known=True)
-    found = pair if len(pair) != 2 else (plain(pair[0], "X"), by_position(pair[1], "y"))
-    sizes = [len(part) if _is_sized(part) else None for part in found]
+    parts = pair if len(pair) != 2 else (plain(pair[0], "X"), by_position(pair[1], "y"))
+    sizes = [
+        len(part) if hasattr(part, "__len__") and getattr(part, "ndim", 1) > 0 else None
+        for part in parts
+    ]
     if len(pair) != 2 or None in sizes or sizes[0] != sizes[1]:
         raise InputError.one(
             "a tuple must be (X, y), two arrays of equal length",
             f"{len(pair)} parts of lengths {sizes}",
             "Pass one row of X and one label for each sample.",
         )
-    samples, labels = found
-    notes = []
+    samples, labels = parts
+    notes: tuple[str, ...] = ()
     if samples.dtype == np.float64 and not isinstance(pair, ExactArrays):
-        notes = ["X was converted from float64 to float32"]
+        notes = ("X was converted from float64 to float32",)
         with np.errstate(over="ignore"):
             samples = samples.astype(np.float32)
     whole = to_array(samples) if kind_of(samples).storable else None
     pairs = _Pairs(samples, labels)
-    return Opened(pairs, samples=whole, labels=labels, notes=tuple(notes), known=True)
-
-
-def _is_sized(part: Any) -> bool:
-    return hasattr(part, "__len__") and getattr(part, "ndim", 1) > 0
+    return Opened(pairs, samples=whole, labels=labels, notes=notes, known=True)
 
 
 PLAIN, RECORDED, DRESSED = "without a transform", "as its transform gets them", "as they come"
@@ -409,18 +394,18 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self.given: list[Any] = []
+        self.kept: list[Any] = []
 
     def __call__(self, sample: Any) -> Recorder:
         """Take the place of the transform."""
         # The file of a picture may be closed, and a buffer used again, when it is asked for.
-        self.given.append(copied(sample))
+        self.kept.append(copied(sample))
         return self
 
     def taken(self, result: Any) -> list[Any]:
         """Return the sample that the transform got; empty where the result is something else."""
-        given, self.given = self.given, []
-        return given if result is self and len(given) == 1 else []
+        kept, self.kept = self.kept, []
+        return kept if result is self and len(kept) == 1 else []
 
 
 def how_to_undress(source: Opened) -> str:

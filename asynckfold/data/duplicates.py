@@ -8,21 +8,20 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.data.transforms import Array
+from asynckfold.data.transforms.trees import Array
 from asynckfold.jobs.folds import Fold
 
 LEAST, SHARE = 3, 0.01
-"""How many validation samples of a fold, and which share of them, must be copies to be named: many
-data sets have single ones (iris has one pair)."""
+"""Copies to name in a fold, and their share: many data sets have single ones (iris has a pair)."""
 
 SIDE = 8
 """Pixels from which an array of uint8 is taken as an image, which may be mirrored."""
 
 PLACES = 16
-"""Numbers of a sample that are looked at first."""
+"""Numbers of a sample to look at first."""
 
 ROOM = 100
-"""Times as many different rows as there are samples, from which equal ones are no chance."""
+"""Times as many different rows as samples, from which equal rows are not chance."""
 
 SHORT = 72
 """Bytes of a record below which equal ones may be chance: its length and eight token ids."""
@@ -32,14 +31,17 @@ NOT_LOOKED = (
     "one by one"
 )
 
+Copies = list[tuple[tuple[int, int], int, int]]
+"""For each fold its key, copies among its validation samples, and number of these."""
+
 
 def digests(samples: Array) -> npt.NDArray[np.int64]:
     """Return a number per sample, equal for equal samples and for mirrored uint8 images.
 
     Valid in this process only.
 
-    >>> found = digests(np.array([[1, 2], [3, 4], [1, 2]]))
-    >>> bool(found[0] == found[2]), bool(found[0] == found[1])
+    >>> numbers = digests(np.array([[1, 2], [3, 4], [1, 2]]))
+    >>> bool(numbers[0] == numbers[2]), bool(numbers[0] == numbers[1])
     (True, False)
     """
     if _are_images(samples):
@@ -47,45 +49,34 @@ def digests(samples: Array) -> npt.NDArray[np.int64]:
         both = (min(hash(one.tobytes()), hash(other.tobytes())) for one, other in pairs)
         return np.fromiter(both, np.int64, len(samples))
     # Most samples differ from all others in a few places, and are not read as a whole.
-    found = _mixed(_thinned(samples))
-    _, places, counts = np.unique(found, return_inverse=True, return_counts=True)
+    flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
+    numbers = _mixed(np.ascontiguousarray(flat[:, :: max(1, flat.shape[1] // PLACES)]))
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     alike = np.flatnonzero(counts[places] > 1)
-    found[alike] = _hashes(samples[at] for at in alike)
-    return found
-
-
-def _hashes(samples: Iterable[Array]) -> npt.NDArray[np.int64]:
-    return np.fromiter((hash(sample.tobytes()) for sample in samples), np.int64)
+    numbers[alike] = np.fromiter((hash(samples[at].tobytes()) for at in alike), np.int64)
+    return numbers
 
 
 def _mixed(rows: Array) -> npt.NDArray[np.int64]:
     """Return a number per row (n, m), of its bytes; for all rows at once, unlike `hash`.
 
     The sum of its words times odd random numbers, modulo 2**64 (multilinear hashing: Lemire and
-    Kaser, Strongly universal string hashing is fast, 2014). Some different rows get one number, as
-    those that differ in the highest bits of two words: whoever needs to know looks again.
+    Kaser, Strongly universal string hashing is fast, 2014). Rows may share a number by chance, for
+    instance if they differ in the highest bits of two words.
     """
     raw = rows.view(np.uint8)
     words = np.pad(raw, ((0, 0), (0, -raw.shape[1] % 8))).view(np.uint64)
     factors = np.random.default_rng(0).integers(0, 1 << 64, words.shape[1], np.uint64) | 1
-    found: npt.NDArray[np.int64] = (words * factors).sum(axis=1, dtype=np.uint64).view(np.int64)
-    return found
-
-
-def _thinned(samples: Array) -> Array:
-    """Return some numbers of each sample, from all over it."""
-    flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
-    return np.ascontiguousarray(flat[:, :: max(1, flat.shape[1] // PLACES)])
+    numbers: npt.NDArray[np.int64] = (words * factors).sum(axis=1, dtype=np.uint64).view(np.int64)
+    return numbers
 
 
 def _are_images(samples: Array) -> bool:
     return samples.dtype == np.uint8 and samples.ndim > 2 and samples.shape[-1] >= SIDE
 
 
-def copies(
-    numbers: npt.NDArray[np.int64], folds: Iterable[Fold]
-) -> list[tuple[tuple[int, int], int, int]]:
-    """Return for each fold its key, and how many of its validation samples equal a training sample.
+def copies(numbers: npt.NDArray[np.int64], folds: Iterable[Fold]) -> Copies:
+    """Return for each fold how many of its validation samples equal a training sample.
 
     >>> fold = Fold(0, 0, np.array([0, 1, 2]), np.array([3, 4]))
     >>> copies(np.array([7, 8, 9, 8, 6]), [fold])
@@ -93,15 +84,12 @@ def copies(
     """
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     several = counts[places] > 1
-    return [
-        (
-            fold.key,
-            int(np.isin(places[valid], places[fold.train[several[fold.train]]]).sum()),
-            len(fold.valid),
-        )
-        for fold in folds
-        for valid in [fold.valid[several[fold.valid]]]
-    ]
+    counted = []
+    for fold in folds:
+        train, valid = (rows[several[rows]] for rows in (fold.train, fold.valid))
+        count = int(np.isin(places[valid], places[train]).sum())
+        counted.append((fold.key, count, len(fold.valid)))
+    return counted
 
 
 def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
@@ -111,10 +99,8 @@ def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
     """
     if samples is None:
         return NOT_LOOKED
-    found = _many(digests(samples), folds)
-    if not found or _few_values(samples):
-        return ""
-    return _told(found, " or mirror one" * _are_images(samples))
+    note = _note(digests(samples), folds, " or mirror one" * _are_images(samples))
+    return "" if note and _few_values(samples) else note
 
 
 def records_note(records: Iterable[bytes], folds: Sequence[Fold]) -> str:
@@ -126,28 +112,19 @@ def records_note(records: Iterable[bytes], folds: Sequence[Fold]) -> str:
     'validation samples that equal a training sample: 3 of 3 in'
     """
     numbers = [hash(item) if len(item) >= SHORT else at for at, item in enumerate(records)]
-    found = _many(np.array(numbers, np.int64), folds)
-    return _told(found, "") if found else ""
+    return _note(np.array(numbers, np.int64), folds, "")
 
 
-def _many(
-    numbers: npt.NDArray[np.int64], folds: Sequence[Fold]
-) -> list[tuple[tuple[int, int], int, int]]:
-    """Return what `copies` returns of the folds that have many."""
-    return [
-        (key, count, size)
-        for key, count, size in copies(numbers, folds)
-        if count >= max(LEAST, SHARE * size)
-    ]
-
-
-def _told(found: Sequence[tuple[tuple[int, int], int, int]], also: str) -> str:
-    several = any(repeat for (repeat, _), _, _ in found)
+def _note(numbers: npt.NDArray[np.int64], folds: Sequence[Fold], also: str) -> str:
+    many = [item for item in copies(numbers, folds) if item[1] >= max(LEAST, SHARE * item[2])]
+    if not many:
+        return ""
+    several = any(repeat for (repeat, _), _, _ in many)
     shown = [
         f"{count} of {size} in fold {index}" + (f" of repeat {repeat}" if several else "")
-        for (repeat, index), count, size in found[:5]
+        for (repeat, index), count, size in many[:5]
     ]
-    more = f" and more in {len(found) - 5} other folds" if len(found) > 5 else ""
+    more = f" and more in {len(many) - 5} other folds" if len(many) > 5 else ""
     return (
         f"validation samples that equal a training sample{also}: {', '.join(shown)}{more}. "
         "If they are copies, such as augmented or oversampled ones, the scores are too high: pass "

@@ -17,7 +17,9 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from asynckfold.data.transforms import Array, is_known, to_array
+from asynckfold.data.transforms.samples import to_array
+from asynckfold.data.transforms.steps import is_known
+from asynckfold.data.transforms.trees import Array
 from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Indices
 
@@ -91,10 +93,10 @@ def whole_arrays(dataset: Any) -> tuple[Array, Any] | None:
         data = data[:, None]
     elif axes == "NHWC":
         data = data.transpose(0, 3, 1, 2)
-    found = np.asarray(to_array(labels) if isinstance(labels, Tensor) else labels)
+    indices = np.asarray(to_array(labels) if isinstance(labels, Tensor) else labels)
     # The class gives int(label), and int() of anything else would change it.
-    fits = found.ndim == 1 and found.dtype.kind in "iu" and len(found) == len(data)
-    return (data, found) if fits else None
+    fits = indices.ndim == 1 and indices.dtype.kind in "iu" and len(indices) == len(data)
+    return (data, indices) if fits else None
 
 
 def file_labels(dataset: Any) -> list[int] | None:
@@ -113,12 +115,12 @@ def listing(dataset: Any, rows: Indices | None) -> bytes:
     for row in range(len(dataset.samples)) if rows is None else rows.tolist():
         path, target = dataset.samples[row]
         try:
-            found = Path(path).stat()
+            facts = Path(path).stat()
         except OSError as error:
             remedy = "Create the data set again."
             raise InputError.one("each file must be there", str(error), remedy) from error
         name = os.path.relpath(path, dataset.root)
-        digest.update(repr((name, target, found.st_size, found.st_mtime_ns)).encode())
+        digest.update(repr((name, target, facts.st_size, facts.st_mtime_ns)).encode())
     return digest.digest()
 
 

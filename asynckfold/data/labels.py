@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from asynckfold.data.target_trees import are_trees, rows_of
-from asynckfold.data.transforms import Array
+from asynckfold.data.transforms.trees import Array, TreeArrays
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import CLASSES, NUMBERS, ODDS, SIGNS, UNKNOWN, Criterion
 from asynckfold.jobs.objective import (
@@ -27,13 +26,16 @@ from asynckfold.jobs.objective import (
     ordinary,
     task_of,
 )
-from asynckfold.jobs.schema import Schema
+from asynckfold.jobs.schema import Schema, UnfitTree
 
 MOST_CLASSES = 1 << 20
 """Whole numbers from here on are names of classes, and no numbers of outputs."""
 
 MOST_OFF = 1e-2
 """How far the sum of a row of probabilities may be from 1: half precision rounds to 1e-3."""
+
+
+PARTS_RULE = "targets of several parts must be numbers, the same parts of each sample"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,11 +73,11 @@ class Labels:
 
     def numbered(self) -> Labels:
         """Return class indices renumbered by sorted order."""
-        found = np.unique(self.targets)
-        codes = np.searchsorted(found, self.targets).astype(np.int64)
-        names = tuple(self.classes[label] for label in found.tolist())
-        labels = found.tolist()
-        refuse(_ignored_problems(np.arange(len(found)), self.ignore_index, "numbered labels"))
+        values = np.unique(self.targets)
+        codes = np.searchsorted(values, self.targets).astype(np.int64)
+        names = tuple(self.classes[label] for label in values.tolist())
+        labels = values.tolist()
+        refuse(_ignored_problems(np.arange(len(values)), self.ignore_index, "numbered labels"))
         return replace(
             self,
             targets=codes,
@@ -87,7 +89,6 @@ class Labels:
 
 def resolve_labels(
     values: Any,
-    wants_classes: bool | None = None,
     names: Sequence[str] = (),
     criterion: Criterion | None = None,
     task: str | None = None,
@@ -96,8 +97,8 @@ def resolve_labels(
 
     Non-negative integers are class indices as they are, so pretrained heads, class weights and
     `ignore_index` keep their meaning. Strings and negative integers are numbered by sorted order.
-    Numbers with a fraction are regression targets. `criterion` decides over `wants_classes`;
-    without both, `task` or the labels' type does. Raises `InputError` with all problems, each
+    Numbers with a fraction are regression targets. `criterion` decides; without one, `task` or the
+    labels' type does. Raises `InputError` with all problems, each
     naming the first bad index and value.
 
     >>> labels = resolve_labels(["dog", "cat", "dog"])
@@ -106,27 +107,57 @@ def resolve_labels(
     >>> resolve_labels([0, 3, 1]).targets.tolist()
     [0, 3, 1]
     """
-    if are_trees(values):
+    if _are_trees(values):
         return _of_parts(values, criterion, task)
     array = label_array(values)
     if task is None:
-        return _resolved(array, wants_classes, names, criterion)
+        return _resolved(array, names, criterion)
     if task == CUSTOM:
-        return _resolved_or_unchanged(array, wants_classes, names, criterion)
-    found = _resolved_as(task, array, wants_classes, names, criterion)
-    refuse(_task_problems(task, found, array, criterion))
-    return found
+        return _resolved_or_unchanged(array, names, criterion)
+    labels = _resolved_as(task, array, names, criterion)
+    kind = task_of(labels.objective.kind)
+    is_of_two = task == BINARY and kind == MULTICLASS and len(np.unique(labels.targets)) <= 2
+    if task == kind or is_of_two or (task, kind) == (RECONSTRUCTION, REGRESSION):
+        return labels
+    by = "no criterion of torch" if criterion is None else criterion.name
+    raise InputError.one(
+        f"task={task!r} must be what criterion and targets say",
+        f"{by} and targets {array.dtype} of shape {array.shape}, which are {kind}",
+        f"Pass task={kind!r}, or another criterion or targets.",
+    )
+
+
+def _are_trees(values: Any) -> bool:
+    """Whether targets have several parts; numbers in tuples of one length are rows, as always."""
+    if isinstance(values, TreeArrays):
+        return True
+    if isinstance(values, (Tensor, np.ndarray)) or not len(values):
+        return False
+    first = values[0]
+    if isinstance(first, Mapping):
+        return True
+    if not isinstance(first, tuple):
+        return False
+    return len({np.shape(part) for part in first}) > 1 or any(
+        isinstance(part, (Mapping, tuple)) for part in first
+    )
 
 
 def _of_parts(values: Any, criterion: Criterion | None, task: str | None) -> Labels:
     """Resolve targets of several parts, which only the user's own criterion can take."""
-    columns, rows = rows_of(values)
+    try:
+        if isinstance(values, TreeArrays):
+            schema, rows = Schema.of_arrays(values.tree)
+        else:
+            schema, rows = Schema.of_samples(list(values))
+    except UnfitTree as error:
+        raise InputError.one(PARTS_RULE, *error.args) from error
     problems = []
     if criterion is not None:
         problems.append(
             Problem(
                 "targets of several parts need a criterion of your own",
-                f"{criterion.name}, and targets {columns.text}",
+                f"{criterion.name}, and targets {schema.text}",
                 "Pass a function (outputs, targets) → loss that takes the parts.",
             )
         )
@@ -134,12 +165,12 @@ def _of_parts(values: Any, criterion: Criterion | None, task: str | None) -> Lab
         problems.append(
             Problem(
                 "targets of several parts are a task of your own",
-                f"task={task!r}, and targets {columns.text}",
+                f"task={task!r}, and targets {schema.text}",
                 "Leave task out, or pass task='custom'.",
             )
         )
     refuse(problems)
-    objective = Objective(REGRESSION, natural_scale(REGRESSION, None), targets=columns)
+    objective = Objective(REGRESSION, natural_scale(REGRESSION, None), targets=schema)
     return Labels(rows, (), False, _missing_notes(rows), objective)
 
 
@@ -150,11 +181,11 @@ def _missing_notes(array: Array) -> tuple[str, ...]:
 
 
 def _resolved_or_unchanged(
-    array: Array, wants_classes: bool | None, names: Sequence[str], criterion: Criterion | None
+    array: Array, names: Sequence[str], criterion: Criterion | None
 ) -> Labels:
     """Resolve labels; those of no known form stay what they are, for the user's own scores."""
     try:
-        return _resolved(array, wants_classes, names, criterion)
+        return _resolved(array, names, criterion)
     except InputError:
         if array.dtype.kind == "U" or (array.ndim == 1 and array.dtype.kind != "f"):
             raise
@@ -162,17 +193,13 @@ def _resolved_or_unchanged(
         objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))
         return Labels(_floats(array), (), False, _missing_notes(array), objective)
     # As one part of a tree, whose type is kept.
-    columns, rows = Schema.of_arrays(array)
-    objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion), targets=columns)
+    schema, rows = Schema.of_arrays(array)
+    objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion), targets=schema)
     return Labels(rows, (), False, objective=objective)
 
 
 def _resolved_as(
-    task: str,
-    array: Array,
-    wants_classes: bool | None,
-    names: Sequence[str],
-    criterion: Criterion | None,
+    task: str, array: Array, names: Sequence[str], criterion: Criterion | None
 ) -> Labels:
     """Resolve labels for a task that the user names, where criterion and type leave it open."""
     asked = None if criterion is None else criterion.targets
@@ -183,33 +210,16 @@ def _resolved_as(
         return _regression(array, criterion)
     if task in (BINARY, MULTILABEL) and criterion is None and array.ndim > (task == MULTILABEL):
         criterion = Criterion(f"task={task!r}", ODDS, UNKNOWN)
-    return _resolved(array, task == MULTICLASS or wants_classes, names, criterion)
-
-
-def _task_problems(
-    task: str, found: Labels, array: Array, criterion: Criterion | None
-) -> list[Problem]:
-    kind = task_of(found.objective.kind)
-    two = task == BINARY and kind == MULTICLASS and len(np.unique(found.targets)) <= 2
-    if task == kind or two or (task, kind) == (RECONSTRUCTION, REGRESSION):
-        return []
-    by = "no criterion of torch" if criterion is None else criterion.name
-    return [
-        Problem(
-            f"task={task!r} must be what criterion and targets say",
-            f"{by} and targets {array.dtype} of shape {array.shape}, which are {kind}",
-            f"Pass task={kind!r}, or another criterion or targets.",
-        )
-    ]
+    return _resolved(array, names, criterion, CLASSES if task == MULTICLASS else None)
 
 
 def _resolved(
     array: Array,
-    wants_classes: bool | None,
     names: Sequence[str],
     criterion: Criterion | None,
+    wanted: str | None = None,
 ) -> Labels:
-    wanted = {True: CLASSES, False: NUMBERS, None: None}[wants_classes]
+    """Resolve labels for what the criterion wants, or without one `wanted`."""
     wanted = wanted if criterion is None else criterion.targets
     if array.ndim > 2 and wanted != SIGNS and array.dtype.kind != "U":
         return dense_labels(array, wanted, tuple(names), criterion)
@@ -306,16 +316,18 @@ def _pixel_classes(array: Array, names: tuple[str, ...], criterion: Criterion | 
         refuse(_float_problems(array.reshape(-1)))
     ignored = -100 if criterion is None else criterion.ignore_index
     targets = array.astype(np.int64)
-    found = np.unique(targets[targets != ignored])
-    if not found.size or found[0] < 0 or found[-1] >= MOST_CLASSES:
-        shown = f"{found[0]} to {found[-1]}" if found.size else f"only {ignored}, which is ignored"
+    values = np.unique(targets[targets != ignored])
+    if not values.size or values[0] < 0 or values[-1] >= MOST_CLASSES:
+        shown = (
+            f"{values[0]} to {values[-1]}" if values.size else f"only {ignored}, which is ignored"
+        )
         raise InputError.one(
             "the class of a pixel must be an index from 0",
             shown,
             "Number the classes from 0, and pass ignore_index= to the criterion for pixels without "
             "a class.",
         )
-    highest = int(found[-1])
+    highest = int(values[-1])
     classes = names if highest < len(names) else tuple(map(str, range(highest + 1)))
     objective = Objective(
         SEGMENTATION, natural_scale(SEGMENTATION, criterion), ignore_index=ignored
@@ -327,9 +339,10 @@ def _pixel_classes(array: Array, names: tuple[str, ...], criterion: Criterion | 
 
 def _regression(array: Array, criterion: Criterion | None) -> Labels:
     if array.dtype.kind == "U":
+        such = f" such as {array.ravel()[0]!s}" if array.size else ""
         raise InputError.one(
             "regression targets must be numbers",
-            f"{_first(array)}, shape {array.shape}",
+            f"{array.dtype}{such}, shape {array.shape}",
             "Use a class criterion such as CrossEntropyLoss, or pass targets=.",
         )
     # A criterion of the user's own may leave out what is missing.
@@ -354,11 +367,6 @@ def _floats(array: Array) -> Array:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def _first(array: Array) -> str:
-    flat = array.ravel()
-    return f"{array.dtype} such as {flat[0]!s}" if flat.size else f"{array.dtype}"
-
-
 # Two classes, or several labels of a sample, as 0 and 1 or as -1 and 1
 
 
@@ -366,59 +374,50 @@ def _two_valued(array: Array, criterion: Criterion, names: tuple[str, ...]) -> L
     """Resolve labels for a criterion that compares outputs with codes of two classes."""
     if array.dtype.kind != "U":
         _refuse_not_finite(array, "labels must not be NaN or infinite")
-    found = np.unique(array)
+    values = np.unique(array)
     codes = (-1, 1) if criterion.targets == SIGNS else (0, 1)
-    is_codes = array.dtype.kind != "U" and set(found.tolist()) <= set(codes)
+    is_codes = array.dtype.kind != "U" and set(values.tolist()) <= set(codes)
     several = array.ndim == 2 and array.shape[1] > 1
     scale = natural_scale(BINARY, criterion)
     shares = array.dtype.kind == "f" and codes == (0, 1) and not is_codes
-    if array.ndim in (1, 2) and shares and found[0] >= 0 and found[-1] <= 1:
+    if array.ndim in (1, 2) and shares and values[0] >= 0 and values[-1] <= 1:
         # Targets that are probabilities themselves: numbers, of outputs on the same scale.
         return Labels(_floats(array), (), False, objective=Objective(REGRESSION, scale))
-    refuse(_two_valued_problems(array, found, codes, is_codes, several, criterion.name))
+    refuse(_two_valued_problems(array, values, codes, is_codes, several, criterion.name))
     signs = codes == (-1, 1)
+    targets = _floats(array if is_codes else np.where(array == values[-1], codes[1], codes[0]))
     if several:
-        if is_codes:
-            return Labels(_floats(array), (), False, (), Objective(MULTILABEL, scale, signs=signs))
-        array = np.where(array == found[-1], codes[1], codes[0])
-        return Labels(_floats(array), (), False, (), Objective(MULTILABEL, scale, signs=signs))
-    notes: tuple[str, ...] = ()
-    if len(found) == 1:
-        notes = (f"all labels are of one class, {found[0]}",)
-    if is_codes:
-        labels: tuple[Any, ...] = codes if signs else ()
-        labels = (False, True) if array.dtype.kind == "b" else labels
-        targets = array
-    else:
-        labels = tuple(_plain(value) for value in found.tolist())
-        targets = np.where(array == found[-1], codes[1], codes[0])
-        notes = (*notes, _numbering(labels, codes))
+        return Labels(targets, (), False, (), Objective(MULTILABEL, scale, signs=signs))
+    notes = [f"all labels are of one class, {values[0]}"] * (len(values) == 1)
+    labels: tuple[Any, ...] = codes if signs else ()
+    if not is_codes:
+        labels = tuple(
+            int(value) if isinstance(value, float) and value.is_integer() else value
+            for value in values.tolist()
+        )
+        notes.append(_numbering(labels, codes))
+    elif array.dtype.kind == "b":
+        labels = (False, True)
     shown = tuple(map(str, labels or codes))
     classes = names if len(names) == 2 and not labels else shown
-    objective = Objective(BINARY, scale, labels, signs)
-    return Labels(_floats(targets), classes, False, notes, objective)
-
-
-def _plain(value: Any) -> Any:
-    """Convert 1.0 to 1."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    return Labels(targets, classes, False, tuple(notes), Objective(BINARY, scale, labels, signs))
 
 
 def _two_valued_problems(
-    array: Array, found: Array, codes: tuple[int, int], is_codes: bool, several: bool, name: str
+    array: Array, values: Array, codes: tuple[int, int], is_codes: bool, several: bool, name: str
 ) -> list[Problem]:
     if array.ndim not in (1, 2):
         rule = f"{name} needs labels of shape (n,), (n, 1) or (n, n_labels)"
         return [Problem(rule, f"shape {array.shape}", "Pass targets= of such a shape.")]
     # One label that is no code tells not which of the two classes it is.
-    if is_codes or (len(found) == 2 and (not several or array.dtype.kind == "b")):
+    if is_codes or (len(values) == 2 and (not several or array.dtype.kind == "b")):
         return []
-    shown = ", ".join(map(str, found[:5].tolist())) + (", …" if len(found) > 5 else "")
+    shown = ", ".join(map(str, values[:5].tolist())) + (", …" if len(values) > 5 else "")
     what = f"rows of {codes[0]} and {codes[1]}" if several else "two classes"
     return [
         Problem(
             f"{name} needs labels of {what}",
-            f"{len(found)} values: {shown}",
+            f"{len(values)} values: {shown}",
             "Use CrossEntropyLoss for classes, or a criterion such as MSELoss for numbers."
             if not several
             else f"Pass targets= of {codes[0]} and {codes[1]}.",
@@ -490,24 +489,24 @@ def _float_problems(array: Array) -> list[Problem]:
 def _classes(
     array: Array, names: tuple[str, ...], notes: list[str], objective: Objective, ignored: int
 ) -> Labels:
-    found = np.unique(array)
-    if len(found) == 1:
-        notes = [*notes, f"all labels are of one class, {found[0]}"]
+    values = np.unique(array)
+    if len(values) == 1:
+        notes = [*notes, f"all labels are of one class, {values[0]}"]
     kind, classes = array.dtype.kind, names
     if kind == "b":
         targets = array.astype(np.int64)
         classes = names if len(names) == 2 else ("False", "True")
         objective = replace(objective, labels=(False, True))
         return Labels(targets, classes, True, tuple(notes), objective, ignored)
-    if kind in "iu" and found[0] >= 0 and int(found[-1]) < MOST_CLASSES:
-        highest = int(found[-1])
+    if kind in "iu" and values[0] >= 0 and int(values[-1]) < MOST_CLASSES:
+        highest = int(values[-1])
         classes = names if highest < len(names) else tuple(map(str, range(highest + 1)))
         return Labels(array.astype(np.int64), classes, True, tuple(notes), objective, ignored)
-    labels = found.tolist()
+    labels = values.tolist()
     if kind in "iu":
-        refuse(_ignored_problems(np.arange(len(found)), ignored, "numbered labels"))
+        refuse(_ignored_problems(np.arange(len(values)), ignored, "numbered labels"))
     objective = replace(objective, labels=tuple(labels))
-    targets = np.searchsorted(found, array).astype(np.int64)
+    targets = np.searchsorted(values, array).astype(np.int64)
     notes = [*notes, _numbering(labels)]
     return Labels(targets, tuple(map(str, labels)), True, tuple(notes), objective, ignored)
 

@@ -13,7 +13,8 @@ import errno
 import hashlib
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,18 +33,11 @@ from asynckfold.data.range_reader import (
     SampleFacts,
 )
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
-from asynckfold.data.transforms import (
-    Array,
-    Kind,
-    Records,
-    Step,
-    TreeArrays,
-    flatten,
-    same_steps,
-    tensors_in,
-)
-from asynckfold.data.views import Place, Traced, Views, make_views
-from asynckfold.errors import Problem, refuse
+from asynckfold.data.transforms.samples import Kind, Records, records_in
+from asynckfold.data.transforms.steps import Step, flatten, same_steps
+from asynckfold.data.transforms.trees import Array, TreeArrays, tensors_in
+from asynckfold.data.views import Traced, Views, make_views
+from asynckfold.errors import InputError, refuse
 
 Task = SampleCheck | Pass
 
@@ -117,11 +111,6 @@ class CheckedDataset:
     source: Opened  # with its transform taken out
     views: Views
 
-    @property
-    def random(self) -> bool:
-        """Whether the dataset itself is random."""
-        return self.facts.random
-
 
 def check_samples(check: SampleCheck, readers: Readers) -> CheckedDataset:
     """Check some samples; raise `InputError` where one cannot be read or transformed."""
@@ -131,7 +120,7 @@ def check_samples(check: SampleCheck, readers: Readers) -> CheckedDataset:
 
 
 def with_facts(check: SampleCheck, facts: SampleFacts) -> CheckedDataset:
-    """Return the dataset with what a check in another process found; reads no sample."""
+    """Return the dataset with the facts of a check in another process; reads no sample."""
     source = redressed(open_source(check.dataset), facts.how)
     traced = Traced(facts.traces)
     given = check.train_transform, check.eval_transform
@@ -146,150 +135,109 @@ def runs_user_code(check: SampleCheck) -> bool:
     return not (source.known and all_known((*source.steps, *given)))
 
 
-@dataclass
-class _Found:
-    """Why samples are not held, and what was found on the way."""
+class _CannotHoldError(Exception):
+    """Samples cannot be held in arrays; the text says why."""
 
-    why: str = ""
-    drew: frozenset[Place] = frozenset()
-    unseeded: frozenset[Place] = frozenset()
-    dressed: bool = False
-    parts: list[RangeRead] = field(default_factory=list)
 
-    @property
-    def anew(self) -> bool:
-        """Whether all must be read again with other views."""
-        return self.dressed or bool(self.drew)
+class ReadAgainError(Exception):
+    """All samples must be read again, since other steps are random, or cannot be taken out."""
+
+    def __init__(self, check: SampleCheck) -> None:
+        super().__init__()
+        self.check = check
 
 
 def read_all(
     checked: CheckedDataset, readers: Readers, memory_budget: int | None, folder: Path | None
-) -> Reading | CheckedDataset:
+) -> Reading:
     """Read all samples into shared arrays, or digests of them.
 
-    Returns `CheckedDataset` instead where a step turned out to be random, so that the views change.
+    Raises `ReadAgainError` where a step turned out to be random, so that the views change.
     """
     why = _why_not_held(checked)
     if not why:
         hold = _hold_ragged if checked.check.collates else _hold
-        found = hold(checked, readers, memory_budget, folder)
-        if isinstance(found, Reading):
-            return found
-        if found.anew:
-            return _checked_again(checked, readers, found)
-        why = found.why
-    if checked.views.problems:
-        refuse(checked.views.problems)
+        try:
+            return hold(checked, readers, memory_budget, folder)
+        except _CannotHoldError as error:
+            why = str(error)
+    refuse(checked.views.problems)
     return _stream(checked, readers, why)
 
 
-def labels_of(checked: CheckedDataset, readers: Readers) -> list[Any]:
-    """Read all labels of a dataset whose samples cannot be used as they are."""
-    work = Pass(checked.check.dataset, checked.facts.how, (), hold=False, random=True)
-    digests = SharedArray(ArraySpec((len(checked.source), DIGEST_BYTES), "uint8"))
-    try:
-        found = _passed(checked, readers, work, [digests])
-    finally:
-        digests.close()
-    return [label for part in found.parts for label in part.labels]
-
-
-def _checked_again(checked: CheckedDataset, readers: Readers, found: _Found) -> CheckedDataset:
-    check = checked.check
-    drawn, unseeded = check.drawn | found.drew, check.unseeded | found.unseeded
-    dressed = check.dressed or found.dressed
-    return check_samples(replace(check, drawn=drawn, unseeded=unseeded, dressed=dressed), readers)
-
-
 def _why_not_held(checked: CheckedDataset) -> str:
-    if checked.random:
+    views, facts = checked.views, checked.facts
+    if facts.random:
         return (
             "the dataset itself is random: x and y come from one read of a sample, which is "
             "seeded by job, epoch and sample in training, and by sample in evaluation; folds are "
             "made from the targets of evaluation"
         )
     if checked.check.collates:
-        return _why_not_ragged(checked)
-    if checked.views.train.stored is None or checked.views.eval.stored is None:
+        if facts.stored_as is None:
+            return (
+                "they differ in structure, or hold something else than tensors, arrays and numbers"
+            )
+        alike = same_steps(views.train.pipeline, views.eval.pipeline)
+        return "" if alike else "training and evaluation see them differently"
+    if views.train.stored is None or views.eval.stored is None:
         return "they differ in shape or cannot be stored as an array before the random steps"
-    if not checked.facts.equal:
-        return "batches did not equal single samples"
-    return ""
-
-
-def _why_not_ragged(checked: CheckedDataset) -> str:
-    if checked.facts.stored_as is None:
-        return "they differ in structure, or hold something else than tensors, arrays and numbers"
-    if not same_steps(checked.views.train.pipeline, checked.views.eval.pipeline):
-        return "training and evaluation see them differently"
-    return ""
-
-
-def _hold_ragged(
-    checked: CheckedDataset, readers: Readers, memory_budget: int | None, folder: Path | None
-) -> Reading | _Found:
-    """Fill two shared arrays, where each sample begins and all records; or say why not.
-
-    Reads all samples twice: what they take together must be known before it is allocated.
-    """
-    count, check, facts = len(checked.source), checked.check, checked.facts
-    places = tuple(zip(*checked.views.places, strict=True))
-    pipeline = Pipeline(checked.views.eval.pipeline, places)
-    work = Pass(check.dataset, facts.how, (pipeline,), True, stored_as=facts.stored_as)
-    sizes = SharedArray(ArraySpec((count,), "int64"))
-    try:
-        found = _passed(checked, readers, work, [sizes])
-        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes.readable())])
-    finally:
-        sizes.close()
-    if found.anew or found.why:
-        return found
-    specs = ArraySpec((count + 1,), "int64"), ArraySpec((int(edges[-1]),), "uint8")
-    arrays, where = _allocate(specs, memory_budget, folder)
-    if not arrays:
-        return _Found(where)
-    arrays[0].writable()[...] = edges
-    found = _passed(checked, readers, replace(work, edges=edges), arrays[1:])
-    if found.anew or found.why:
-        return found
-    labels = [label for part in found.parts for label in part.labels]
-    return Reading(tuple(arrays), (1, 2), labels, (where,) * bool(where))
+    return "" if facts.equal else "batches did not equal single samples"
 
 
 def _hold(
     checked: CheckedDataset, readers: Readers, memory_budget: int | None, folder: Path | None
-) -> Reading | _Found:
-    """Fill shared arrays, or say why that cannot be."""
-    source, stored = checked.source, _distinct_prefixes(checked.views)
-    whole = _whole(source, [pipeline.steps for pipeline, _ in stored])
-    mapped = None if whole is None or source.rows is not None else mapped_file(whole)
-    if mapped is not None and len(stored) == 1:
-        notes, rows = _not_finite([mapped], None)
-        return Reading((mapped,), _slots((0, 0)), notes=notes, not_finite=rows)
-    specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for _, kind in stored]
-    arrays, where = _allocate(specs, memory_budget, folder)
-    if not arrays:
-        return _Found(where)
-    slots = _slots((0, len(arrays) - 1))
-    if whole is not None:
-        for array in arrays:
-            array.fill(whole, source.rows)
-        notes, rows = _not_finite(arrays, checked.views.records)
-        notes = (*filter(None, [where]), *notes)
-        return Reading(tuple(arrays), slots, notes=notes, not_finite=rows)
-    pipelines = tuple(pipeline for pipeline, _ in stored)
-    found = _passed(
-        checked, readers, Pass(checked.check.dataset, checked.facts.how, pipelines, True), arrays
-    )
-    if found.anew:
-        return found
-    if found.why:
-        _refuse_odd_sample(checked.views, found.why)
-        return found
-    labels = [label for part in found.parts for label in part.labels]
-    notes, rows = _not_finite(arrays, checked.views.records)
+) -> Reading:
+    """Fill one shared array for each view, or one for both."""
+    source, views = checked.source, checked.views
+    pipelines, kinds = zip(*_stored(views), strict=True)
+    whole = _whole(source, [pipeline.steps for pipeline in pipelines])
+    in_file = None if whole is None or source.rows is not None else mapped_file(whole)
+    labels, where = None, ""
+    if in_file is not None and len(pipelines) == 1:
+        arrays = [in_file]
+    else:
+        specs = [ArraySpec((len(source), *kind.shape), kind.dtype) for kind in kinds]
+        arrays, where = _allocated(specs, memory_budget, folder)
+        if whole is not None:
+            for array in arrays:
+                array.fill(whole, source.rows)
+        else:
+            work = Pass(checked.check.dataset, checked.facts.how, pipelines, hold=True)
+            try:
+                labels = _passed(checked, readers, work, arrays)
+            except _CannotHoldError as error:
+                if not (views.train.steps and views.eval.steps):
+                    # No later step could make their shapes equal.
+                    raise InputError.one(
+                        "all samples must have one shape and type",
+                        str(error),
+                        "Add Resize and CenterCrop, or padding, to the transform; or pass "
+                        "collate_fn=, which makes a batch of a list of samples.",
+                    ) from error
+                raise
+    notes, first = _not_finite(arrays, views.records)
     notes = (*filter(None, [where]), *notes)
-    return Reading(tuple(arrays), slots, labels, notes, not_finite=rows)
+    # The first shared array holds the targets.
+    return Reading(tuple(arrays), (1, len(arrays)), labels, notes, not_finite=first)
+
+
+def _stored(views: Views) -> list[tuple[Pipeline, Kind]]:
+    """Return what is stored: one array for both views where they begin alike."""
+    train, evaluation = views.train, views.eval
+    assert train.stored is not None
+    assert evaluation.stored is not None
+    places = [
+        tuple((place,) for place in places[: len(view.prefix)])
+        for view, places in zip((train, evaluation), views.places, strict=True)
+    ]
+    if train.stored == evaluation.stored and same_steps(train.prefix, evaluation.prefix):
+        both = tuple((*mine, *theirs) for mine, theirs in zip(*places, strict=True))
+        return [(Pipeline(train.prefix, both), train.stored)]
+    return [
+        (Pipeline(train.prefix, places[0]), train.stored),
+        (Pipeline(evaluation.prefix, places[1]), evaluation.stored),
+    ]
 
 
 def _whole(source: Opened, stored: Sequence[tuple[Step, ...]]) -> Array | None:
@@ -297,78 +245,87 @@ def _whole(source: Opened, stored: Sequence[tuple[Step, ...]]) -> Array | None:
     if not any(stored):
         return source.samples
     arrays = getattr(source.base, "samples", None) if source.known else None
-    first = stored[0][0] if len(stored) == len(stored[0]) == 1 else None
-    if isinstance(first, Records) and isinstance(arrays, TreeArrays):
-        return first.pack_rows(arrays)
+    records = records_in(stored[0]) if len(stored) == len(stored[0]) == 1 else None
+    if records is not None and isinstance(arrays, TreeArrays):
+        return records.pack_rows(arrays)
     return None
 
 
-def _slots(slots: tuple[int, int]) -> tuple[int, int]:
-    """Shift by one: the first shared array holds the targets."""
-    return slots[0] + 1, slots[1] + 1
+def _hold_ragged(
+    checked: CheckedDataset, readers: Readers, memory_budget: int | None, folder: Path | None
+) -> Reading:
+    """Fill two shared arrays: where each sample begins, and all records.
+
+    Reads all samples twice: what they take together must be known before it is allocated.
+    """
+    count, facts = len(checked.source), checked.facts
+    places = tuple(zip(*checked.views.places, strict=True))
+    pipeline = Pipeline(checked.views.eval.pipeline, places)
+    work = Pass(checked.check.dataset, facts.how, (pipeline,), True, stored_as=facts.stored_as)
+    with closing(SharedArray(ArraySpec((count,), "int64"))) as sizes:
+        _passed(checked, readers, work, [sizes])
+        edges = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes.readable())])
+    specs = ArraySpec((count + 1,), "int64"), ArraySpec((int(edges[-1]),), "uint8")
+    arrays, where = _allocated(specs, memory_budget, folder)
+    arrays[0].writable()[...] = edges
+    labels = _passed(checked, readers, replace(work, edges=edges), arrays[1:])
+    return Reading(tuple(arrays), (1, 2), labels, (where,) * bool(where))
 
 
 def _passed(
     checked: CheckedDataset, readers: Readers, work: Pass, arrays: Sequence[SharedArray]
-) -> _Found:
-    """Read all samples; report what drew or did not fit, refuse what cannot be read."""
-    count = len(checked.source)
+) -> list[Any]:
+    """Read all samples; return their labels.
+
+    Raises `ReadAgainError` for steps that drew, `_CannotHoldError` for a sample that does not fit,
+    and `InputError` for one that cannot be read.
+    """
+    count, check = len(checked.source), checked.check
     parts: list[RangeRead] = readers(work, count, arrays, checked.facts.seconds * count)
-    first = sorted((part for part in parts if part.at >= 0), key=lambda part: part.at)
-    drew = frozenset(place for part in first for place in part.drew)
-    if any(part.dressed for part in first):
-        return _Found(dressed=True)
-    if drew:
-        own = frozenset(place for part in first if part.unseeded for place in part.drew)
-        return _Found(drew=drew, unseeded=own)
-    for part in first:
+    ended = sorted((part for part in parts if part.at >= 0), key=lambda part: part.at)
+    if any(part.dressed for part in ended):
+        raise ReadAgainError(replace(check, dressed=True))
+    if drew := frozenset(place for part in ended for place in part.drew):
+        unseeded = frozenset(place for part in ended if part.unseeded for place in part.drew)
+        raise ReadAgainError(
+            replace(check, drawn=check.drawn | drew, unseeded=check.unseeded | unseeded)
+        )
+    for part in ended:
         refuse(part.problems)
-        if part.odd:
-            return _Found(part.odd)
-    return _Found(parts=parts)
+        raise _CannotHoldError(part.odd)
+    return [label for part in parts for label in part.labels]
 
 
-def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading | CheckedDataset:
+def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading:
     """Return labels and a digest of samples that jobs will read themselves."""
-    source, view = checked.source, checked.views.eval
-    if not checked.random and all_known(view.pipeline):
+    source, view, facts = checked.source, checked.views.eval, checked.facts
+    is_known = all_known(view.pipeline)
+    notes = [STREAMED + why]
+    if is_known and not facts.random:
         if source.known and source.samples is not None:
             digest = _digest_of_rows(source.samples, source.rows)
-            return Reading(notes=(STREAMED + why,), digest=digest)
-        targets = file_labels(source.base)
-        if targets is not None:
-            return Reading(
-                labels=np.asarray(targets)[slice(None) if source.rows is None else source.rows],
-                notes=(
-                    STREAMED + why,
-                    "changed files are detected by their names, sizes and times, not by their "
-                    "contents",
-                ),
-                digest=listing(source.base, source.rows),
+            return Reading(notes=tuple(notes), digest=digest)
+        if (targets := file_labels(source.base)) is not None:
+            notes.append(
+                "changed files are detected by their names, sizes and times, not by their contents"
             )
+            rows = slice(None) if source.rows is None else source.rows
+            digest = listing(source.base, source.rows)
+            return Reading(labels=np.asarray(targets)[rows], notes=tuple(notes), digest=digest)
     places = tuple((place,) for place in checked.views.places[1])
     # What torchvision's own steps do is known; to decode and scale all samples takes its time.
-    is_known = all_known(view.pipeline) and checked.views.records is None
+    is_known &= checked.views.records is None
     pipelines = () if is_known else (Pipeline(view.pipeline, places),)
-    work = Pass(
-        checked.check.dataset, checked.facts.how, pipelines, hold=False, random=checked.random
-    )
-    digests = SharedArray(ArraySpec((len(source), DIGEST_BYTES), "uint8"))
-    try:
-        found = _passed(checked, readers, work, [digests])
-        if found.anew:
-            return _checked_again(checked, readers, found)
+    work = Pass(checked.check.dataset, facts.how, pipelines, hold=False, random=facts.random)
+    with closing(SharedArray(ArraySpec((len(source), DIGEST_BYTES), "uint8"))) as digests:
+        labels = _passed(checked, readers, work, [digests])
         digest = hashlib.sha256(digests.writable().tobytes()).digest()
-    finally:
-        digests.close()
-    notes = [STREAMED + why]
-    if not checked.facts.steady:
+    if not facts.steady:
         digest = b""
         notes.append(
             "changes of the samples are not detected, since no read of them can be repeated"
         )
-    labels = [label for part in found.parts for label in part.labels]
-    return Reading(labels=labels, notes=tuple(notes), random=checked.random, digest=digest)
+    return Reading(labels=labels, notes=tuple(notes), random=facts.random, digest=digest)
 
 
 def _digest_of_rows(samples: Array, rows: Any) -> bytes:
@@ -380,34 +337,16 @@ def _digest_of_rows(samples: Array, rows: Any) -> bytes:
     return digest.digest()
 
 
-def _distinct_prefixes(views: Views) -> list[tuple[Pipeline, Kind]]:
-    """Return what is stored: one array for both views where they begin alike."""
-    train, evaluation = views.train, views.eval
-    assert train.stored is not None
-    assert evaluation.stored is not None
-    places = [
-        [(place,) for place in found[: len(view.prefix)]]
-        for view, found in zip((train, evaluation), views.places, strict=True)
-    ]
-    if train.stored == evaluation.stored and same_steps(train.prefix, evaluation.prefix):
-        both = tuple((*mine, *theirs) for mine, theirs in zip(*places, strict=True))
-        return [(Pipeline(train.prefix, both), train.stored)]
-    return [
-        (Pipeline(train.prefix, tuple(places[0])), train.stored),
-        (Pipeline(evaluation.prefix, tuple(places[1])), evaluation.stored),
-    ]
-
-
-def _allocate(
+def _allocated(
     specs: Sequence[ArraySpec], memory_budget: int | None, folder: Path | None
 ) -> tuple[list[SharedArray], str]:
-    """Return the arrays and where they are, or no arrays and why."""
+    """Return the arrays, and a note if they lie in a file."""
     need = sum(spec.nbytes for spec in specs)
     if memory_budget is None or need <= memory_budget:
         return [SharedArray(spec) for spec in specs], ""
     text = f"{need} bytes are needed, {memory_budget} may be held in memory"
     if folder is None:
-        return [], text
+        raise _CannotHoldError(text)
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if need <= free:
@@ -418,17 +357,7 @@ def _allocate(
                 raise
         else:
             return arrays, f"{text}: the samples are kept in an unnamed file in {folder}"
-    return [], f"{text} and {free} are free in {folder}"
-
-
-def _refuse_odd_sample(views: Views, odd: str) -> None:
-    """Refuse samples of several shapes where no later step could equalise them."""
-    if not views.train.steps or not views.eval.steps:
-        remedy = (
-            "Add Resize and CenterCrop, or padding, to the transform; or pass collate_fn=, which "
-            "makes a batch of a list of samples."
-        )
-        refuse([Problem("all samples must have one shape and type", odd, remedy)])
+    raise _CannotHoldError(f"{text} and {free} are free in {folder}")
 
 
 def _not_finite(
@@ -456,7 +385,7 @@ def _odd_rows(rows: Array, records: Records | None) -> Array:
             if np.isfinite(rows.sum()):
                 return np.empty(0, np.int64)
         return np.flatnonzero(~np.isfinite(rows).all(axis=1))
-    found = np.ones(len(rows), bool)
+    finite = np.ones(len(rows), bool)
     for item in tensors_in(records.unpack(torch.tensor(rows))):
-        found &= item.isfinite().reshape(len(rows), -1).all(dim=1).numpy()
-    return np.flatnonzero(~found)
+        finite &= item.isfinite().reshape(len(rows), -1).all(dim=1).numpy()
+    return np.flatnonzero(~finite)

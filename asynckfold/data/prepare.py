@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch.utils.data import default_collate
 
+from asynckfold.data.arrays import targets_as_trees
 from asynckfold.data.batches import DataHandle
 from asynckfold.data.collation import Collation
 from asynckfold.data.dataset import OneByOne, Opened, open_source
@@ -18,79 +21,92 @@ from asynckfold.data.labels import Labels, label_array, resolve_labels
 from asynckfold.data.materialize import (
     CheckedDataset,
     Here,
+    ReadAgainError,
     Readers,
-    Reading,
     check_samples,
-    labels_of,
     read_all,
     runs_user_code,
 )
 from asynckfold.data.range_reader import SampleCheck
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray
 from asynckfold.data.target_encoding import Encoding
-from asynckfold.data.target_trees import targets_as_trees
-from asynckfold.data.transforms import (
-    Array,
+from asynckfold.data.transforms.random_numbers import seeded
+from asynckfold.data.transforms.samples import same_sample
+from asynckfold.data.transforms.steps import apply
+from asynckfold.data.transforms.trees import Array, tensors_in
+from asynckfold.data.views import (
     View,
-    apply,
-    same_sample,
-    seeded,
-    tensors_in,
 )
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import Criterion
 
-_PATIENCE_SECONDS = 5.0
-"""How long labels are read for a message that tells all problems at once."""
+_ELSEWHERE = (
+    "samples were read in this process: a worker, which imports modules again, read different "
+    "ones. Was a module changed after its import, or does a sample depend on earlier reads?"
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
     """A dataset, ready for all jobs; lives in the parent process."""
 
-    targets: Array  # as in `Labels`
-    classes: tuple[str, ...]
-    classification: bool
-    n_samples: int
-    fingerprint: str  # SHA-256 of stored samples and targets; code per batch is in the plan
+    labels: Labels
+    checked: CheckedDataset
     notes: tuple[str, ...]
     held: bool  # False: samples are read one by one in the workers
-    sample_shape: tuple[int, ...]  # of one input of the eval view
-    checked: CheckedDataset
+    fingerprint: str  # SHA-256 of stored samples and targets; code per batch is in the plan
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
-    labels: Labels
-    _ordinary: tuple[OneByOne, OneByOne]
     _digest: bytes
     last_is_target: bool = False  # see `Given`
 
+    @property
+    def targets(self) -> Array:
+        """Targets, as in `Labels`."""
+        return self.labels.targets
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, as in `Labels`."""
+        return self.labels.classes
+
+    @property
+    def classification(self) -> bool:
+        """Whether targets are class indices."""
+        return self.labels.classification
+
+    @property
+    def n_samples(self) -> int:
+        """Number of samples."""
+        return len(self.targets)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Shape of one input of the eval view."""
+        return self.checked.views.sample_shape
+
     def numbered(self) -> Prepared:
         """Return the data with renumbered labels; earlier handles must not be used any more."""
-        labels = self.labels.numbered()
-        train, evaluation = self._ordinary
-        encoding = self._handle.encoding
-        if encoding is not None:
-            encoding = encoding.numbered(self.targets, labels.targets)
-
-        def view(item: OneByOne) -> OneByOne:
-            return OneByOne(item.source, item.steps, labels.targets, encoding)
-
+        labels, handle = self.labels.numbered(), self._handle
+        if handle.encoding is not None:
+            encoding = handle.encoding.numbered(self.targets, labels.targets)
+            handle = replace(handle, encoding=encoding)
         self._shared[0].writable()[...] = labels.targets
-        fingerprint = _fingerprint(self._handle, self._shared, labels, self._digest)
+        fingerprint = _fingerprint(handle, self._shared, labels, self._digest)
         return replace(
             self,
-            targets=labels.targets,
-            classes=labels.classes,
-            fingerprint=fingerprint,
-            _handle=replace(self._handle, encoding=encoding),
-            notes=(*self.notes, *labels.notes[len(self.labels.notes) :]),
-            _ordinary=(view(train), view(evaluation)),
             labels=labels,
+            notes=(*self.notes, *labels.notes[len(self.labels.notes) :]),
+            fingerprint=fingerprint,
+            _handle=handle,
         )
 
     def ordinary(self) -> tuple[OneByOne, OneByOne]:
         """Return the train view and the eval view as datasets that read sample by sample."""
-        return self._ordinary
+        source, encoding = self.checked.source, self._handle.encoding
+        steps = self.checked.views.train.pipeline, self.checked.views.eval.pipeline
+        train, evaluation = (OneByOne(source, each, self.targets, encoding) for each in steps)
+        return train, evaluation
 
     def handle(self) -> DataHandle:
         """Return what a worker needs, with this process's descriptors of the shared arrays."""
@@ -99,27 +115,22 @@ class Prepared:
 
     def preprocess_problems(self) -> Iterator[Problem]:
         """Yield that a scikit-learn transformer cannot have samples of several tensors."""
-        if self._handle.collation is not None:
-            yield Problem(
-                "preprocess needs samples of one tensor: it gets one row of numbers each",
-                "a collate_fn",
-                "Leave one of them out, or transform each sample by train_transform.",
-            )
+        rule = "preprocess needs samples of one tensor: it gets one row of numbers each"
         records = self._handle.records
-        if records is not None and not records.ragged:
-            yield Problem(
-                "preprocess needs samples of one tensor: it gets one row of numbers each",
-                f"inputs {records.text}",
-                "Transform each input before, or in the model.",
-            )
+        if self._handle.collation is not None:
+            remedy = "Leave one of them out, or transform each sample by train_transform."
+            yield Problem(rule, "a collate_fn", remedy)
+        elif records is not None:
+            remedy = "Transform each input before, or in the model."
+            yield Problem(rule, f"inputs {records.text}", remedy)
 
     def stored(self, rows: Sequence[int]) -> Array | None:
         """Return samples as the eval view stores them; None where they are read one by one."""
         records = self._handle.records
         if not self.held or (records is not None and records.ragged):
             return None
-        found: Array = self._shared[self._handle.slots[1]].readable()[list(rows)]
-        return found
+        samples: Array = self._shared[self._handle.slots[1]].readable()
+        return samples[list(rows)]
 
     def close(self) -> None:
         """Close the shared arrays; workers that mapped them keep them."""
@@ -133,7 +144,6 @@ def prepare(
     train_transform: Any = None,
     eval_transform: Any = None,
     targets: Any = None,
-    criterion_wants_classes: bool | None = None,
     criterion: Criterion | None = None,
     task: str | None = None,
     random_samples: bool = False,
@@ -154,20 +164,18 @@ def prepare(
         one transform alone the eval view is derived by leaving its random steps out.
     targets : array-like, optional
         Labels, in place of the dataset's.
-    criterion_wants_classes : bool or None
-        Whether the criterion needs class indices; None: by the labels' type.
     criterion : Criterion or None
-        What the criterion asks for; it stands above `criterion_wants_classes`.
+        What the criterion needs; without one, `task` or the labels' type decides.
     task : str, optional
-        What the user says that is asked of the models.
+        Task of the models, where the criterion does not tell.
     random_samples : bool
         Whether another read of a sample may give another pair, though this does not show.
     memory_budget : int, optional
-        Bytes that may be held in memory; beyond it the arrays go into a file in `folder`.
+        Bytes that may be held in memory; beyond it the arrays go into an unnamed file in `folder`.
     folder : Path, optional
-        Where that file, which has no name, is kept.
+        Folder of that file.
     readers : Readers, optional
-        Who runs the code of the dataset and of the transforms; this process by default.
+        Runs the code of the dataset and of the transforms; this process by default.
     collate_fn : callable, optional
         Makes a batch of a list of items; samples may then differ in shape.
 
@@ -176,64 +184,114 @@ def prepare(
     InputError
         All problems found in samples, transforms and labels.
     """
-    collates = collate_fn is not None
-    check = SampleCheck(dataset, train_transform, eval_transform, random_samples, collates=collates)
+    check = SampleCheck(
+        dataset, train_transform, eval_transform, random_samples, collates=collate_fn is not None
+    )
     source = open_source(dataset)
-    given = _given_labels(source, targets)
-    wanted = criterion_wants_classes, source.names, criterion, task
-    known, where = _resolved(given, *wanted), (memory_budget, folder)
+    resolve = partial(
+        resolve_labels,
+        names=source.names,
+        criterion=criterion,
+        task=task,
+    )
+    labels: Labels | None = None
+    problems: tuple[Problem, ...] = ()
+    if (values := _given_labels(source, targets)) is not None:
+        try:
+            labels = resolve(values)
+        except InputError as error:
+            problems = error.problems
+    read = partial(
+        _read,
+        check,
+        labels=labels,
+        problems=problems,
+        resolve=resolve,
+        where=(memory_budget, folder),
+        collate_fn=collate_fn,
+    )
     if readers is None or not runs_user_code(check):
-        return _prepared(check, Here(), known, wanted, where, collate_fn)
-    prepared = _prepared(check, readers, known, wanted, where, collate_fn)
+        return read(Here())
+    prepared = read(readers)
     if not prepared.held or _same_here(prepared):
         return prepared
     prepared.close()
-    again = _prepared(check, Here(), known, wanted, where, collate_fn)
+    again = read(Here())
     return replace(again, notes=(*again.notes, _ELSEWHERE))
 
 
-_Wanted = tuple[bool | None, tuple[str, ...], Criterion | None, str | None]
-"""Whether the criterion wants classes, the names of the classes, the criterion, and the task."""
-
-
-def _prepared(
+def _read(
     check: SampleCheck,
     readers: Readers,
-    known: tuple[Labels | None, tuple[Problem, ...]],
-    wanted: _Wanted,
+    *,
+    labels: Labels | None,
+    problems: tuple[Problem, ...],
+    resolve: Callable[[Any], Labels],
     where: tuple[int | None, Path | None],
     collate_fn: Any,
 ) -> Prepared:
-    """Read the dataset; `known` are labels that need no reading, and their problems."""
-    labels, problems = known
-    found: CheckedDataset | Reading
-    checked = found = check_samples(check, readers)
-    while isinstance(found, CheckedDataset):
-        checked = found
-        if checked.views.problems and labels is None and not problems and _is_quick(checked):
-            _, problems = _resolved(labels_of(checked, readers), *wanted)
+    """Read the dataset; `labels` need no reading, `problems` are theirs."""
+    checked = check_samples(check, readers)
+    while True:
         refuse([*checked.views.problems, *problems])
-        found = read_all(checked, readers, *where)
+        try:
+            reading = read_all(checked, readers, *where)
+            break
+        except ReadAgainError as again:
+            checked = check_samples(again.check, readers)
     encoding = None
     if labels is None:
         try:
-            labels = resolve_labels(found.labels, *wanted)
+            labels = resolve(reading.labels)
         except InputError:
-            found.close()
+            reading.close()
             raise
-        encoding = Encoding.of(found.labels, labels) if found.random else None
-    reading = replace(found, notes=(*found.notes, *readers.notes))
-    return _assemble(checked, labels, reading, encoding, collate_fn)
+        encoding = Encoding.of(reading.labels, labels) if reading.random else None
+    source, views, facts = checked.source, checked.views, checked.facts
+    target_array = SharedArray(ArraySpec(labels.targets.shape, str(labels.targets.dtype)))
+    target_array.writable()[...] = labels.targets
+    shared = (target_array, *reading.arrays)
+    collation, records = None, views.records
+    if collate_fn is not None:
+        collation = Collation(collate_fn, facts.form, labels.objective.targets)
+        records = facts.stored_as if reading.held else None
+    handle = DataHandle(
+        tuple(array.spec for array in shared),
+        _sent(views.train, reading.held),
+        _sent(views.eval, reading.held),
+        reading.slots,
+        None if reading.held else source.without_arrays(),
+        encoding=encoding,
+        records=records,
+        collation=collation,
+        schema=labels.objective.targets,
+        not_finite=tuple(dict.fromkeys((*reading.not_finite, *_unlabelled(labels.targets)))),
+    )
+    notes = source.notes, views.notes, facts.notes, labels.notes, reading.notes, readers.notes
+    return Prepared(
+        labels,
+        checked,
+        tuple(dict.fromkeys(chain(*notes))),
+        reading.held,
+        _fingerprint(handle, shared, labels, reading.digest),
+        handle,
+        shared,
+        reading.digest,
+    )
 
 
-_ELSEWHERE = (
-    "samples were read in this process: a worker, which imports modules again, read different "
-    "ones. Was a module changed after its import, or does a sample depend on earlier reads?"
-)
+def _unlabelled(targets: Array) -> list[int]:
+    """Return the first sample whose target is not finite, if any."""
+    if targets.dtype.kind != "f":
+        return []
+    rows = targets.reshape(len(targets), -1)
+    first: list[int] = np.flatnonzero(~np.isfinite(rows).all(axis=1))[:1].tolist()
+    return first
 
 
-def _is_quick(checked: CheckedDataset) -> bool:
-    return checked.facts.seconds * len(checked.source) < _PATIENCE_SECONDS
+def _sent(view: View, held: bool) -> View:
+    """Return what a worker needs of a view, so that it need not import torchvision."""
+    return replace(view, prefix=(), pipeline=()) if held else replace(view, prefix=(), steps=())
 
 
 def _same_here(prepared: Prepared) -> bool:
@@ -273,93 +331,10 @@ def _given_labels(source: Opened, targets: Any) -> Any:
     return targets
 
 
-def _resolved(
-    values: Any,
-    wants_classes: bool | None,
-    names: tuple[str, ...],
-    criterion: Criterion | None,
-    task: str | None,
-) -> tuple[Labels | None, tuple[Problem, ...]]:
-    """Resolve labels if they are known already; return problems instead of raising."""
-    if values is None:
-        return None, ()
-    try:
-        return resolve_labels(values, wants_classes, names, criterion, task), ()
-    except InputError as error:
-        return None, error.problems
-
-
-def _assemble(
-    checked: CheckedDataset,
-    labels: Labels,
-    reading: Reading,
-    encoding: Encoding | None,
-    collate_fn: Any,
-) -> Prepared:
-    source, views, targets = checked.source, checked.views, labels.targets
-    target_array = SharedArray(ArraySpec(targets.shape, str(targets.dtype)))
-    target_array.writable()[...] = targets
-    shared = (target_array, *reading.arrays)
-    handle = _handle(checked, shared, reading, encoding, labels)
-    if collate_fn is not None:
-        collation = Collation(collate_fn, checked.facts.form, labels.objective.targets)
-        records = checked.facts.stored_as if reading.held else None
-        handle = replace(handle, collation=collation, records=records)
-    train, evaluation = (
-        OneByOne(source, view.pipeline, targets, encoding) for view in (views.train, views.eval)
-    )
-    notes = (*source.notes, *views.notes, *checked.facts.notes, *labels.notes, *reading.notes)
-    fingerprint = _fingerprint(handle, shared, labels, reading.digest)
-    return Prepared(
-        targets=targets,
-        classes=labels.classes,
-        classification=labels.classification,
-        n_samples=len(source),
-        fingerprint=fingerprint,
-        notes=tuple(dict.fromkeys(notes)),
-        held=reading.held,
-        sample_shape=views.sample_shape,
-        checked=checked,
-        _handle=handle,
-        _shared=shared,
-        _ordinary=(train, evaluation),
-        labels=labels,
-        _digest=reading.digest,
-    )
-
-
-def _handle(
-    checked: CheckedDataset,
-    shared: Sequence[SharedArray],
-    reading: Reading,
-    encoding: Encoding | None,
-    labels: Labels,
-) -> DataHandle:
-    unlabelled = []
-    if labels.targets.dtype.kind == "f":
-        rows = labels.targets.reshape(len(labels.targets), -1)
-        unlabelled = np.flatnonzero(~np.isfinite(rows).all(axis=1))[:1].tolist()
-    return DataHandle(
-        tuple(array.spec for array in shared),
-        _travelling(checked.views.train, reading.held),
-        _travelling(checked.views.eval, reading.held),
-        reading.slots,
-        None if reading.held else checked.source.without_arrays(),
-        encoding=encoding,
-        records=checked.views.records,
-        schema=labels.objective.targets,
-        not_finite=tuple(dict.fromkeys((*reading.not_finite, *unlabelled))),
-    )
-
-
-def _travelling(view: View, held: bool) -> View:
-    """Return what a worker needs of a view, so that it need not import torchvision."""
-    return replace(view, prefix=(), pipeline=()) if held else replace(view, prefix=(), steps=())
-
-
 def _fingerprint(
     handle: DataHandle, shared: Sequence[SharedArray], labels: Labels, samples: bytes
 ) -> str:
+    """Return `Prepared.fingerprint`."""
     digest = hashlib.sha256(repr((handle.specs, labels.classes, handle.slots)).encode())
     if handle.collation is not None:
         digest.update(repr(handle.collation.form).encode())

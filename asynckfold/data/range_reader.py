@@ -1,4 +1,4 @@
-"""What a reader does in its own process: look at some samples, then read a range of them.
+"""What a reader process does: look at some samples, then read a range of them.
 
 ::
 
@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,47 +32,45 @@ from asynckfold.data.dataset import (
     unreadable,
 )
 from asynckfold.data.known_datasets import all_known
-from asynckfold.data.transforms import (
-    Array,
-    Draw,
+from asynckfold.data.transforms.random_numbers import Draw, Watch, generators_kept, seeded, varies
+from asynckfold.data.transforms.samples import (
     Kind,
     Misfit,
     Records,
-    Step,
-    View,
-    Watch,
-    apply,
     copied,
-    generators_kept,
-    is_known,
-    is_tree,
     kind_of,
-    leaves_by_path,
-    mapped,
     same_sample,
-    seeded,
     to_array,
     unstorable,
-    varies,
 )
-from asynckfold.data.views import Place, TraceFacts, Tracing, make_views, some_samples, train_steps
-from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.data.transforms.steps import Step, apply, is_known
+from asynckfold.data.transforms.trees import Array, is_tree, leaves_by_path, mapped
+from asynckfold.data.views import (
+    Place,
+    TraceFacts,
+    Tracing,
+    View,
+    make_views,
+    some_samples,
+    train_steps,
+)
+from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.schema import path_text
 
 BASE: Place = ("dataset", 0)
 """The place of what a dataset does itself."""
 
 DIGEST_BYTES = 16
-"""Of a sample's digest."""
+"""Size of a sample's digest."""
 
 Beat = Callable[[int], bool]
-"""Told of each sample before it is read, or of -1 before what may take longer; returns whether to
-go on."""
+"""Called with each sample number before it is read, and with -1 before a longer phase; returns
+whether to go on."""
 
 
 @dataclass(frozen=True)
 class SampleFacts:
-    """What some samples tell."""
+    """What some samples tell about a dataset."""
 
     how: str = ""  # to take the transform out, see `how_to_undress`
     traces: dict[str, TraceFacts] = field(default_factory=dict)  # for `Traced`
@@ -94,58 +93,52 @@ class SampleCheck:
     eval_transform: Any = None
     random: bool = False  # the user says that the dataset is random
     drawn: frozenset[Place] = frozenset()  # steps seen to draw
-    unseeded: frozenset[Place] = frozenset()  # of these, those with a generator of their own
-    dressed: bool = False  # a `Pass` found that the transform cannot be taken out
+    unseeded: frozenset[Place] = frozenset()  # of these, those with a generator that nobody seeds
+    dressed: bool = False  # a `Pass` could not take the transform out
     collates: bool = False  # samples may be anything that a `collate_fn` takes
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> SampleFacts:
-        """Return what was found; the range has no meaning."""
+        """Return the facts; the range has no meaning."""
         with generators_kept():
             try:
-                return self._found(beat)
+                return self._facts(beat)
             except InputError as error:
                 return SampleFacts(problems=error.problems)
 
-    def _found(self, beat: Beat) -> SampleFacts:
+    def _facts(self, beat: Beat) -> SampleFacts:
         source = replace(open_source(self.dataset), on_read=beat)
         with seeded(0):
             form = item_form(source) if self.collates else ItemForm()
             how = DRESSED if self.dressed else how_to_undress(source)
         source = redressed(source, how)
-        random = self.random or BASE in self.drawn or (not source.known and _varies(source))
+        random = self.random or BASE in self.drawn
+        if not (random or source.known):
+            random = any(varies(partial(source.read, index)) for index in source.probes)
         begun = time.perf_counter()
         with seeded(0):
             tracing = Tracing(some_samples(source), self.drawn)
         if not self.collates and self.train_transform is None and not source.steps:
-            refuse(_structure_problems(source.probes, tracing.samples))
+            _refuse_structure(source.probes, tracing.samples)
         beat(-1)
+        transforms = self.train_transform, self.eval_transform
+        facts = SampleFacts(how, tracing.facts, random=random, form=form)
         try:
-            views = make_views(
-                source,
-                self.train_transform,
-                self.eval_transform,
-                tracing,
-                collates=self.collates,
-            )
+            views = make_views(source, *transforms, tracing, collates=self.collates)
         except InputError:
-            if not tracing.found:
+            if not tracing.facts:
                 raise
-            return SampleFacts(how, tracing.found, random=random)
+            return facts
         seconds = (time.perf_counter() - begun) / len(source.probes)
-        notes, steady = _steadiness(
-            source, train_steps(source, self.train_transform, self.eval_transform)
-        )
+        notes, steady = _steadiness(source, train_steps(source, *transforms))
         if self.unseeded:
             notes, steady = (_UNSEEDED,), steady and BASE not in self.unseeded
+        facts = replace(facts, notes=notes, steady=steady, seconds=seconds)
         if self.collates:
             with seeded(0):
                 seen = [apply(views.eval.pipeline, copied(item)) for item in tracing.samples]
-            found = how, tracing.found, notes, random, steady
-            return SampleFacts(
-                *found, seconds=seconds, form=form, stored_as=Records.of_any_shape(seen)
-            )
+            return replace(facts, stored_as=Records.of_any_shape(seen))
         equal = random or bool(views.problems) or _batches_equal(source, views.eval)
-        return SampleFacts(how, tracing.found, notes, random, steady, equal, seconds)
+        return replace(facts, equal=equal)
 
 
 _UNSEEDED = (
@@ -154,28 +147,22 @@ _UNSEEDED = (
 )
 
 
-def _structure_problems(places: Sequence[int], samples: Sequence[Any]) -> Iterator[Problem]:
-    """Yield that a sample is a tree that no record can hold, or another one than the first."""
+def _refuse_structure(places: Sequence[int], samples: Sequence[Any]) -> None:
+    """Refuse samples that are trees which no record can hold, or unlike the first."""
     if not is_tree(samples[0]):
         return
     if why := unstorable(samples[0]):
-        yield Problem(
+        raise InputError.one(
             f"the inputs of dataset[{places[0]}] must be tensors, arrays, images or numbers",
             why,
             "Turn it into numbers in the dataset.",
         )
-        return
     records = Records.of(samples[0])
     for index, sample in zip(places, samples, strict=True):
         try:
             records(sample)
         except Misfit as error:
-            yield unreadable(index, error)
-            return
-
-
-def _varies(source: Opened) -> bool:
-    return any(varies(lambda at=index: source.read(at)) for index in source.probes)  # type: ignore[misc]
+            raise InputError([unreadable(index, error)]) from error
 
 
 def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...], bool]:
@@ -192,7 +179,14 @@ def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...],
                 pairs.append(source.read(index))
         same = [same_sample(*parts) for parts in zip(*pairs, strict=True)]
         if not any(same):
-            raise InputError([_unsteady_pair(index)])
+            raise InputError.one(
+                "a random dataset must give the same pair (x, y) again under the same seed",
+                f"x and y both changed at dataset[{index}]",
+                "Draw from the global generators of torch, NumPy or random, which are seeded for "
+                "each sample. Seed a library's transform with its own generator before it is "
+                "applied: in __getitem__, "
+                "transform.set_random_state(seed=int(torch.randint(2**31, ()))) of MONAI.",
+            )
         if not all(same):
             return (_UNSEEDED,), False
         results = []
@@ -202,16 +196,6 @@ def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...],
         if not same_sample(*results):
             return (_UNSEEDED,), True
     return (), True
-
-
-def _unsteady_pair(index: int) -> Problem:
-    return Problem(
-        "a random dataset must give the same pair (x, y) again under the same seed",
-        f"x and y both changed at dataset[{index}]",
-        "Draw from the global generators of torch, NumPy or random, which are seeded for each "
-        "sample. Seed a library's transform with its own generator before it is applied: in "
-        "__getitem__, transform.set_random_state(seed=int(torch.randint(2**31, ()))) of MONAI.",
-    )
 
 
 def _batches_equal(source: Opened, view: View) -> bool:
@@ -242,15 +226,23 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class RangeRead:
-    """What reading a range gave; it ends at the first sample that draws, fails or does not fit."""
+    """The labels of a range; it ends at the first sample that draws, fails or does not fit."""
 
     labels: list[Any]  # as the dataset gives them, tensors as arrays
+    at: int = -1  # number of that sample
     drew: tuple[Place, ...] = ()  # steps that drew random numbers
-    unseeded: bool = False  # from a generator of their own
+    unseeded: bool = False  # from a generator that nobody seeds
     dressed: bool = False  # the dataset changes what its transform returns
     odd: str = ""  # how the sample differs from others
-    at: int = -1  # number of that sample
     problems: tuple[Problem, ...] = ()
+
+
+class _EndedError(Exception):
+    """Reading ends at a sample; `facts` are those of `RangeRead`."""
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__()
+        self.facts = facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,125 +260,97 @@ class Pass:
 
     def __call__(self, low: int, high: int, outputs: Sequence[Array], beat: Beat) -> RangeRead:
         """Read samples from `low` to `high` into `outputs`."""
-        whole = open_source(self.dataset)
         labels: list[Any] = []
         with generators_kept():
-            reading = _Reading(self, whole, redressed(whole, self.how))
+            reader = _Reader(self, outputs)
             seeds = Draw(0, 0, np.arange(low, high)).bits().tolist()
             for index, seed in zip(range(low, high), seeds, strict=True):
                 if not beat(index):
                     break
                 try:
-                    label, odd = reading.one(index, seed, outputs)
-                except _DrewError as found:
-                    return RangeRead(labels, found.places, reading.watch.own, at=index)
-                except _DressedError:
-                    return RangeRead(labels, dressed=True, at=index)
+                    labels.append(reader.read(index, seed))
+                except _EndedError as ended:
+                    return RangeRead(labels, index, **ended.facts)
                 except InputError as error:
-                    return RangeRead(labels, problems=error.problems, at=index)
-                if odd:
-                    return RangeRead(labels, odd=odd, at=index)
-                labels.append(label)
+                    return RangeRead(labels, index, problems=error.problems)
         return RangeRead(labels)
 
 
-class _DrewError(Exception):
-    """Something drew random numbers."""
+class _Reader:
+    """Reads samples one by one into arrays, and watches what draws."""
 
-    def __init__(self, places: Collection[Place]) -> None:
-        super().__init__()
-        self.places = tuple(places)
-
-
-class _DressedError(Exception):
-    """The transform cannot be taken out."""
-
-
-class _Reading:
-    """Reads samples one by one and watches what draws."""
-
-    def __init__(self, work: Pass, whole: Opened, source: Opened) -> None:
-        self.work, self.source = work, source
-        self.whole = None if source.recorder is None else whole
-        self.watched = [
-            [None if is_known(step) else places for step, places in zip(*parts, strict=True)]
-            for parts in ((pipeline.steps, pipeline.places) for pipeline in work.pipelines)
-        ]
+    def __init__(self, work: Pass, outputs: Sequence[Array]) -> None:
+        self.work, self.outputs = work, outputs
+        self.whole = open_source(work.dataset)
+        self.source = redressed(self.whole, work.how)
         steps = [step for pipeline in work.pipelines for step in pipeline.steps]
-        self.quiet = source.known and all_known(steps)
-        self.watch = Watch(source.base, *(step for step in steps if not is_known(step)))
+        self.is_quiet = self.source.known and all_known(steps)
+        self.pipelines = [
+            [
+                (step, () if is_known(step) else places)
+                for step, places in zip(pipeline.steps, pipeline.places, strict=True)
+            ]
+            for pipeline in work.pipelines
+        ]
+        self.watch = Watch(self.source.base, *(step for step in steps if not is_known(step)))
 
-    def one(self, index: int, seed: int, outputs: Sequence[Array]) -> tuple[Any, str]:
-        """Read a sample; return its label, and how it does not fit."""
-        if self.work.random:
-            self.watch.sync(seed)
+    def read(self, index: int, seed: int) -> Any:
+        """Read and store a sample; return its label."""
+        work, watch = self.work, self.watch
+        if work.random:
+            watch.sync(seed)
         try:
             sample, label = self.source.read(index)
         except InputError:
-            if self.whole is not None:
-                self.whole.read(index)
-                raise _DressedError from None
-            raise
-        if not (self.work.random or self.quiet) and self.watch.drew():
-            raise _DrewError([BASE])
-        if self.work.random:
-            self.watch.sync(seed)
-        if isinstance(label, Tensor) or is_tree(label):
-            label = mapped(to_array, label)
-        if not self.work.hold:
-            outputs[0][index] = np.frombuffer(digest_of(sample), np.uint8)
-        odd = ""
-        for number, pipeline in enumerate(self.work.pipelines):
+            if self.source.recorder is None:
+                raise
+            self.whole.read(index)
+            raise _EndedError(dressed=True) from None
+        if not (work.random or self.is_quiet) and watch.drew():
+            raise _EndedError(drew=(BASE,), unseeded=watch.unseeded)
+        if work.random:
+            watch.sync(seed)
+        if not work.hold:
+            self.outputs[0][index] = np.frombuffer(digest_of(sample), np.uint8)
+        for number, steps in enumerate(self.pipelines):
             # Steps may change what they get, which may be a part of the dataset.
-            given = copied(sample) if pipeline.steps else sample
-            result = self._through(pipeline.steps, self.watched[number], given, index)
-            if self.work.stored_as is not None:
-                odd = odd or self._packed(result, outputs[number], index)
-            elif self.work.hold:
-                odd = odd or _stored(result, outputs[number], index)
-        return label, odd
+            result = copied(sample) if steps else sample
+            for step, places in steps:
+                try:
+                    result = step(result)
+                except (Exception, SystemExit) as error:
+                    raise InputError([unreadable(index, error)]) from error
+                if places and watch.drew():
+                    raise _EndedError(drew=places, unseeded=watch.unseeded)
+            if work.stored_as is not None:
+                self._store_record(result, self.outputs[number], index)
+            elif work.hold:
+                self._store(result, self.outputs[number], index)
+        return mapped(to_array, label) if isinstance(label, Tensor) or is_tree(label) else label
 
-    def _packed(self, result: Any, output: Array, index: int) -> str:
-        """Store the record of a sample, or its size; or return why it does not fit."""
+    def _store(self, result: Any, output: Array, index: int) -> None:
+        array = to_array(result) if kind_of(result).storable else None
+        if array is None or (array.shape, array.dtype) != (output.shape[1:], output.dtype):
+            what = "an object that is not an array"
+            what = what if array is None else f"{array.dtype} {array.shape}"
+            others = f"{output.dtype} {output.shape[1:]}"
+            raise _EndedError(odd=f"sample {index} is {what} where others are {others}")
+        output[index] = array
+
+    def _store_record(self, result: Any, output: Array, index: int) -> None:
+        """Store the record of a sample, or its size."""
         assert self.work.stored_as is not None
         try:
             record = self.work.stored_as(result)
         except Misfit as error:
-            return f"sample {index} has another structure: {error}"
+            raise _EndedError(odd=f"sample {index} has another structure: {error}") from error
         if self.work.edges is None:
             output[index] = len(record)
-            return ""
+            return
         low, high = self.work.edges[index : index + 2].tolist()
         if len(record) != high - low:
-            return f"sample {index} has another size when it is read again"
+            raise _EndedError(odd=f"sample {index} has another size when it is read again")
         output[low:high] = record
-        return ""
-
-    def _through(
-        self,
-        steps: Sequence[Step],
-        watched: Sequence[Sequence[Place] | None],
-        sample: Any,
-        index: int,
-    ) -> Any:
-        for step, places in zip(steps, watched, strict=True):
-            try:
-                sample = step(sample)
-            except (Exception, SystemExit) as error:
-                raise InputError([unreadable(index, error)]) from error
-            if places is not None and self.watch.drew():
-                raise _DrewError(places)
-        return sample
-
-
-def _stored(result: Any, output: Array, index: int) -> str:
-    """Store a sample, or return why it does not fit."""
-    array = to_array(result) if kind_of(result).storable else None
-    if array is not None and (array.shape, array.dtype) == (output.shape[1:], output.dtype):
-        output[index] = array
-        return ""
-    found = "an object that is not an array" if array is None else f"{array.dtype} {array.shape}"
-    return f"sample {index} is {found} where others are {output.dtype} {output.shape[1:]}"
 
 
 def digest_of(sample: Any) -> bytes:
@@ -398,7 +362,6 @@ def digest_of(sample: Any) -> bytes:
         if any(isinstance(leaf, Tensor) for leaf in leaves.values()):
             parts = [path_text(path).encode() + digest_of(leaf) for path, leaf in leaves.items()]
             return hashlib.sha256(b"".join(parts)).digest()[:DIGEST_BYTES]
-    # Digests of trees keep the form that they had when these were objects like any other.
     digest = hashlib.sha256(repr(kind if kind.storable else Kind("other")).encode())
     if kind.storable:
         digest.update(to_array(sample).tobytes())

@@ -1,4 +1,4 @@
-"""Data sets without targets: the input is the target."""
+"""Data sets without targets: the input is the target. Imports no torch."""
 
 from __future__ import annotations
 

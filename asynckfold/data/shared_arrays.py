@@ -7,12 +7,13 @@ import os
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from asynckfold.data.transforms import Array
+from asynckfold.data.transforms.trees import Array
 
 PIECE_BYTES = 4 << 20
 """What is copied at once."""
@@ -102,43 +103,24 @@ class SharedArray:
 def mapped_file(array: Array) -> SharedArray | None:
     """Return an array that is a read-only mapping of a file; None for any other.
 
-    So is what ``joblib.load`` and ``numpy.load`` return with ``mmap_mode="r"``. The file is found
-    by address, so that views of it are, too. A copy-on-write mapping may hold other values than its
-    file, and one that may be written may change.
+    ``joblib.load`` and ``numpy.load`` return such arrays with ``mmap_mode="r"``. Others may change,
+    or hold other values than their file.
     """
-    plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
-    if not (plain and array.size) or array.flags.writeable:
+    whole: Any = array
+    while isinstance(whole.base, np.ndarray):
+        whole = whole.base
+    is_plain = array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative
+    if not (isinstance(whole, np.memmap) and whole.mode == "r" and is_plain and array.size):
         return None
-    first = array.__array_interface__["data"][0]
-    for line in _mappings():
-        addresses, flags, offset, device, inode, *path = line.split(maxsplit=5)
-        low, high = (int(word, 16) for word in addresses.split("-"))
-        if low <= first and first + array.nbytes <= high and flags.startswith("r--s"):
-            fd = _opened("".join(path), device, int(inode))
-            spec = ArraySpec(array.shape, str(array.dtype), first - low + int(offset, 16))
-            return None if fd < 0 else SharedArray(spec, fd=fd)
-    return None
-
-
-def _mappings() -> list[str]:
+    addresses = [item.__array_interface__["data"][0] for item in (array, whole)]
+    spec = ArraySpec(array.shape, str(array.dtype), whole.offset + addresses[0] - addresses[1])
     try:
-        return Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-
-
-def _opened(path: str, device: str, inode: int) -> int:
-    """Open a mapped file; -1 if it was replaced or removed since."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1
-    found = os.fstat(fd)
-    where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-    if (inode, device) == (found.st_ino, where):
-        return fd
-    os.close(fd)
-    return -1
+        mapped = SharedArray(spec, fd=os.open(str(whole.filename), os.O_RDONLY | os.O_CLOEXEC))
+        rows = np.linspace(0, len(array) - 1, 64).astype(int)
+        same = mapped.readable()[rows].tobytes() == array[rows].tobytes()
+    except (OSError, ValueError):  # removed, or replaced by a shorter one
+        return None
+    return mapped if same else None
 
 
 def _nameless(size: int, folder: Path | None) -> int:

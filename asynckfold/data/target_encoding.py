@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold.data.labels import Labels, label_array
-from asynckfold.data.target_trees import row_of
-from asynckfold.data.transforms import Array
+from asynckfold.data.labels import PARTS_RULE, Labels, label_array
+from asynckfold.data.transforms.trees import Array
 from asynckfold.errors import InputError
-from asynckfold.jobs.schema import Schema
+from asynckfold.jobs.schema import Schema, UnfitTree
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,7 +22,7 @@ class Encoding:
     indices: Mapping[Hashable, float] | None
     shape: tuple[int, ...]  # of one target
     dtype: str = "float32"
-    columns: Schema | None = None  # of targets of several parts
+    schema: Schema | None = None  # of targets of several parts
 
     @classmethod
     def of(cls, values: Any, labels: Labels) -> Encoding:
@@ -49,8 +48,8 @@ class Encoding:
 
     def __call__(self, label: Any, index: int) -> Array:
         """Return the target; raise `InputError` for a class that was not there before."""
-        if self.columns is not None:
-            return row_of(self.columns, label, index, *self.shape)
+        if self.schema is not None:
+            return self._row(self.schema, label, index)
         array = label_array([label])[0]
         if self.indices is None:
             return np.asarray(array, self.dtype).reshape(self.shape)
@@ -63,3 +62,18 @@ class Encoding:
                 "Name all classes in the dataset's attribute `classes`.",
             )
         return np.asarray(self.indices[raw], self.dtype).reshape(self.shape)
+
+    def _row(self, schema: Schema, target: Any, index: int) -> Array:
+        """Return the row of a target of several parts."""
+        try:
+            row = schema.row(target)
+        except UnfitTree as error:
+            received = f"dataset[{index}]: {error.args[0]}"
+            raise InputError.one(PARTS_RULE, received, error.args[1]) from error
+        if len(row) > self.shape[0]:
+            raise InputError.one(
+                "a target must not become larger than the largest when all of them were read",
+                f"dataset[{index}]: {len(row)} numbers, of {self.shape[0]}",
+                "Let no transform add parts, such as boxes.",
+            )
+        return np.pad(row, (0, self.shape[0] - len(row)))

@@ -1,4 +1,4 @@
-"""The train view and the eval view of a dataset."""
+"""The train view and the eval view of a dataset: what is stored, and what is done per batch."""
 
 from __future__ import annotations
 
@@ -7,22 +7,142 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from asynckfold.data.dataset import Opened
-from asynckfold.data.transforms import (
-    Kind,
-    PipelineTrace,
-    Records,
+from asynckfold.data.transforms.random_numbers import AnyDraw, seeded
+from asynckfold.data.transforms.samples import Kind, Records, copied, kind_of, records_in
+from asynckfold.data.transforms.steps import (
+    BatchStep,
+    PerSample,
+    RandomCrop,
+    RandomFlip,
     Step,
-    View,
-    divide,
+    Unchanged,
+    batch_step,
     flatten,
-    records_in,
+    is_random,
     step_name,
-    trace,
 )
 from asynckfold.errors import InputError, Problem, refuse
 
-TRAIN, OWN, EVAL, SCALED = "train", "own", "eval", "scaled"
+
+@dataclass(frozen=True)
+class View:
+    """A pipeline in two parts."""
+
+    prefix: tuple[Step, ...]  # run once per sample; the result is stored
+    stored: Kind | None  # None: samples differ in shape, or cannot be stacked
+    steps: tuple[BatchStep, ...]  # the rest, for whole batches
+    pipeline: tuple[Step, ...]  # all of the user's steps, to read samples one by one
+
+    @property
+    def drawing(self) -> list[int]:
+        """Places of the steps that draw for each sample, on any device."""
+        kinds = (RandomCrop, RandomFlip)
+        return [place for place, step in enumerate(self.steps) if isinstance(step, kinds)]
+
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Apply the batch steps to stored samples (B, ...)."""
+        for place, step in enumerate(self.steps):
+            batch = step(batch, draw.at(place))
+        return batch
+
+
+@dataclass(frozen=True)
+class PipelineTrace:
+    """What a few samples became on their way through a pipeline."""
+
+    steps: tuple[Step, ...]
+    random: tuple[bool, ...]  # by step
+    # before each step and after the last; None where samples differ in kind
+    kinds: tuple[Kind | None, ...]
+    apart: tuple[Kind, ...] = ()  # two of the results that differ
+
+    @property
+    def final(self) -> Kind | None:
+        """Kind of the results."""
+        return self.kinds[-1]
+
+    def split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
+        """Return the deterministic steps and the random ones."""
+        flagged = list(zip(self.steps, self.random, strict=True))
+        return (
+            tuple(step for step, random in flagged if not random),
+            tuple(step for step, random in flagged if random),
+        )
+
+
+def trace(
+    steps: Sequence[Step], samples: Sequence[Any], drawn: Collection[int] = ()
+) -> PipelineTrace:
+    """Send copies of a few samples through the steps, one step after the other.
+
+    `drawn`: steps already seen to draw random numbers, perhaps for other samples only. Raises
+    `InputError`, naming the step, where one fails.
+    """
+    values = [copied(sample) for sample in samples]
+    flags, kinds = [], [_common_kind(values)]
+    for place, step in enumerate(steps):
+        try:
+            flags.append(place in drawn or is_random(step, values))
+            with seeded(0):
+                values = [step(value) for value in values]
+        except Exception as error:
+            raise InputError([_failing(step, error)]) from error
+        kinds.append(_common_kind(values))
+    return PipelineTrace(tuple(steps), tuple(flags), tuple(kinds), _apart(values))
+
+
+def _failing(step: Step, error: Exception) -> Problem:
+    return Problem(
+        f"transform step {step_name(step)} must work on each sample",
+        f"{type(error).__name__}: {error}",
+        "Try the transform on dataset[0].",
+    )
+
+
+def _common_kind(values: Sequence[Any]) -> Kind | None:
+    kinds = {kind_of(value) for value in values}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _apart(values: Sequence[Any]) -> tuple[Kind, ...]:
+    kinds = tuple(dict.fromkeys(map(kind_of, values)))
+    return kinds[:2] if len(kinds) > 1 else ()
+
+
+def divide(traced: PipelineTrace) -> View:
+    """Divide a pipeline into what is stored and what is done per batch.
+
+    The stored part ends before the first random step, or earlier, where the steps in between have a
+    batched form and start from uint8 pixels: that keeps the stored array small.
+    """
+    steps = traced.steps
+    forms = [batch_step(step, kind) for step, kind in zip(steps, traced.kinds, strict=False)]
+    cut = _cut(traced, forms)
+    last = max((place + 1 for place in range(cut, len(steps)) if forms[place] is None), default=cut)
+    stored = traced.kinds[cut]
+    batched = [form for form in forms[last:] if form is not None and form != Unchanged()]
+    single = [PerSample(steps[cut:last], stored)] if stored and last > cut else []
+    return View(
+        steps[:cut], stored if stored and stored.storable else None, (*single, *batched), steps
+    )
+
+
+def _cut(traced: PipelineTrace, forms: Sequence[BatchStep | None]) -> int:
+    end = traced.random.index(True) if True in traced.random else len(forms)
+    start = end
+    for place in range(end - 1, -1, -1):
+        if forms[place] is None:
+            break
+        kind = traced.kinds[place]
+        if kind is not None and kind.is_uint8_image:
+            start = place
+    return start
+
+
+TRAIN, DATASET, EVAL, SCALED = "train", "own transform", "eval", "scaled"
 """Names of pipelines that are traced."""
 
 _PACKED = " packed"
@@ -39,12 +159,12 @@ Place = tuple[str, int]
 TraceFacts = (
     tuple[tuple[bool, ...], tuple[Kind | None, ...], tuple[Kind, ...]] | tuple[Problem, ...]
 )
-"""What a trace found besides the steps, or why it failed."""
+"""The results of a trace besides the steps, or why it failed."""
 
 
 @dataclass(frozen=True, eq=False)
 class Views:
-    """Both views of a source, and what was found about them."""
+    """Both views of a source, with notes and problems."""
 
     train: View
     eval: View
@@ -61,7 +181,7 @@ class Views:
 
 
 class Tracing:
-    """Traces untransformed samples, and keeps what was found for a `Traced`.
+    """Traces untransformed samples, and keeps the facts for a `Traced`.
 
     `drawn`: steps seen to draw random numbers.
     """
@@ -69,30 +189,30 @@ class Tracing:
     def __init__(self, samples: Sequence[Any], drawn: Collection[Place] = ()) -> None:
         self.samples = samples
         self.drawn = drawn
-        self.found: dict[str, TraceFacts] = {}
+        self.facts: dict[str, TraceFacts] = {}
 
     def __call__(self, name: str, steps: Sequence[Step]) -> PipelineTrace:
         """Return the trace of a pipeline; raise `InputError` where a step fails."""
-        own = name.removesuffix(_PACKED)
-        drawn = [place for pipeline, place in self.drawn if pipeline == own]
+        name_alone = name.removesuffix(_PACKED)
+        drawn = [place for pipeline, place in self.drawn if pipeline == name_alone]
         try:
             made = trace(steps, self.samples, drawn)
         except InputError as error:
-            self.found[name] = error.problems
+            self.facts[name] = error.problems
             raise
-        self.found[name] = (made.random, made.kinds, made.apart)
+        self.facts[name] = (made.random, made.kinds, made.apart)
         return made
 
 
 @dataclass(frozen=True)
 class Traced:
-    """Repeats what a `Tracing` found, in another process."""
+    """Repeats the facts of a `Tracing`, in another process."""
 
-    found: Mapping[str, TraceFacts]
+    facts: Mapping[str, TraceFacts]
 
     def __call__(self, name: str, steps: Sequence[Step]) -> PipelineTrace:
         """Return the trace of a pipeline, or raise what it raised."""
-        facts = self.found[name]
+        facts = self.facts[name]
         if not facts or isinstance(facts[0], Problem):
             refuse(facts)
         random, kinds, apart = facts
@@ -129,7 +249,6 @@ def _made(
 ) -> tuple[Views, tuple[Place, ...]]:
     """Return the views, and random steps left in a derived eval view."""
     packed = traced if collates else partial(_packed, traced)
-    own, given_eval = source.steps, flatten(eval_transform)
     steps = train_steps(source, train_transform, eval_transform)
     train = packed(TRAIN, steps)
     steps = train.steps
@@ -140,9 +259,9 @@ def _made(
         steps, notes = (ToTensor(),), (_SCALED,)
         train = traced(SCALED, steps)
     if eval_transform is not None:
-        evaluation = _given(packed(EVAL, given_eval))
-    elif own and train_transform is not None:
-        evaluation = _derived(OWN, packed(OWN, own), train.final, traced)
+        evaluation = _given(packed(EVAL, flatten(eval_transform)))
+    elif source.steps and train_transform is not None:
+        evaluation = _derived(DATASET, packed(DATASET, source.steps), train.final, traced)
     else:
         evaluation = _derived(TRAIN, train, train.final, traced)
     problems = evaluation.problems
@@ -163,9 +282,9 @@ def _made(
 
 def _packed(traced: Tracer, name: str, steps: Sequence[Step]) -> PipelineTrace:
     """Return the trace of a pipeline; where it gives trees, with a step that packs them."""
-    found = traced(name, steps)
-    records = None if found.final is None else found.final.records
-    return found if records is None else traced(name + _PACKED, (*steps, records))
+    made = traced(name, steps)
+    records = None if made.final is None else made.final.records
+    return made if records is None else traced(name + _PACKED, (*steps, records))
 
 
 def _structure_problems(train: PipelineTrace, evaluation: PipelineTrace) -> tuple[Problem, ...]:
@@ -213,7 +332,7 @@ def _sample_problems(view: str, traced: PipelineTrace) -> tuple[Problem, ...]:
 
 @dataclass(frozen=True, eq=False)
 class _Evaluation:
-    """The eval view's pipeline, and what was found about it."""
+    """The eval view's pipeline, with notes and problems."""
 
     traced: PipelineTrace
     places: tuple[Place, ...]

@@ -9,7 +9,8 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from asynckfold.data.transforms import Array, seeded
+from asynckfold.data.transforms.random_numbers import seeded
+from asynckfold.data.transforms.trees import Array
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Fold

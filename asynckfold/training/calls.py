@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from asynckfold.data.transforms import mapped, tensors_in
+from asynckfold.data.transforms.trees import mapped, tensors_in
 from asynckfold.errors import nearest
 
 NAMES, POSITIONS, ONE = "by name", "by position", "as one argument"

@@ -26,7 +26,7 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.device_copies import fetched_together
-from asynckfold.data.transforms import tensors_in
+from asynckfold.data.transforms.trees import tensors_in
 from asynckfold.jobs.criteria import PROBABILITIES, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.objective import MASKS, MULTICLASS, REGRESSION, SEGMENTATION, Objective

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms import seeded
+from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.plan import Plan

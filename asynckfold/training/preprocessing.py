@@ -25,7 +25,8 @@ import torch
 
 from asynckfold.data.arrays import NOT_FINITE, rounded
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms import Array, seeded
+from asynckfold.data.transforms.random_numbers import seeded
+from asynckfold.data.transforms.trees import Array
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Indices
 

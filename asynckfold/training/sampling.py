@@ -19,7 +19,8 @@ import torch
 from torch.utils.data import Sampler, WeightedRandomSampler
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms import mapped, seeded
+from asynckfold.data.transforms.random_numbers import seeded
+from asynckfold.data.transforms.trees import mapped
 from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.folds import Indices
 from asynckfold.training import seeding

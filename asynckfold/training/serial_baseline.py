@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default
 
 from asynckfold.data.arrays import exact
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms import on_device
+from asynckfold.data.transforms.trees import on_device
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import EpochEnded, Progress

@@ -16,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from asynckfold.data.batches import Batches, OrderedBatches
 from asynckfold.data.device_copies import fetched, fetched_together
-from asynckfold.data.transforms import mapped
+from asynckfold.data.transforms.trees import mapped
 from asynckfold.errors import refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (

@@ -28,7 +28,7 @@ from asynckfold import (
     fit,
 )
 from asynckfold.cli import main
-from asynckfold.data.train_valid import joined, repeated
+from asynckfold.data.made_datasets import joined, repeated
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started
 from tests.toy import Tiny, adam, samples

@@ -17,7 +17,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold import fit as fit_one
 from asynckfold.data.prepare import prepare
-from asynckfold.data.transforms import TreeArrays
+from asynckfold.data.transforms.trees import TreeArrays
 from tests.several_inputs import (
     BATCH,
     EPOCHS,

@@ -110,12 +110,12 @@ def test_a_wide_table_is_cut_for_people_and_whole_for_programs(
 
 
 def test_arrays_of_images_are_told(tmp_path: Path, capsys: Capture) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (8, 3, 6, 5), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6, 5, 3), np.uint8)
     pixels[3] = pixels[0]
     np.savez(tmp_path / "x.npz", X=pixels, y=list("abab" * 2))
     out, _ = told(capsys, f"npz:{tmp_path}/x.npz")
     assert "8 images of 3×6×5, 2 classes" in out
-    assert "X is read as RGB images of 6×5, channels first" in out
+    assert "X is read as RGB images of 6×5" in out
     assert "1 image equals an earlier one" in out
 
 

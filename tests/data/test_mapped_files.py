@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.data.prepare import prepare
 from asynckfold.data.shared_arrays import mapped_file
 from tests.toy import adam, samples
 
@@ -72,25 +71,9 @@ def test_what_may_change_is_copied(dumped: Path, mode: Any) -> None:
     assert mapped_file(joblib.load(dumped, mmap_mode=mode)) is None
 
 
-def test_parts_that_are_not_adjacent_are_copied(dumped: Path) -> None:
-    array = joblib.load(dumped, mmap_mode="r")
-    assert mapped_file(array[::2]) is None
-    assert mapped_file(array[:, 1:]) is None
-
-
 def test_a_file_that_was_replaced_is_not_taken_for_the_one_that_is_mapped(dumped: Path) -> None:
     array = joblib.load(dumped, mmap_mode="r")
     other = dumped.with_suffix(".new")
     joblib.dump(np.zeros((600, 8), np.float32), other)
     other.replace(dumped)
     assert mapped_file(array) is None
-
-
-def test_the_fingerprint_does_not_tell_where_the_samples_are_kept(dumped: Path) -> None:
-    labels = samples(600)[1]
-    found = []
-    for mode in ("r", None):
-        data = prepare((joblib.load(dumped, mmap_mode=mode), labels), criterion_wants_classes=True)
-        found.append(data.fingerprint)
-        data.close()
-    assert found[0] == found[1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asynckfold.data.prepare import prepare
-from asynckfold.data.transforms import Misfit, Records, same_sample
+from asynckfold.data.transforms.samples import Misfit, Records, same_sample
 from asynckfold.errors import InputError
 from tests.ragged import N, Texts, collate
 

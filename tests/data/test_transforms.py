@@ -14,23 +14,13 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from asynckfold.data.transforms import (
-    Draw,
-    PerSample,
-    RandomCrop,
-    RandomFlip,
+from asynckfold.data.transforms.random_numbers import Draw, seeded, splitmix64, varies
+from asynckfold.data.transforms.samples import to_array
+from asynckfold.data.transforms.steps import RandomCrop, RandomFlip, describe, flatten, is_random
+from asynckfold.data.views import (
     View,
-    describe,
     divide,
-    flatten,
-    is_random,
-    kind_of,
-    same_steps,
-    seeded,
-    splitmix64,
-    to_array,
     trace,
-    varies,
 )
 from asynckfold.errors import InputError
 
@@ -87,21 +77,6 @@ def test_deterministic_views_equal_the_users_pipeline_to_the_bit(name: str, mode
     theirs = torch.stack([torch.as_tensor(transform(samples[i])) for i in (3, 0, 5)])
     assert ours.dtype == theirs.dtype
     assert torch.equal(ours, theirs)
-
-
-def test_pixels_stay_bytes_up_to_the_first_step_that_needs_more() -> None:
-    augmented = v1.Compose([v1.Resize(8), v1.RandomCrop(8, 2), v1.ToTensor(), v1.Normalize(*CIFAR)])
-    view = view_of(augmented, images())
-    assert [type(step).__name__ for step in view.prefix] == ["Resize"]
-    assert view.stored is not None
-    assert (view.stored.shape, view.stored.dtype) == ((3, 8, 8), "uint8")
-
-
-def test_scaling_before_a_random_step_is_not_stored() -> None:
-    view = view_of(v1.Compose([v1.ToTensor(), v1.RandomHorizontalFlip()]), images())
-    assert view.prefix == ()
-    assert view.stored is not None
-    assert view.stored.dtype == "uint8"
 
 
 @pytest.mark.parametrize("namespace", [v1, v2])
@@ -175,13 +150,6 @@ def test_two_steps_of_one_kind_draw_apart() -> None:
     assert not np.array_equal(draw.at(0).bits(), draw.at(1).bits())
 
 
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**31), st.integers(1, 500), st.integers(1, 500))
-def test_corners_are_within_range(seed: int, index: int, n_tops: int, n_lefts: int) -> None:
-    tops, lefts = RandomCrop.corners(n_tops, n_lefts, Draw(seed, 0, np.array([index])))
-    assert 0 <= tops[0] < n_tops
-    assert 0 <= lefts[0] < n_lefts
-
-
 def test_splitmix64_gives_the_published_sequence() -> None:
     # First outputs of the reference implementation for seed 1234567 (Vigna, splitmix64.c).
     expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
@@ -252,35 +220,10 @@ def test_draws_are_those_of_runs_already_on_disk() -> None:
     assert RandomFlip()(left_right, draw)[:, 0, 0, 0].tolist() == [1, 1, 0, 1, 0, 0]
 
 
-def test_samples_are_not_changed_by_tracing() -> None:
-    samples = [torch.zeros(3) for _ in range(3)]
-    trace([lambda x: x.add_(1)], samples)
-    assert torch.equal(torch.stack(samples), torch.zeros(3, 3))
-
-
-def test_steps_that_need_an_image_get_one_back() -> None:
-    samples = images()
-    view = view_of(v1.Compose([v1.Resize(8), coin, v1.ToTensor()]), samples)
-    assert isinstance(view.steps[0], PerSample)
-    expected = v1.Compose([v1.Resize(8), v1.ToTensor()])(samples[1])
-    assert torch.equal(run(view, samples, [1])[0], expected)
-
-
 def test_a_failing_step_is_named() -> None:
     with pytest.raises(InputError, match=r"Normalize.*float") as caught:
         trace(flatten(v1.Compose([v1.PILToTensor(), v1.Normalize(*CIFAR)])), images())
     assert len(caught.value.problems) == 1
-
-
-def test_random_steps_are_split_off_and_the_rest_stays_in_order() -> None:
-    steps = flatten(v1.Compose([v1.Resize(8), v1.RandomCrop(8), v1.ToTensor()]))
-    assert trace(steps, images()).split() == ((steps[0], steps[2]), (steps[1],))
-
-
-def test_equal_steps_are_recognised() -> None:
-    assert same_steps((v1.Resize(8),), (v1.Resize(8),))
-    assert not same_steps((v1.Resize(8),), (v1.Resize(9),))
-    assert not same_steps((coin,), (numpy_noise,))
 
 
 def test_descriptions_tell_closures_and_settings_apart() -> None:
@@ -291,29 +234,3 @@ def test_descriptions_tell_closures_and_settings_apart() -> None:
     assert describe(scaled(2)) != describe(scaled(3))
     assert describe(v1.Lambda(scaled(2))) != describe(v1.Lambda(scaled(3)))
     assert " at 0x" not in describe((OwnGenerator(), scaled(1)))
-
-
-@pytest.mark.parametrize(
-    ("sample", "form"),
-    [
-        (images(1)[0], "image"),
-        (Image.new("I", (4, 4)), "other"),
-        (torch.zeros(3), "tensor"),
-        (torch.zeros(3, dtype=torch.bfloat16), "other"),
-        (np.zeros(3), "array"),
-        (np.array(["a"]), "other"),
-        (3.5, "number"),
-        ({"x": 1}, "tree"),
-        ({"x": "text"}, "other"),
-    ],
-)
-def test_kinds_of_samples(sample: Any, form: str) -> None:
-    assert kind_of(sample).form == form
-
-
-@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
-def test_a_stored_image_is_restored_whole(mode: str) -> None:
-    image = images(1)[0].convert(mode)
-    again = kind_of(image).restore(torch.from_numpy(to_array(image).copy()))
-    assert again.mode == mode
-    assert again.tobytes() == image.tobytes()

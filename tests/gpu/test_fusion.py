@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults
-from asynckfold.data.transforms import mapped, on_device
+from asynckfold.data.transforms.trees import mapped, on_device
 from asynckfold.system.machine import Machine
 from asynckfold.training.calls import call_model
 from asynckfold.training.fusion import (

@@ -32,13 +32,6 @@ def pretrained(seed: int = 0, inputs: Tensor | None = None, **given: Any) -> tup
     return model, model.pretrain(samples() if inputs is None else inputs, generator)
 
 
-def test_it_is_a_perceptron_with_sigmoid_layers() -> None:
-    model = DBN()
-    assert [layer.out_features for layer in model if isinstance(layer, nn.Linear)] == [500, 500, 10]
-    assert sum(isinstance(layer, nn.Sigmoid) for layer in model) == 2
-    assert model(torch.rand(2, 1, 28, 28)).shape == (2, 10)
-
-
 def test_the_hidden_layers_get_what_their_rbms_learned_and_the_top_stays() -> None:
     before, (model, rbms) = made(), pretrained()
     assert [rbm.weight.shape for rbm in rbms] == [(8, 12), (5, 8)]
@@ -110,12 +103,6 @@ def test_the_units_of_upper_layers_stay_alive() -> None:
         means = second(first(inputs)).mean(0)
     # Without centring, by such large steps, they are below 0.01.
     assert 0.2 < means.min() < means.max() < 0.8
-
-
-def test_no_epochs_change_nothing() -> None:
-    model, rbms = pretrained(pretraining=Pretraining(epochs=0))
-    assert rbms == []
-    assert torch.equal(model[1].weight, made()[1].weight)  # type: ignore[arg-type]
 
 
 def test_an_unknown_kind_is_refused_and_settings_are_shown() -> None:

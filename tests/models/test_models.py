@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-import asynckfold.models
 from asynckfold.errors import InputError
 from asynckfold.models import (
     ARCHITECTURES,
@@ -33,25 +31,6 @@ IMAGE_MODELS: dict[str, tuple[Callable[..., nn.Module], int]] = {
 
 def count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def conv(in_channels: int, out_channels: int, kernel: int, *, bias: bool = True) -> int:
-    return in_channels * out_channels * kernel**2 + bias * out_channels
-
-
-def linear(in_features: int, out_features: int) -> int:
-    return in_features * out_features + out_features
-
-
-def normalised(in_channels: int, out_channels: int, kernel: int) -> int:
-    return conv(in_channels, out_channels, kernel, bias=False) + 2 * out_channels
-
-
-def test_every_public_name_is_there_and_sorted() -> None:
-    names = asynckfold.models.__all__
-    assert all(hasattr(asynckfold.models, name) for name in names)
-    assert len(set(names)) == len(names)
-    assert {"AlexNet", "LeNet", "LeNet5", "MLP", "MobileNet", "VGG"} <= set(names)
 
 
 @pytest.mark.parametrize("name", IMAGE_MODELS)
@@ -85,59 +64,9 @@ def test_an_mlp_takes_flat_and_image_input_alike() -> None:
     assert torch.equal(model(images), model(images.reshape(3, 784)))
 
 
-def test_an_mlp_without_hidden_layers_is_linear() -> None:
-    assert count(MLP(4, hidden=(), num_classes=3)) == linear(4, 3)
-
-
-def test_lenet_counts() -> None:
-    dense = linear(400, 120) + linear(120, 84) + linear(84, 10)
-    assert count(LeNet()) == conv(3, 6, 5) + conv(6, 16, 5) + dense
-    assert count(LeNet5()) == normalised(1, 6, 5) + 6 + normalised(6, 16, 5) + 16 + dense
-
-
-def test_mlp_counts() -> None:
-    assert count(MLP()) == linear(784, 128) + linear(128, 10)
-    assert count(MLP(20, (30, 40), 5)) == linear(20, 30) + linear(30, 40) + linear(40, 5)
-
-
-def test_alexnet_counts() -> None:
-    widths, kernels = [1, 64, 192, 384, 256, 256], [11, 5, 3, 3, 3]
-    convolutions = sum(map(conv, widths, widths[1:], kernels))
-    assert count(AlexNet()) == convolutions + linear(256, 10)
-
-
-def test_mobilenet_counts() -> None:
-    widths = [32, 64, 128, 128, 256, 256, *[512] * 6, 1024, 1024]
-    blocks = sum(
-        normalised(1, before, 3) + normalised(before, after, 1)
-        for before, after in pairwise(widths)
-    )
-    assert count(MobileNet()) == normalised(3, 32, 3) + blocks + linear(1024, 10)
-
-
 @pytest.mark.parametrize(
-    ("variant", "depths"),
-    [
-        ("VGG11", (1, 1, 2, 2, 2)),
-        ("VGG13", (2, 2, 2, 2, 2)),
-        ("VGG16", (2, 2, 3, 3, 3)),
-        ("VGG19", (2, 2, 4, 4, 4)),
-    ],
-)
-def test_vgg_counts(variant: str, depths: tuple[int, ...]) -> None:
-    expected, before = 0, 3
-    for depth, after in zip(depths, (16, 32, 64, 128, 128), strict=True):
-        expected += normalised(before, after, 3) + (depth - 1) * normalised(after, after, 3)
-        expected += depth * after  # biases
-        before = after
-    model = VGG(variant, width=0.25)
-    assert count(model) == expected + linear(128, 10)
-    weight_layers = [item for item in model.modules() if isinstance(item, (nn.Conv2d, nn.Linear))]
-    assert len(weight_layers) == int(variant[3:]) - 2  # one linear layer where the paper has three
-
-
-@pytest.mark.parametrize(
-    ("model", "parameters"), [(VGG, 20_040_522), (AlexNet, 2_456_778), (LeNet5, 61_750)]
+    ("model", "parameters"),
+    [(VGG, 20_040_522), (AlexNet, 2_456_778), (LeNet5, 61_750), (MobileNet, 3_217_226)],
 )
 def test_the_networks_have_the_parameters_of_the_ancestors(
     model: type[nn.Module], parameters: int
@@ -196,23 +125,6 @@ def test_an_unknown_vgg_is_refused_with_the_nearest() -> None:
         VGG("vgg12")
 
 
-@pytest.mark.nightly(but=["LeNet", "LeNet5", "MLP"])
-@pytest.mark.parametrize("name", [*IMAGE_MODELS, "MLP"])
-def test_a_training_step_lowers_the_loss(name: str) -> None:
-    make, channels = IMAGE_MODELS.get(name, (lambda: MLP(1024), 1))
-    torch.manual_seed(0)
-    model = make().train()
-    images, labels = torch.rand(16, channels, 32, 32), torch.arange(16) % 10
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    before = nn.functional.cross_entropy(model(images), labels)
-    before.backward()
-    optimizer.step()
-    with torch.no_grad():
-        after = nn.functional.cross_entropy(model(images), labels)
-    assert after < before
-    assert all(parameter.grad is not None for parameter in model.parameters())
-
-
 def test_the_shell_knows_these_names() -> None:
     assert list(ARCHITECTURES) == [
         "alexnet",
@@ -237,31 +149,12 @@ def test_a_factory_survives_pickling_and_builds_for_the_data(name: str) -> None:
     assert model(torch.zeros(1, 2, 32, 32)).shape == (1, 4)
 
 
-@pytest.mark.nightly(but=["vgg11", "mobilenet", "alexnet", "lenet", "lenet5", "dbn", "mlp"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_stated_input_shape_is_what_the_bare_class_takes(name: str) -> None:
-    shape = ARCHITECTURES[name].input_shape or (784,)
-    model = ARCHITECTURES[name].model().eval()
-    assert model(torch.zeros(1, *shape)).shape == (1, 10)
-
-
-def test_vgg_names_build_their_own_depth() -> None:
-    sizes = [
-        count(ARCHITECTURES[f"vgg{depth}"].build((3, 32, 32), 10)()) for depth in (11, 13, 16, 19)
-    ]
-    assert sizes == sorted(set(sizes))
-
-
 @pytest.mark.parametrize(
     ("shape", "remedy"), [((1, 28, 28), "Resize them"), ((9,), "Use mlp for tables")]
 )
 def test_a_model_refuses_samples_that_it_cannot_take(shape: tuple[int, ...], remedy: str) -> None:
     with pytest.raises(InputError, match=f"lenet5 needs images of 32×32: .*{remedy}"):
         ARCHITECTURES["lenet5"].build(shape, 10)
-
-
-def test_an_mlp_is_built_for_the_number_of_features() -> None:
-    assert ARCHITECTURES["mlp"].build((9,), 6)()(torch.zeros(2, 9)).shape == (2, 6)
 
 
 def test_the_shared_shape_keeps_the_channels_of_the_data() -> None:

@@ -158,27 +158,6 @@ def test_the_free_energy_sums_over_the_hidden_values(rbm: RBM) -> None:
         torch.testing.assert_close(rbm.free_energy(values), own - torch.logsumexp(joint, 1))
 
 
-def test_binary_probabilities_sum_to_one() -> None:
-    rbm = tiny("binary")
-    with torch.no_grad():
-        total = torch.exp(-rbm.free_energy(states(3)) - log_partition(rbm)).sum()
-    assert total.item() == pytest.approx(1)
-
-
-def test_the_gap_is_that_of_mean_free_energies(rbm: RBM) -> None:
-    data = samples(rbm)
-    with torch.no_grad():
-        gap = rbm.free_energy(data[2:]).mean() - rbm.free_energy(data[:2]).mean()
-    assert rbm.free_energy_gap(data[:2], data[2:]) == pytest.approx(gap.item())
-
-
-def test_the_reconstruction_error_is_a_mean_over_samples_and_units(rbm: RBM) -> None:
-    data = samples(rbm)
-    with torch.no_grad():
-        expected = (rbm.visible_mean(rbm(data)) - data).square().mean()
-    assert rbm.reconstruction_error(data) == pytest.approx(expected.item())
-
-
 def stripes(count: int, visible: str) -> Tensor:
     """Two patterns with noise."""
     generator = torch.Generator().manual_seed(3)

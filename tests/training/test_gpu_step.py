@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold.data.batches import Batches, _Held
-from asynckfold.data.transforms import Draw, Normalize, RandomCrop, RandomFlip, ToFloat, View
+from asynckfold.data.transforms.random_numbers import Draw
+from asynckfold.data.transforms.steps import Normalize, RandomCrop, RandomFlip, ToFloat
+from asynckfold.data.views import (
+    View,
+)
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat

@@ -224,7 +224,7 @@ def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, make: Any) -> None
         nn.MSELoss(),
         TrainerParams(2, lr_step="batch", clip_grad_norm=1.0),
         data=(inputs / 60, inputs[:, 1:2]),
-        wants_classes=False,
+        task="regression",
     )
     measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
     assert measured is not None

@@ -144,12 +144,12 @@ class Tiny:
     inner_valid: float | None = None
     data: tuple[Any, Any] = field(default_factory=samples)
     cv: Any = 3
-    wants_classes: bool = True
+    task: str = "multiclass"
     job_timeout_s: float | None = None
 
     @cached_property
     def prepared(self) -> Prepared:
-        return prepare(self.data, criterion_wants_classes=self.wants_classes)
+        return prepare(self.data, task=self.task)
 
     @cached_property
     def batches(self) -> Batches:

@@ -20,7 +20,7 @@ from asynckfold import RunStore
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.data.sources import Source, load_samples, load_source
-from asynckfold.data.sources.counting import counts
+from asynckfold.data.sources.columns import counts
 from asynckfold.data.sources.text_files import header_of
 from asynckfold.errors import InputError
 from asynckfold.results.report.page import write_report
@@ -269,7 +269,7 @@ def test_a_header_with_one_name_among_numbers_is_asked_for(load: Load) -> None:
     assert source.classes == ("0", "1", "2")
     np.testing.assert_array_equal(rows(source), pixels)
     named = frame.assign(label=np.array(["cat", "dog", "eel"])[np.arange(30) % 3])
-    with pytest.raises(InputError, match="'label', which occurs in no other row"):
+    with pytest.raises(InputError, match="above numbers: a series, or a sample"):
         load(named)
     assert load(named, header="yes").classes == ("cat", "dog", "eel")
 

@@ -143,7 +143,7 @@ def test_labels_with_a_gap_keep_their_outputs_weights_and_names(root: Path) -> N
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int32, np.uint64])
 def test_integers_of_any_kind_are_the_same_labels(dtype: Any) -> None:
-    labels = resolve_labels(np.array([3, 0, 1], dtype), True)
+    labels = resolve_labels(np.array([3, 0, 1], dtype), task="multiclass")
     assert labels.targets.tolist() == [3, 0, 1]
     assert labels.objective.labels == ()
 
@@ -242,10 +242,10 @@ def test_too_few_outputs_are_refused(root: Path) -> None:
 
 
 def test_names_of_classes_may_be_more_or_fewer_than_outputs(root: Path) -> None:
-    labels = resolve_labels(CODES, True, ("a", "b", "c", "d"))
+    labels = resolve_labels(CODES, ("a", "b", "c", "d"), task="multiclass")
     assert (labels.classes, labels.highest) == (("a", "b", "c", "d"), 2)
-    assert resolve_labels(CODES, True, ("a", "b")).classes == ("0", "1", "2")
-    numbered = resolve_labels(CODES[CODES > 0], True, ("a", "b", "c")).numbered()
+    assert resolve_labels(CODES, ("a", "b"), task="multiclass").classes == ("0", "1", "2")
+    numbered = resolve_labels(CODES[CODES > 0], ("a", "b", "c"), task="multiclass").numbered()
     assert numbered.classes == ("b", "c")
     assert numbered.objective.labels == (1, 2)
 

@@ -212,7 +212,7 @@ def checked(tmp_path: Path, **parts: Any) -> Facts:
 
 def regression() -> dict[str, Any]:
     inputs, targets = samples()
-    return {"data": (inputs, targets.astype(np.float32)), "wants_classes": False}
+    return {"data": (inputs, targets.astype(np.float32)), "task": "regression"}
 
 
 def test_the_dry_run_refuses_a_loss_that_mixes_samples(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torchvision.transforms import v2
 
 from asynckfold import AsyncKFold
 from asynckfold.data.prepare import prepare
-from asynckfold.data.transforms import (
+from asynckfold.data.transforms.random_numbers import (
     Draw,
     Watch,
     generators_kept,
@@ -65,7 +65,7 @@ DRAWS = {
 def test_input_and_target_are_of_one_read(
     name: str, often: int, rows: list[int], seed: int
 ) -> None:
-    prepared = prepare(Joint(DRAWS[name], often), criterion_wants_classes=True)
+    prepared = prepare(Joint(DRAWS[name], often), task="multiclass")
     assert any(RANDOM in note for note in prepared.notes)
     batches = opened(prepared)
     for epoch in range(2):
@@ -80,7 +80,7 @@ def test_input_and_target_are_of_one_read(
 
 def test_pairs_of_a_job_are_those_of_a_loop_by_hand() -> None:
     dataset = Joint()
-    batches = opened(prepare(dataset, criterion_wants_classes=True))
+    batches = opened(prepare(dataset, task="multiclass"))
     seen = set()
     for epoch in range(3):
         order = np.random.default_rng(epoch).permutation(COUNT)
@@ -97,14 +97,14 @@ def test_pairs_of_a_job_are_those_of_a_loop_by_hand() -> None:
 
 
 def test_the_ordinary_loop_sees_pairs_of_one_read() -> None:
-    for view in prepare(Joint(), criterion_wants_classes=True).ordinary():
+    for view in prepare(Joint(), task="multiclass").ordinary():
         read = [view[index] for index in range(COUNT)]
         assert [x[0].item() for x, _ in read] == [y.item() for _, y in read]
         assert {y.dtype for _, y in read} == {torch.int64}
 
 
 def test_batches_gathered_together_are_pairs() -> None:
-    batches = opened(prepare(Joint(), criterion_wants_classes=True))
+    batches = opened(prepare(Joint(), task="multiclass"))
     orders = torch.arange(12).reshape(3, 4)
     inputs, targets = batches.train_together(orders, [1, 2, 3], 0)
     assert torch.equal(inputs[..., 0].long(), targets)
@@ -116,7 +116,7 @@ def test_batches_gathered_together_are_pairs() -> None:
 
 def test_numbers_as_random_targets() -> None:
     dataset = Joint(lambda: random.random())
-    batches = opened(prepare(dataset, criterion_wants_classes=False))
+    batches = opened(prepare(dataset, task="regression"))
     inputs, targets = batches.train(np.arange(9), 0, 0)
     assert targets.dtype == torch.float32
     assert torch.equal(inputs[:, 0], targets)
@@ -128,7 +128,7 @@ def test_words_as_random_targets() -> None:
             inputs, target = super().__getitem__(index)
             return inputs, "xyz"[target]
 
-    prepared = prepare(Words(), criterion_wants_classes=True)
+    prepared = prepare(Words(), task="multiclass")
     assert prepared.classes == ("x", "y", "z")
     inputs, targets = opened(prepared).train(np.arange(30), 0, 0)
     assert torch.equal(inputs[:, 0].long(), targets)
@@ -136,13 +136,13 @@ def test_words_as_random_targets() -> None:
 
 def test_a_class_that_was_not_there_before_is_an_error() -> None:
     dataset = Joint(lambda: random.randrange(3) if random.random() < 0.5 else random.randrange(99))
-    batches = opened(prepare(dataset, criterion_wants_classes=True))
+    batches = opened(prepare(dataset, task="multiclass"))
     with pytest.raises(InputError, match=r"must give a target of one of the .* classes"):
         _ = [batches.train(np.arange(COUNT), 0, epoch) for epoch in range(20)]
 
 
 def test_given_targets_stand_for_those_of_a_random_dataset() -> None:
-    prepared = prepare(Joint(), targets=[0, 1] * (COUNT // 2), criterion_wants_classes=True)
+    prepared = prepare(Joint(), targets=[0, 1] * (COUNT // 2), task="multiclass")
     assert opened(prepared).train(np.arange(6), 0, 0)[1].tolist() == [0, 1] * 3
 
 
@@ -150,7 +150,7 @@ def test_a_random_target_transform_makes_a_random_dataset() -> None:
     dataset = without_files(
         tv.CIFAR10, v1.ToTensor(), lambda y: y if random.random() < 0.5 else (y + 1) % 10
     )
-    prepared = prepare(dataset, criterion_wants_classes=True)
+    prepared = prepare(dataset, task="multiclass")
     assert any(RANDOM in note for note in prepared.notes)
     batches = opened(prepared)
     rows = np.arange(20)
@@ -174,7 +174,7 @@ def test_a_dataset_that_counts_its_reads_is_random_and_cannot_be_seeded() -> Non
             type(self).reads += 1
             return torch.tensor([float(type(self).reads)]), index % 2
 
-    prepared = prepare(Counting([0, 1] * 5), criterion_wants_classes=True)
+    prepared = prepare(Counting([0, 1] * 5), task="multiclass")
     said = " ".join(prepared.notes)
     assert not prepared.held
     assert "cannot be seeded" in said
@@ -185,7 +185,7 @@ def test_a_dataset_that_counts_its_reads_is_random_and_cannot_be_seeded() -> Non
 def test_a_pair_that_no_seed_gives_again_is_refused(make: Any) -> None:
     own = make(0)
     with pytest.raises(InputError, match=r"must give the same pair .* under the same seed"):
-        prepare(Joint(lambda: int(own.random() * 1e6)), criterion_wants_classes=False)
+        prepare(Joint(lambda: int(own.random() * 1e6)), task="regression")
 
 
 def test_label_noise_of_an_own_generator_is_said() -> None:
@@ -195,7 +195,7 @@ def test_label_noise_of_an_own_generator_is_said() -> None:
         def label(self, index: int) -> Any:
             return int(torch.randint(2, (), generator=self.own))
 
-    prepared = prepare(Noisy([0, 1] * 20), criterion_wants_classes=True)
+    prepared = prepare(Noisy([0, 1] * 20), task="multiclass")
     assert any("cannot be seeded" in note for note in prepared.notes)
     assert not prepared.held
 
@@ -223,7 +223,7 @@ def test_a_step_that_draws_for_some_samples_is_left_out_of_evaluation(
 
     steps = [jitter] if before else [jitter, shift]
     dataset = Rows([0, 1] * (COUNT // 2), v1.Compose(steps))
-    prepared = prepare(dataset, memory_budget=budget, criterion_wants_classes=True)
+    prepared = prepare(dataset, memory_budget=budget, task="multiclass")
     plain = torch.from_numpy(dataset.data) * (1 if before else 2)
     batches = opened(prepared)
     assert torch.equal(batches.eval(np.arange(COUNT))[0], plain)
@@ -319,7 +319,7 @@ def test_a_step_is_random_for_what_comes_to_it_without_the_steps_before() -> Non
     ],
 )
 def test_what_is_not_random_is_held_and_nothing_is_said(transform: Any) -> None:
-    prepared = prepare(Rows([0, 1] * 20, transform), criterion_wants_classes=True)
+    prepared = prepare(Rows([0, 1] * 20, transform), task="multiclass")
     assert prepared.held
     assert prepared.notes == ()
 
@@ -329,7 +329,7 @@ def test_generators_of_the_caller_are_left_as_they_were() -> None:
     torch.manual_seed(1)
     np.random.seed(1)  # noqa: NPY002
     expected = random.Random(1).random()
-    prepare(Joint(), criterion_wants_classes=True)
+    prepare(Joint(), task="multiclass")
     assert random.random() == expected
     assert torch.rand(()) == torch.rand((), generator=torch.Generator().manual_seed(1))
     assert np.random.random() == np.random.RandomState(1).random_sample()  # noqa: NPY002

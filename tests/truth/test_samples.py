@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 from asynckfold.data.dataset import open_source
 from asynckfold.data.prepare import Prepared, prepare
 from asynckfold.data.sources.datasets import ImageArrays
-from asynckfold.data.transforms import Draw, generators_kept, seed_generators
+from asynckfold.data.transforms.random_numbers import Draw, generators_kept, seed_generators
 from asynckfold.errors import InputError
 
 COUNT = 40
@@ -72,7 +72,7 @@ def test_targets_are_what_the_dataset_gives_and_not_its_attribute(
 ) -> None:
     dataset: Any = Rows([index % 2 for index in range(COUNT)], flipped=flipped)
     subset = Subset(Subset(dataset, rows), range(len(rows))) if nested else Subset(dataset, rows)
-    prepared = prepare(subset, criterion_wants_classes=True)
+    prepared = prepare(subset, task="multiclass")
     names = prepared.classes
     found = pairs(opened(prepared), range(len(rows)))
     assert [(x, int(names[y])) for x, y in found] == [(x.tolist(), y) for x, y in subset]
@@ -120,7 +120,7 @@ OTHERS = [tv.QMNIST, tv.USPS, Lying]
 
 
 def equals_reading(dataset: Any) -> None:
-    prepared = prepare(dataset, criterion_wants_classes=True)
+    prepared = prepare(dataset, task="multiclass")
     inputs, targets = opened(prepared).eval(np.arange(len(dataset)))
     read = [dataset[index] for index in range(len(dataset))]
     assert torch.equal(inputs, torch.stack([x for x, _ in read]))
@@ -195,14 +195,14 @@ def test_targets_of_any_form(label: Any) -> None:
         def label(self, index: int) -> Any:
             return label(index % 2)
 
-    prepared = prepare(Formed([0] * 10), criterion_wants_classes=True)
+    prepared = prepare(Formed([0] * 10), task="multiclass")
     assert prepared.targets.tolist() == [index % 2 for index in range(10)]
 
 
 def test_two_datasets_as_one() -> None:
     parts = [Rows([0, 1] * 5, flipped=[3]), Rows([1, 0] * 5, flipped=[8])]
     whole: Any = ConcatDataset(parts)
-    found = pairs(opened(prepare(whole, criterion_wants_classes=True)), range(20))
+    found = pairs(opened(prepare(whole, task="multiclass")), range(20))
     assert found == [(x.tolist(), y) for x, y in (whole[at] for at in range(20))]
 
 
@@ -361,7 +361,7 @@ def test_what_a_dataset_does_after_its_transform_counts(
 
     steps = [negative, flipped] if augmented else [negative]
     dataset = Backdoor(v1.Compose(steps), marked, trick)
-    prepared = prepare(dataset, memory_budget=budget, criterion_wants_classes=True)
+    prepared = prepare(dataset, memory_budget=budget, task="multiclass")
     rows, read = np.arange(COUNT), []
     with generators_kept():
         for index, seed in enumerate(Draw(0, 0, rows).bits().tolist()):
@@ -400,7 +400,7 @@ def test_a_picture_whose_file_is_closed_is_taken_before(tmp_path: Path) -> None:
                 return self.transform(picture), index % 2
 
     dataset = Files([0, 1] * 3, v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor()]))
-    prepared = prepare(dataset, criterion_wants_classes=True)
+    prepared = prepare(dataset, task="multiclass")
     expected = torch.stack([dataset[index][0] for index in range(6)])
     assert prepared.held
     assert torch.equal(opened(prepared).eval(np.arange(6))[0], expected)
@@ -416,7 +416,7 @@ def test_a_transform_that_is_applied_to_some_samples_stays_in_its_dataset(views:
             return self.transform(row), index % 2
 
     dataset = Minority([0, 1] * 20, lambda row: row + 1)
-    prepared = prepare(dataset, criterion_wants_classes=True)
+    prepared = prepare(dataset, task="multiclass")
     assert pairs(opened(prepared), range(40)) == [
         (x.tolist(), y) for x, y in map(dataset.__getitem__, range(40))
     ]

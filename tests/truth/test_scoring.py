@@ -93,7 +93,7 @@ def test_scores_match_scikit_learn_for_any_class_labels(
     scorers: tuple[str, ...], count: int, names: list[Any], seed: int
 ) -> None:
     truth, outputs, classes = judged(names, count, seed)
-    labels = resolve_labels(truth, True)
+    labels = resolve_labels(truth, task="multiclass")
     labels = labels if labels.objective.labels else labels.numbered()
     shares = softmax(outputs.astype(np.float64), axis=1)
     for name in scorers:
@@ -116,7 +116,7 @@ def test_scores_match_scikit_learn_for_any_class_labels(
 def test_labels_with_gaps_are_not_renumbered(values: list[int], columns: int) -> None:
     random = np.random.default_rng(0)
     truth = np.array(values)[random.integers(0, 3, 60)]
-    labels = resolve_labels(truth, True)
+    labels = resolve_labels(truth, task="multiclass")
     outputs = random.normal(size=(60, columns)).astype(np.float32)
     outputs[np.arange(60), truth] += 2
     scores = resolve(["accuracy", "f1_macro", "neg_log_loss"], labels.objective)
@@ -135,7 +135,7 @@ def test_labels_with_gaps_are_not_renumbered(values: list[int], columns: int) ->
 def test_the_positive_class_is_scikit_learns_or_the_users(name: str) -> None:
     truth, outputs, classes = judged([1, 2, 3, 4, 5], 2, 3)
     shares = softmax(outputs.astype(np.float64), axis=1)
-    labels = resolve_labels(truth, True).numbered()
+    labels = resolve_labels(truth, task="multiclass").numbered()
     found = resolve(name, labels.objective)[name](labels.targets, outputs)
     assert found == pytest.approx(reference(name, shares, classes, truth))
     label, problems = pos_label_of(2, labels.objective, labels.classes)

@@ -44,7 +44,7 @@ from asynckfold.data.arrays import as_given, rounded
 from asynckfold.data.batches import Batches
 from asynckfold.data.duplicates import copies, copies_note, digests
 from asynckfold.data.prepare import prepare
-from asynckfold.data.transforms import seeded
+from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.results.report.summary import summarize

@@ -17,8 +17,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from asynckfold.data.sources.arrays import npz_samples, npz_source
-from asynckfold.data.sources.folders import folder_samples, folder_source
-from asynckfold.data.sources.images import TORCHVISION, digits, image_transform, torchvision_source
+from asynckfold.data.sources.images import (
+    TORCHVISION,
+    digits,
+    folder_samples,
+    folder_source,
+    image_transform,
+    torchvision_source,
+)
 from asynckfold.data.sources.inspection import (
     Inspection,
     inspect_arrays,
@@ -30,7 +36,7 @@ from asynckfold.data.sources.inspection import (
 from asynckfold.data.sources.source import Samples, Source, TableOptions, balanced_subset, limited
 from asynckfold.data.sources.tables import column_words, csv_samples, csv_source
 from asynckfold.data.sources.text_files import HEADER_CHOICES
-from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.errors import InputError, Problem, nearest, refuse
 
 __all__ = [
     "Inspection",
@@ -155,20 +161,18 @@ def inspect(
 
     Raises `InputError` only where the source cannot be read at all.
 
-    >>> found = inspect("digits")
-    >>> found.samples, found.sample_shape, found.classes["0"], found.repeated
+    >>> inspection = inspect("digits")
+    >>> inspection.samples, inspection.sample_shape, inspection.classes["0"], inspection.repeated
     (1797, (1, 8, 8), 178, 0)
     """
     word, place = _checked(spec, data_root, choice, limit)
-    if word == "csv":
-        found = inspect_table(spec, place, choice)
-    elif word == "npz":
-        found = inspect_arrays(spec, place, choice)
-    elif word == "folder":
-        found = inspect_folder(spec, place)
+    if word == "folder":
+        inspection = inspect_folder(spec, place)
+    elif word in _PATHS:
+        inspection = (inspect_table if word == "csv" else inspect_arrays)(spec, place, choice)
     else:
-        found = inspect_source(_load(spec, word, place, download, choice))
-    return found if limit is None else limited_to(found, limit, random_state)
+        inspection = inspect_source(_load(spec, word, place, download, choice))
+    return inspection if limit is None else limited_to(inspection, limit, random_state)
 
 
 def _checked(
@@ -178,20 +182,20 @@ def _checked(
     word, colon, path = spec.partition(":")
     refuse([*_spec_problems(spec), *_option_problems(word, choice, limit)])
     place = Path(path if colon else data_root).expanduser()
-    if colon:
-        refuse(_place_problems(word, place))
+    if colon and not place.exists():
+        siblings = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
+        remedy = f"Check the path.{nearest(place.name, siblings)}"
+        raise InputError.one(f"{word}: must name an existing path", str(place), remedy)
     return word, place
 
 
 def _load(spec: str, word: str, place: Path, download: bool, choice: TableOptions) -> Source:
     if word == "digits":
         return digits()
-    if word == "csv":
-        return csv_source(spec, place, choice)
-    if word == "npz":
-        return npz_source(spec, place, choice)
     if word == "folder":
         return folder_source(spec, place)
+    if word in _PATHS:
+        return (csv_source if word == "csv" else npz_source)(spec, place, choice)
     return torchvision_source(word, place, download)
 
 
@@ -200,28 +204,11 @@ def _spec_problems(spec: str) -> Iterator[Problem]:
     if word in _PATHS and not path:
         yield Problem(f"{word} needs a path", repr(spec), f"Pass {word}:PATH.")
     elif word not in _PATHS and (colon or word not in ("digits", *TORCHVISION)):
-        remedy = _path_remedy(spec) or nearest(spec, SOURCES)
-        yield Problem(
-            "data must be a known source", repr(spec), f"Known: {', '.join(SOURCES)}.{remedy}"
-        )
-
-
-def _place_problems(word: str, place: Path) -> Iterator[Problem]:
-    if not place.exists():
-        siblings = [item.name for item in place.parent.iterdir()] if place.parent.is_dir() else []
-        yield Problem(
-            f"{word}: must name an existing path",
-            str(place),
-            f"Check the path.{nearest(place.name, siblings)}",
-        )
-
-
-def _path_remedy(spec: str) -> str:
-    path = Path(spec)
-    word = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".npz": "npz"}.get(path.suffix.lower())
-    if word is None and path.is_dir():
-        word = "folder"
-    return f" Did you mean '{word}:{spec}'?" if word else ""
+        kinds = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".npz": "npz"}
+        kind = "folder" if Path(spec).is_dir() else kinds.get(Path(spec).suffix.lower())
+        remedy = f" Did you mean '{kind}:{spec}'?" if kind else nearest(spec, SOURCES)
+        known = f"Known: {', '.join(SOURCES)}.{remedy}"
+        yield Problem("data must be a known source", repr(spec), known)
 
 
 def _option_problems(word: str, choice: TableOptions, limit: int | None) -> Iterator[Problem]:

@@ -21,7 +21,6 @@ from asynckfold.data.sources.columns import (
     judge,
     row_dtype,
 )
-from asynckfold.data.sources.labels import class_indices, class_note, label_problems
 from asynckfold.data.sources.source import IMAGE, Samples, Source, TableOptions
 from asynckfold.data.sources.tables import (
     Table,
@@ -30,7 +29,7 @@ from asynckfold.data.sources.tables import (
     position_problems,
     table_source,
 )
-from asynckfold.data.sources.text_files import Head
+from asynckfold.data.sources.text_files import Head, class_indices, class_note, label_problems
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
 Array = npt.NDArray[Any]
@@ -43,8 +42,7 @@ def npz_source(name: str, path: Path, choice: TableOptions) -> Source:
     """Return samples ``X`` and labels ``y`` of an ``.npz`` file; nothing in it is unpickled.
 
     ``X`` of shape (n, features) is a table, whose columns `columns` judges. uint8 of shape (n,
-    height, width), (n, height, width, channels) or (n, channels, height, width), with 1 or 3
-    channels, is images.
+    height, width) or (n, height, width, channels), with 1 or 3 channels, is images.
     """
     arrays = read_arrays(path)
     refuse(arrays.problems)
@@ -128,54 +126,41 @@ def read_arrays(path: Path, needed: Sequence[str] = ("X", "y")) -> Arrays:
     """Read an ``.npz`` file; raise `InputError` where it is none, or lacks an array."""
     try:
         with path.open("rb") as file:
-            names, arrays = _wanted(np.load(file, allow_pickle=False))
+            content = np.load(file, allow_pickle=False)
+            if isinstance(content, np.ndarray):
+                raise ValueError("a single array, not an .npz file")
+            names = content.files
+            arrays = {name: content[name] for name in ("X", "y") if name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise InputError.one(
             f"{path} must be an .npz file of plain arrays",
             str(error).splitlines()[0] if str(error) else type(error).__name__,
             "Write it with numpy.savez(path, X=..., y=...), without arrays of objects.",
         ) from error
-    refuse(_name_problems(path, names, needed))
+    refuse(
+        Problem(
+            f"{path} must hold an array {wanted}",
+            ", ".join(names) or "no array",
+            "Write it with numpy.savez(path, X=..., y=...)." + nearest(wanted.swapcase(), names),
+        )
+        for wanted in needed
+        if wanted not in names
+    )
     samples, labels = arrays["X"], arrays.get("y")
     others = [name for name in names if name not in ("X", "y")]
     notes = [f"only X and y are read, not {', '.join(others)}"] if others else []
     problems = tuple(_problems(samples, labels))
     if not problems and samples.ndim > 2:
-        notes.append(_layout_note(samples))
+        channels, height, width = image_shape(samples)
+        kind = "grey" if channels == 1 else "RGB"
+        notes.append(f"X is read as {kind} images of {height}×{width}")
     return Arrays(samples, labels, problems, tuple(notes))
 
 
-def _layout_note(samples: Array) -> str:
-    channels, height, width = image_shape(samples)
-    if channels == 1:
-        return f"X is read as grey images of {height}×{width}"
-    where = "last" if samples.shape[3] == 3 else "first"
-    return f"X is read as RGB images of {height}×{width}, channels {where}"
-
-
 def image_shape(samples: Array) -> tuple[int, int, int]:
-    """Return (channels, height, width) for channels in the last axis or the second."""
-    shape = samples.shape[1:]
-    if len(shape) == 2:
-        return 1, *shape
-    return (shape[2], *shape[:2]) if shape[2] in (1, 3) else shape
-
-
-def _wanted(content: Any) -> tuple[list[str], dict[str, Array]]:
-    if isinstance(content, np.ndarray):
-        raise ValueError("a single array, not an .npz file")
-    return content.files, {name: content[name] for name in ("X", "y") if name in content.files}
-
-
-def _name_problems(path: Path, found: list[str], needed: Sequence[str]) -> Iterator[Problem]:
-    for wanted in needed:
-        if wanted not in found:
-            swapped = nearest(wanted.swapcase(), found)
-            yield Problem(
-                f"{path} must hold an array {wanted}",
-                ", ".join(found) or "no array",
-                f"Write it with numpy.savez(path, X=..., y=...).{swapped}",
-            )
+    """Return (channels, height, width)."""
+    height, width, *channels = samples.shape[1:]
+    return (channels[0] if channels else 1, height, width)
 
 
 def _problems(samples: Array, labels: Array | None) -> Iterator[Problem]:
@@ -232,7 +217,7 @@ def _image_problems(samples: Array) -> Iterator[Problem]:
         yield Problem(
             "X must be a table or images",
             f"shape {samples.shape}",
-            "Pass (n, features), (n, height, width), or that with 1 or 3 channels.",
+            "Pass (n, features), (n, height, width), or (n, height, width, channels).",
         )
         return
     if samples.dtype != np.uint8:
@@ -241,17 +226,11 @@ def _image_problems(samples: Array) -> Iterator[Problem]:
             f"dtype {samples.dtype}",
             "Convert them, or reshape X to (n, features) to use it as a table.",
         )
-    if samples.ndim == 4 and not {samples.shape[1], samples.shape[3]} & {1, 3}:
+    if samples.ndim == 4 and samples.shape[3] not in (1, 3):
         yield Problem(
-            "images in X must have 1 or 3 channels",
+            "images in X must have 1 or 3 channels, in the last axis",
             f"shape {samples.shape}",
-            "Put the channels into the last or the second axis.",
-        )
-    elif samples.ndim == 4 and {samples.shape[1], samples.shape[3]} <= {1, 3}:
-        yield Problem(
-            "the axis of X that holds the channels must be clear",
-            f"shape {samples.shape}",
-            "Enlarge the images, or leave the axis out if they are grey.",
+            "Move them there: X.transpose(0, 2, 3, 1) for channels in the second axis.",
         )
 
 
@@ -269,14 +248,21 @@ def array_table(arrays: Arrays, choice: TableOptions) -> Table:
         for at, cells in enumerate(np.ascontiguousarray(samples.T))
     ]
     problems += feature_problems("X", judged)
-    division = divided_by(head, pd.DataFrame(samples), chosen, None if problems else targets)
-    problems += division.problems
-    notes += division.notes
-    notes += column_notes(judged, None if problems else targets)
-    columns = tuple(item.column for item in judged)
-    found = columns, tuple(judged), classes, targets, len(samples)
-    said = tuple(problems), tuple(notes)
-    return Table(*found, *said, groups=division.groups, fold_of=division.fold_of)
+    is_usable = not problems
+    frame = pd.DataFrame(samples)
+    groups, fold_of = divided_by(head, frame, chosen, targets, problems, notes)
+    notes += column_notes(judged, targets if is_usable else None)
+    return Table(
+        tuple(item.column for item in judged),
+        tuple(judged),
+        classes,
+        targets,
+        len(samples),
+        tuple(problems),
+        tuple(notes),
+        groups=groups,
+        fold_of=fold_of,
+    )
 
 
 def _images(
@@ -288,10 +274,7 @@ def _images(
 ) -> Source:
     from asynckfold.data.sources.datasets import ImageArrays
 
-    if samples.ndim == 4 and samples.shape[3] not in (1, 3):
-        samples = samples.transpose(0, 2, 3, 1)
     if samples.ndim == 4 and samples.shape[3] == 1:
         samples = samples[..., 0]
-    channels = 1 if samples.ndim == 3 else 3
     dataset = ImageArrays(np.ascontiguousarray(samples), targets, classes=classes)
-    return Source(name, dataset, classes, (channels, *samples.shape[1:3]), IMAGE, notes=notes)
+    return Source(name, dataset, classes, image_shape(samples), IMAGE, notes=notes)

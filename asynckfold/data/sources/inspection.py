@@ -1,4 +1,4 @@
-"""What would be read from a source; problems are listed after everything that was found."""
+"""What would be read from a source; problems are listed after everything else."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from asynckfold.data.sources.arrays import array_table, image_shape, read_arrays
 from asynckfold.data.sources.columns import FEATURE, NAMES, Column, Judged, matrix
-from asynckfold.data.sources.folders import find_images
-from asynckfold.data.sources.images import check_image
+from asynckfold.data.sources.images import check_image, find_images
 from asynckfold.data.sources.source import (
     IMAGE,
     TABLE,
@@ -29,7 +27,7 @@ from asynckfold.errors import InputError, Problem, refuse
 
 
 @dataclass(frozen=True)
-class Described:
+class ColumnValues:
     """A column, and the range of its numbers or its names."""
 
     column: Column
@@ -46,16 +44,16 @@ class Inspection:
     sample_shape: tuple[int, ...]  # (channels, height, width) of the first image, or (features,)
     class_names: tuple[str, ...]
     targets: npt.NDArray[np.int64]  # class index of each labelled sample
-    columns: tuple[Described, ...] = ()  # of a table
-    repeated: int = 0  # samples that equal an earlier one in all used parts
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()  # why a run would be refused
+    columns: tuple[ColumnValues, ...] = ()  # of a table
+    repeated: int = 0  # samples that equal an earlier one in all used parts
 
     @property
     def classes(self) -> dict[str, int]:
         """Number of samples of each class."""
-        found = np.bincount(self.targets, minlength=len(self.class_names)).tolist()
-        return dict(zip(self.class_names, found, strict=True))
+        counts = np.bincount(self.targets, minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, counts, strict=True))
 
 
 def inspect_table(name: str, path: Path, choice: TableOptions) -> Inspection:
@@ -80,9 +78,9 @@ def inspect_arrays(name: str, path: Path, choice: TableOptions) -> Inspection:
         image_shape(samples),
         classes,
         targets,
+        tuple(notes),
+        tuple(problems),
         repeated=_repeats([sample.tobytes() for sample in samples]),
-        notes=tuple(notes),
-        problems=tuple(problems),
     )
 
 
@@ -95,51 +93,42 @@ def _of_table(name: str, table: Table) -> Inspection:
         (len(table.features),),
         table.classes,
         table.targets,
-        tuple(Described(column, values.get(column.name, "")) for column in table.columns),
-        table.repeated,
         table.notes,
         table.problems,
+        tuple(ColumnValues(column, values.get(column.name, "")) for column in table.columns),
+        table.repeated,
     )
 
 
 def inspect_folder(name: str, path: Path) -> Inspection:
     """Inspect a folder of images; reads every image."""
-    found = find_images(path)
-    sizes: Counter[tuple[int, int]] = Counter()
-    modes: Counter[str] = Counter()
-    contents: list[bytes] = []
-    several, problems = [], list(found.problems)
-    for item in () if problems else found.paths:
+    folder = find_images(path)
+    problems, facts = list(folder.problems), {}
+    for item in () if problems else folder.paths:
         try:
-            image = check_image(str(item))
+            facts[item] = check_image(str(item))
         except InputError as error:
             problems += error.problems
-            continue
-        sizes[image.size] += 1
-        modes[image.mode] += 1
-        contents.append(image.digest)
-        if image.frames > 1:
-            several.append(str(item.relative_to(path)))
-    first = next(iter(sizes), (0, 0))
+    sizes = Counter(image.size for image in facts.values())
+    width, height = next(iter(sizes), (0, 0))
+    several = [str(item.relative_to(path)) for item, image in facts.items() if image.frames > 1]
     notes = [
-        f"{len(found.paths)} images in {len(found.classes)} classes, all read as RGB",
-        *found.notes,
-        *_size_notes(sizes, first),
-        *_mode_notes(modes),
+        f"{len(folder.paths)} images in {len(folder.classes)} classes, all read as RGB",
+        *folder.notes,
+        *_image_notes(sizes, Counter(image.mode for image in facts.values())),
     ]
     if several:
         notes.append(f"of {len(several)} files with several images the first is read: {several[0]}")
     return Inspection(
         name,
         IMAGE,
-        len(found.paths),
-        (3, first[1], first[0]),
-        found.classes,
-        found.targets,
-        (),
-        _repeats(contents),
+        len(folder.paths),
+        (3, height, width),
+        folder.classes,
+        folder.targets,
         tuple(notes),
         tuple(problems),
+        repeated=_repeats([image.digest for image in facts.values()]),
     )
 
 
@@ -153,20 +142,20 @@ def inspect_source(source: Source) -> Inspection:
         source.sample_shape,
         source.classes,
         source.targets,
-        (),
-        _repeats([image.tobytes() for image in images]),
         source.notes,
+        repeated=_repeats([image.tobytes() for image in images]),
     )
 
 
-def limited_to(found: Inspection, limit: int, random_state: int) -> Inspection:
+def limited_to(inspection: Inspection, limit: int, random_state: int) -> Inspection:
     """Restrict an inspection to a balanced subset."""
-    problems = (*found.problems, *limit_problems(limit, len(found.class_names)))
-    if limit >= found.samples or problems:
-        return replace(found, problems=problems)
-    chosen = balanced_subset(found.targets, limit, random_state)
-    note = part_note(limit, found.samples, random_state)
-    return replace(found, samples=limit, targets=found.targets[chosen], notes=(*found.notes, note))
+    total, targets = inspection.samples, inspection.targets
+    problems = (*inspection.problems, *limit_problems(limit, len(inspection.class_names)))
+    if limit >= total or problems:
+        return replace(inspection, problems=problems)
+    chosen = targets[balanced_subset(targets, limit, random_state)]
+    notes = (*inspection.notes, part_note(limit, total, random_state))
+    return replace(inspection, samples=limit, targets=chosen, notes=notes)
 
 
 def _repeats(contents: Sequence[bytes]) -> int:
@@ -177,25 +166,22 @@ def _shown(item: Judged) -> str:
     """Return the range of numbers, or the names."""
     if item.column.dtype == NAMES:
         return ", ".join(item.column.categories)
-    values: npt.NDArray[Any] | None = item.values
+    values = item.values
     if values is None or item.column.role != FEATURE or values.dtype.kind == "b":
         return ""
     low, high = values.min(), values.max()
     return f"{low:.6g}" if low == high else f"{low:.6g} … {high:.6g}"
 
 
-def _size_notes(sizes: Counter[tuple[int, int]], first: tuple[int, int]) -> Iterator[str]:
+def _image_notes(sizes: Counter[tuple[int, int]], modes: Counter[str]) -> Iterator[str]:
     if len(sizes) > 1:
-        areas = sorted(sizes, key=lambda size: size[0] * size[1])
-        (width, height), (wide, high) = areas[0], areas[-1]
+        by_area = sorted(sizes, key=lambda size: size[0] * size[1])
+        first, (width, height), (wide, high) = next(iter(sizes)), by_area[0], by_area[-1]
         yield (
             f"images differ in size, from {height}×{width} to {high}×{wide}: all are resized, to "
             f"the first one's {first[1]}×{first[0]} or what the models take, whatever their shape"
         )
-
-
-def _mode_notes(modes: Counter[str]) -> Iterator[str]:
-    if clear := sum(count for mode, count in modes.items() if mode in ("RGBA", "LA", "PA")):
+    if clear := sum(modes[mode] for mode in ("RGBA", "LA", "PA")):
         yield f"{clear} images may be transparent: transparency is ignored"
     if len(modes) > 1:
         shown = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())

@@ -36,15 +36,18 @@ from asynckfold.data.sources.columns import (
     matrix,
     row_dtype,
 )
-from asynckfold.data.sources.labels import (
+from asynckfold.data.sources.source import TABLE, Samples, Source, TableOptions
+from asynckfold.data.sources.text_files import (
+    Head,
     class_indices,
     class_note,
     label_problems,
+    read_cells,
+    read_head,
     spelling_problems,
+    with_leading_zeros,
 )
-from asynckfold.data.sources.source import TABLE, Samples, Source, TableOptions
-from asynckfold.data.sources.text_files import Head, read_cells, read_head, spellings
-from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.errors import InputError, Problem, nearest, refuse
 
 # Not y, which stands beside x as often.
 _TARGET_NAMES = frozenset({"class", "label", "labels", "target"})
@@ -84,11 +87,19 @@ def read_table(path: Path, choice: TableOptions, *, count_repeats: bool = False)
     position = head.n_columns - 1 if choice.target is None else position_of(head, choice.target)
     chosen = column_choice(head, choice, position)
     as_text = {position, *chosen.category, *chosen.groups, *chosen.fold_column}
-    cells = read_cells(path, head, sorted(as_text))
-    refuse(_no_rows(path, cells))
+    cells = _cells(path, head, sorted(as_text))
     label = head.label(position)
     labels = cells[position]
-    problems = list(_label_problems(labels, label))
+    problems = []
+    if len(missing_rows := np.flatnonzero(labels.isna())):
+        problems.append(
+            Problem(
+                f"target {label} must have no missing labels",
+                f"{len(missing_rows)} missing, first in row {missing_rows[0] + 1}",
+                "Drop these rows first, or spell the name out if NA is one. Rows count from 1, "
+                "without the header.",
+            )
+        )
     texts = [str(text).strip() for text in labels.dropna()]
     classes, targets = class_indices(texts)
     if not problems:
@@ -96,19 +107,18 @@ def read_table(path: Path, choice: TableOptions, *, count_repeats: bool = False)
         problems += label_problems(label, classes, len(targets))
     judged = _judged(path, head, cells, chosen, position)
     problems += feature_problems(str(path), judged)
-    division = divided_by(head, cells, chosen, None if problems else targets)
-    problems += division.problems
     first = "the first row is the header" if head.has_header else "no header"
     notes = [
         f"{first}; the class is {label}: {_shown(classes)}",
         *class_note(label, classes),
-        *division.notes,
-        *column_notes(judged, None if problems else targets),
     ]
-    missing = int(labels.isna().sum())
-    target = Column(head.name(position), TARGET, NAMES, "", (), missing, len(classes))
+    is_usable = not problems
+    groups, fold_of = divided_by(head, cells, chosen, targets, problems, notes)
+    notes += column_notes(judged, targets if is_usable else None)
+    target = Column(head.name(position), TARGET, NAMES, "", (), len(missing_rows), len(classes))
     columns = [item.column for item in judged]
     columns.insert(position, target)
+    used = [at for at, column in enumerate(columns) if column.role != LEFT_OUT]
     return Table(
         tuple(columns),
         tuple(judged),
@@ -117,21 +127,15 @@ def read_table(path: Path, choice: TableOptions, *, count_repeats: bool = False)
         len(cells),
         tuple(problems),
         tuple(notes),
-        _repeats(cells, columns) if count_repeats else 0,
-        division.groups,
-        division.fold_of,
+        int(cells[used].duplicated().sum()) if count_repeats else 0,
+        groups,
+        fold_of,
     )
 
 
 def _shown(classes: Sequence[str]) -> str:
     more = f" … {len(classes)} in all" if len(classes) > _SHOWN_CLASSES else ""
     return ", ".join(name[:_SHOWN_LETTERS] for name in classes[:_SHOWN_CLASSES]) + more
-
-
-def _repeats(cells: Any, columns: Sequence[Column]) -> int:
-    """Count rows that equal an earlier one in all used columns."""
-    used = [at for at, column in enumerate(columns) if column.role != LEFT_OUT]
-    return int(cells[used].duplicated().sum())
 
 
 def csv_source(name: str, path: Path, choice: TableOptions) -> Source:
@@ -184,18 +188,27 @@ def csv_samples(
     if like and known:
         head, position, by_order = _as_columns(path, head, like, position)
         notes += [by_order] if by_order else []
-        refuse(_missing_columns(path, head, like))
+        if lacking := [name for name in wanted if name not in head.columns]:
+            raise InputError.one(
+                f"{path} must have all columns of {like.name} but its target",
+                f"{', '.join(head.columns)}, without {', '.join(lacking)}",
+                "Add them, or correct their names.",
+            )
     texts = {column.name for column in known if column.role == FEATURE and column.dtype == NAMES}
     text_columns = [at for at, name in enumerate(head.columns) if name in texts or at == position]
-    cells = read_cells(path, head, text_columns)
-    refuse(_no_rows(path, cells))
+    cells = _cells(path, head, text_columns)
     if known:
         judged = [
             encode_as(column, cells[head.columns.index(column.name)])
             for column in known
             if column.role == FEATURE
         ]
-        notes += _unknown_columns(head, known, position)
+        used = {column.name for column in known if column.role in (FEATURE, TARGET)}
+        notes += [
+            f"{head.label(at)} is left out: the models were not trained on it"
+            for at, name in enumerate(head.columns)
+            if at != position and name not in used
+        ]
     else:
         judged = _judged(path, head, cells, ColumnChoice(), position)
         notes += column_notes(judged)
@@ -210,10 +223,18 @@ def csv_samples(
     return Samples(dataset, named, notes=tuple(notes))
 
 
+def _cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
+    cells = read_cells(path, head, texts)
+    if len(cells) == 0:
+        remedy = "If that is a row, pass --header no."
+        raise InputError.one(f"{path} must hold rows", "a header only", remedy)
+    return cells
+
+
 def _judged(
     path: Path, head: Head, cells: Any, chosen: ColumnChoice, target: int | None
 ) -> list[Judged]:
-    spelled = spellings(path, head, cells)
+    zeros = with_leading_zeros(path, head, cells)
     return [
         judge(
             head.name(at),
@@ -221,7 +242,7 @@ def _judged(
             cells[at],
             chosen,
             unnamed=head.has_header and not head.names[at],
-            spelled=spelled.get(at),
+            zeros=at in zeros,
         )
         for at in range(head.n_columns)
         if at != target
@@ -309,38 +330,34 @@ def column_words(text: str | None) -> tuple[str, ...]:
 # Rows that belong together
 
 
-@dataclass(frozen=True, eq=False)
-class Division:
-    """What columns say of how rows are to be divided into folds."""
-
-    groups: npt.NDArray[np.int64] | None = None
-    fold_of: npt.NDArray[np.int64] | None = None
-    problems: tuple[Problem, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
 def divided_by(
-    head: Head, cells: Any, chosen: ColumnChoice, targets: npt.NDArray[np.int64] | None
-) -> Division:
-    """Return groups and folds of the rows; where neither is chosen, name what may be groups."""
+    head: Head,
+    cells: Any,
+    choice: ColumnChoice,
+    targets: npt.NDArray[np.int64],
+    problems: list[Problem],
+    notes: list[str],
+) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64] | None]:
+    """Return the group of each row, and the fold that holds it out, as columns say.
+
+    Adds problems and notes; if there is neither, on columns that may be groups.
+    """
     numbers: dict[str, npt.NDArray[np.int64]] = {}
-    problems, notes = [], []
+    is_asked = bool(choice.groups or choice.fold_column)
     for flag, positions, text in (
-        ("--groups", chosen.groups, "no value of {} is divided between folds: {} groups"),
-        ("--fold-column", chosen.fold_column, "each value of {} is a fold: {} folds"),
+        ("--groups", choice.groups, "no value of {} is divided between folds: {} groups"),
+        ("--fold-column", choice.fold_column, "each value of {} is a fold: {} folds"),
     ):
         for at in positions:
-            missing = int(cells[at].isna().sum())
-            if missing:
+            if missing := int(cells[at].isna().sum()):
                 rule, received = f"{flag} must have no missing values", f"{missing} cells missing"
                 problems.append(Problem(rule, f"{head.label(at)}, {received}", "Fill them first."))
                 continue
             names, numbers[flag] = class_indices([str(text).strip() for text in cells[at]])
             notes.append(text.format(head.label(at), len(names)))
-    if not numbers and not problems and targets is not None:
+    if not problems and not is_asked:
         notes += _likely_groups(head, cells, targets)
-    groups, fold_of = numbers.get("--groups"), numbers.get("--fold-column")
-    return Division(groups, fold_of, tuple(problems), tuple(notes))
+    return numbers.get("--groups"), numbers.get("--fold-column")
 
 
 def _likely_groups(head: Head, cells: Any, targets: npt.NDArray[np.int64]) -> Iterator[str]:
@@ -370,27 +387,6 @@ def _likely_groups(head: Head, cells: Any, targets: npt.NDArray[np.int64]) -> It
                 )
 
 
-# What is wrong with rows
-
-
-def _no_rows(path: Path, cells: Any) -> Iterator[Problem]:
-    if len(cells) == 0:
-        yield Problem(
-            f"{path} must hold rows", "a header only", "If that is a row, pass --header no."
-        )
-
-
-def _label_problems(labels: Any, label: str) -> Iterator[Problem]:
-    missing = np.flatnonzero(labels.isna())
-    if len(missing):
-        yield Problem(
-            f"target {label} must have no missing labels",
-            f"{len(missing)} missing, first in row {missing[0] + 1}",
-            "Drop these rows first, or spell the name out if NA is one. Rows count from 1, without "
-            "the header.",
-        )
-
-
 # Another file with the same columns
 
 
@@ -418,23 +414,3 @@ def _as_columns(
     without = path if named else like.name
     note = f"columns are taken by their order, since {without} has no header" if one_named else ""
     return replace(head, names=given), position, note
-
-
-def _missing_columns(path: Path, head: Head, like: Source) -> Iterator[Problem]:
-    wanted = [column.name for column in like.columns if column.role == FEATURE]
-    missing = [name for name in wanted if name not in head.columns]
-    if missing:
-        yield Problem(
-            f"{path} must have all columns of {like.name} but its target",
-            f"{', '.join(head.columns)}, without {', '.join(missing)}",
-            "Add them, or correct their names.",
-        )
-
-
-def _unknown_columns(head: Head, known: Sequence[Column], position: int | None) -> list[str]:
-    used = {column.name for column in known if column.role in (FEATURE, TARGET)}
-    return [
-        f"{head.label(at)} is left out: the models were not trained on it"
-        for at, name in enumerate(head.columns)
-        if at != position and name not in used
-    ]

@@ -157,12 +157,12 @@ class Records:
     @property
     def places(self) -> list[slice]:
         """Where the bytes of each part are."""
-        found, low = [], 0
+        places, low = [], 0
         for part in self.parts:
             size = prod(part.shape) * np.dtype(part.dtype).itemsize
-            found.append(slice(low, low + size))
+            places.append(slice(low, low + size))
             low += -(-size // _ALIGNED) * _ALIGNED
-        return found
+        return places
 
     @property
     def text(self) -> str:
@@ -266,16 +266,16 @@ def unstorable(tree: Any) -> str:
 def _as_stored(leaf: Any, part: Part) -> Array:
     """Return a leaf as the array of a part; raise `Misfit` where it is another."""
     kind = kind_of(leaf)
-    found: Part | None
+    actual: Part | None
     if not part.form:
         dtype = "float32" if kind.form == "image" else kind.dtype
-        found = Part(part.path, kind.shape, dtype)
+        actual = Part(part.path, kind.shape, dtype)
     elif part.form == "list" and _is_list(leaf):
-        found = part if not leaf else _part_of_any_shape(part.path, leaf)
+        actual = part if not leaf else _part_of_any_shape(part.path, leaf)
     else:
-        found = _part_of_any_shape(part.path, leaf)
-    if found != part:
-        what = type(leaf).__name__ if found is None else found.kind
+        actual = _part_of_any_shape(part.path, leaf)
+    if actual != part:
+        what = type(leaf).__name__ if actual is None else actual.kind
         raise Misfit(f"{path_text(part.path) or 'it'} is {what} where others are {part.kind}")
     if part.form == "list":
         return np.asarray(leaf, part.dtype)

@@ -1,18 +1,28 @@
-"""The user's own steps: flattening a pipeline; which steps are random, which are equal."""
+"""The user's own steps, random or equal; their forms for whole batches."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from asynckfold.data.transforms.generators import varies
-from asynckfold.data.transforms.samples import Records, copied, native
+from asynckfold.data.transforms.random_numbers import (
+    AnyDraw,
+    generators_kept,
+    seed_generators,
+    varies,
+)
+from asynckfold.data.transforms.samples import Kind, Records, copied, native, to_array
+from asynckfold.data.transforms.trees import Array
 
 Step = Callable[[Any], Any]
 
@@ -150,3 +160,239 @@ def _same_step(one: Step, other: Step) -> bool:
         return True
     plain = is_torchvision(one) and not is_torchvision(one, "Lambda")
     return plain and type(one) is type(other) and describe(one) == describe(other)
+
+
+# Steps for whole batches
+
+
+class BatchStep(Protocol):
+    """One step of a view, for a whole batch; it may change the batch in place and returns it."""
+
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Transform a batch of shape (B, ...)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Unchanged:
+    """A step that leaves stored samples as they are, such as PILToTensor."""
+
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Return the batch."""
+        return batch
+
+
+@dataclass(frozen=True)
+class ToFloat:
+    """Pixels (B, C, H, W) to floating point, bit-identical with torchvision."""
+
+    dtype: torch.dtype = torch.float32
+    scale: str = "divide"  # divide by 255 (ToTensor), multiply by 1/255 (v2.ToDtype), or keep
+    channels_last: bool = False  # the batch is (B, H, W) or (B, H, W, C)
+
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Return (B, C, H, W) of `dtype`."""
+        if self.channels_last:
+            batch = batch.unsqueeze(-1) if batch.dim() == 3 else batch
+            batch = batch.permute(0, 3, 1, 2).contiguous()
+        batch = batch.to(self.dtype)
+        if self.scale == "divide":
+            return batch.div_(255)
+        return batch.mul_(1.0 / 255) if self.scale == "multiply" else batch
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """Per channel: subtract the mean, divide by the standard deviation."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Return the normalised batch (B, C, H, W), changed in place."""
+        mean = _per_channel(self.mean, batch.dtype, batch.device)
+        return batch.sub_(mean).div_(_per_channel(self.std, batch.dtype, batch.device))
+
+
+@lru_cache(maxsize=64)
+def _per_channel(values: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
+
+
+@dataclass(frozen=True)
+class RandomFlip:
+    """Mirror each sample with probability `p`."""
+
+    p: float = 0.5
+    dim: int = -1  # -1: left and right; -2: top and bottom
+
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Return the batch (B, C, H, W), changed in place."""
+        if batch.device.type != "cpu":
+            flips = self.flips(draw.bits_on(batch.device)).view(-1, 1, 1, 1)
+            return torch.where(flips, batch.flip(self.dim), batch)
+        chances = (draw.bits() >> np.uint64(11)) * 2.0**-53
+        flipped = torch.from_numpy(np.flatnonzero(chances < self.p))
+        mirrored = batch.index_select(0, flipped).flip(self.dim)
+        # NumPy writes whole samples, torch single pixels: 2 against 37 us for 18 of 3x32x32.
+        batch.numpy()[flipped.numpy()] = mirrored.numpy()
+        return batch
+
+    def flips(self, bits: Tensor) -> Tensor:
+        """Return which samples are mirrored, without asking the host."""
+        return ((bits >> 11) & (2**53 - 1)).double() * 2.0**-53 < self.p
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Pad with a constant and cut a window (height, width) at a uniformly random place."""
+
+    size: tuple[int, int]
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # left, top, right, bottom
+    fill: float = 0
+
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Return (B, C, height, width)."""
+        left, top, right, bottom = self.padding
+        if any(self.padding):
+            sides = (left, right, top, bottom)
+            batch = torch.nn.functional.pad(batch, sides, value=self.fill)
+        height, width = self.size
+        counts = batch.shape[-2] - height + 1, batch.shape[-1] - width + 1
+        windows = batch.unfold(2, height, 1).unfold(3, width, 1)
+        if batch.device.type != "cpu":
+            tops, lefts = self.corners_on(*counts, draw.bits_on(batch.device))
+            return windows[torch.arange(len(batch), device=batch.device), :, tops, lefts]
+        rows, columns = self.corners(*counts, draw)
+        # NumPy copies whole windows, torch single pixels: 21 against 125 us for 32 of 3x32x32.
+        return torch.from_numpy(windows.numpy()[np.arange(len(batch)), :, rows, columns])
+
+    @staticmethod
+    def corners(
+        n_tops: int, n_lefts: int, draw: AnyDraw
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Draw upper left corners from ``range(n_tops)`` and ``range(n_lefts)``.
+
+        A 32-bit number times the count, shifted right by 32 (Lemire 2019, "Fast random integer
+        generation in an interval"); the bias is below ``count / 2**32``.
+        """
+        bits, half = draw.bits(), np.uint64(32)
+        tops = ((bits >> half) * np.uint64(n_tops)) >> half
+        lefts = ((bits & np.uint64(0xFFFFFFFF)) * np.uint64(n_lefts)) >> half
+        return tops.astype(np.int64), lefts.astype(np.int64)
+
+    @staticmethod
+    def corners_on(n_tops: int, n_lefts: int, bits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `corners` on the device of the bits."""
+        word = 2**32 - 1
+        return (((bits >> 32) & word) * n_tops) >> 32, ((bits & word) * n_lefts) >> 32
+
+
+@dataclass(frozen=True)
+class PerSample:
+    """Steps without a batched form: each sample passes them alone, under its own seed."""
+
+    steps: tuple[Step, ...]
+    kind: Kind  # what stored samples are turned back into
+
+    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+        """Return the stacked results, on the batch's device."""
+        with generators_kept():
+            results = [
+                self._one(stored, seed)
+                for stored, seed in zip(batch.cpu(), draw.bits().tolist(), strict=True)
+            ]
+        return torch.from_numpy(np.stack(results)).to(batch.device)
+
+    def _one(self, stored: Tensor, seed: int) -> Array:
+        seed_generators(seed)
+        return to_array(apply(self.steps, self.kind.restore(stored)))
+
+
+# Of torchvision
+
+
+def batch_step(step: Any, kind: Kind | None) -> BatchStep | None:
+    """Return the batched form of a torchvision step for samples of a kind, or None."""
+    make = _BATCHED.get(type(step).__name__) if is_torchvision(step) else None
+    return None if make is None or kind is None else make(step, kind)
+
+
+def _batched_to_tensor(step: Any, kind: Kind) -> BatchStep | None:
+    if not kind.is_uint8_image or kind.form == "tensor":
+        return None
+    return ToFloat(torch.get_default_dtype(), channels_last=kind.form == "array")
+
+
+def _batched_unchanged(step: Any, kind: Kind) -> BatchStep | None:
+    return Unchanged() if _is_channels_first(kind) else None
+
+
+def _is_channels_first(kind: Kind) -> bool:
+    return kind.form in ("image", "tensor") and len(kind.shape) == 3
+
+
+def _batched_to_dtype(step: Any, kind: Kind) -> BatchStep | None:
+    dtype = step.dtype
+    if kind.form != "tensor" or not isinstance(dtype, torch.dtype):
+        return None
+    if str(dtype) == f"torch.{kind.dtype}":
+        return Unchanged()
+    if kind.dtype != "uint8" or not dtype.is_floating_point:
+        return None
+    if type(step).__module__ == "torchvision.transforms.transforms":
+        return ToFloat(dtype, "divide")
+    return ToFloat(dtype, "multiply" if getattr(step, "scale", True) else "keep")
+
+
+def _batched_normalize(step: Any, kind: Kind) -> BatchStep | None:
+    if not _is_channels_first(kind) or not kind.dtype.startswith("float"):
+        return None
+    mean, std = (tuple(np.ravel(values).tolist()) for values in (step.mean, step.std))
+    fits = {len(mean), len(std)} <= {1, kind.shape[0]}
+    return Normalize(mean, std) if fits else None
+
+
+def _batched_flip(step: Any, kind: Kind) -> BatchStep | None:
+    if not _is_channels_first(kind):
+        return None
+    return RandomFlip(float(step.p), -2 if "Vertical" in type(step).__name__ else -1)
+
+
+def _batched_crop(step: Any, kind: Kind) -> BatchStep | None:
+    fill, padding = step.fill, _padding(step)
+    plain_fill = isinstance(fill, int) or (isinstance(fill, float) and kind.form == "tensor")
+    if not _is_channels_first(kind) or not plain_fill:
+        return None
+    if step.pad_if_needed or step.padding_mode != "constant" or padding is None:
+        return None
+    height, width = (int(side) for side in step.size)
+    left, top, right, bottom = padding
+    fits = kind.shape[1] + top + bottom >= height and kind.shape[2] + left + right >= width
+    return RandomCrop((height, width), padding, fill) if fits and min(padding) >= 0 else None
+
+
+def _padding(step: Any) -> tuple[int, int, int, int] | None:
+    given = step.padding
+    values = [given] if isinstance(given, int) else list(given or [0])
+    if len(values) in (1, 2):
+        values = (values * 2 if len(values) == 1 else values) * 2
+    elif type(step).__module__.startswith("torchvision.transforms.v2"):
+        # v2 holds left, right, top, bottom; v1 holds left, top, right, bottom.
+        values = [values[0], values[2], values[1], values[3]]
+    left, top, right, bottom = (int(value) for value in values)
+    return left, top, right, bottom
+
+
+_BATCHED: dict[str, Callable[[Any, Kind], BatchStep | None]] = {
+    "ConvertImageDtype": _batched_to_dtype,
+    "Normalize": _batched_normalize,
+    "PILToTensor": _batched_unchanged,
+    "RandomCrop": _batched_crop,
+    "RandomHorizontalFlip": _batched_flip,
+    "RandomVerticalFlip": _batched_flip,
+    "ToDtype": _batched_to_dtype,
+    "ToImage": _batched_unchanged,
+    "ToPureTensor": _batched_unchanged,
+    "ToTensor": _batched_to_tensor,
+}

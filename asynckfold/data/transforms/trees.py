@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 def is_tree(value: Any) -> bool:
     """Return whether a value is a tuple, list or dict, which torch's pytree takes apart.
 
-    >>> is_tree({"a": 1}), is_tree((1, 2)), is_tree(np.zeros(2))
+    >>> is_tree({"a": 1}), is_tree((1, 2)), is_tree(torch.zeros(2))
     (True, True, False)
     """
     is_named = isinstance(value, tuple) and hasattr(value, "_fields")

@@ -17,7 +17,7 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.collation import structure
-from asynckfold.data.transforms import kinds_text, mapped, tensors_in
+from asynckfold.data.transforms.trees import kinds_text, mapped, tensors_in
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format

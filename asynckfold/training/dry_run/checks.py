@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms import kinds_text, tensors_in
+from asynckfold.data.transforms.trees import kinds_text, tensors_in
 from asynckfold.errors import InputError
 from asynckfold.jobs.criteria import Criterion, criterion_of
 from asynckfold.jobs.objective import BINARY, SEGMENTATION

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.data.transforms import describe
+from asynckfold.data.transforms.steps import describe
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.optimizers import SeveralOptimizers, SeveralSchedules
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
-from asynckfold.data.transforms import tensors_in
+from asynckfold.data.transforms.trees import tensors_in
 from asynckfold.jobs.objective import OutputSample
 from asynckfold.jobs.schema import Schema
 from asynckfold.training import seeding

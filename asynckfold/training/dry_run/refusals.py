@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.data.transforms import is_tree, kinds_text
+from asynckfold.data.transforms.trees import is_tree, kinds_text
 from asynckfold.errors import InputError
 from asynckfold.jobs.digests.ownership import is_asynckfold, is_own_file
 

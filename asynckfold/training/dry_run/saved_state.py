@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.data.transforms import tensors_in
+from asynckfold.data.transforms.trees import tensors_in
 from asynckfold.training import seeding
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.refusals import Refused

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.collation import structure
-from asynckfold.data.transforms import leaves_by_path, seeded
+from asynckfold.data.transforms.random_numbers import seeded
+from asynckfold.data.transforms.trees import leaves_by_path
 from asynckfold.errors import refuse
 from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from asynckfold.data.transforms import mapped
+from asynckfold.data.transforms.trees import mapped
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse

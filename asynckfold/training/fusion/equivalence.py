@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from asynckfold.data.transforms import mapped, tensors_in
+from asynckfold.data.transforms.trees import mapped, tensors_in
 from asynckfold.training import seeding
 from asynckfold.training.calls import call_model, outputs_of
 from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from asynckfold.data.transforms import mapped
+from asynckfold.data.transforms.trees import mapped
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.messages import (
     CheckpointRef,

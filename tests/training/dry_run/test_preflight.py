@@ -111,7 +111,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
             "models": {"m": lambda: Head(1)},
             "criterion": nn.MSELoss(),
             "data": (samples()[0], samples()[1].astype(np.float32)),
-            "wants_classes": False,
+            "task": "regression",
         },
         "model m must return outputs of the shape of the targets",
         "outputs (10, 1), targets (10,)",

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.data.transforms import JoinedDraw
+from asynckfold.data.transforms.random_numbers import JoinedDraw
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat

@@ -1,4 +1,4 @@
-"""Join a training set and a validation set into one dataset."""
+"""Datasets made of others: a training set and a validation set joined, samples repeated."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from torch import Tensor, cat
 from torch.utils._pytree import tree_map
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from asynckfold.data.arrays import by_position, column_problems, plain
+from asynckfold.data.arrays import as_trees, by_position, column_problems, plain, targets_as_trees
 from asynckfold.data.dataset import open_source
-from asynckfold.data.target_trees import targets_as_trees
-from asynckfold.data.transforms import TreeArrays, leaves_by_path
-from asynckfold.data.tree_arrays import as_trees
+from asynckfold.data.transforms.trees import TreeArrays, leaves_by_path
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.schema import path_text
@@ -38,10 +36,10 @@ def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
         refuse([*_shape_problems(*pair), *column_problems(pair[0][0], pair[1][0], "valid")])
     counts = (len(dataset), len(other)) if pair[0] is None else (len(pair[0][0]), len(pair[1][0]))
     numbers = np.arange(sum(counts))
-    found: Any = (
+    both: Any = (
         ConcatDataset([dataset, other]) if pair[0] is None else tuple(map(_stacked, *pair, "Xy"))
     )
-    return found, numbers[: counts[0]], numbers[counts[0] :]
+    return both, numbers[: counts[0]], numbers[counts[0] :]
 
 
 def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
@@ -54,13 +52,13 @@ def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
     count = len(open_source(dataset))
     numbers = np.concatenate([np.arange(count), evenly(count, most)])
     arrays = _arrays(dataset)
-    found: Any = (
+    both: Any = (
         Subset(dataset, numbers.tolist())
         if arrays is None
         else tuple(_array(part, name)[numbers] for part, name in zip(arrays, "Xy", strict=True))
     )
     places = np.arange(len(numbers))
-    return found, places[:count], places[count:]
+    return both, places[:count], places[count:]
 
 
 def evenly(count: int, most: int) -> Indices:
