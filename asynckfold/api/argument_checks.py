@@ -347,6 +347,7 @@ def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
 
 def data_problems(settings: Settings) -> Sequence[Problem]:
     """Return what is wrong with labels and folds, as far as a few samples tell."""
+    from asynckfold.api.reading import divided
     from asynckfold.data.arrays import by_position
     from asynckfold.data.dataset import open_source
     from asynckfold.data.labels import resolve_labels
@@ -359,7 +360,7 @@ def data_problems(settings: Settings) -> Sequence[Problem]:
         if targets is None or (settings.targets is None and source.rows is not None):
             return ()
         labels = resolve_labels(targets, source.names, settings.known_criterion)
-        settings.divided(len(source), labels)
+        divided(settings, len(source), labels)
     except InputError as error:
         return error.problems
     return ()

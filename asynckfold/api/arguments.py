@@ -11,19 +11,18 @@ import numpy as np
 
 from asynckfold.api.argument_groups import OwnTraining, SampleArguments, TaskSettings
 from asynckfold.api.resources import Sharing
-from asynckfold.api.strata import strata_of
 from asynckfold.data.reconstruction import lacks_targets, with_input_as_target
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, plain, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory
-from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
+from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import RECONSTRUCTION, Transform
 from asynckfold.jobs.schema import with_leaves
 from asynckfold.jobs.trainer_params import JobTrainer
 from asynckfold.results.score_fit import with_reported
 
 if TYPE_CHECKING:
-    from asynckfold.data.labels import Labels
+    pass
 
 
 def words_of(text: str) -> list[str]:
@@ -320,29 +319,6 @@ class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, TaskSettings):
     def asked_engine(self) -> str:
         """The engine, in the words of the call."""
         return f"engine={self.engine!r}" if self.parallelize else "parallelize=False"
-
-    def divided(self, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
-        """Return the folds."""
-        given = (self.kfolds, self.cv, self.n_splits)
-        cv = next((value for value in given if value is not None), 5)
-        given_strata = strata_of(self.stratify, labels, cv if isinstance(cv, int) else 2)
-        classes = labels.targets if labels.strata is None else labels.strata
-        strata, names = (classes, labels.classes) if given_strata is None else given_strata
-        folds = make_folds(
-            n_samples,
-            strata,
-            cv,
-            classification=given_strata is not None,
-            stratify=given_strata is not None,
-            n_repeats=self.n_repeats,
-            groups=self.groups,
-            random_state=self.random_state,
-            classes=names,
-        )
-        if self.inner_valid is None:
-            return folds
-        watched = None if given_strata is None else strata
-        return with_inner_valid(folds, self.inner_valid, watched, self.groups, self.random_state)
 
 
 def keyed(dataset: Any, target_key: str | None) -> Any:

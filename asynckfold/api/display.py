@@ -6,14 +6,16 @@ and stages as DEBUG, jobs and notes as INFO, failed jobs and warnings as WARNING
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -23,7 +25,6 @@ from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
-from asynckfold.api.notebook import Cell, is_notebook, warn
 from asynckfold.api.progress import SweepProgress, cores_in_use, overview
 from asynckfold.jobs.messages import EpochEnded, Note, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
@@ -33,6 +34,9 @@ from asynckfold.system.console import animates, console, spinner
 from asynckfold.system.plain_text import one_line
 from asynckfold.system.signals import unbroken
 from asynckfold.system.terminal import steady
+
+if TYPE_CHECKING:
+    from asynckfold.api.notebook import Cell
 
 LINE_SECONDS = 30.0
 """Between two lines where there is no terminal."""
@@ -45,6 +49,38 @@ BAR_COLUMNS = 40
 LOG = logging.getLogger("asynckfold")
 # Else Python prints warnings of a program that has set up no logging.
 LOG.addHandler(logging.NullHandler())
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, such as Jupyter, VS Code or Colab."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return getattr(shell, "kernel", None) is not None
+
+
+def warn(text: str, category: type[Warning], stacklevel: int, cell: Cell | None = None) -> None:
+    """Warn of something; a notebook shows it in the output of a cell.
+
+    Parameters
+    ----------
+    text, category, stacklevel
+        As for `warnings.warn`.
+    cell : Cell, optional
+        The output that shows it; a new one by default.
+    """
+    if cell is None and not is_notebook():
+        warnings.warn(text, category, stacklevel + 1)
+        return
+    from asynckfold.api.notebook import Cell
+
+    # Not into the cell itself: to show it, ipykernel flushes standard error.
+    with redirect_stderr(io.StringIO()) as written:
+        warnings.warn(text, category, stacklevel + 1)
+    # Nothing of a warning that is recorded, or filtered.
+    if written.getvalue():
+        cell = cell or Cell(Group)
+        cell.write(written.getvalue())
+        cell.flush()
 
 
 @contextmanager
@@ -79,7 +115,11 @@ class Display:
     ) -> None:
         self._verbose = verbose
         self._clock = clock
-        cell = Cell(self._render) if stream is None and is_notebook() else None
+        cell: Cell | None = None
+        if stream is None and is_notebook():
+            from asynckfold.api.notebook import Cell
+
+            cell = Cell(self._render)
         self._animates = cell is not None or animates(stderr=True, stream=stream)
         # A terminal gets lines broken between words; a file gets them whole.
         is_file = not steady(stream or sys.stderr).isatty()

@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from asynckfold.api.prediction import (
     outputs_by_batch,
     transformed,
 )
-from asynckfold.api.saved_models import expected_by, export_onnx, save_models
+from asynckfold.api.saved_models import TrainedModels
 from asynckfold.data.arrays import Given, as_given
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.collation import Collation, structure
@@ -50,7 +49,7 @@ from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.results.candidates import candidates
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.ensemble import FoldEnsemble, Outputs
+from asynckfold.results.ensemble import Outputs
 from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.results.out_of_fold import wide, without_outputs
 from asynckfold.training import preprocessing, seeding, setup
@@ -117,9 +116,10 @@ class RunModels:
             raise InputError.one(rule, f"{job.model}: {error}", remedy) from error
         return model.eval()
 
-    def predictor(self, jobs: Sequence[Job]) -> RebuiltModels:
-        """Return a function that runs the models of these jobs."""
-        return RebuiltModels(self, jobs)
+    def predictor(self, jobs: Sequence[Job]) -> TrainedModels:
+        """Return the models of these jobs, which predict."""
+        models = RebuiltModels(self, jobs)
+        return TrainedModels(models.prediction, models.outputs)
 
     def compare_with(self, estimators: Any) -> EstimatorComparison:
         """Fit scikit-learn estimators on the folds of the run, see `CVResults.compare_with`."""
@@ -207,7 +207,7 @@ class RebuiltModels:
     def __init__(self, run: RunModels, jobs: Sequence[Job]) -> None:
         self.run, self.jobs = run, jobs
 
-    def __call__(self, inputs: Any) -> Iterator[Outputs]:
+    def outputs(self, inputs: Any) -> Iterator[Outputs]:
         """Yield what each model says of each batch, shape (models, batch, ...)."""
         with seeding.preserved():
             form, steps = self.form, self.run.samples[1]
@@ -217,28 +217,8 @@ class RebuiltModels:
             form, steps, self.run.dataset, lambda: self._members, inputs, made
         )
 
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The models, built at the first use."""
-        with seeding.preserved():
-            return [member.model for member in self._members]
-
-    def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
-        """Write the models to a file, see `saved_models`."""
-        with seeding.preserved():
-            save_models(ensemble, self._prediction(), path, overwrite=overwrite)
-
-    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
-        """Write the first model as ONNX."""
-        with seeding.preserved():
-            export_onnx(self._prediction(), path, overwrite=overwrite)
-
-    def expects(self) -> dict[str, str]:
-        """Describe what the first module takes."""
-        with seeding.preserved():
-            return expected_by(self._prediction())
-
-    def _prediction(self) -> Prediction:
+    def prediction(self) -> Prediction:
+        """Return the models, built and checked at the first use."""
         run, plan = self.run, self.run.results.plan
         return Prediction(
             self.form,

@@ -17,11 +17,10 @@ from asynckfold.api.call import check, dry_run, look_ahead, make_plan, open_data
 from asynckfold.api.context import Call, hold_run, look_into
 from asynckfold.api.display import Display
 from asynckfold.api.execution import StopReason, begin, training
-from asynckfold.api.pictures import keep_pictures
 from asynckfold.api.planner import make_draft
 from asynckfold.api.reading import folds_of, read_alone
 from asynckfold.api.refit import BEST, chosen, chosen_epochs, on_all_samples
-from asynckfold.api.report import leave_report
+from asynckfold.api.report import keep_pictures, leave_report
 from asynckfold.api.signature import check_call, checked, renamed
 from asynckfold.api.stored_results import load_results, with_models
 from asynckfold.errors import (

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextvars
 import io
-import sys
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable
-from contextlib import redirect_stderr, suppress
+from contextlib import suppress
 from typing import Any, Protocol, TextIO, cast
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 from rich.theme import Theme
 
@@ -53,13 +51,6 @@ class Handle(Protocol):
         """Replace the output."""
 
 
-def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, such as Jupyter, VS Code or Colab."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return getattr(shell, "kernel", None) is not None
-
-
 def show(bundle: Bundle) -> Handle:
     """Add an output to the running cell."""
     from IPython import display
@@ -67,29 +58,6 @@ def show(bundle: Bundle) -> Handle:
     publish: Any = display.display
     handle: Handle = publish(bundle, raw=True, display_id=True)
     return handle
-
-
-def warn(text: str, category: type[Warning], stacklevel: int, cell: Cell | None = None) -> None:
-    """Warn of something; a notebook shows it in the output of a cell.
-
-    Parameters
-    ----------
-    text, category, stacklevel
-        As for `warnings.warn`.
-    cell : Cell, optional
-        The output that shows it; a new one by default.
-    """
-    if cell is None and not is_notebook():
-        warnings.warn(text, category, stacklevel + 1)
-        return
-    # Not into the cell itself: to show it, ipykernel flushes standard error.
-    with redirect_stderr(io.StringIO()) as written:
-        warnings.warn(text, category, stacklevel + 1)
-    # Nothing of a warning that is recorded, or filtered.
-    if written.getvalue():
-        cell = cell or Cell(Group)
-        cell.write(written.getvalue())
-        cell.flush()
 
 
 class Cell(io.TextIOBase):

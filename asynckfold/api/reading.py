@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
-from asynckfold.api.strata import absent_note
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
-from asynckfold.errors import refuse
-from asynckfold.jobs.folds import Fold
+from asynckfold.errors import InputError, refuse
+from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
+from asynckfold.jobs.objective import MULTILABEL
 from asynckfold.sweep.reading import WorkerReaders
 from asynckfold.system.machine import Machine, resolve_n_jobs
 from asynckfold.system.signals import Interruption, listening
 
 if TYPE_CHECKING:
     from asynckfold.api.context import Call
+    from asynckfold.data.labels import Labels
     from asynckfold.data.prepare import Prepared
     from asynckfold.engines.ray_cluster import RayCluster
+
+
+QUANTILES = 10
+"""Bins of ``stratify="quantile"``, or as many as the folds leave samples for."""
+
+Strata = tuple[npt.NDArray[Any], tuple[str, ...]]
 
 
 def cluster_of(call: Call) -> AbstractContextManager[RayCluster]:
@@ -117,7 +127,7 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
 
 def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
     """Divide the samples; refuse unknown scores."""
-    folds = settings.divided(data.n_samples, data.labels)
+    folds = divided(settings, data.n_samples, data.labels)
     score_checks.refuse_early(settings, data, folds)
     return folds
 
@@ -136,3 +146,104 @@ def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]
             copies_note(opened.stored, folds) if records is None else records_note(records, folds)
         )
     return replace(data, notes=(*data.notes, *filter(None, notes)))
+
+
+def divided(settings: Settings, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
+    """Divide samples into folds, stratified and grouped as the settings say."""
+    ways = (settings.kfolds, settings.cv, settings.n_splits)
+    cv = next((value for value in ways if value is not None), 5)
+    given_strata = strata_of(settings.stratify, labels, cv if isinstance(cv, int) else 2)
+    classes = labels.targets if labels.strata is None else labels.strata
+    strata, names = (classes, labels.classes) if given_strata is None else given_strata
+    folds = make_folds(
+        n_samples,
+        strata,
+        cv,
+        classification=given_strata is not None,
+        stratify=given_strata is not None,
+        n_repeats=settings.n_repeats,
+        groups=settings.groups,
+        random_state=settings.random_state,
+        classes=names,
+    )
+    if settings.inner_valid is None:
+        return folds
+    watched = None if given_strata is None else strata
+    return with_inner_valid(
+        folds, settings.inner_valid, watched, settings.groups, settings.random_state
+    )
+
+
+def strata_of(stratify: Any, labels: Labels, n_splits: int) -> Strata | None:
+    """Return the stratum of each sample by number, and the names of strata; None without any.
+
+    Where a sample has several labels, its row of 0 and 1 comes back, and no names.
+
+    Raises
+    ------
+    InputError
+        There is no such stratification of these targets.
+    """
+    if stratify is False:
+        return None
+    if stratify is True:
+        if labels.objective.kind == MULTILABEL and labels.targets.ndim == 2:
+            return labels.objective.codes(labels.targets), ()
+        return None if labels.strata is None else (labels.strata, labels.classes)
+    if isinstance(stratify, (str, int)):
+        return _quantiles(stratify, labels, n_splits)
+    strata = np.asarray(stratify)
+    count = len(labels.targets)
+    if strata.ndim == 2 and len(strata) == count and np.isin(strata, (0, 1)).all():
+        return strata.astype(np.int64), ()
+    missing = strata.dtype.kind == "f" and not np.isfinite(strata).all()
+    if strata.shape != (count,) or strata.dtype.kind not in "biufUO" or missing:
+        raise InputError.one(
+            f"stratify must hold one label, or a row of 0 and 1, for each of the {count} samples",
+            f"an array of {strata.dtype} of shape {strata.shape}" + ", with NaN" * missing,
+            "Pass an array of that length, True, False, 'quantile', or a number of bins.",
+        )
+    if strata.dtype.kind == "O":
+        strata = strata.astype(str)
+    names, codes = np.unique(strata, return_inverse=True)
+    return codes, tuple(map(str, names.tolist()))
+
+
+def absent_note(labels: Labels, folds: Sequence[Fold]) -> str:
+    """Return a note about labels that no held-out sample of a fold has; "" without any."""
+    if labels.objective.kind != MULTILABEL or labels.targets.ndim != 2:
+        return ""
+    absent = [
+        (label, fold)
+        for fold in folds
+        for label in np.flatnonzero(~(labels.targets[fold.valid] != 0).any(axis=0)).tolist()
+    ]
+    if not absent:
+        return ""
+    (label, fold), more = absent[0], len(absent) - 1
+    where = f"fold {fold.index}" + f" of repeat {fold.repeat}" * bool(fold.repeat)
+    others = f", and {more} more such {'pair' if more == 1 else 'pairs'}" * bool(more)
+    return (
+        f"{where} holds out no sample with label {label}{others}: there, scores that average over "
+        "labels say little"
+    )
+
+
+def _quantiles(stratify: str | int, labels: Labels, n_splits: int) -> Strata:
+    targets = labels.targets
+    is_number = labels.objective.kind == "regression" and targets.size == len(targets)
+    missing = not np.isfinite(targets).all()
+    if not is_number or missing or (stratify != "quantile" and not isinstance(stratify, int)):
+        rule = "stratify by quantiles needs one number per sample as its target"
+        of = f"targets of shape {targets.shape}" + ", with NaN" * missing
+        received = f"stratify={stratify!r} and {of}"
+        remedy = "Pass stratify='quantile' or a number of bins for a regression, else an array."
+        raise InputError.one(rule, received, remedy)
+    bins = stratify if isinstance(stratify, int) else min(QUANTILES, len(targets) // n_splits)
+    if bins < 2:
+        rule = "stratify by quantiles needs at least 2 bins"
+        raise InputError.one(rule, f"{bins} bins", "Pass more bins or fewer folds.")
+    numbers = targets.reshape(-1)
+    edges = np.unique(np.quantile(numbers, np.arange(1, bins) / bins))
+    names, codes = np.unique(np.searchsorted(edges, numbers, "right"), return_inverse=True)
+    return codes, tuple(f"quantile {name + 1}" for name in names.tolist())

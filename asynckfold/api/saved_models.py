@@ -22,6 +22,7 @@ import platform
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,8 @@ def save_models(
             if member.fit is not None:
                 tensors[f"preprocess.{number}"] = packed_fit(member.fit)
     except ValueError as error:
-        problems.append(_fit_problem(str(error)))
+        rule = "preprocess must hold no functions and classes of your own to be saved"
+        problems.append(Problem(rule, str(error), "Use transformers of scikit-learn."))
     refuse(problems)
     tensors |= {
         f"check.{number}": torch.from_numpy(outputs)
@@ -131,7 +133,11 @@ def save_models(
         prediction.members[0].precision,
         prediction.channels_last,
         str(prediction.default_dtype)[6:],
-        _software(),
+        {
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+            **{name: metadata.version(name) for name in ("asynckfold", "numpy", "scikit-learn")},
+        },
     )
     write_whole(path, _packed(json.dumps(asdict(header)), separate(tensors)))
 
@@ -208,15 +214,6 @@ def _step_problems(prediction: Prediction, stored: Sequence[Any]) -> Iterator[Pr
             )
 
 
-def _fit_problem(received: str) -> Problem:
-    return Problem(
-        "preprocess must hold no functions and classes of your own to be saved",
-        received,
-        "Use transformers of scikit-learn; or transform the data before the run, if that learns "
-        "nothing from them.",
-    )
-
-
 def _made_up(form: InputForm) -> torch.Tensor:
     """Return two samples of noise, or of zeros where they are whole numbers."""
     shape, dtype = (2, *form.shape), getattr(torch, form.dtype)
@@ -232,12 +229,6 @@ def _check_outputs(prediction: Prediction) -> list[Outputs]:
         return [member.outputs(inputs) for member in prediction.members]
     except Exception:  # noqa: BLE001 - the user's model may refuse what is no sample
         return []
-
-
-def _software() -> dict[str, str]:
-    names = ("asynckfold", "numpy", "scikit-learn")
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    return versions | {name: metadata.version(name) for name in names}
 
 
 def _packed(text: str, tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -324,7 +315,7 @@ def load_model(
     except _DAMAGE as error:
         raise StoreCorruptError(f"{made_of}, cannot be restored: {error}") from error
     transform = _output_transform(header, output_transform)
-    models = [_model(header, number, factory, tensors, made_of) for number in range(len(fits))]
+    models = [_rebuilt(header, number, factory, tensors, made_of) for number in range(len(fits))]
     members = tuple(
         Member(model, fit, header.precision, header.objective.columns)
         for model, fit in zip(models, fits, strict=True)
@@ -345,45 +336,60 @@ def load_model(
         header.classes,
         len(members),
         objective,
-        LoadedModels(prediction),
+        TrainedModels(lambda: prediction, partial(_outputs_of, prediction)),
         None if transform is None else of_arrays(transform),
         objective.all_labels(header.columns) if objective.is_classes else None,
     )
 
 
 @dataclass(frozen=True, eq=False)
-class LoadedModels:
-    """Models that were read from a file."""
+class TrainedModels:
+    """Models that predict, and can be saved and exported; none draws on the caller's generators.
 
-    prediction: Prediction
+    Parameters
+    ----------
+    load : callable
+        Returns the models, which are built at the first use.
+    outputs : callable
+        Yields what each model says of each batch of samples, shape (models, batch, ...).
+    """
+
+    load: Callable[[], Prediction]
+    outputs: Callable[[Any], Iterator[Outputs]]
 
     def __call__(self, inputs: Any) -> Iterator[Outputs]:
-        """Yield what each model says of each batch, shape (models, batch, ...)."""
-        prediction, table = self.prediction, None
-        if prediction.form.columns is not None:
-            import pandas as pd
-
-            table = pd.DataFrame(columns=list(prediction.form.columns))
-        yield from outputs_by_batch(
-            prediction.form, prediction.steps, table, lambda: prediction.members, inputs
-        )
+        """Yield the outputs for samples, see `outputs`."""
+        yield from self.outputs(inputs)
 
     @property
     def modules(self) -> list[nn.Module]:
         """The models."""
-        return [member.model for member in self.prediction.members]
-
-    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
-        """Write the first of them as ONNX."""
-        export_onnx(self.prediction, path, overwrite=overwrite)
-
-    def expects(self) -> dict[str, str]:
-        """Describe what the first of them takes."""
-        return expected_by(self.prediction)
+        with seeding.preserved():
+            return [member.model for member in self.load().members]
 
     def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
-        """Write them to another file."""
-        save_models(ensemble, self.prediction, path, overwrite=overwrite)
+        """Write the models to a file, see `save_models`."""
+        with seeding.preserved():
+            save_models(ensemble, self.load(), path, overwrite=overwrite)
+
+    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
+        """Write the first model as ONNX."""
+        with seeding.preserved():
+            export_onnx(self.load(), path, overwrite=overwrite)
+
+    def expects(self) -> dict[str, str]:
+        """Describe what the first model takes."""
+        with seeding.preserved():
+            return expected_by(self.load())
+
+
+def _outputs_of(prediction: Prediction, inputs: Any) -> Iterator[Outputs]:
+    form, table = prediction.form, None
+    if form.columns is not None:
+        import pandas as pd
+
+        table = pd.DataFrame(columns=list(form.columns))
+    return outputs_by_batch(form, prediction.steps, table, lambda: prediction.members, inputs)
 
 
 def _read(path: Path) -> tuple[Header, dict[str, torch.Tensor]]:
@@ -422,14 +428,20 @@ def _output_transform(header: Header, given: Any) -> Any:
     return given if stored in (_OWN, None) else restored_step(stored)
 
 
-def _model(
+def _rebuilt(
     header: Header,
     number: int,
     factory: Any,
     tensors: Mapping[str, torch.Tensor],
     made_of: str,
 ) -> nn.Module:
-    model = _built(factory, header)
+    with seeding.preserved(), isolated():
+        torch.set_default_dtype(getattr(torch, header.default_dtype))
+        model = copy.deepcopy(factory) if isinstance(factory, nn.Module) else factory()
+    if not isinstance(model, nn.Module):
+        rule = "factory must return a torch.nn.Module"
+        raise InputError.one(rule, type(model).__name__, "Pass the model as the run got it.")
+    model = model.cpu()
     if header.channels_last[number]:
         model = model.to(memory_format=torch.channels_last)
     begin = f"{number}."
@@ -439,16 +451,6 @@ def _model(
     refuse(_misfit_problems(model, weights, made_of))
     model.load_state_dict(weights)
     return model.eval()
-
-
-def _built(factory: Any, header: Header) -> nn.Module:
-    with seeding.preserved(), isolated():
-        torch.set_default_dtype(getattr(torch, header.default_dtype))
-        model = copy.deepcopy(factory) if isinstance(factory, nn.Module) else factory()
-    if not isinstance(model, nn.Module):
-        rule = "factory must return a torch.nn.Module"
-        raise InputError.one(rule, type(model).__name__, "Pass the model as the run got it.")
-    return model.cpu()
 
 
 def _misfit_problems(

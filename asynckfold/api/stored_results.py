@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.notebook import warn
+from asynckfold.api.display import warn
 from asynckfold.api.refit import on_all_samples
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from asynckfold.api import display
+from asynckfold.api import display, notebook
 from asynckfold.api.display import Display
 from asynckfold.api.notebook import HTML, LINES, PLAIN, REFRESH_SECONDS, Bundle, Cell
 from tests import notebooks
@@ -49,7 +49,7 @@ def output(monkeypatch: pytest.MonkeyPatch) -> Output:
     """The output of a cell in which `Display` finds itself."""
     found = Output()
     monkeypatch.setattr(display, "is_notebook", lambda: True)
-    monkeypatch.setattr(display, "Cell", functools.partial(Cell, show=found.show))
+    monkeypatch.setattr(notebook, "Cell", functools.partial(Cell, show=found.show))
     return found
 
 

@@ -13,7 +13,6 @@ from PIL import Image
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.api import pictures
 from asynckfold.results.report.summary import PICTURES, pictures_of, summarize
 from asynckfold.store import RunStore
 from tests.toy import adam
@@ -70,7 +69,7 @@ def test_a_fault_of_a_picture_does_not_end_the_sweep(
     def refuses(*_: Any) -> None:
         raise ValueError("no ink")
 
-    monkeypatch.setattr(pictures, "hard_samples", refuses)
+    monkeypatch.setattr("asynckfold.results.report.predictions.hard_samples", refuses)
     call(root, np.random.default_rng(0).random((SIZE, 1, 8, 8), np.float32))
     with RunStore.read(root) as store:
         assert store.counts()["done"] == 2
