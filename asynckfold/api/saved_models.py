@@ -64,7 +64,6 @@ _NEAR = 1e-2
 """Largest difference of the outputs for made-up inputs, as a share of their size: other processors
 and versions of torch round otherwise, to some thousandths in bfloat16."""
 
-
 _DAMAGE = (*FAULTS, RuntimeError, SafetensorError, zipfile.BadZipFile)
 """What reading a file raises that is not what it should be."""
 
@@ -116,8 +115,7 @@ def save_models(
         f"check.{number}": torch.from_numpy(outputs)
         for number, outputs in enumerate(_check_outputs(prediction))
     }
-    transform = prediction.output_transform
-    classes = ensemble.classes_
+    transform, classes = prediction.output_transform, ensemble.classes_
     header = Header(
         FORMAT,
         ensemble.candidate,
@@ -316,10 +314,9 @@ def load_model(
         raise StoreCorruptError(f"{made_of}, cannot be restored: {error}") from error
     transform = _output_transform(header, output_transform)
     models = [_rebuilt(header, number, factory, tensors, made_of) for number in range(len(fits))]
-    members = tuple(
-        Member(model, fit, header.precision, header.objective.columns)
-        for model, fit in zip(models, fits, strict=True)
-    )
+    precision, columns = header.precision, header.objective.columns
+    pairs = zip(models, fits, strict=True)
+    members = tuple(Member(model, fit, precision, columns) for model, fit in pairs)
     prediction = Prediction(
         header.input,
         steps,

@@ -20,10 +20,7 @@ from asynckfold.jobs import criteria
 from asynckfold.jobs import objective as objectives
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.objective import (
-    Objective,
-    OutputSample,
-)
+from asynckfold.jobs.objective import Objective, OutputSample
 from asynckfold.jobs.plan import Plan
 from asynckfold.results import scoring as scores
 from asynckfold.results.batch_scores import accumulates
