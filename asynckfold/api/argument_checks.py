@@ -345,27 +345,6 @@ def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
         )
 
 
-def data_problems(settings: Settings) -> Sequence[Problem]:
-    """Return what is wrong with labels and folds, as far as a few samples tell."""
-    from asynckfold.api.reading import divided
-    from asynckfold.data.arrays import by_position
-    from asynckfold.data.dataset import open_source
-    from asynckfold.data.labels import resolve_labels
-
-    try:
-        source = open_source(settings.dataset)
-        targets = source.labels
-        if settings.targets is not None:
-            targets = by_position(settings.targets, "targets")
-        if targets is None or (settings.targets is None and source.rows is not None):
-            return ()
-        labels = resolve_labels(targets, source.names, settings.known_criterion)
-        divided(settings, len(source), labels)
-    except InputError as error:
-        return error.problems
-    return ()
-
-
 # Code of the user that trains
 
 

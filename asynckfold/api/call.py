@@ -21,7 +21,6 @@ from typing import Any
 from asynckfold.api import lightning_modules, planner, reading, score_checks
 from asynckfold.api.argument_checks import (
     argument_problems,
-    data_problems,
     joblib_problems,
     read_trainer_params,
     unmeasured_problems,
@@ -86,7 +85,7 @@ def check(
     bad_backend, about_backend = joblib_problems(settings)
     problems += [*bad_backend, *argument_problems(settings, params, parts, grid)]
     if problems:
-        refuse([*problems, *data_problems(settings)])
+        refuse([*problems, *reading.data_problems(settings)])
     from asynckfold.training.losses import NoLoss
 
     recipe = Recipe(

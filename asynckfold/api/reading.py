@@ -17,7 +17,7 @@ from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
-from asynckfold.errors import InputError, refuse
+from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
 from asynckfold.jobs.objective import MULTILABEL
 from asynckfold.sweep.reading import WorkerReaders
@@ -146,6 +146,26 @@ def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]
             copies_note(opened.stored, folds) if records is None else records_note(records, folds)
         )
     return replace(data, notes=(*data.notes, *filter(None, notes)))
+
+
+def data_problems(settings: Settings) -> Sequence[Problem]:
+    """Return what is wrong with labels and folds, as far as a few samples tell."""
+    from asynckfold.data.arrays import by_position
+    from asynckfold.data.dataset import open_source
+    from asynckfold.data.labels import resolve_labels
+
+    try:
+        source = open_source(settings.dataset)
+        targets = source.labels
+        if settings.targets is not None:
+            targets = by_position(settings.targets, "targets")
+        if targets is None or (settings.targets is None and source.rows is not None):
+            return ()
+        labels = resolve_labels(targets, source.names, settings.known_criterion)
+        divided(settings, len(source), labels)
+    except InputError as error:
+        return error.problems
+    return ()
 
 
 def divided(settings: Settings, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
