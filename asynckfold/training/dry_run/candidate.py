@@ -29,6 +29,7 @@ from asynckfold.training.dry_run import checks, criteria, outside, user_code
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
 from asynckfold.training.dry_run.refusals import (
+    OF_SHAPES,
     Refused,
     attempting,
     first_line,
@@ -265,21 +266,22 @@ class CandidateTrial:
     def _fitting_outputs(self, model: nn.Module) -> Any:
         rule = f"model {self.name} must take the samples, in batches of {kinds_of(self.inputs)}"
         where: Callable[[Exception], str] = partial(layer_of, model, self.inputs)
-        remedy = "Change the model or transform the samples"
+        remedy, kinds = "Change the model or transform the samples", OF_SHAPES
         if self.way == ONE and isinstance(self.inputs, Mapping):
             (argument, *_) = signature(self.model.forward).parameters
             place = f" in its forward(), whose {argument} is one dict of them"
             where = lambda error: place  # noqa: E731
             remedy = f"Name the inputs as forward does, such as {{{argument!r}: ...}}"
-        with attempting(rule, where, remedy):
+            kinds = (Exception,)
+        with attempting(rule, where, remedy, kinds):
             return self._outputs(model)
 
     def _loss(self, criterion: Any, outputs: Any) -> Any:
         targets = self.seen.asked_of(self.targets)
         rule = f"the criterion must take the outputs of model {self.name} and the targets"
-        kinds = f" for outputs {kinds_of(outputs)} and targets {kinds_of(targets)}"
+        shapes = f" for outputs {kinds_of(outputs)} and targets {kinds_of(targets)}"
         remedy = "Change the criterion, the last layer of the model, or the targets"
-        with attempting(rule, lambda error: kinds, remedy):
+        with attempting(rule, lambda error: shapes, remedy, OF_SHAPES):
             return criterion(outputs, self.targets)
 
     def _sample_of(self, outputs: Any) -> OutputSample:

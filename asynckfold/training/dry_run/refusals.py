@@ -23,6 +23,9 @@ from asynckfold.jobs.digests.ownership import is_asynckfold, is_own_file
 _LAYER_CALL = "torch.nn.modules.module"
 """Where a layer is called, with ``self``, ``args`` and ``kwargs`` in the frame."""
 
+OF_SHAPES: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, IndexError)
+"""What torch raises for inputs that do not fit."""
+
 _OTHER_CAUSES = ("cuda", "memory", "not implemented")
 """Words of errors that say nothing of shapes: a GPU may have what a core lacks."""
 
@@ -53,11 +56,14 @@ def shape_text(batch: Any) -> str:
 
 @contextmanager
 def attempting(
-    rule: str, where: Callable[[Exception], str] = lambda error: "", remedy: str = "Correct it"
+    rule: str,
+    where: Callable[[Exception], str] = lambda error: "",
+    remedy: str = "Correct it",
+    kinds: tuple[type[Exception], ...] = (Exception,),
 ) -> Iterator[None]:
     """Refuse what torch, Python or a library raises, but nothing that the user's code raises.
 
-    `where` says which layer failed, or for which shapes.
+    `where` says which layer failed, or for which shapes. Only errors of these `kinds` are refused.
     """
     try:
         yield
@@ -69,7 +75,8 @@ def attempting(
         is_raised = instruction in ("RAISE_VARARGS", "RERAISE")
         is_on_purpose = is_raised and _is_users(last.tb_frame)
         is_other = any(word in str(error).lower() for word in _OTHER_CAUSES)
-        if is_on_purpose or is_other or isinstance(error, MemoryError):
+        is_refusable = isinstance(error, kinds) and not isinstance(error, MemoryError)
+        if is_on_purpose or is_other or not is_refusable:
             raise
         kind = f"{type(error).__name__}{where(error)}"
         raise Refused(
