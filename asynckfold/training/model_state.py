@@ -83,6 +83,11 @@ def _state_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def same(one: Any, other: Any) -> bool:
     """Whether two values are the same, bit for bit; tensors on the CPU or on one GPU."""
+    # Most attributes are of these kinds; pickling each takes longer than a step of a small model.
+    if type(one) is type(other) and isinstance(one, (bool, int, str, type(None))):
+        return bool(one == other)
+    if type(one) is type(other) is tuple:
+        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, torch.Generator) and isinstance(other, torch.Generator):
         return same(one.get_state(), other.get_state())
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
