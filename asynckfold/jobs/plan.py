@@ -250,8 +250,8 @@ class Plan:
         return hashlib.sha256(self.to_json().encode()).hexdigest()
 
     def to_json(self) -> str:
-        """Return the plan as canonical JSON."""
-        return encoded(self, is_sorted=True)
+        """Return the plan as canonical JSON: 1 is 1.0 where a number may be a fraction."""
+        return encoded(decoded(Plan, parsed(encoded(self)), "plan"), is_sorted=True)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:

@@ -151,20 +151,20 @@ class RunStore(Closing):
         """
         from asynckfold.store import splits
 
-        file = self.file
+        file, text = self.file, plan.to_json()
         stored = file.meta("plan")
         if stored is not None:
             refuse_other(self.root, Plan.from_json(stored), plan, free)
         is_lost = stored is not None and not splits.is_whole(self.root, file.meta("splits"))
-        if is_lost or stored != plan.to_json():
+        if is_lost or stored != text:
             # Written again for a run that goes on: its plan has the fingerprint of the folds.
             is_needed = is_lost or stored is None
             digest = splits.write(self.root, folds, targets) if is_needed else None
             with file.transaction():
                 if digest is not None:
                     file.put("splits", digest)
-                if stored != plan.to_json():
-                    file.put("plan", plan.to_json())
+                if stored != text:
+                    file.put("plan", text)
                     file.put("about", encoded(about or {}))
                     # A stored baseline was measured with fewer jobs.
                     file.execute("DELETE FROM meta WHERE key = 'baseline'")

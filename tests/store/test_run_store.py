@@ -28,7 +28,7 @@ from asynckfold.errors import (
     StoreCorruptError,
 )
 from asynckfold.jobs.messages import CheckpointRef
-from asynckfold.jobs.plan import folds_fingerprint
+from asynckfold.jobs.plan import Plan, folds_fingerprint
 from asynckfold.jobs.result import (
     ENDED,
     Averaged,
@@ -122,6 +122,14 @@ def test_the_summary_of_a_job_is_written_once_its_result_is_durable(root: Path) 
     assert (found["epochs"], found["seconds"], found["train_loss"]) == (2, 1.5, 0.4)
     assert (found["device"], found["cores"], found["threads"]) == ("cpu", [0, 1], 2)
     assert len(list(root.rglob("summary.json"))) == 1, "one was rolled back"
+
+
+def test_a_plan_has_one_text_and_one_fingerprint() -> None:
+    plan = replace(PLAN, params=TrainerParams(clip_grad_norm=1))
+    again = Plan.from_json(plan.to_json())
+    assert again == plan
+    assert again.to_json() == plan.to_json()
+    assert again.fingerprint == plan.fingerprint
 
 
 def test_plan_folds_and_targets_survive_the_store(root: Path) -> None:
