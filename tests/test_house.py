@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+
+import pytest
 
 from tests import house
 
@@ -24,3 +27,11 @@ def test_a_test_is_internal_by_what_it_reaches(tmp_path: Path) -> None:
     names = house.names_of(path)
     assert not names.reach_inside("test_public")
     assert names.reach_inside("test_internal")
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/explanation/architecture.md"])
+def test_every_file_that_a_page_names_is_there(page: str) -> None:
+    paths = set(re.findall(r"`([a-z_]+/[a-z_/.]+\.(?:py|jinja))`", (house.HOME / page).read_text()))
+    assert paths
+    roots = (house.PACKAGE, house.HOME)
+    assert not [path for path in paths if not any((root / path).exists() for root in roots)]
