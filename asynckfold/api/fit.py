@@ -26,7 +26,7 @@ from asynckfold.api.export import as_npy
 from asynckfold.api.kfold import AsyncKFold
 from asynckfold.api.refit import SEEN, SEEN_AGAIN
 from asynckfold.api.signature import checked
-from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
+from asynckfold.errors import OUT_OF_TIME, InputError, InterruptedRunError, Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.recipe import InitialState
@@ -322,7 +322,7 @@ class DistributedTester:
             model.train(before)
         count = int(confusion.sum())
         if not count:
-            refuse([Problem("data_loader must give samples", "none", "Check its data set.")])
+            raise InputError.one("data_loader must give samples", "none", "Check its data set.")
         accuracy = float(confusion.trace() / count)
         tested = Accuracy(count, accuracy, class_accuracy(confusion, len(confusion)))
         make_folder(self.root_dir)
@@ -378,15 +378,11 @@ def _given(
     )
     held = [item for group in optimizer.param_groups for item in group["params"]]
     if not all(id(item) in own_parameters for item in held):
-        refuse(
-            [
-                Problem(
-                    "an optimizer must hold parameters of the module that is trained, and of the "
-                    "criterion",
-                    f"{type(optimizer).__name__} and {_kind(model)}",
-                    "Pass the module itself, or model → optimizer.",
-                )
-            ]
+        kind = model.__name__ if isinstance(model, type) else type(model).__name__
+        raise InputError.one(
+            "an optimizer must hold parameters of the module that is trained, and of the criterion",
+            f"{type(optimizer).__name__} and {kind}",
+            "Pass the module itself, or model → optimizer.",
         )
     return _SameOptimizer(optimizer, list(own_parameters.values())), _schedule_of(
         scheduler, optimizer
@@ -397,20 +393,10 @@ def _schedule_of(scheduler: Any, optimizer: Any) -> Any:
     if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "optimizer")):
         return "constant" if scheduler is None else scheduler
     if scheduler.optimizer is not optimizer:
-        refuse(
-            [
-                Problem(
-                    "an LR schedule must belong to the optimizer that trains",
-                    f"{type(scheduler).__name__} of another",
-                    "Pass both as objects, or optimizer → LR schedule.",
-                )
-            ]
-        )
+        rule, received = "an LR schedule must belong to the optimizer that trains", "of another"
+        remedy = "Pass both as objects, or optimizer → LR schedule."
+        raise InputError.one(rule, f"{type(scheduler).__name__} {received}", remedy)
     return {type(scheduler).__name__: _SameSchedule(scheduler)}
-
-
-def _kind(model: Any) -> str:
-    return model.__name__ if isinstance(model, type) else type(model).__name__
 
 
 def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
@@ -424,7 +410,10 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
         return joined(dataset, valid)
     numbers, count = np.asarray(valid), len(open_source(dataset))
     if numbers.dtype == bool:
-        refuse(_mask_problems(numbers, count))
+        if numbers.shape != (count,):
+            rule = f"valid, as a mask, must have an entry for each of the {count} samples"
+            remedy = "Pass a mask of that length, or sample numbers."
+            raise InputError.one(rule, f"shape {numbers.shape}", remedy)
         numbers = np.flatnonzero(numbers)
     return dataset, np.setdiff1d(np.arange(count), numbers), numbers
 
@@ -438,15 +427,6 @@ def _gives_pairs(valid: Any) -> bool:
     return len(valid) > 0 and isinstance(valid[0], (tuple, list))
 
 
-def _mask_problems(mask: Any, count: int) -> Iterator[Problem]:
-    if mask.shape != (count,):
-        yield Problem(
-            f"valid, as a mask, must have an entry for each of the {count} samples",
-            f"shape {mask.shape}",
-            "Pass a mask of that length, or sample numbers.",
-        )
-
-
 def _tester_problems(model: Any, num_classes: Any) -> Iterator[Problem]:
     if isinstance(model, type) or not hasattr(model, "parameters"):
         yield Problem("a tester needs a module", one_line(model), "Pass the trained module.")
@@ -455,31 +435,21 @@ def _tester_problems(model: Any, num_classes: Any) -> Iterator[Problem]:
         yield Problem(rule, one_line(num_classes), "Leave num_classes out.")
 
 
-def _target_problems(outputs: Any, targets: Any, num_classes: int | None) -> list[Problem]:
-    classes = outputs.ndim == 2 and outputs.shape[1] > 1
-    if classes and num_classes is not None and num_classes < outputs.shape[1]:
-        return [
-            Problem(
-                f"num_classes must be at least the model's {outputs.shape[1]} outputs",
-                repr(num_classes),
-                "Leave num_classes out.",
-            )
-        ]
-    if targets.ndim == 1 and not targets.is_floating_point() and classes:
-        outside = targets[(targets < 0) | (targets >= outputs.shape[1])]
-        if not len(outside):
-            return []
-        return [
-            Problem(
-                f"class indices must be those of the {outputs.shape[1]} outputs, from 0",
-                f"{int(outside[0])}",
-                "Pass indices into classes_ of what was fitted.",
-            )
-        ]
-    return [
-        Problem(
+def _target_problems(outputs: Any, targets: Any, num_classes: int | None) -> Iterator[Problem]:
+    shapes = f"targets of shape {tuple(targets.shape)}, outputs {tuple(outputs.shape)}"
+    are_classes = outputs.ndim == 2 and outputs.shape[1] > 1
+    if not are_classes or targets.ndim != 1 or targets.is_floating_point():
+        rule, remedy = (
             "a tester needs class indices, and one output a class",
-            f"targets of shape {tuple(targets.shape)}, outputs {tuple(outputs.shape)}",
-            "Pass a loader of (inputs, class indices).",
+            "Pass a loader of both.",
         )
-    ]
+        yield Problem(rule, shapes, remedy)
+        return
+    count = outputs.shape[1]
+    if num_classes is not None and num_classes < count:
+        rule = f"num_classes must be at least the model's {count} outputs"
+        yield Problem(rule, repr(num_classes), "Leave num_classes out.")
+    outside = targets[(targets < 0) | (targets >= count)]
+    if len(outside):
+        rule = f"class indices must be those of the {count} outputs, from 0"
+        yield Problem(rule, f"{int(outside[0])}", "Pass indices into classes_ of what was fitted.")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TextIO, cast
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.theme import Theme
 
@@ -84,7 +84,6 @@ class Cell(io.TextIOBase):
         self._show = show
         self._handle: Handle | None = None
         self._lines = deque[str](maxlen=LINES)
-        self._printed: Bundle | None = None
         self._shown: Bundle = {}
         self._lock = threading.RLock()
         self._ended = threading.Event()
@@ -94,7 +93,6 @@ class Cell(io.TextIOBase):
         """Take whole lines, with escape sequences for colours."""
         with self._lock:
             self._lines.extend(text.splitlines())
-            self._printed = None
         return len(text)
 
     def flush(self) -> None:
@@ -125,16 +123,9 @@ class Cell(io.TextIOBase):
                 self._refresh()
 
     def _refresh(self) -> None:
-        live = _exported(self._live())
         with self._lock:
-            if self._printed is None:
-                self._printed = _exported(Text.from_ansi("\n".join(self._lines)))
-            parts = [self._printed, live]
-            html, text = (
-                "\n".join(filter(None, [part.get(kind) for part in parts]))
-                for kind in (HTML, PLAIN)
-            )
-            bundle = {HTML: f"<pre style='{_STYLE}'>{html}</pre>", PLAIN: text}
+            printed = [Text.from_ansi("\n".join(self._lines))] if self._lines else []
+            bundle = _exported(Group(*printed, self._live()))
             if bundle == self._shown:
                 return
             self._shown = bundle
@@ -147,5 +138,6 @@ class Cell(io.TextIOBase):
 def _exported(what: RenderableType) -> Bundle:
     recorder = console(stream=io.StringIO(), record=True, **_LOOK)
     recorder.print(what)
-    html = recorder.export_html(clear=False, inline_styles=True, code_format="{code}")
-    return {HTML: html.rstrip("\n"), PLAIN: recorder.export_text().rstrip("\n")}
+    html = recorder.export_html(clear=False, inline_styles=True, code_format="{code}").rstrip("\n")
+    text = recorder.export_text().rstrip("\n")
+    return {HTML: f"<pre style='{_STYLE}'>{html}</pre>", PLAIN: text}

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, TypeGuard
 
-from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.argument import argument, problems
 from asynckfold.system.units import gibibytes, in_bytes
 
@@ -99,14 +99,10 @@ class Sharing:
         reading = machine.gpus()
         needed = self.devices not in ("auto", "cpu") and not self._lists_cores_only
         if needed and (not reading.gpus or (self.devices != "cuda" and reading.reason)):
-            refuse(
-                [
-                    Problem(
-                        "devices must name GPUs that are there",
-                        f"{self.devices!r}: {reading.reason or 'it names none'}",
-                        "See `asynckfold doctor`, or pass devices='auto'.",
-                    )
-                ]
+            raise InputError.one(
+                "devices must name GPUs that are there",
+                f"{self.devices!r}: {reading.reason or 'it names none'}",
+                "See `asynckfold doctor`, or pass devices='auto'.",
             )
         return machine
 
