@@ -110,14 +110,6 @@ class RetryableFailure:
 
 
 @dataclass(frozen=True)
-class Fusibility:
-    """Whether the jobs of a model can be fused on a kind of device."""
-
-    refusal: str = ""  # why not; empty: they can
-    found: str = ""  # what the comparison with separate jobs found
-
-
-@dataclass(frozen=True)
 class Facts:
     """What a dry run of the candidates found, before any job starts; dicts are by model name."""
 

@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import nn
 
-from asynckfold.jobs.messages import Fusibility
 from asynckfold.planning import fusion_rule
 from asynckfold.training import pretraining, seeding
 from asynckfold.training.calls import call_model
@@ -34,14 +33,17 @@ Step = list[Batch]
 """The batch of each replica."""
 
 
-def on_cores(trial: CandidateTrial) -> Fusibility:
-    """Check a model on cores, where the rule says that fusing it may pay."""
+def fusibility(trial: CandidateTrial) -> tuple[str, str]:
+    """Return why the jobs of a model cannot be fused, or "" and what a comparison has shown.
+
+    Fused and separate replicas are compared where the rule says that fusing may pay.
+    """
     plan, bundle = trial.bundle.plan, trial.bundle
     refusal = _unfit(trial) or fusion_rule.why_not_paying(
         bundle.fuse, plan, bundle.folds, trial.name, trial.counter.flops
     )
     if refusal:
-        return Fusibility(refusal)
+        return refusal, ""
     return _compared(trial, plan.params.precision_on_cores)
 
 
@@ -88,7 +90,7 @@ def _optimizer_kinds(trial: CandidateTrial) -> Iterator[type]:
                 yield type(opt_fn_for(recipe, schedule, trial.criterion)(trial.model))
 
 
-def _compared(trial: CandidateTrial, precision: str) -> Fusibility:
+def _compared(trial: CandidateTrial, precision: str) -> tuple[str, str]:
     recipe = trial.bundle.recipe
     # An exception of user code in two replicas is the reason.
     try:
@@ -98,20 +100,20 @@ def _compared(trial: CandidateTrial, precision: str) -> Fusibility:
         steps = _steps(trial)
         comparison = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
         if comparison.fused is None:
-            return Fusibility(str(comparison.refusal))
+            return str(comparison.refusal), ""
         if comparison.fused.why_vmap:
-            return Fusibility(f"it has no batched form: {comparison.fused.why_vmap}")
+            return f"it has no batched form: {comparison.fused.why_vmap}", ""
         optimizers = [opt_fn(model) for model in comparison.fused.models]
         unstackable = why_not_stackable(comparison.fused, optimizers, range(2))
         if unstackable is None:
-            return Fusibility("", str(comparison))
+            return "", str(comparison)
         criterion = copy.deepcopy(recipe.criterion)
         views = _why_not_on_views(models, criterion, opt_fn, steps[-1], precision)
         if views:
-            return Fusibility(f"{unstackable}, and {views}")
-        return Fusibility("", f"{comparison}; each job steps its own optimizer: {unstackable}")
+            return f"{unstackable}, and {views}", ""
+        return "", f"{comparison}; each job steps its own optimizer: {unstackable}"
     except Exception as error:  # noqa: BLE001
-        return Fusibility(f"{type(error).__name__} was raised: {error}")
+        return f"{type(error).__name__} was raised: {error}", ""
 
 
 def _why_not_on_views(

@@ -22,12 +22,13 @@ from typing import Any
 
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.candidate_names import candidate_name
-from asynckfold.jobs.messages import Facts, Fusibility
+from asynckfold.jobs.messages import Facts
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import checks, criteria, fingerprints, fusibility, user_code
+from asynckfold.training.dry_run import checks, criteria, fingerprints, user_code
 from asynckfold.training.dry_run.candidate import CandidateTrial
+from asynckfold.training.dry_run.fusibility import fusibility
 from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs
 from asynckfold.training.evaluation import kept_key
 from asynckfold.training.isolation.guard import isolated
@@ -143,12 +144,12 @@ class _DryRun:
     def _check_fusible(self, trial: CandidateTrial, changed: str) -> None:
         """Note whether jobs can be fused; `changed` is what the model changes outside."""
         # Each job must begin in an unchanged process, and fused ones share one.
-        changing = Fusibility(f"it changes its process ({changed})")
-        fusible = changing if changed else fusibility.on_cores(trial)
-        self.facts.fusible[trial.name] = fusible.refusal
-        if not fusible.refusal:
-            self.facts.fused[trial.name] = fusible.found
-        checks.check_fusible(self.bundle, trial.name, fusible.refusal)
+        changing = f"it changes its process ({changed})", ""
+        refusal, comparison = changing if changed else fusibility(trial)
+        self.facts.fusible[trial.name] = refusal
+        if not refusal:
+            self.facts.fused[trial.name] = comparison
+        checks.check_fusible(self.bundle, trial.name, refusal)
 
     def _refuse(self, candidates: list[str], refused: Refused | StepError) -> None:
         rule, received, remedy = refused.args
