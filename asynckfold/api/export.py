@@ -31,8 +31,8 @@ from asynckfold.api.argument_checks import folder_problems
 from asynckfold.api.stored_results import load_results
 from asynckfold.errors import InputError, Problem, StoreCorruptError
 from asynckfold.jobs.result import DONE, Result
-from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.predictions import count_classes
 from asynckfold.store import RunReader, open_run
 from asynckfold.system.files import make_folder, slug, storage_error, write_whole
 

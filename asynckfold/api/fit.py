@@ -31,8 +31,8 @@ from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.recipe import InitialState
 from asynckfold.jobs.result import Epoch, Result
-from asynckfold.results.confusion import class_accuracy
 from asynckfold.results.cv_results import CVResults
+from asynckfold.results.report.predictions import class_accuracy
 from asynckfold.system.files import make_folder, write_whole
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@
     outputs ─► scoring ─► Result ─► run.db
                                       │ read
                                   CVResults ─┬─ candidates ── statistics    ranking, intervals
-                                             ├─ verdict ── factor           models, LR schedules
+                                             ├─ verdict                     models, LR schedules
                                              ├─ tables                      cv_results_, frames
-                                             ├─ out_of_fold, confusion      held-out outputs
-                                             ├─ trained_jobs, ensemble      models of the folds
+                                             ├─ out_of_fold                 held-out outputs
+                                             ├─ ensemble                    models of the folds
                                              ├─ speedup                     serial against packed
-                                             └─ report: summary ─► charts ─► page
+                                             └─ report: summary ─► figures ─► page, charts
 """

@@ -15,7 +15,6 @@ from asynckfold.results.candidates import Candidate, candidates, rank
 from asynckfold.results.outcome import Outcome
 from asynckfold.results.statistics import (
     Difference,
-    Factor,
     compare_levels,
     holm,
     largest_difference,
@@ -114,10 +113,6 @@ def _ends(one: Result, other: Result) -> str:
     return "other scores from equal outputs"
 
 
-BEST = "the best candidates"
-"""What is compared of runs that have no candidate in common."""
-
-
 @dataclass(frozen=True)
 class CandidateScores:
     """A candidate in two runs."""
@@ -175,18 +170,27 @@ def compare_scores(
     in_points = largest_difference(metric, every) == 1
     text = VerdictText(metric, shown(metric), in_points, len(first.folds), repeats)
     pairs = [[table[name] for name in common] if common else _best(table, metric) for table in rows]
-    factor, single = None, dict[str, Difference]()
+    difference, compared, single = None, 0, dict[str, Difference]()
     if is_paired and all(pairs):
-        factor, single = _in_pairs(names, pairs, common or [BEST], metric, first)
+        scores = np.array([[row.scores[metric] for row in side] for side in pairs])
+        largest = largest_difference(metric, scores)
+        levels = common or ["the best candidates"]
+        factor = compare_levels(names, levels, scores, first.folds, largest, 0)
+        difference, compared = factor.pairs[0] if factor.pairs else None, len(factor.over)
+        each = (
+            paired_differences(names, scores[:, place], first.folds, largest)[0]
+            for place in range(len(levels))
+        )
+        single = dict(zip(levels, holm(list(each)), strict=True))
     sentences = [
-        *_on_runs(text, factor, names, pairs, common),
+        *_on_runs(text, difference, compared, names, pairs, common),
         *_on_folds(text, first, second, is_paired),
         *_on_rest(rows, common, names),
     ]
     return ScoreComparison(
         text.name,
         names,
-        factor.pairs[0] if factor and factor.pairs else None,
+        difference,
         tuple(_scores_of(name, rows, metric, single.get(name)) for name in {**rows[0], **rows[1]}),
         tuple(map(one_line, sentences)),
     )
@@ -212,27 +216,10 @@ def _best(table: dict[str, Candidate], metric: str) -> list[Candidate]:
     return [min(complete, key=lambda pair: pair[0])[1]] if complete else []
 
 
-def _in_pairs(
-    names: tuple[str, str],
-    pairs: Sequence[Sequence[Candidate]],
-    common: Sequence[str],
-    metric: str,
-    run: Outcome,
-) -> tuple[Factor, dict[str, Difference]]:
-    """Compare the runs over their candidates, and each candidate of both."""
-    scores = np.array([[row.scores[metric] for row in side] for side in pairs])
-    largest = largest_difference(metric, scores)
-    factor = compare_levels(names, common, scores, run.folds, largest, 0)
-    single = [
-        paired_differences(names, scores[:, place], run.folds, largest)[0]
-        for place in range(len(common))
-    ]
-    return factor, dict(zip(common, holm(single), strict=True))
-
-
 def _on_runs(
     text: VerdictText,
-    factor: Factor | None,
+    pair: Difference | None,
+    compared: int,
     names: tuple[str, str],
     pairs: Sequence[Sequence[Candidate]],
     common: Sequence[str],
@@ -240,11 +227,10 @@ def _on_runs(
     """Say which run has the better scores."""
     if not common:
         yield f"{names[0]} and {names[1]} have no candidate in common."
-    if factor is None or not factor.pairs:
+    if pair is None:
         return
-    (pair,) = factor.pairs
     if common:
-        over = f"Over the {len(factor.over)} candidates of both, " if len(common) > 1 else ""
+        over = f"Over the {compared} candidates of both, " if len(common) > 1 else ""
         yield f"{over}{text.of_pair(pair)}."
         return
     best = {name: f"{side[0].name} of {name}" for name, side in zip(names, pairs, strict=True)}

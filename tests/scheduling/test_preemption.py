@@ -20,8 +20,8 @@ from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import Started, Task
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.result import DONE, Result
+from asynckfold.results.report.figures import _lanes
 from asynckfold.results.report.summary import summarize
-from asynckfold.results.report.timeline import _lanes
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.preemption import HeldCores, reassign_cores

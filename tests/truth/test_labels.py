@@ -24,7 +24,7 @@ from asynckfold import (
 from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.data.labels import resolve_labels
-from asynckfold.results.confusion import count_classes
+from asynckfold.results.report.predictions import count_classes
 from asynckfold.results.report.summary import summarize
 from asynckfold.store import RunStore
 from tests.toy import samples

@@ -27,9 +27,9 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.candidates import rank
-from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.out_of_fold import layers_of
+from asynckfold.results.report.predictions import count_classes
 from asynckfold.training import setup
 from asynckfold.training.fusion import trainer
 from asynckfold.training.stopwatch import Stopwatch

@@ -1,1 +1,7 @@
-"""The report of a run: numbers (`summary`), `sentences`, figures (`charts`), and the `page`."""
+"""The report of a run.
+
+::
+
+    store ─► predictions, attempts, candidate_rows ─► summary ─┬─► page: page_tables, inline (SVG)
+                                                      figures ─┴─► charts: PNG files, `plot`
+"""

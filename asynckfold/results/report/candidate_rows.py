@@ -14,8 +14,8 @@ from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Epoch
 from asynckfold.results.candidates import Candidate, rank
-from asynckfold.results.confusion import class_accuracy
 from asynckfold.results.outcome import Outcome, pairs_of, times_of
+from asynckfold.results.report.predictions import Points, class_accuracy
 from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, shown
 from asynckfold.results.speedup import AgainstSerial, Speedup, accuracy_of
 from asynckfold.results.statistics import Difference, train_valid_ratio
@@ -220,10 +220,6 @@ def timing_of(outcome: Outcome, rows: Sequence[CandidateRow]) -> TimedSpeedup | 
         if all(map(math.isfinite, both := (row.packed_accuracy, row.serial_accuracy)))
     )
     return TimedSpeedup(**vars(timing), accuracy=accuracies, disturbance=baseline.disturbance)
-
-
-Points = tuple[tuple[float, float], ...]
-"""(x, y) of each point of a line."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,18 @@ from markupsafe import Markup
 from asynckfold.results.report import figures, svg
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.candidate_rows import CandidateRow
-from asynckfold.results.report.figures import HEIGHT, Line, Panel, places_of
+from asynckfold.results.report.figures import (
+    HEIGHT,
+    Line,
+    Panel,
+    facts_of,
+    lanes_of,
+    places_of,
+    timeline_title,
+    together,
+)
 from asynckfold.results.report.sentences import duration, interval, number, plural
 from asynckfold.results.report.summary import Summary
-from asynckfold.results.report.timeline import facts_of, lanes_of, timeline_title, together
 
 FOREST = 12
 """Candidates in the forest plot."""

@@ -24,7 +24,6 @@ from asynckfold.jobs.objective import (
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import DONE, job_by_id
-from asynckfold.results.confusion import count_classes
 from asynckfold.results.cv_results import read_results, refit_note
 from asynckfold.results.outcome import Outcome, times_of, verdict_of
 from asynckfold.results.report.attempts import (
@@ -59,6 +58,7 @@ from asynckfold.results.report.predictions import (
     Predictions,
     TwoClasses,
     calibration,
+    count_classes,
     hard_samples,
     predictions,
     two_classes,

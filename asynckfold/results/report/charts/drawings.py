@@ -22,11 +22,10 @@ from asynckfold.results.report.attempts import Bar, CpuUse
 from asynckfold.results.report.candidate_rows import CandidateRow, LossOverTime
 from asynckfold.results.report.charts import style
 from asynckfold.results.report.charts.classes import draw_classes, draw_confusion
-from asynckfold.results.report.figures import Panel, SpeedupBars
+from asynckfold.results.report.figures import Panel, SpeedupBars, lanes_of, timeline_title
 from asynckfold.results.report.sentences import duration, number
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.report.svg import COLOURS
-from asynckfold.results.report.timeline import lanes_of, timeline_title
 from asynckfold.results.verdict import listed
 
 SERIAL, PACKED = "#8d95a1", COLOURS[0]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from asynckfold.results.confusion import class_accuracy, count_classes
 from asynckfold.results.cv_results import read_results
+from asynckfold.results.report.predictions import class_accuracy, count_classes
 from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
