@@ -33,10 +33,10 @@ from asynckfold.api.prediction import (
     transformed,
 )
 from asynckfold.api.saved_models import TrainedModels
-from asynckfold.data.arrays import Given, as_given
+from asynckfold.data.arrays import DataArguments, as_given
 from asynckfold.data.batches import Batches, one_by_one
 from asynckfold.data.collation import Collation, structure
-from asynckfold.data.dataset import Opened
+from asynckfold.data.dataset import SampleSource
 from asynckfold.data.materialize import CheckedDataset, Here, check_samples, with_facts
 from asynckfold.data.range_reader import SampleCheck, SampleFacts
 from asynckfold.data.transforms.samples import kind_of
@@ -154,7 +154,7 @@ class RunModels:
         return EstimatorComparison(results.plan.scoring[0], rows_of_run, scores, results.folds)
 
     @cached_property
-    def given(self) -> Given:
+    def given(self) -> DataArguments:
         """The run's data set and transforms."""
         return as_given(
             self.dataset,
@@ -183,7 +183,7 @@ class RunModels:
         return Collation(self.collate_fn, self._checked.facts.form, columns)
 
     @cached_property
-    def samples(self) -> tuple[Opened, tuple[Step, ...]]:
+    def samples(self) -> tuple[SampleSource, tuple[Step, ...]]:
         """The run's samples, and the transforms of its eval view."""
         source, views = self._checked.source, self._checked.views
         refuse(views.problems)

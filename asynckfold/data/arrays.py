@@ -50,7 +50,7 @@ class ExactArrays(tuple[Any, ...]):
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class DataArguments:
     """A dataset and its transforms, with arrays in one form."""
 
     dataset: Any
@@ -67,7 +67,7 @@ class Given:
 
 def as_given(
     dataset: Any, train_transform: Any, eval_transform: Any, *, preprocessed: bool
-) -> Given:
+) -> DataArguments:
     """Convert a pair (X, y) to what models get: float64 becomes float32, as late as possible.
 
     That is after the transforms, or after `preprocess` if the run has one (`preprocessed`). A
@@ -80,21 +80,21 @@ def as_given(
         dataset = (dataset.tensors[:-1], dataset.tensors[-1])
     pair = dataset.tensors if type(dataset) is TensorDataset else dataset
     if not isinstance(pair, tuple) or len(pair) != 2:
-        return Given(dataset, *views)
+        return DataArguments(dataset, *views)
     labels = targets_as_trees(pair[1], pair[0])
     trees, notes = converted(pair[0], labels)
     labels = by_position(labels, "y")
     if isinstance(trees, TreeArrays):
-        return Given((trees, labels), *views, notes, last_is_target)
+        return DataArguments((trees, labels), *views, notes, last_is_target)
     samples = plain(pair[0], "X")
     transformed = any(transform is not None for transform in views)
     if samples.dtype in _HALVES and not transformed:
         note = f"X was converted from {str(samples.dtype).removeprefix('torch.')} to float32"
-        return Given((not_half(samples), labels), *views, (note,))
+        return DataArguments((not_half(samples), labels), *views, (note,))
     if not (preprocessed or transformed):
         notes = _conversion_notes(samples)
     if pair is not dataset:
-        return Given(dataset, *views, notes)
+        return DataArguments(dataset, *views, notes)
     if not transformed and not isinstance(samples, Tensor):
         columns = unusable(pair[0])
         if columns or samples.dtype.kind not in "biufc":
@@ -105,21 +105,21 @@ def as_given(
                 "a train_transform that returns tensors.",
             )
     if samples.dtype != np.float64 or isinstance(samples, Tensor):
-        return Given((samples, labels), *views, notes)
+        return DataArguments((samples, labels), *views, notes)
     if preprocessed:
-        return Given(ExactArrays((samples, labels)), *views)
+        return DataArguments(ExactArrays((samples, labels)), *views)
     lost = rounded(samples, "X", getattr(pair[0], "columns", None))
     if transformed:
         train, evaluation = (
             None if transform is None else [transform, as_float32] for transform in views
         )
         unless = (f"{lost}, unless its transforms shift or scale it",) if lost else ()
-        return Given(ExactArrays((samples, labels)), train, evaluation, unless)
+        return DataArguments(ExactArrays((samples, labels)), train, evaluation, unless)
     remedy = "scale it first, or pass preprocess=StandardScaler(), which gets it exactly"
     with np.errstate(over="ignore"):
         narrow = samples.astype(np.float32)
     notes = ("X was converted from float64 to float32", *([f"{lost}: {remedy}"] if lost else []))
-    return Given((narrow, labels), *views, notes)
+    return DataArguments((narrow, labels), *views, notes)
 
 
 def _conversion_notes(samples: Any) -> tuple[str, ...]:

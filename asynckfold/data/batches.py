@@ -15,7 +15,7 @@ from torch.utils.data import default_collate
 
 from asynckfold.data.arrays import exact
 from asynckfold.data.collation import Collation
-from asynckfold.data.dataset import Opened
+from asynckfold.data.dataset import SampleSource
 from asynckfold.data.device_copies import Prefetcher, sent
 from asynckfold.data.shared_arrays import ArraySpec
 from asynckfold.data.target_encoding import Encoding
@@ -80,7 +80,7 @@ class _Held:
 class _Read:
     """A view whose samples are read from the dataset, each under its own seed."""
 
-    source: Opened
+    source: SampleSource
     steps: tuple[Step, ...]
     encoding: Encoding | None = None
     device: torch.device = _CPU
@@ -414,7 +414,7 @@ class OrderedBatches:
 
 
 def one_by_one(
-    source: Opened,
+    source: SampleSource,
     steps: Sequence[Step],
     targets: Array,
     collation: Collation | None = None,
@@ -443,7 +443,7 @@ class DataHandle:
     train: View
     eval: View
     slots: tuple[int, int] = (0, 0)  # arrays of the train view and the eval view
-    source: Opened | None = None  # the dataset, where samples are not held
+    source: SampleSource | None = None  # the dataset, where samples are not held
     encoding: Encoding | None = None  # of a random dataset's targets, which come with each sample
     fds: tuple[int, ...] = ()  # in the order of `specs`
     records: Records | None = None  # of samples of several tensors, or stored for `collation`

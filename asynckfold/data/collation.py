@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, Opened
+from asynckfold.data.dataset import TARGET_KEYS, KeyedTargets, SampleSource
 from asynckfold.data.transforms.random_numbers import generators_kept
 from asynckfold.data.transforms.samples import copied
 from asynckfold.data.transforms.trees import leaves_by_path, mapped
@@ -38,7 +38,7 @@ class ItemForm:
         return (sample, target) if self.key is None else {**sample, self.key: target}
 
 
-def item_form(source: Opened) -> ItemForm:
+def item_form(source: SampleSource) -> ItemForm:
     """Return how the items of a source are built; reads one."""
     base, key = source.base, None
     if isinstance(base, KeyedTargets):

@@ -122,7 +122,7 @@ class _Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Opened:
+class SampleSource:
     """A dataset, opened: its samples before their transform, and the transform's steps."""
 
     base: Any  # gives untransformed pairs; the user's object if it has no ``transform``
@@ -171,7 +171,7 @@ class Opened:
             sample = kept[0]
         return native(sample), label
 
-    def without_arrays(self) -> Opened:
+    def without_arrays(self) -> SampleSource:
         """Return a source that reads the same samples one by one, and is cheaper to send."""
         return replace(self, samples=None, labels=None)
 
@@ -208,7 +208,7 @@ class OneByOne:
 
     def __init__(
         self,
-        source: Opened,
+        source: SampleSource,
         steps: Sequence[Step],
         targets: Array,
         encoding: Encoding | None = None,
@@ -232,7 +232,7 @@ class OneByOne:
         return inputs, torch.from_numpy(np.asarray(self.encoding(label, index)))
 
 
-def open_source(dataset: Any) -> Opened:
+def open_source(dataset: Any) -> SampleSource:
     """Take a dataset, or a tuple (X, y) of arrays, apart without changing it.
 
     `Subset` is followed to the dataset below; a ``transform`` is taken out of a shallow copy.
@@ -247,7 +247,7 @@ def open_source(dataset: Any) -> Opened:
         arrays = _open_arrays(tensors)
         return _sized(replace(arrays, rows=rows, names=_names(dataset)))
     _check_style(dataset)
-    source = _sized(Opened(dataset, rows=rows, names=_names(dataset)))
+    source = _sized(SampleSource(dataset, rows=rows, names=_names(dataset)))
     whole = whole_arrays(dataset)
     if whole is None:
         return source
@@ -276,7 +276,7 @@ def open_inputs(
     exact: bool = False,
     several: bool = False,
     lists: bool = False,
-) -> Opened:
+) -> SampleSource:
     """Take samples apart whose targets, if any, do not matter: arrays, (X, y), or a dataset.
 
     `undress`: take out its ``transform``, which another one replaces. `exact`: leave float64 arrays
@@ -306,7 +306,7 @@ def open_inputs(
         source = replace(_open_arrays(ExactArrays(pair) if exact else pair), rows=rows)
     else:
         _check_style(None if is_array else inputs, "inputs")
-        source = Opened(inputs, rows=rows, pair=_list_or_inputs_of if lists else _inputs_of)
+        source = SampleSource(inputs, rows=rows, pair=_list_or_inputs_of if lists else _inputs_of)
     if not len(source):
         remedy = "Check the path and any Subset."
         raise InputError.one("inputs must hold a sample", "none", remedy)
@@ -343,7 +343,7 @@ def _check_style(dataset: Any, name: str = "dataset") -> None:
         )
 
 
-def _sized(source: Opened) -> Opened:
+def _sized(source: SampleSource) -> SampleSource:
     if len(source) < 2:
         raise InputError.one(
             "dataset must have at least 2 samples",
@@ -353,13 +353,13 @@ def _sized(source: Opened) -> Opened:
     return source
 
 
-def _open_arrays(pair: tuple[Any, ...]) -> Opened:
+def _open_arrays(pair: tuple[Any, ...]) -> SampleSource:
     if len(pair) == 2:
         targets = targets_as_trees(pair[1], pair[0])
         pair = pair if targets is pair[1] else (pair[0], targets)
     if len(pair) == 2 and isinstance(trees := as_trees(*pair), TreeArrays):
         labels = by_position(pair[1], "y")
-        return Opened(_Pairs(trees, labels), labels=labels, known=True)
+        return SampleSource(_Pairs(trees, labels), labels=labels, known=True)
     parts = pair if len(pair) != 2 else (plain(pair[0], "X"), by_position(pair[1], "y"))
     sizes = [
         len(part) if hasattr(part, "__len__") and getattr(part, "ndim", 1) > 0 else None
@@ -379,7 +379,7 @@ def _open_arrays(pair: tuple[Any, ...]) -> Opened:
             samples = samples.astype(np.float32)
     whole = to_array(samples) if kind_of(samples).storable else None
     pairs = _Pairs(samples, labels)
-    return Opened(pairs, samples=whole, labels=labels, notes=notes, known=True)
+    return SampleSource(pairs, samples=whole, labels=labels, notes=notes, known=True)
 
 
 PLAIN, RECORDED, DRESSED = "without a transform", "as its transform gets them", "as they come"
@@ -408,7 +408,7 @@ class Recorder:
         return kept if result is self and len(kept) == 1 else []
 
 
-def how_to_undress(source: Opened) -> str:
+def how_to_undress(source: SampleSource) -> str:
     """Return how to get samples before the dataset's transform; reads some in both ways."""
     transform = getattr(source.base, "transform", None)
     if transform is None or source.known:
@@ -417,7 +417,7 @@ def how_to_undress(source: Opened) -> str:
     return RECORDED if bare.recorder is not None and _reads_alike(source, bare) else DRESSED
 
 
-def redressed(source: Opened, how: str) -> Opened:
+def redressed(source: SampleSource, how: str) -> SampleSource:
     """Return the source with its transform taken out in this way, from a shallow copy."""
     transform = getattr(source.base, "transform", None)
     if transform is None:
@@ -444,12 +444,12 @@ def _redressed(dataset: Any, transform: Any, replacement: Any) -> Any:
     return dressed
 
 
-def _reads_alike(source: Opened, bare: Opened) -> bool:
+def _reads_alike(source: SampleSource, bare: SampleSource) -> bool:
     with generators_kept():
         return all(_reads_alike_at(index, source, bare) for index in source.probes)
 
 
-def _reads_alike_at(index: int, source: Opened, bare: Opened) -> bool:
+def _reads_alike_at(index: int, source: SampleSource, bare: SampleSource) -> bool:
     try:
         seed_generators(0)
         sample, label = bare.read(index)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from asynckfold.data.arrays import NOT_FINITE
-from asynckfold.data.dataset import Opened, open_source, redressed
+from asynckfold.data.dataset import SampleSource, open_source, redressed
 from asynckfold.data.known_datasets import all_known, file_labels, listing
 from asynckfold.data.range_reader import (
     DIGEST_BYTES,
@@ -36,7 +36,7 @@ from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
 from asynckfold.data.transforms.samples import Kind, Records, records_in
 from asynckfold.data.transforms.steps import Step, flatten, same_steps
 from asynckfold.data.transforms.trees import Array, TreeArrays, tensors_in
-from asynckfold.data.views import Traced, Views, make_views
+from asynckfold.data.views import RecordedTracer, Views, make_views
 from asynckfold.errors import InputError, refuse
 
 Task = SampleCheck | Pass
@@ -108,7 +108,7 @@ class CheckedDataset:
 
     check: SampleCheck
     facts: SampleFacts
-    source: Opened  # with its transform taken out
+    source: SampleSource  # with its transform taken out
     views: Views
 
 
@@ -122,7 +122,7 @@ def check_samples(check: SampleCheck, readers: Readers) -> CheckedDataset:
 def with_facts(check: SampleCheck, facts: SampleFacts) -> CheckedDataset:
     """Return the dataset with the facts of a check in another process; reads no sample."""
     source = redressed(open_source(check.dataset), facts.how)
-    traced = Traced(facts.traces)
+    traced = RecordedTracer(facts.traces)
     given = check.train_transform, check.eval_transform
     views = make_views(source, *given, traced, collates=check.collates)
     return CheckedDataset(check, facts, source, views)
@@ -240,7 +240,7 @@ def _stored(views: Views) -> list[tuple[Pipeline, Kind]]:
     ]
 
 
-def _whole(source: Opened, stored: Sequence[tuple[Step, ...]]) -> Array | None:
+def _whole(source: SampleSource, stored: Sequence[tuple[Step, ...]]) -> Array | None:
     """Return what is stored of all of `source.base`, where it needs no reading one by one."""
     if not any(stored):
         return source.samples

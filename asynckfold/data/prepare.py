@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 from asynckfold.data.arrays import targets_as_trees
 from asynckfold.data.batches import DataHandle
 from asynckfold.data.collation import Collation
-from asynckfold.data.dataset import OneByOne, Opened, open_source
+from asynckfold.data.dataset import OneByOne, SampleSource, open_source
 from asynckfold.data.labels import Labels, label_array, resolve_labels
 from asynckfold.data.materialize import (
     CheckedDataset,
@@ -58,7 +58,7 @@ class Prepared:
     _handle: DataHandle
     _shared: tuple[SharedArray, ...]
     _digest: bytes
-    last_is_target: bool = False  # see `Given`
+    last_is_target: bool = False  # see `DataArguments`
 
     @property
     def targets(self) -> Array:
@@ -315,7 +315,7 @@ def _are_close(ours: Array, theirs: Array) -> bool:
     return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-3, equal_nan=True)
 
 
-def _given_labels(source: Opened, targets: Any) -> Any:
+def _given_labels(source: SampleSource, targets: Any) -> Any:
     if targets is None:
         if source.labels is None or source.rows is None:
             return source.labels

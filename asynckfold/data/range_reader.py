@@ -25,7 +25,7 @@ from torch.utils.data import default_collate
 from asynckfold.data.collation import ItemForm, item_form
 from asynckfold.data.dataset import (
     DRESSED,
-    Opened,
+    SampleSource,
     how_to_undress,
     open_source,
     redressed,
@@ -46,9 +46,9 @@ from asynckfold.data.transforms.samples import (
 from asynckfold.data.transforms.steps import Step, apply, is_known
 from asynckfold.data.transforms.trees import Array, is_tree, leaves_by_path, mapped
 from asynckfold.data.views import (
+    LiveTracer,
     Place,
     TraceFacts,
-    Tracing,
     View,
     make_views,
     some_samples,
@@ -73,7 +73,7 @@ class SampleFacts:
     """What some samples tell about a dataset."""
 
     how: str = ""  # to take the transform out, see `how_to_undress`
-    traces: dict[str, TraceFacts] = field(default_factory=dict)  # for `Traced`
+    traces: dict[str, TraceFacts] = field(default_factory=dict)  # for `RecordedTracer`
     notes: tuple[str, ...] = ()
     random: bool = False  # the dataset itself is random
     steady: bool = True  # one seed gives one sample and one target
@@ -116,7 +116,7 @@ class SampleCheck:
             random = any(varies(partial(source.read, index)) for index in source.probes)
         begun = time.perf_counter()
         with seeded(0):
-            tracing = Tracing(some_samples(source), self.drawn)
+            tracing = LiveTracer(some_samples(source), self.drawn)
         if not self.collates and self.train_transform is None and not source.steps:
             _refuse_structure(source.probes, tracing.samples)
         beat(-1)
@@ -165,7 +165,7 @@ def _refuse_structure(places: Sequence[int], samples: Sequence[Any]) -> None:
             raise InputError([unreadable(index, error)]) from error
 
 
-def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...], bool]:
+def _steadiness(source: SampleSource, steps: Sequence[Step]) -> tuple[tuple[str, ...], bool]:
     """Return a note on generators that cannot be seeded, and whether the dataset has none.
 
     Raises `InputError` where input and target both vary: no evaluation would see a pair.
@@ -198,7 +198,7 @@ def _steadiness(source: Opened, steps: Sequence[Step]) -> tuple[tuple[str, ...],
     return (), True
 
 
-def _batches_equal(source: Opened, view: View) -> bool:
+def _batches_equal(source: SampleSource, view: View) -> bool:
     """Compare a few samples of the eval view, read in both ways.
 
     The user's own steps are the reference, so a change in torchvision can cost speed but never

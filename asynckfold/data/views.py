@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from asynckfold.data.dataset import Opened
+from asynckfold.data.dataset import SampleSource
 from asynckfold.data.transforms.random_numbers import AnyDraw, seeded
 from asynckfold.data.transforms.samples import Kind, Records, copied, kind_of, records_in
 from asynckfold.data.transforms.steps import (
@@ -180,8 +180,8 @@ class Views:
         return records_in(self.eval.pipeline)
 
 
-class Tracing:
-    """Traces untransformed samples, and keeps the facts for a `Traced`.
+class LiveTracer:
+    """Traces untransformed samples, and keeps the facts for a `RecordedTracer`.
 
     `drawn`: steps seen to draw random numbers.
     """
@@ -205,8 +205,8 @@ class Tracing:
 
 
 @dataclass(frozen=True)
-class Traced:
-    """Repeats the facts of a `Tracing`, in another process."""
+class RecordedTracer:
+    """Repeats the facts of a `LiveTracer`, in another process."""
 
     facts: Mapping[str, TraceFacts]
 
@@ -219,11 +219,11 @@ class Traced:
         return PipelineTrace(tuple(steps), random, kinds, apart)  # type: ignore[arg-type]
 
 
-Tracer = Tracing | Traced
+Tracer = LiveTracer | RecordedTracer
 
 
 def make_views(
-    source: Opened,
+    source: SampleSource,
     train_transform: Any,
     eval_transform: Any,
     traced: Tracer | None = None,
@@ -235,17 +235,17 @@ def make_views(
     Without `traced`, some samples are read here. `collates`: a function of the user's makes batches
     of samples, which may be anything.
     """
-    traced = traced or Tracing(some_samples(source))
+    traced = traced or LiveTracer(some_samples(source))
     while True:
         views, leaks = _made(source, train_transform, eval_transform, traced, collates)
-        if not leaks or isinstance(traced, Traced):
+        if not leaks or isinstance(traced, RecordedTracer):
             return views
         # What is random for samples that come to it without the steps before it.
         traced.drawn = {*traced.drawn, *leaks}
 
 
 def _made(
-    source: Opened, train_transform: Any, eval_transform: Any, traced: Tracer, collates: bool
+    source: SampleSource, train_transform: Any, eval_transform: Any, traced: Tracer, collates: bool
 ) -> tuple[Views, tuple[Place, ...]]:
     """Return the views, and random steps left in a derived eval view."""
     packed = traced if collates else partial(_packed, traced)
@@ -299,14 +299,16 @@ def _structure_problems(train: PipelineTrace, evaluation: PipelineTrace) -> tupl
     return (problem,)
 
 
-def train_steps(source: Opened, train_transform: Any, eval_transform: Any) -> tuple[Step, ...]:
+def train_steps(
+    source: SampleSource, train_transform: Any, eval_transform: Any
+) -> tuple[Step, ...]:
     """Return the steps of the train view."""
     if train_transform is not None:
         return flatten(train_transform)
     return source.steps or flatten(eval_transform)
 
 
-def some_samples(source: Opened) -> list[Any]:
+def some_samples(source: SampleSource) -> list[Any]:
     """Read a few samples."""
     return [source.read(index)[0] for index in source.probes]
 

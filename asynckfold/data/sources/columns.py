@@ -120,7 +120,7 @@ class ColumnChoice:
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class JudgedColumn:
     """A column and its numbers, or the rule that it breaks and where."""
 
     column: Column
@@ -136,7 +136,7 @@ def judge(
     *,
     unnamed: bool,
     zeros: bool = False,
-) -> Judged:
+) -> JudgedColumn:
     """Decide what a column other than the target is, by the rule of this module.
 
     `cells` is a Series as pandas read it. `unnamed`: the table has a header, but not for this
@@ -155,7 +155,7 @@ def judge(
     return _left_out(name, cells, why) if why else judged
 
 
-def _idle(name: str, position: int, cells: Any, judged: Judged, unnamed: bool) -> str:
+def _idle(name: str, position: int, cells: Any, judged: JudgedColumn, unnamed: bool) -> str:
     """Return why a column says nothing but which row it is; ``""`` if it may say more."""
     if unnamed and cells.isna().all():
         return _EMPTY
@@ -182,8 +182,8 @@ def _is_whole(numbers: npt.NDArray[Any] | None) -> bool:
     return bool((numbers == np.rint(numbers)).all())
 
 
-def _left_out(name: str, cells: Any, why: str) -> Judged:
-    return Judged(replace(_column(name, cells), role=LEFT_OUT, why=why))
+def _left_out(name: str, cells: Any, why: str) -> JudgedColumn:
+    return JudgedColumn(replace(_column(name, cells), role=LEFT_OUT, why=why))
 
 
 def _column(name: str, cells: Any, categories: Sequence[str] = ()) -> Column:
@@ -194,7 +194,7 @@ def _column(name: str, cells: Any, categories: Sequence[str] = ()) -> Column:
     )
 
 
-def _judge_kept(name: str, cells: Any, category: bool, zeros: bool) -> Judged:
+def _judge_kept(name: str, cells: Any, category: bool, zeros: bool) -> JudgedColumn:
     missing = np.flatnonzero(cells.isna())
     if len(missing):
         return _fault(name, cells, _MISSING_RULE, missing)
@@ -209,17 +209,17 @@ def _judge_kept(name: str, cells: Any, category: bool, zeros: bool) -> Judged:
 
 def _fault(
     name: str, cells: Any, rule: str, bad: npt.NDArray[np.int64], shown: object = None
-) -> Judged:
+) -> JudgedColumn:
     detail = name
     if len(bad):
         count = "1 cell" if len(bad) == 1 else f"{len(bad)} cells"
         example = "" if shown is None else f", {shown!r}"
         detail = f"{name} ({count}, first in row {bad[0] + 1}{example})"
     column = replace(_column(name, cells), role=REFUSED, why=rule)
-    return Judged(column, None, detail)
+    return JudgedColumn(column, None, detail)
 
 
-def _numbers(name: str, cells: Any) -> Judged:
+def _numbers(name: str, cells: Any) -> JudgedColumn:
     values = cells.to_numpy()
     if values.dtype.kind == "f":
         with np.errstate(over="ignore"):
@@ -228,10 +228,10 @@ def _numbers(name: str, cells: Any) -> Judged:
         bad = np.flatnonzero((values > _EXACT) | (values < -_EXACT))
     if len(bad):
         return _fault(name, cells, _RANGE_RULE, bad, str(values[bad[0]]))
-    return Judged(_column(name, cells), values)
+    return JudgedColumn(_column(name, cells), values)
 
 
-def _texts(name: str, cells: Any) -> Judged:
+def _texts(name: str, cells: Any) -> JudgedColumn:
     import pandas as pd
 
     texts = cells.to_numpy(object)
@@ -250,17 +250,17 @@ def _texts(name: str, cells: Any) -> Judged:
     return _one_hot(name, cells)
 
 
-def _one_hot(name: str, cells: Any, categories: Sequence[str] | None = None) -> Judged:
+def _one_hot(name: str, cells: Any, categories: Sequence[str] | None = None) -> JudgedColumn:
     names = sorted(cells.unique()) if categories is None else categories
     column = Column(name, FEATURE, NAMES, "", tuple(names), 0, int(cells.nunique()))
     if categories is None and len(names) > MAX_CATEGORIES:
         refused = replace(column, role=REFUSED, why=_CATEGORIES_RULE, categories=())
-        return Judged(refused, None, f"{name} ({len(names)})")
+        return JudgedColumn(refused, None, f"{name} ({len(names)})")
     texts = cells.to_numpy(object)
-    return Judged(column, texts[:, None] == np.array(names, object)[None, :])
+    return JudgedColumn(column, texts[:, None] == np.array(names, object)[None, :])
 
 
-def encode_as(column: Column, cells: Any) -> Judged:
+def encode_as(column: Column, cells: Any) -> JudgedColumn:
     """Encode a column as the models were trained on it."""
     missing = np.flatnonzero(cells.isna())
     if len(missing):
@@ -283,7 +283,7 @@ def row_dtype(columns: Sequence[Column]) -> npt.DTypeLike:
     return np.float32 if few else np.float64
 
 
-def matrix(judged: Sequence[Judged]) -> npt.NDArray[Any]:
+def matrix(judged: Sequence[JudgedColumn]) -> npt.NDArray[Any]:
     """Return the features as rows, shape (n, n_features)."""
     blocks = [item.values for item in judged if item.values is not None]
     widths = [1 if values.ndim == 1 else values.shape[1] for values in blocks]
@@ -294,7 +294,7 @@ def matrix(judged: Sequence[Judged]) -> npt.NDArray[Any]:
     return rows
 
 
-def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
+def feature_problems(what: str, judged: Sequence[JudgedColumn]) -> Iterator[Problem]:
     """Yield each broken rule once, with all columns that break it."""
     if all(item.column.role == LEFT_OUT for item in judged):
         left = (f"{_label(item.column.name)}: {item.column.why}" for item in judged)
@@ -311,7 +311,7 @@ def feature_problems(what: str, judged: Sequence[Judged]) -> Iterator[Problem]:
 
 
 def column_notes(
-    judged: Sequence[Judged], targets: npt.NDArray[np.int64] | None = None
+    judged: Sequence[JudgedColumn], targets: npt.NDArray[np.int64] | None = None
 ) -> Iterator[str]:
     """Yield notes on columns that are left out, constant, encoded, or suspicious."""
     left_out = [item.column for item in judged if item.column.role == LEFT_OUT]
@@ -351,7 +351,7 @@ def flag_word(name: str) -> str:
     return shlex.quote(f'"{name}"' if "," in name else name)
 
 
-def _tells(item: Judged, targets: npt.NDArray[np.int64]) -> bool:
+def _tells(item: JudgedColumn, targets: npt.NDArray[np.int64]) -> bool:
     """Whether values and classes partition the samples alike."""
     classes = int(targets.max(initial=0)) + 1
     if item.values is None or item.column.different != classes or classes < 2:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.data.sources.arrays import array_table, image_shape, read_arrays
-from asynckfold.data.sources.columns import FEATURE, NAMES, Column, Judged, matrix
+from asynckfold.data.sources.columns import FEATURE, NAMES, Column, JudgedColumn, matrix
 from asynckfold.data.sources.images import check_image, find_images
 from asynckfold.data.sources.source import (
     IMAGE,
@@ -162,7 +162,7 @@ def _repeats(contents: Sequence[bytes]) -> int:
     return len(contents) - len(set(contents))
 
 
-def _shown(item: Judged) -> str:
+def _shown(item: JudgedColumn) -> str:
     """Return the range of numbers, or the names."""
     if item.column.dtype == NAMES:
         return ", ".join(item.column.categories)

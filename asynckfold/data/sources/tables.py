@@ -27,7 +27,7 @@ from asynckfold.data.sources.columns import (
     TARGET,
     Column,
     ColumnChoice,
-    Judged,
+    JudgedColumn,
     column_notes,
     encode_as,
     feature_problems,
@@ -61,7 +61,7 @@ class Table:
     """Labelled rows as they were read: what can be used, and every problem."""
 
     columns: tuple[Column, ...]  # all, in order
-    judged: tuple[Judged, ...]  # all but the target
+    judged: tuple[JudgedColumn, ...]  # all but the target
     classes: tuple[str, ...]
     targets: npt.NDArray[np.int64]  # class indices of the rows that have a label
     n_rows: int
@@ -233,7 +233,7 @@ def _cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
 
 def _judged(
     path: Path, head: Head, cells: Any, chosen: ColumnChoice, target: int | None
-) -> list[Judged]:
+) -> list[JudgedColumn]:
     zeros = with_leading_zeros(path, head, cells)
     return [
         judge(
