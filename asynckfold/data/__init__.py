@@ -8,8 +8,8 @@
                                                  .train(indices, seed, epoch)   .eval(indices)
 
 The arrays are anonymous memory known by file descriptor only, so nothing is left behind however the
-processes end. Samples of different length, for a `collate_fn`, are held as offsets and values
-(`ragged`). Those that cannot be held (other structures, too large) are read one by one in the
+processes end. Samples of different length, for a `collate_fn`, are held as records with
+offsets. Those that cannot be held (other structures, too large) are read one by one in the
 workers, and `Prepared.notes` says so.
 
 Read `prepare` first; `materialize` and `range_reader` read samples, `views` divides transforms,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -152,24 +152,18 @@ def _of_parts(values: Any, criterion: Criterion | None, task: str | None) -> Lab
             schema, rows = Schema.of_samples(list(values))
     except UnfitTree as error:
         raise InputError.one(PARTS_RULE, *error.args) from error
-    problems = []
     if criterion is not None:
-        problems.append(
-            Problem(
-                "targets of several parts need a criterion of your own",
-                f"{criterion.name}, and targets {schema.text}",
-                "Pass a function (outputs, targets) → loss that takes the parts.",
-            )
+        raise InputError.one(
+            "targets of several parts need a criterion of your own",
+            f"{criterion.name}, and targets {schema.text}",
+            "Pass a function (outputs, targets) → loss that takes the parts.",
         )
     if task not in (None, CUSTOM):
-        problems.append(
-            Problem(
-                "targets of several parts are a task of your own",
-                f"task={task!r}, and targets {schema.text}",
-                "Leave task out, or pass task='custom'.",
-            )
+        raise InputError.one(
+            "targets of several parts are a task of your own",
+            f"task={task!r}, and targets {schema.text}",
+            "Leave task out, or pass task='custom'.",
         )
-    refuse(problems)
     objective = Objective(REGRESSION, natural_scale(REGRESSION, None), targets=schema)
     return Labels(rows, (), False, _missing_notes(rows), objective)
 
@@ -383,7 +377,7 @@ def _two_valued(array: Array, criterion: Criterion, names: tuple[str, ...]) -> L
     if array.ndim in (1, 2) and shares and values[0] >= 0 and values[-1] <= 1:
         # Targets that are probabilities themselves: numbers, of outputs on the same scale.
         return Labels(_floats(array), (), False, objective=Objective(REGRESSION, scale))
-    refuse(_two_valued_problems(array, values, codes, is_codes, several, criterion.name))
+    _check_two_valued(array, values, codes, is_codes, several, criterion.name)
     signs = codes == (-1, 1)
     targets = _floats(array if is_codes else np.where(array == values[-1], codes[1], codes[0]))
     if several:
@@ -403,32 +397,27 @@ def _two_valued(array: Array, criterion: Criterion, names: tuple[str, ...]) -> L
     return Labels(targets, classes, False, tuple(notes), Objective(BINARY, scale, labels, signs))
 
 
-def _two_valued_problems(
+def _check_two_valued(
     array: Array, values: Array, codes: tuple[int, int], is_codes: bool, several: bool, name: str
-) -> list[Problem]:
+) -> None:
     if array.ndim not in (1, 2):
         rule = f"{name} needs labels of shape (n,), (n, 1) or (n, n_labels)"
-        return [Problem(rule, f"shape {array.shape}", "Pass targets= of such a shape.")]
+        raise InputError.one(rule, f"shape {array.shape}", "Pass targets= of such a shape.")
     # One label that is no code tells not which of the two classes it is.
     if is_codes or (len(values) == 2 and (not several or array.dtype.kind == "b")):
-        return []
+        return
     shown = ", ".join(map(str, values[:5].tolist())) + (", …" if len(values) > 5 else "")
     what = f"rows of {codes[0]} and {codes[1]}" if several else "two classes"
-    return [
-        Problem(
-            f"{name} needs labels of {what}",
-            f"{len(values)} values: {shown}",
-            "Use CrossEntropyLoss for classes, or a criterion such as MSELoss for numbers."
-            if not several
-            else f"Pass targets= of {codes[0]} and {codes[1]}.",
-        )
-    ]
+    remedy = "Use CrossEntropyLoss for classes, or a criterion such as MSELoss for numbers."
+    if several:
+        remedy = f"Pass targets= of {codes[0]} and {codes[1]}."
+    raise InputError.one(f"{name} needs labels of {what}", f"{len(values)} values: {shown}", remedy)
 
 
 # Class indices
 
 
-def _class_problems(array: Array, ignored: int) -> list[Problem]:
+def _class_problems(array: Array, ignored: int) -> Iterator[Problem]:
     if array.ndim != 1:
         received, remedy = f"shape {array.shape}", "Pass targets= of shape (n,)."
         if array.ndim == 2 and array.dtype.kind != "U":
@@ -437,42 +426,32 @@ def _class_problems(array: Array, ignored: int) -> list[Problem]:
                 "Pass targets.argmax(axis=1); or task='custom' and functions that score them, if "
                 "the criterion takes them as they are."
             )
-        return [Problem("class labels must be one index per sample", received, remedy)]
-    if array.dtype.kind == "f":
-        return _float_problems(array)
-    if array.dtype.kind == "i":
-        return [
-            problem
-            for index in dict.fromkeys((-100, ignored))
-            for problem in _ignored_problems(array, index, "class labels")
-        ]
-    return _ignored_problems(array, ignored, "class labels") if array.dtype.kind == "u" else []
+        yield Problem("class labels must be one index per sample", received, remedy)
+    elif array.dtype.kind == "f":
+        yield from _float_problems(array)
+    elif array.dtype.kind in "iu":
+        for index in dict.fromkeys((-100, ignored)):
+            yield from _ignored_problems(array, index, "class labels")
 
 
-def _ignored_problems(array: Array, ignored: int, what: str) -> list[Problem]:
+def _ignored_problems(array: Array, ignored: int, what: str) -> Iterator[Problem]:
     at = np.flatnonzero(array == ignored)
-    if not at.size:
-        return []
-    return [
-        Problem(
+    if at.size:
+        yield Problem(
             f"{what} must not be those that the criterion ignores",
             f"{ignored} at index {at[0]}, {at.size} in all",
             f"Samples to be ignored ({ignored}) cannot be scored: leave them out with Subset, or "
             "pass another ignore_index where they are a class.",
         )
-    ]
 
 
-def _float_problems(array: Array) -> list[Problem]:
-    problems = []
+def _float_problems(array: Array) -> Iterator[Problem]:
     bad = np.flatnonzero(~np.isfinite(array))
     if bad.size:
-        problems.append(
-            Problem(
-                "class labels must not be NaN or infinite",
-                f"{array[bad[0]]} at index {bad[0]}, {bad.size} in all",
-                "Remove these samples or label them.",
-            )
+        yield Problem(
+            "class labels must not be NaN or infinite",
+            f"{array[bad[0]]} at index {bad[0]}, {bad.size} in all",
+            "Remove these samples or label them.",
         )
     fractions = np.flatnonzero(np.isfinite(array) & (array != np.floor(array)))
     at = int(fractions[0]) if fractions.size else 0
@@ -483,7 +462,7 @@ def _float_problems(array: Array) -> list[Problem]:
         "targets.astype('int64') for an array, target_transform=int for a dataset."
     )
     received = f"{array.dtype}, such as {array[at]} at index {at}"
-    return [*problems, Problem("labels for a class criterion must be integers", received, remedy)]
+    yield Problem("labels for a class criterion must be integers", received, remedy)
 
 
 def _classes(
