@@ -201,7 +201,7 @@ def make_plan(call: Call) -> None:
     )
     devices = choose_devices(work, allowed, before)
     work = replace(work, plan=draft.with_devices(devices.kinds))
-    threads = choose(work, settings.threads, call.before, taken, stored)
+    threads = choose(work, settings.threads, call.before, taken)
     threads = replace(threads, devices=devices.why or threads.devices)
     groups = group(work, threads, before, settings.fuse, machine.max_memory)
     threads = predicted(work, threads, groups)

@@ -71,7 +71,7 @@ class Request:
     gpu: bool = False
     alone: bool = False  # nothing else may run meanwhile: it ran out of memory beside others
     gpu_memory: int = 0  # expected bytes
-    # limit on its GPU, itself included; several were measured slower than one
+    # limit on its GPU, itself included
     jobs_per_gpu: int = 1
     jobs: tuple[str, ...] = ()  # of a group; empty: just `job_id`
     trainer: str = "plain"
@@ -128,7 +128,7 @@ def fused(requests: Sequence[Request], left: Sequence[str]) -> Request:
     """Return the request of a fusion group: seconds and memory of all its jobs, in one process.
 
     Named by the first job. Finished jobs stay in the group and count; `left` are the others. On a
-    GPU a group runs alone, as it was timed.
+    GPU a group runs alone.
 
     >>> requests = [Request(name, 1.5, memory=WORKER_BYTES + 3) for name in "ab"]
     >>> group = fused(requests, ["b"])

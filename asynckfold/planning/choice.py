@@ -28,8 +28,8 @@ KINDS = ("cpu", "cuda")
 
 _NAMES = {"cpu": "cores", "cuda": "GPUs"}
 
-BY_GPU = "the work is done by a GPU"
-"""Why a GPU job has one thread."""
+BY_GPU, TAKEN_OVER = "the work is done by a GPU", "taken over from another run"
+"""Why a job has its number of threads."""
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,12 @@ def _jobs_per_gpu(workload: Workload, cost: Cost) -> int:
 
 
 def choose(
-    workload: Workload,
-    requested: int | None,
-    before: Choice | None,
-    other: Plan | None,
-    stored: Plan | None = None,
+    workload: Workload, requested: int | None, before: Choice | None, other: Plan | None
 ) -> Choice:
-    """Choose threads and jobs per GPU, on each kind of device that the plan names.
+    """Choose the threads of each model, and how many of its jobs share a GPU.
+
+    A job on a GPU has one thread, unless another number is requested. Where its model has more on
+    cores, it is among `Choice.last_threads`.
 
     Parameters
     ----------
@@ -147,87 +146,96 @@ def choose(
         The run's choice in an earlier session, which stays.
     other : Plan or None
         Plan of the run whose decisions are taken over.
-    stored : Plan or None
-        Plan of the run.
 
     Raises
     ------
     InputError
         The other run does not know a model, or has more threads than there are cores here.
     """
-    if not workload.plan.devices:
-        return _on_one_kind(workload, requested, before, other)
-    parts = {kind: workload.on(kind) for kind in KINDS}
-    on_cores, on_gpus = (
-        _on_one_kind(part, requested, _part_of(before, stored, kind), other)
-        for kind, part in parts.items()
+    plan = workload.plan
+    on_gpus = [job for job in plan.jobs if plan.device_of(job.candidate) == "cuda"]
+    on_cores = workload.on("cpu") if on_gpus else workload
+    names = list(dict.fromkeys(job.model for job in on_cores.plan.jobs))
+    gpu_names = list(dict.fromkeys(job.model for job in on_gpus))
+    threads = _threads(on_cores, names, requested, before, other)
+    gpu_threads = _threads(workload.on("cuda"), gpu_names, requested, before, other)
+    counts = {**gpu_threads.counts, **threads.counts}
+    last = on_cores.last_threads(threads.last)
+    kept = {} if before is None else before.last_threads
+    known = {} if before is None else dict(before.threads)
+    known |= {job.model: kept[job.id] for job in on_gpus if job.id in kept}
+    for job in on_gpus:
+        count = requested or known.get(job.model, 1)
+        if other is None and counts[job.model] != count:
+            last[job.id] = count
+    if other is not None and requested is None:
+        jobs = {job.id for job in plan.jobs}
+        last = {name: count for name, count in other.last_threads.items() if name in jobs}
+    costs = {name: on_cores.estimated_cost(name) for name in names}
+    gpu_costs = {name: workload.on("cuda").estimated_cost(name) for name in gpu_names}
+    per_gpu = {name: _jobs_per_gpu(workload, gpu_costs[name]) for name in gpu_names}
+    if before is not None:
+        costs = {name: before.costs.get(name, cost) for name, cost in costs.items()}
+        costs_before = {**before.costs, **before.gpu_costs}
+        gpu_costs = {name: costs_before.get(name, cost) for name, cost in gpu_costs.items()}
+        per_gpu = {name: before.per_gpu.get(name, count) for name, count in per_gpu.items()}
+        last = {**kept, **last} if requested is None else last
+    why = dict(threads.why)
+    for name in gpu_names:
+        jobs_text = "1 job" if per_gpu[name] == 1 else f"{per_gpu[name]} jobs"
+        text = f"{gpu_threads.why[name]}; {jobs_text} on a GPU"
+        why[name] = f"on cores {why[name]}; on GPUs {text}" if name in names else text
+    if before is not None:
+        why |= {name: text for name, text in before.why.items() if name in why}
+    return Choice(
+        counts,
+        why,
+        {**gpu_costs, **costs},
+        workload.all_cores if before is None else before.cores,
+        per_gpu=per_gpu,
+        last_threads=dict(sorted(last.items())),
+        gpu_costs=gpu_costs if plan.devices else {},
+        devices="" if before is None else before.devices,
+        nodes=workload.nodes,
     )
-    return _merged(workload, parts, on_cores, on_gpus, before)
 
 
-def _on_one_kind(
-    workload: Workload, requested: int | None, before: Choice | None, other: Plan | None
-) -> Choice:
-    choice = _with_threads(workload, requested, before, other)
-    if workload.plan.device != "cuda":
-        return choice
-    per_gpu, why = {} if before is None else dict(before.per_gpu), dict(choice.why)
-    per_gpu = {name: count for name, count in per_gpu.items() if name in choice.threads}
-    for name in choice.threads.keys() - per_gpu.keys():
-        per_gpu[name] = _jobs_per_gpu(workload, choice.costs[name])
-        jobs = "1 job" if per_gpu[name] == 1 else f"{per_gpu[name]} jobs"
-        why[name] += f"; {jobs} on a GPU"
-    return replace(choice, per_gpu=dict(sorted(per_gpu.items())), why=why)
-
-
-def _with_threads(
-    workload: Workload, requested: int | None, before: Choice | None, other: Plan | None
-) -> Choice:
-    models = workload.models()
-    names = [model.name for model in models]
+def _threads(
+    workload: Workload,
+    names: Sequence[str],
+    requested: int | None,
+    before: Choice | None,
+    other: Plan | None,
+) -> Threads:
+    """Return the threads of models on one kind of device."""
     processes = workload.plan.params.processes
     if processes > 1:
-        why = f"each job trains with {processes} processes"
-        choice = _choice(workload, _equal(names, 1, why))
-        gains = {name: cost.processes_gain for name, cost in choice.costs.items()}
+        threads = _equal(names, 1, f"each job trains with {processes} processes")
+        gains = {name: workload.estimated_cost(name).processes_gain for name in names}
         more = {name: f", {gain_text(gain)}" if gain else "" for name, gain in gains.items()}
-        return replace(choice, why={name: why + more[name] for name, why in choice.why.items()})
+        return replace(threads, why={name: text + more[name] for name, text in threads.why.items()})
     if requested is not None:
-        return _choice(workload, _equal(names, requested, "as asked"))
-    if before is not None:
-        return _extended(workload, before)
-    if other is not None:
+        return _equal(names, requested, "as asked")
+    if before is None and other is not None:
         refuse(_problems(other, names, workload.cores))
-        counts = {name: other.threads_of(name) for name in names}
-        why = "taken over from another run"
-        sentences = {name: f"{count_text(count)}: {why}" for name, count in counts.items()}
-        choice = _choice(workload, Threads(counts, sentences))
-        mine = {job.id for job in workload.plan.jobs}
-        kept = {name: count for name, count in other.last_threads.items() if name in mine}
-        return replace(choice, last_threads=kept)
-    return _choice(workload, _by_rule(workload, names))
-
-
-def _by_rule(workload: Workload, names: Sequence[str]) -> Threads:
+        parts = [_equal([name], other.threads_of(name), TAKEN_OVER) for name in names]
+        return _joined(parts)
+    kept = {} if before is None else before.threads
+    added = [name for name in names if name not in kept]
+    stays = _joined([_equal([name], kept[name], "as before") for name in names if name in kept])
     if workload.plan.device == "cuda":
-        return _equal(names, 1, BY_GPU)
-    models = [model for model in workload.models() if model.name in names]
-    return decide(models, workload.cores, workload.nodes)
+        return _joined([stays, _equal(added, 1, BY_GPU)])
+    models = [model for model in workload.models() if model.name in added]
+    more_threads = decide(models, workload.cores, workload.nodes) if models else _equal([], 1, "")
+    return _joined([stays, more_threads])
 
 
-def _extended(workload: Workload, before: Choice) -> Choice:
-    """Keep the run's earlier choice, and decide for models that were added to it."""
-    models = dict.fromkeys(job.model for job in workload.plan.jobs)
-    added = [name for name in models if name not in before.threads]
-    if not added:
-        return before
-    more = _by_rule(workload, added)
-    threads = Threads({**before.threads, **more.counts}, {**before.why, **more.why}, more.last)
-    choice = _choice(workload, threads)
-    return replace(
-        choice,
-        costs={**choice.costs, **before.costs},
-        last_threads={**before.last_threads, **choice.last_threads},
+def _joined(parts: Sequence[Threads]) -> Threads:
+    """Return the threads of several groups of models."""
+    return Threads(
+        {name: count for part in parts for name, count in part.counts.items()},
+        {name: text for part in parts for name, text in part.why.items()},
+        next((part.last for part in parts if part.last), None),
     )
 
 
@@ -250,67 +258,3 @@ def _problems(other: Plan, names: Sequence[str], cores: int) -> Iterator[Problem
 
 def _equal(names: Sequence[str], count: int, why: str) -> Threads:
     return Threads(dict.fromkeys(names, count), dict.fromkeys(names, f"{count_text(count)}: {why}"))
-
-
-def _choice(workload: Workload, threads: Threads) -> Choice:
-    """Complete a decision by the costs that order the jobs."""
-    models = dict.fromkeys(job.model for job in workload.plan.jobs)
-    return Choice(
-        threads.counts,
-        threads.why,
-        {name: workload.estimated_cost(name) for name in models},
-        workload.all_cores,
-        last_threads=workload.last_threads(threads.last),
-        nodes=workload.nodes,
-    )
-
-
-def _part_of(before: Choice | None, stored: Plan | None, kind: str) -> Choice | None:
-    """Return the part of an earlier choice that is about one kind of device."""
-    if before is None or stored is None:
-        return before
-    jobs = {job.id: job.model for job in stored.on(kind).jobs}
-    last = {name: count for name, count in before.last_threads.items() if name in jobs}
-    threads = {
-        model: last.get(name, before.threads[model]) if kind == "cuda" else before.threads[model]
-        for name, model in reversed(jobs.items())
-    }
-    costs = {**before.costs, **before.gpu_costs} if kind == "cuda" else before.costs
-    return replace(before, threads=threads, costs=costs, last_threads=last)
-
-
-def _merged(
-    workload: Workload,
-    parts: Mapping[str, Workload],
-    on_cores: Choice,
-    on_gpus: Choice,
-    before: Choice | None,
-) -> Choice:
-    """Return one choice; threads of jobs that differ from their model's stand by themselves."""
-    known = {} if before is None else before.threads
-    threads = {**on_gpus.threads, **on_cores.threads}
-    threads = {model: known.get(model, count) for model, count in threads.items()}
-    each = {
-        job.id: choice.last_threads.get(job.id, choice.threads[job.model])
-        for part, choice in ((parts["cpu"], on_cores), (parts["cuda"], on_gpus))
-        for job in part.plan.jobs
-    }
-    models = {job.id: job.model for job in workload.plan.jobs}
-    last = {name: count for name, count in sorted(each.items()) if count != threads[models[name]]}
-    why = {
-        model: "; ".join(
-            f"on {_NAMES[kind]} {choice.why[model]}"
-            for kind, choice in (("cpu", on_cores), ("cuda", on_gpus))
-            if any(job.model == model for job in parts[kind].plan.jobs)
-        )
-        for model in threads
-    }
-    return replace(
-        on_cores,
-        threads=threads,
-        why=why,
-        costs={**on_gpus.costs, **on_cores.costs},
-        per_gpu=on_gpus.per_gpu,
-        last_threads=last,
-        gpu_costs=on_gpus.costs,
-    )

@@ -53,20 +53,17 @@ class Patience:
         return begins
 
 
-def room(
-    engine: Engine, max_wait: float | None, signals: Interruption, on_gpu: bool = False
-) -> Load:
+def room(engine: Engine, max_wait: float | None, signals: Interruption) -> Load:
     """Wait until something may start, and return the load of a node where it may.
 
-    With `on_gpu` one that has a GPU, if there is any. Raises `NoRoomError` after `max_wait`.
+    Raises `NoRoomError` after `max_wait`.
     """
     patience = Patience(max_wait)
     while obstacle := blocked_everywhere(load := engine.load([])):
         patience.look(time.monotonic(), obstacle)
         time.sleep(TICK_SECONDS)
         signals.check()
-    nodes = [node for node in load.nodes if not node.blocked]
-    return next((node for node in nodes if on_gpu and node.gpus), nodes[0])
+    return next(node for node in load.nodes if not node.blocked)
 
 
 class Sampler:

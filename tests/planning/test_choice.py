@@ -63,7 +63,7 @@ def test_a_requested_number_stands() -> None:
 
 def test_models_that_are_added_to_a_run_are_decided_and_the_others_stay() -> None:
     before = choice_of(workload(A=SMALL), requested=2)
-    assert choice_of(workload(1000, A=SMALL), before=before) is before
+    assert choice_of(workload(1000, A=SMALL), before=before).threads == before.threads
     work = workload(A=SMALL, B=SMALL)
     choice = choice_of(work, before=before)
     assert choice.threads == {"A": 2, "B": 1}
@@ -249,9 +249,16 @@ def test_a_model_on_both_kinds_has_one_thread_on_the_gpu() -> None:
     more = replace(plan, jobs=make_jobs(["vgg"], ["cosine", "step", "warm"], FOLDS[:2], 0))
     kinds = choose_devices(replace(work, plan=more), KINDS, plan).kinds
     again = replace(work, plan=more.with_devices(kinds))
-    then = choose(again, None, choice, None, plan)
+    then = choose(again, None, choice, None)
     stored = plan.with_threads(choice.threads, choice.last_threads)
     assert stored.obstacle(again.plan.with_threads(then.threads, then.last_threads)) is None
+
+
+def test_requested_threads_of_jobs_on_a_gpu_stay_when_a_run_continues() -> None:
+    work = workload(device="cuda")
+    first = choice_of(work, requested=2)
+    again = choice_of(work, before=first)
+    assert (again.threads, again.last_threads) == ({"M": 2}, {})
 
 
 def test_the_forecast_runs_both_kinds_at_once() -> None:

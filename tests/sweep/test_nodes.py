@@ -272,10 +272,8 @@ def test_a_job_out_of_memory_is_tried_again_alone_on_a_node(store: RunStore) -> 
 
 
 def test_a_single_task_waits_until_one_node_is_open() -> None:
-    gpu = node("z", gpus=(Gpu(0, 9, 9),))
-    engine = Nodes([node("x", blocked="no memory"), node("y"), gpu])
+    engine = Nodes([node("x", blocked="no memory"), node("y")])
     assert room(engine, 0.0, Interruption()).node == "y"
-    assert room(engine, 0.0, Interruption(), on_gpu=True).node == "z"
     engine.nodes = engine.nodes[:1]
     with pytest.raises(NoRoomError, match=r"no memory"):
         room(engine, 0.0, Interruption())
