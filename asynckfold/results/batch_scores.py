@@ -66,8 +66,8 @@ class Accumulating:
         """Add the targets (b, ...) and outputs (b, ...) of some samples."""
         import torch
 
-        given = _for_metric(self._objective, self._transform, targets, outputs)
-        tensors = with_leaves(lambda part: torch.from_numpy(np.ascontiguousarray(part)), given)
+        arrays = _for_metric(self._objective, self._transform, targets, outputs)
+        tensors = with_leaves(lambda part: torch.from_numpy(np.ascontiguousarray(part)), arrays)
         with torch.no_grad():
             self._metric.update(*tensors)
 
@@ -167,11 +167,11 @@ def count_pixels(
     counts = np.zeros(size * size, np.int64)
     step = max(1, CHUNK_PIXELS // max(1, targets[:1].size))
     for low in range(0, len(targets), step):
-        given = targets[low : low + step]
+        truth = targets[low : low + step]
         guess = predicted(objective, outputs[low : low + step], transform)
-        if guess.shape != given.shape:
-            raise ValueError(f"predictions of shape {guess.shape} for targets {given.shape}")
-        true = objective.codes(given)
+        if guess.shape != truth.shape:
+            raise ValueError(f"predictions of shape {guess.shape} for targets {truth.shape}")
+        true = objective.codes(truth)
         known = true != objective.ignore_index if objective.kind == SEGMENTATION else ...
         counts += np.bincount(true[known].ravel() * size + guess[known].ravel(), minlength=size**2)
     return counts.reshape(size, size)

@@ -56,7 +56,7 @@ _NEGATED = frozenset(
 
 
 def direction_problems(pairs: Sequence[tuple[Any, Any]]) -> Iterator[Problem]:
-    """Yield the scores, of pairs (name, score), where less is better as far as names tell."""
+    """Yield the scores, of pairs (name, score), whose names say that less is better."""
     for name, item in pairs:
         if isinstance(item, str) or not callable(item):
             continue

@@ -158,9 +158,9 @@ class Outcome:
         objective = self.plan.objective_of("")
         if not objective.is_classes:
             return None
-        asked = self.plan.objective
+        planned = self.plan.objective
         # Their columns are no classes.
-        several = {model for model, _ in (asked.outputs if asked is not None else ())}
+        several = {model for model, _ in (planned.outputs if planned is not None else ())}
         kept = [self.results.get(job.id) for job in self.plan.jobs if job.model not in several]
         outputs = [item.outputs for item in kept if item is not None and item.outputs is not None]
         columns = max((each.shape[1] for each in outputs if each.ndim == 2), default=0)

@@ -38,7 +38,7 @@ def mean_use(samples: Sequence[Sample], phase: str) -> tuple[float, float]:
     for item, gap, following in zip(samples, [math.nan, *gaps], [*gaps, math.nan], strict=False):
         if item.phase != phase:
             continue
-        # The first of a phase tells of the moments before.
+        # The first sample of a phase covers the moments before it.
         first = FIRST_SECONDS if math.isnan(following) else min(following, FIRST_SECONDS)
         weight = first if math.isnan(gap) else gap
         total, used, by_run = total + weight, used + weight * item.used, by_run + weight * item.own
@@ -61,7 +61,7 @@ class ModelAccount:
 
 @dataclass(frozen=True)
 class Packing:
-    """How a run used the cores that it was given."""
+    """How a run used its allotted cores."""
 
     cores: int | None  # allotted by affinity, quota and n_jobs; None if it was not recorded
     predicted: Prediction | None  # for the whole sweep on all allotted cores

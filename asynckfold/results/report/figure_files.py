@@ -1,8 +1,8 @@
-"""The PNG files of a report: drawn if they have changed, in this process or in one beside it.
+"""The PNG files of a report, drawn again only if their numbers have changed.
 
-A file beside them tells what they show::
+A stamp file records what they show::
 
-    digest of the numbers                 asked for
+    digest of the numbers                 requested
     digest of the numbers, and names      drawn
 """
 
@@ -35,9 +35,9 @@ class _Order:
 
 
 def update(summary: Summary, root: Path, folder: Path, *, beside: bool = False) -> None:
-    """Draw the figures of a folder, unless they show the same numbers; `beside` does not wait."""
+    """Draw the figures of a folder if their numbers changed; `beside`: in a background process."""
     numbers = summary.to_dict()
-    # No figure shows them, and a call that has nothing to do adds some.
+    # No figure shows events, and a call without pending jobs adds some.
     del numbers["events"]
     text = json.dumps([numbers, version("asynckfold")])
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -74,7 +74,7 @@ def _draw(order: _Order) -> None:
     files = draw(order.summary)
     left = re.compile(rf"({'|'.join(map(re.escape, [STAMP, *files]))})\.\d+\.tmp")
     with alone(order.root, order.folder, left):
-        # Newer ones may have been asked for.
+        # A newer request replaces this one.
         if _stamp(order)[0] != order.digest:
             return
         for name, content in files.items():

@@ -37,7 +37,7 @@ class Line:
     name: str  # of its candidate; empty without one
     place: int  # of its candidate in the ranking, which gives the colour
     points: Points
-    said: Sequence[str] = ()  # of each point, to whom points at it
+    said: Sequence[str] = ()  # tooltip of each point
     band: Points = ()  # lowest and highest value at each point
     dashed: bool = False
 

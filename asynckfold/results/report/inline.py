@@ -92,7 +92,7 @@ def _in_words(row: CandidateRow, metric: str) -> str:
 
 
 def _forest_scale(rows: Sequence[CandidateRow], metric: str) -> svg.Scale:
-    """Hold all scores, and intervals as far as they are not much wider than these."""
+    """Return an axis for all scores; intervals that are much wider are cut off."""
     scores = [score for row in rows for score in (*row.scores[metric], row.mean[metric])]
     known = [score for score in scores if math.isfinite(score)]
     low, high = min(known), max(known)
@@ -162,7 +162,7 @@ def _forest_row(
 def _panels(
     panels: Sequence[Panel], names: Iterable[str] = (), places: Mapping[str, int] | None = None
 ) -> Markup | None:
-    """Lay panels side by side, where there is room, above the legend; None without any."""
+    """Return panels side by side, above their legend; None without panels."""
     if not panels:
         return None
     drawn = svg.element("div", *map(_panel, panels), class_="panels")
@@ -233,7 +233,7 @@ def _marks(line: Line, panel: Panel, marks: int) -> Iterator[Markup]:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Return at most so many places of a list, its last among them.
+    """Return at most `most` evenly spaced places of a list, the last included.
 
     >>> _spread(3, 5), _spread(10, 4)
     ([0, 1, 2], [0, 3, 6, 9])

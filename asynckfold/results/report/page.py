@@ -1,4 +1,4 @@
-"""The page of a run, and the files beside it.
+"""The page of a run and its accompanying files.
 
 ``index.html`` is self-contained: it embeds figures and numbers, fetches nothing, and runs one
 script, whose hash stands in its policy. Without script everything can still be read. All text
@@ -45,7 +45,7 @@ def write_report(
 ) -> Path:
     """Write the page, its figures and tables, by default to ``report`` in the run's folder.
 
-    Figures are written as PNG, `beside` by a process that may go on, and, if asked for, as
+    Figures are written as PNG, with `beside` by a background process, and on request also as
     ``"svg"`` or ``"pdf"``.
 
     The run may be incomplete or still running. Returns the path of the page, written last; raises

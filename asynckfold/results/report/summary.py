@@ -262,8 +262,8 @@ def _outputs(plan: Plan) -> str:
 
 def command(about: Mapping[str, Any]) -> str:
     """Return the shell command; empty if the run was started from Python."""
-    given = about.get("command") or ""
-    text = given if isinstance(given, str) else shlex.join(map(str, given))
+    parts = about.get("command") or ""
+    text = parts if isinstance(parts, str) else shlex.join(map(str, parts))
     return clean(text, ERROR_LIMIT)
 
 

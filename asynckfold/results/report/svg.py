@@ -1,6 +1,6 @@
 """Inline SVG for pages and notebooks: x in percent, y in pixels.
 
-So a figure takes the width that it is given, and its text keeps its size. Colours are variables of
+So a figure is as wide as its container, and its text keeps its size. Colours are CSS variables of
 the page with a fallback, and follow its theme.
 """
 
@@ -42,11 +42,11 @@ def element(name: str, *children: str, **attributes: object) -> Markup:
     >>> element("text", "a < b", text_anchor="end", class_="x")
     Markup('<text text-anchor="end" class="x">a &lt; b</text>')
     """
-    given = "".join(
+    pairs = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_value(value))}"'
         for key, value in attributes.items()
     )
-    return Markup(f"<{name}{given}>{Markup().join(children)}</{name}>")
+    return Markup(f"<{name}{pairs}>{Markup().join(children)}</{name}>")
 
 
 def _value(value: object) -> str:
@@ -80,10 +80,10 @@ def rule(x: float, top: float, bottom: float, **look: object) -> Markup:
 
 
 def figure(height: float, label: str, *children: str) -> Markup:
-    """Return an SVG as wide as its place; `label` describes it to who cannot see it."""
-    given: dict[str, object] = {"width": "100%", "height": height, "role": "img"}
+    """Return an SVG as wide as its container; `label` describes it to screen readers."""
+    box: dict[str, object] = {"width": "100%", "height": height, "role": "img"}
     look = {"aria_label": label, "font_family": "inherit", "style": "overflow:visible"}
-    return element("svg", *children, **given, **look)
+    return element("svg", *children, **box, **look)
 
 
 @dataclass(frozen=True)

@@ -398,7 +398,7 @@ ON_AXES: Mapping[str, Callable[..., Figure | None]] = {
 }
 """Those that the caller's axes can take."""
 
-# Nothing that changes by itself: the same run gives the same bytes.
+# No dates, so that the same run gives the same bytes.
 _METADATA: Mapping[str, Any] = {
     "png": None,
     "svg": {"Date": None},

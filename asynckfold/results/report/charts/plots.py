@@ -87,15 +87,15 @@ def cpu_usage(
     arrays = {"packed": packed, "serial": serial}
     if _reads_run(run, arrays):
         return of_run(run, "cpu_usage")
-    given = {name: _curve(name, curve) for name, curve in arrays.items() if curve is not None}
-    most = max(max(used) for _, used in given.values())
+    curves = {name: _curve(name, curve) for name, curve in arrays.items() if curve is not None}
+    most = max(max(used) for _, used in curves.values())
     if cores is not None and not 0 < cores < math.inf:
         raise InputError.one("cores must be a number above 0", repr(cores), "Leave cores out.")
     allowed = max(1, math.ceil(most)) if cores is None else cores
     uses = [
         # Whose use it is, arrays do not say.
         CpuUse(name, times, used, used, allowed, float(np.mean(used)), math.nan)
-        for name, (times, used) in given.items()
+        for name, (times, used) in curves.items()
     ]
     return drawings.cpu_panels(uses)
 
@@ -312,18 +312,18 @@ _NEEDS = {
 
 def _reads_run(run: Run | None, arrays: Mapping[str, Any], *, needs_both: bool = False) -> bool:
     """Whether the run is drawn, and not arrays; refuse both and neither."""
-    given = [
+    passed = [
         name
         for name, value in arrays.items()
         if value is not None and (not isinstance(value, Sized) or len(value))
     ]
-    is_enough = len(given) == len(arrays) if needs_both else bool(given)
-    if (run is None) == is_enough and not (run is not None and given):
+    is_enough = len(passed) == len(arrays) if needs_both else bool(passed)
+    if (run is None) == is_enough and not (run is not None and passed):
         return run is not None
     wanted = "packed and serial" if needs_both else "packed, serial or both"
-    received = " and ".join([*(["a run"] if run is not None else []), *given]) or "nothing"
+    received = " and ".join([*(["a run"] if run is not None else []), *passed]) or "nothing"
     remedy = f"Pass the folder of a run, such as 'runs/x', or {wanted}."
-    if run is not None and given:
+    if run is not None and passed:
         remedy = "Leave one of them out."
     raise InputError.one(f"a figure takes either a run, or {wanted}", received, remedy)
 
