@@ -35,9 +35,8 @@ class Sharing:
     devices : {"auto", "cpu", "cuda"} or list
         Devices to use: "auto" for cores and visible GPUs, "cpu", "cuda" for GPUs alone, or a list.
         A list names GPUs by their numbers, and cores by "cpu": ``["cpu", 0]``. On both kinds, a
-        simulation of the sweep decides which candidates run where; all folds of a candidate run on
-        one kind, which is part of the plan. Jobs of several processes then run on cores. On GPUs
-        alone, each process of allreduce has a GPU of its own.
+        rule decides which candidates run where; all folds of a candidate run on one kind, which is
+        part of the plan. Jobs of several processes then run on cores.
     reserve_cores : int
         Number of cores to leave free. The threads of the models are decided without them.
     max_memory : float, str or None
