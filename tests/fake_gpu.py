@@ -41,35 +41,6 @@ def load_nvml() -> tuple[Any, str]:
     return FakeNvml((8 * GIB, 8 * GIB, 0)), ""
 
 
-class Slices(FakeNvml):
-    """One GPU, divided into slices (MIG): all-reduce uses gloo, which needs no device."""
-
-    def nvmlDeviceGetCount(self) -> int:
-        return 1
-
-    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
-        return (1, 0)
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
-        return len(self.gpus)
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, part: int) -> int:
-        return part
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"MIG-{handle}"
-
-
-def load_slices() -> tuple[Any, str]:
-    """NVML of a GPU in two slices."""
-    return Slices(*[(8 * GIB, 8 * GIB, 0)] * 2), ""
-
-
-def load_two() -> tuple[Any, str]:
-    """NVML of two GPUs."""
-    return FakeNvml(*[(8 * GIB, 8 * GIB, 0)] * 2), ""
-
-
 def install(monkeypatch: pytest.MonkeyPatch, load: Any = load_nvml) -> None:
     """Let this process see the fake, and take it for one that torch can use."""
     monkeypatch.setattr("asynckfold.system.machine.load_nvml", load)

@@ -2,7 +2,7 @@
 
 ``ray_nodes.py FOLDER`` prints the address. Each line is answered by the address:
 
-    add NAME [UUID ...]   a node of one core, with GPUs that do not exist (`stand_in.pynvml`)
+    add NAME              a node of one core
     set NAME VALUE        a variable for the nodes to come
     kill NAME             kills a node
     kill head             kills the head
@@ -25,9 +25,6 @@ from typing import Any
 
 from asynckfold.system import process
 
-STAND_IN = Path(__file__).with_name("stand_in").absolute()
-"""The folder with what precedes nvidia-ml-py."""
-
 
 def main(folder: str) -> None:
     """Start a head of one core, and obey."""
@@ -46,16 +43,14 @@ def main(folder: str) -> None:
     print(address, flush=True)
     paths = os.environ.get("PYTHONPATH", "")
     for line in sys.stdin:
-        word, name, *gpus = line.split()
+        word, name, *values = line.split()
         if word == "add":
             os.sched_setaffinity(0, {next(cores)})
-            os.environ["STAND_IN_GPUS"] = " ".join(gpus)
-            before = [str(STAND_IN)] if gpus else [os.environ.get("BEFORE", "")]
+            before = [os.environ.get("BEFORE", "")]
             os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, before), paths])
-            more = {"num_gpus": len(gpus), "node_name": name}
-            nodes[name] = cluster.add_node(num_cpus=1, **more)
+            nodes[name] = cluster.add_node(num_cpus=1, node_name=name)
         elif word == "set":
-            os.environ[name] = " ".join(gpus)
+            os.environ[name] = " ".join(values)
         elif word == "restart":
             cluster.shutdown()
             cluster = Cluster(initialize_head=True, head_node_args=head)

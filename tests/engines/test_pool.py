@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import Pipe
@@ -418,27 +417,3 @@ def test_tiny_numbers_are_0_to_all_threads_of_a_worker(pool: WorkerPool, tmp_pat
     assert [result.error for result in future.result(60).results] == [""]
     engine.close()
     context.__exit__(None, None, None)
-
-
-class SlowPipe:
-    """A connection whose descriptor takes a moment to close, as closing twice would show."""
-
-    def __init__(self) -> None:
-        self.is_open, self.closed = True, 0
-
-    def close(self) -> None:
-        if self.is_open:
-            time.sleep(0.05)
-            self.closed += 1
-            self.is_open = False
-
-
-def test_two_threads_that_find_a_worker_ended_close_its_pipe_once() -> None:
-    pipe: Any = SlowPipe()
-    worker = Worker(0, pipe, Heartbeat())
-    threads = [threading.Thread(target=worker.close) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (pipe.closed, worker.open) == (1, False)

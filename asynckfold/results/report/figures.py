@@ -403,12 +403,11 @@ def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
 
 
 def _gpu_lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by node and GPU; one on several GPUs is in the lane of each."""
+    """Group attempts by node and GPU."""
     lanes: dict[tuple[str, str], list[Bar]] = {}
     for bar in bars:
         if bar.device != "cpu":
-            for name in bar.device.partition(":")[2].split(","):
-                lanes.setdefault((bar.node, name), []).append(bar)
+            lanes.setdefault((bar.node, bar.device.partition(":")[2]), []).append(bar)
     is_cluster = len({bar.node for bar in bars}) > 1
     return [
         (

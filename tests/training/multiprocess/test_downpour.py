@@ -82,14 +82,6 @@ def stepped(model: One, ours: ReplicaClient, count: int = 1) -> float:
     return model.value.item()
 
 
-def test_a_replica_sees_what_another_pushed() -> None:
-    one, other = One(), One()
-    with served(One(), 2) as (held, lines):
-        ours, theirs = replica(lines[0], one), replica(lines[1], other)
-        assert [stepped(one, ours), stepped(other, theirs), stepped(one, ours)] == [-1, -2, -3]
-        assert (held.pushes, held.staleness, held.max_staleness) == (3, 2, 1)
-
-
 def test_what_was_not_pushed_survives_a_fetch() -> None:
     one, other = One(), One()
     with served(One(), 2) as (held, lines):
@@ -106,18 +98,6 @@ def test_what_was_not_pushed_survives_a_fetch() -> None:
         ours.settle()
         assert one.value.item() == -5
         assert held.pushes == 3  # where nothing is left, nothing is pushed
-
-
-@pytest.mark.parametrize(("aware", "value"), [(False, -6), (True, -4.5)])
-def test_a_stale_push_counts_less_where_asked(aware: bool, value: float) -> None:
-    one, other = One(), One()
-    with served(One(), 2, staleness_aware=aware) as (_, lines):
-        ours, theirs = replica(lines[0], one), replica(lines[1], other, n_push=2, n_pull=9)
-        stepped(one, ours, 4)
-        # Two steps in one push, which is four pushes behind.
-        stepped(other, theirs, 2)
-        theirs.settle()
-        assert other.value.item() == value
 
 
 def test_rounding_is_no_movement() -> None:
