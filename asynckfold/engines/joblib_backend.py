@@ -2,38 +2,34 @@
 
 ::
 
-    submit ──► waiting ───────────────┐
-       │                              ▼
-       └─► backend.submit(serve) ──► a process of the backend connects, gets the oldest
-                                     submission, and speaks the pipe protocol of `worker.main`
+    submit ──► backend.submit(serve) ──► a process of the backend connects, and speaks the pipe
+       └─► a thread listens ◄───────────  protocol of `worker.main`
 
-The backend only lends processes: which one takes which submission makes no difference. Data arrive
-as open files over a Unix socket, so the processes must be on this machine. A process ends its task
-between two batches when it is asked to, or when this process is gone. It runs one placement at a
-time, since the threads of a process share torch's settings, and gets its environment back. What a
-backend cannot do: detect a hung job, move a running one, replace a process that user code changed.
+Data arrive as open files over a Unix socket, so the processes must be on this machine. A process
+ends its task between two batches when it is asked to, or when this process is gone. It runs one
+placement at a time, since the threads of a process share torch's settings, and gets its environment
+back. What a backend cannot do: detect a hung job, move a running one, replace a process that user
+code changed.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
+import secrets
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future, wait
-from dataclasses import replace
-from functools import cache
-from multiprocessing import Pipe, connection
-from multiprocessing.connection import Connection
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.engines.engine import Answer, Engine, ReadLoad, Tell
@@ -58,7 +54,7 @@ SAME_FAULT_SECONDS = 1.0
 """Processes that end this soon after another one were ended by the backend, as loky does."""
 
 MOST_BREAKS = 3
-"""How often a backend may break before any of its processes asked for work."""
+"""How often in a row a backend may break before one of its processes connects."""
 
 _WATCH_SECONDS = 0.05
 
@@ -138,6 +134,28 @@ def _processes(n_jobs: int | None) -> Any:
     return n_jobs or get_active_backend()[1] or -1
 
 
+class _ClosedError(Exception):
+    """The engine closes before a process has connected."""
+
+
+@dataclass(eq=False)
+class _Task:
+    """A placement, where a process asks for it, and that process."""
+
+    work: Submission
+    # Abstract, so that nothing is left behind; without the key nobody is heard.
+    address: str = field(default_factory=lambda: f"\0asynckfold-{secrets.token_hex(16)}")
+    key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    worker: Worker | None = None
+    error: BaseException | None = None
+
+    def end(self, error: BaseException | None) -> None:
+        """Report that no process will ask for it any more."""
+        self.error = error
+        with contextlib.suppress(OSError, EOFError), Client(self.address, authkey=self.key) as pipe:
+            pipe.send(0)
+
+
 class JoblibEngine:
     """Executes placements in the processes of the backend of an entered `joblib.Parallel`."""
 
@@ -155,26 +173,11 @@ class JoblibEngine:
     ) -> None:
         self._read_load, self._tell, self._parallel = read_load, tell, parallel
         self._signals = signals or Interruption()
-        self._key = os.urandom(8).hex()
         self._files = [file_descriptors.nameless_file(pack(bundle)), *files]
-        self._waiting: deque[Submission] = deque()
-        self._workers: dict[Connection[Any, Any], Worker] = {}
-        self._tasks = self._breaks = 0
-        self._died_at = -SAME_FAULT_SECONDS
-        self._names = itertools.count()
-        self._lock = threading.RLock()
+        self._tasks: dict[_Task, threading.Thread] = {}
+        self._breaks, self._died_at = 0, -SAME_FAULT_SECONDS
         self._closed = False
-        # An abstract address: nothing is left behind, and only this user's processes are heard.
-        self._address = f"\0asynckfold-{os.urandom(16).hex()}"
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.bind(self._address)
-        self._server.listen()
-        self._wake_read, self._wake_write = Pipe(duplex=False)
         self._slots = self._backend.effective_n_jobs(parallel.n_jobs)
-        self._listener = threading.Thread(
-            target=self._listen, name="asynckfold-joblib", daemon=True
-        )
-        self._listener.start()
         self._backend.start_call()
 
     @property
@@ -183,35 +186,94 @@ class JoblibEngine:
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return the machine's load; nothing is idle while all processes have work."""
-        with self._lock:
-            busy = [worker for worker in self._workers.values() if worker.work]
-            count = len(busy) + len(self._waiting)
-            pinned = {worker.pid: item.placement.cores for worker in busy if (item := worker.work)}
+        tasks = [*self._tasks]
+        pinned = {task.worker.pid: task.work.placement.cores for task in tasks if task.worker}
         load = self._read_load(running, pinned)
-        if count < self._slots:
+        if len(tasks) < self._slots:
             return load
         held = {core for placement in running for core in placement.cores}
         return replace(load, idle=tuple(core for core in load.idle if core in held))
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        """Ask the backend for a process, which takes the oldest waiting placement."""
-        work = Submission(placement, tasks, self._tell)
-        work.future.set_running_or_notify_cancel()
-        with self._lock:
-            self._waiting.append(work)
-            self._tasks += 1
+        """Ask the backend for a process; a thread attends to it."""
+        task = _Task(Submission(placement, tasks, self._tell))
+        task.work.future.set_running_or_notify_cancel()
+        listener = Listener(task.address, "AF_UNIX", authkey=task.key)
+        self._tasks[task] = threading.Thread(
+            target=self._attend, args=(task, listener), name="asynckfold-joblib", daemon=True
+        )
+        self._tasks[task].start()
         try:
-            self._post()
+            self._post(task)
         except Exception:  # noqa: BLE001 - a foreign backend may raise anything
             # A broken pool of processes is replaced when the backend is entered again.
             self._parallel.__exit__(None, None, None)
             self._parallel.__enter__()
             self._backend.start_call()
             try:
-                self._post()
+                self._post(task)
             except Exception as error:  # noqa: BLE001
-                self._end_task(error)
-        return work.future
+                task.end(error)
+        return task.work.future
+
+    def _post(self, task: _Task) -> None:
+        from joblib.parallel import BatchedCalls
+
+        call = serve, (task.address, task.key, os.getpid()), dict[str, Any]()
+        batch = BatchedCalls([call], self._backend.get_nested_backend())
+        submit = getattr(self._backend, "submit", None) or self._backend.apply_async
+        submit(batch, callback=partial(self._task_ended, task))
+
+    def _task_ended(self, task: _Task, outcome: Any) -> None:
+        """Run in a thread of the backend."""
+        error: BaseException | None = None
+        try:
+            if self._backend.supports_retrieve_callback:
+                self._backend.retrieve_result_callback(outcome)
+        except BaseException as raised:  # noqa: BLE001
+            error = raised
+        task.end(error)
+
+    def _attend(self, task: _Task, listener: Listener) -> None:
+        """Run in a thread of a placement, until it has ended."""
+        work = task.work
+        try:
+            with listener:
+                pipe = _first(listener)
+            if not (pid := pipe.recv()):
+                self._give_up(work, task.error)
+                return
+            self._breaks = 0
+            worker = Worker(0, pipe, Heartbeat())
+            worker.pid = pid
+            worker.assign(work)
+            task.worker = worker
+            with contextlib.suppress(OSError):
+                worker.send(work, "sent", self._files)
+            while worker.open and worker.work is not None:
+                worker.hear()
+            if worker.take_work() is not None:
+                now = time.monotonic()
+                excused = now - self._died_at < SAME_FAULT_SECONDS
+                self._died_at = self._died_at if excused else now
+                lost = worker.loss("no answer came from this process of the joblib backend", "died")
+                _end(work, lost, excused and lost.outcome == "died")
+        finally:
+            pipe.close()
+            del self._tasks[task]
+
+    def _give_up(self, work: Submission, error: BaseException | None) -> None:
+        """Give up a placement that no process has taken, though its task has ended."""
+        self._breaks += 1
+        if error is None or isinstance(error, (BrokenExecutor, _ClosedError)):
+            why = f": {error}" if error else ""
+            lost = WorkerDiedError(0, f"no process of the joblib backend took the job{why}")
+            is_broken = isinstance(error, BrokenExecutor) and self._breaks <= MOST_BREAKS
+            _end(work, lost, is_broken or isinstance(error, _ClosedError))
+        else:
+            line = f"the joblib backend could not run a job: {type(error).__name__}: {error}"
+            trace = "".join(traceback.format_exception(error))
+            work.future.set_exception(UnpackError(line, trace))
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
         """A backend does not say how to move its processes."""
@@ -220,141 +282,51 @@ class JoblibEngine:
         """Ask for checkpoints, wait, end what is left; the backend stays as it was."""
         if self._closed:
             return
-        with self._lock:
-            for work in self._waiting:
-                work.future.set_result(Answer([None for _ in work.tasks], 0))
-            self._waiting.clear()
+        self._closed = True
+        for task in [*self._tasks]:
+            if task.worker is None:
+                task.end(_ClosedError())
         if grace_s > 0:
-            self._each_busy(lambda worker: worker.pipe.send("stop"))
+            self._each(lambda worker: worker.pipe.send("stop"))
             self._wait(grace_s)
-        if self._busy():
-            self._each_busy(_hang_up)
+        if self._tasks:
+            self._each(_hang_up)
             self._backend.abort_everything(ensure_ready=False)
             self._wait(END_SECONDS)
-            self._each_busy(lambda worker: os.kill(worker.pid, signal.SIGKILL))
-            wait([worker.work.future for worker in self._busy() if worker.work], END_SECONDS)
-        self._closed = True
-        self._wake_write.send_bytes(b"x")
-        self._listener.join()
-        self._server.close()
-        for pipe in (self._wake_read, self._wake_write, *self._workers):
-            pipe.close()
+            self._each(lambda worker: os.kill(worker.pid, signal.SIGKILL))
+            wait([task.work.future for task in [*self._tasks]], END_SECONDS)
+        for thread in [*self._tasks.values()]:
+            thread.join(END_SECONDS)
         os.close(self._files[0])
         self._backend.stop_call()
 
-    def _busy(self) -> list[Worker]:
-        with self._lock:
-            return [worker for worker in self._workers.values() if worker.work]
-
-    def _each_busy(self, act: Callable[[Worker], object]) -> None:
-        for worker in self._busy():
+    def _each(self, act: Callable[[Worker], object]) -> None:
+        for task in [*self._tasks]:
             with contextlib.suppress(OSError):
-                act(worker)
+                if task.worker is not None:
+                    act(task.worker)
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while self._busy() and time.monotonic() < end and not self._signals.urgent():
+        while self._tasks and time.monotonic() < end and not self._signals.urgent():
             time.sleep(_WATCH_SECONDS)
 
-    def _post(self) -> None:
-        from joblib.parallel import BatchedCalls
 
-        calls = [(serve, (self._address,), dict[str, Any]())]
-        batch = BatchedCalls(calls, self._backend.get_nested_backend())
-        submit = getattr(self._backend, "submit", None) or self._backend.apply_async
-        submit(batch, callback=self._task_ended)
+def _first(listener: Listener) -> Connection[Any, Any]:
+    """Return the first connection of who has the key."""
+    while True:
+        with contextlib.suppress(AuthenticationError, EOFError, OSError):
+            return listener.accept()
+        # Also at the limit of open files: the process waits to be heard.
+        time.sleep(_WATCH_SECONDS)
 
-    def _task_ended(self, outcome: Any) -> None:
-        """Run in a thread of the backend when a task of it has ended."""
-        try:
-            if self._backend.supports_retrieve_callback:
-                self._backend.retrieve_result_callback(outcome)
-        except BaseException as error:  # noqa: BLE001
-            self._end_task(error)
-        else:
-            self._end_task(None)
 
-    def _end_task(self, error: BaseException | None) -> None:
-        """Give up the work that no task is left for: a task ended without asking for any."""
-        with self._lock:
-            self._tasks -= 1
-            surplus = len(self._waiting) - self._tasks
-            lost = [self._waiting.popleft() for _ in range(surplus)]
-            self._breaks += bool(lost)
-            excused = isinstance(error, BrokenExecutor) and self._breaks <= MOST_BREAKS
-        for work in lost:
-            if error is None or isinstance(error, BrokenExecutor):
-                why = f": {error}" if error else ""
-                self._give_up(
-                    work, 0, f"no process of the joblib backend took the job{why}", excused
-                )
-            else:
-                line = f"the joblib backend could not run a job: {type(error).__name__}: {error}"
-                text = "".join(traceback.format_exception(error))
-                work.future.set_exception(UnpackError(line, text))
-
-    def _give_up(self, work: Submission, pid: int, cause: str, excused: bool) -> None:
-        """End work that has lost its process; if `excused`, it is only interrupted."""
-        if excused and work.tasks:
-            work.future.set_result(Answer([None for _ in work.tasks], pid))
-        else:
-            work.future.set_exception(WorkerDiedError(pid, cause))
-
-    def _listen(self) -> None:
-        """Run in the listening thread."""
-        while not self._closed:
-            for ready in connection.wait([self._server, self._wake_read, *self._workers]):
-                if ready is self._server:
-                    self._accept()
-                elif ready is not self._wake_read:
-                    self._hear(self._workers[ready])  # type: ignore[index]
-
-    def _accept(self) -> None:
-        try:
-            channel, _ = self._server.accept()
-        except OSError:
-            # At the limit of open files: the process waits to be heard.
-            time.sleep(_WATCH_SECONDS)
-            return
-        pid, user = _peer(channel)
-        pipe: Connection[Any, Any] = Connection(channel.detach())
-        with self._lock:
-            welcome = user == os.getuid() and pid != os.getpid() and self._waiting
-            if not welcome:
-                pipe.close()
-                return
-            work = self._waiting.popleft()
-            self._breaks = 0
-            worker = Worker(next(self._names), pipe, Heartbeat())
-            worker.pid = pid
-            worker.assign(work)
-            self._workers[pipe] = worker
-        try:
-            worker.send(work, self._key, self._files)
-        except OSError:
-            self._lose(worker)
-
-    def _hear(self, worker: Worker) -> None:
-        worker.hear()
-        if not worker.open or not worker.work:
-            self._lose(worker)
-
-    def _lose(self, worker: Worker) -> None:
-        """Close the pipe of a process that has answered, or has ended."""
-        with self._lock:
-            work = worker.take_work()
-            del self._workers[worker.pipe]
-        worker.pipe.close()
-        if work is not None:
-            now = time.monotonic()
-            excused = now - self._died_at < SAME_FAULT_SECONDS
-            self._died_at = self._died_at if excused else now
-            cause = "no answer came from this process of the joblib backend"
-            lost = worker.loss(cause, "died")
-            if lost.outcome == "oom":
-                work.future.set_exception(lost)
-            else:
-                self._give_up(work, worker.pid, cause, excused)
+def _end(work: Submission, lost: WorkerDiedError, excused: bool) -> None:
+    """End work that has lost its process; if `excused`, it is only interrupted."""
+    if excused and work.tasks:
+        work.future.set_result(Answer([None for _ in work.tasks], lost.pid))
+    else:
+        work.future.set_exception(lost)
 
 
 def _hang_up(worker: Worker) -> None:
@@ -362,47 +334,42 @@ def _hang_up(worker: Worker) -> None:
         channel.shutdown(socket.SHUT_WR)
 
 
-def _peer(channel: socket.socket) -> tuple[int, int]:
-    """Return the process and the user at the other end."""
-    credentials = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    pid, user, _ = struct.unpack("3i", credentials)
-    return pid, user
-
-
 # In a process of the backend
 
 _one_at_a_time = threading.Lock()
+
+_pid = os.getpid
 
 
 class _AbandonedError(BaseException):
     """The process of the sweep is gone: its job must not write any more."""
 
 
-def serve(address: str) -> None:
-    """Run one placement of the engine at an address, if it has any left.
+def serve(address: str, key: bytes, sweep: int) -> None:
+    """Run the placement that waits at an address, of the engine in process `sweep`.
 
     Raises
     ------
     RuntimeError
         The engine is not on this machine, or this is its own process.
     """
-    with _one_at_a_time, contextlib.closing(socket.socket(socket.AF_UNIX)) as channel:
+    if _pid() == sweep:
+        raise RuntimeError(
+            "the backend runs jobs in threads of the calling process, where all share torch's "
+            "settings: use a backend of processes, or engine='serial'"
+        )
+    if os.getppid() == sweep:
+        _end_with(sweep)
+    with _one_at_a_time:
         try:
-            channel.connect(address)
+            pipe: Any = Client(address, authkey=key)
         except OSError as error:
             raise RuntimeError(
                 f"no sweep answers here ({error.strerror}): the processes of the backend must run "
                 "on the machine of the sweep, in its network namespace"
             ) from error
-        sweep, _ = _peer(channel)
-        if sweep == os.getppid():
-            _end_with(sweep)
-        if sweep == os.getpid():
-            raise RuntimeError(
-                "the backend runs jobs in threads of the calling process, where all share torch's "
-                "settings: use a backend of processes, or engine='serial'"
-            )
-        with Connection(channel.detach()) as pipe, contextlib.suppress(EOFError, OSError):
+        with pipe, contextlib.suppress(EOFError, OSError):
+            pipe.send(_pid())
             _run(pipe)
 
 

@@ -89,7 +89,7 @@ NOBODY = 1 << 30
 
 @pytest.fixture(autouse=True)
 def threads_pass_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joblib_backend, "_peer", lambda channel: (NOBODY, os.getuid()))
+    monkeypatch.setattr(joblib_backend, "_pid", lambda: NOBODY)
 
 
 @pytest.fixture(params=[*ENGINES, *RAY])
