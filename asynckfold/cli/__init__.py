@@ -13,28 +13,12 @@ from typing import NoReturn
 
 from asynckfold.cli.flags import imports_user_code, with_flag_names
 from asynckfold.cli.output import Output
-from asynckfold.cli.parser import parse
+from asynckfold.cli.parser import VERBS, parse
 from asynckfold.cli.run_folder import continue_with
 from asynckfold.errors import AsyncKFoldError, InputError, InterruptedRunError, StorageError
 from asynckfold.system import terminal
 from asynckfold.system.files import reading_error
 from asynckfold.system.signals import ENDINGS, Interruption, listening
-
-VERBS = {
-    "run": "run",
-    "train": "run",
-    "plan": "plan",
-    "data": "data",
-    "resume": "resume",
-    "status": "status",
-    "report": "report",
-    "export": "export",
-    "predict": "predict",
-    "compare": "compare",
-    "doctor": "doctor",
-    "completion": "completion",
-}
-"""Verbs, and the file and function of each."""
 
 PRINTING = ("compare", "completion", "doctor", "plan", "status")
 """Verbs that only print."""
@@ -105,11 +89,11 @@ def load(words: Sequence[str]) -> None:
 
 
 def _function(verb: str) -> Callable[[argparse.Namespace, Output], int]:
-    name = VERBS[verb]
-    found: Callable[[argparse.Namespace, Output], int] = getattr(
-        import_module(f"{__name__}.{name}"), name
+    module = {"train": "run", "resume": "run", "export": "predict"}.get(verb, verb)
+    function: Callable[[argparse.Namespace, Output], int] = getattr(
+        import_module(f"{__name__}.{module}"), "run" if verb == "train" else verb
     )
-    return found
+    return function
 
 
 def _ignore_signals() -> None:

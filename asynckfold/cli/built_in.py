@@ -21,6 +21,9 @@ from asynckfold.system.terminal import complain
 if TYPE_CHECKING:
     from asynckfold.data.sources import Source
 
+COLUMNS = ("drop", "keep", "category", "groups", "fold_column")
+"""Flags that name columns of a table."""
+
 OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
 """Flags of the optimizer."""
 
@@ -127,13 +130,9 @@ def source_of(parsed: argparse.Namespace) -> Source:
         download=parsed.download,
         target=parsed.target,
         header=parsed.header,
-        drop=column_words(parsed.drop),
-        keep=column_words(parsed.keep),
-        category=column_words(parsed.category),
-        groups=column_words(parsed.groups),
-        fold_column=column_words(parsed.fold_column),
         limit=parsed.limit,
         random_state=parsed.seed,
+        **{name: column_words(getattr(parsed, name)) for name in COLUMNS},
     )
 
 
@@ -201,12 +200,12 @@ def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -
     """
     from asynckfold.results.scoring import one_class_scorers
 
-    asking = one_class_scorers(scoring)
-    if given is not None or len(source.classes) != 2 or not asking or source.classes[1] == "1":
+    scorers = one_class_scorers(scoring)
+    if given is not None or len(source.classes) != 2 or not scorers or source.classes[1] == "1":
         return {}
     if "1" not in source.classes:
         shown = " and ".join(source.classes)
-        rule = f"{', '.join(asking)} needs to know which class is positive: scikit-learn takes 1"
+        rule = f"{', '.join(scorers)} needs to know which class is positive: scikit-learn takes 1"
         remedy = f"Pass --pos-label {shlex.quote(source.classes[1])}, or a score such as f1_macro."
         refuse([Problem(rule, f"classes {shown}", remedy)])
     return {"pos_label": "1"}
@@ -244,49 +243,30 @@ def optimizer_problems(parsed: argparse.Namespace, batch_size: object) -> Iterat
     """Yield problems of the optimizer and its flags."""
     from asynckfold.training.optimizers import FULL_BATCH, MOMENTUM, OPTIMIZERS
 
-    if parsed.optimizer not in OPTIMIZERS:
-        known = ", ".join(sorted(OPTIMIZERS))
-        yield Problem(
-            "--optimizer must name one of torch.optim",
-            repr(parsed.optimizer),
-            f"{nearest(parsed.optimizer, OPTIMIZERS).strip()} Known: {known}.".strip(),
-        )
-    elif _asked(parsed, "momentum") and parsed.optimizer not in MOMENTUM:
-        yield Problem(
-            "--momentum applies to sgd and rmsprop", f"with {parsed.optimizer}", "Drop it."
-        )
-    if parsed.optimizer in FULL_BATCH:
-        if batch_size != "full":
-            yield Problem(
-                f"--optimizer {parsed.optimizer} needs the gradients of all samples in each step",
-                f"batches of {batch_size}",
-                "Pass --batch-size full.",
-            )
-        if _asked(parsed, "weight_decay"):
-            yield Problem(
-                "--weight-decay does not apply to rprop, which takes only signs of gradients",
-                ", ".join(map(repr, _asked(parsed, "weight_decay"))),
-                "Drop it.",
-            )
-    for name in ("lr", "weight_decay", "momentum"):
-        positive = name == "lr"
-        for value in [getattr(parsed, name), *(parsed.param or {}).get(name, [])]:
+    name = parsed.optimizer
+    values = {
+        flag: [getattr(parsed, flag), *(parsed.param or {}).get(flag, [])] for flag in OPTIMIZER[1:]
+    }
+    momenta, decays = ([v for v in values[flag] if v] for flag in ("momentum", "weight_decay"))
+    if name not in OPTIMIZERS:
+        rule, known = "--optimizer must name one of torch.optim", ", ".join(sorted(OPTIMIZERS))
+        yield Problem(rule, repr(name), f"{nearest(name, OPTIMIZERS)} Known: {known}.".strip())
+    elif momenta and name not in MOMENTUM:
+        yield Problem("--momentum applies to sgd and rmsprop", f"with {name}", "Drop it.")
+    if name in FULL_BATCH and batch_size != "full":
+        rule = f"--optimizer {name} needs the gradients of all samples in each step"
+        yield Problem(rule, f"batches of {batch_size}", "Pass --batch-size full.")
+    if name in FULL_BATCH and decays:
+        rule = "--weight-decay does not apply to rprop, which takes only signs of gradients"
+        yield Problem(rule, ", ".join(map(repr, decays)), "Drop it.")
+    for flag, given in values.items():
+        for value in given:
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if is_number and 0 <= value < float("inf") and (value or not positive):
+            if is_number and 0 <= value < float("inf") and (value or flag != "lr"):
                 continue
-            flag = name.replace("_", "-")
-            least = "positive" if positive else "0 or more"
-            yield Problem(
-                f"--{flag} must be a number, {least}",
-                repr(value),
-                f"The default is {flags()[name].default}.",
-            )
-
-
-def _asked(parsed: argparse.Namespace, name: str) -> list[Any]:
-    """Return the values of a flag and of a grid, if any is not 0."""
-    values = [getattr(parsed, name), *(parsed.param or {}).get(name, [])]
-    return [value for value in values if value]
+            rule = f"--{flag.replace('_', '-')} must be a number, "
+            rule += "positive" if flag == "lr" else "0 or more"
+            yield Problem(rule, repr(value), f"The default is {flags()[flag].default}.")
 
 
 def optimizer_of(parsed: argparse.Namespace) -> Any:

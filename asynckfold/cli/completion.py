@@ -42,6 +42,7 @@ def script_for(shell: str) -> str:
     parser, words = make_parser(), _words()
     places = dict.fromkeys(FOLDERS, shtab.DIRECTORY) | dict.fromkeys(FILES, shtab.FILE)
     for verb in verbs_of(parser).values():
+        verb.shows_all = True
         verb.add_own_flags()
         # fish shows it whole beside each offer.
         verb.description = (verb.description or "").partition(". ")[0].rstrip(".")

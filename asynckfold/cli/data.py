@@ -6,143 +6,129 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.cli.flags import with_defaults
-from asynckfold.cli.output import Output
+from asynckfold.cli.output import Output, table_of
 from asynckfold.data.sources import Inspection, TableOptions, column_words, inspect
 from asynckfold.data.sources.columns import FEATURE, LEFT_OUT, REFUSED
 from asynckfold.errors import refuse
 from asynckfold.results.report.sentences import plural
 
-_MOST_ROWS = 30
-_MOST_WIDTH = 50
-_RARE = 10
+if TYPE_CHECKING:
+    from rich.table import Table
+
+MOST_ROWS = 30
+"""Plain features, and classes, in their tables."""
+
+MOST_WIDTH = 50
+"""Characters of a name."""
+
+RARE = 10
+"""Samples of a class below which the number of folds is limited."""
 
 
 def data(parsed: argparse.Namespace, out: Output) -> int:
     """Print columns, classes and notes; then the problems for which run would refuse the data."""
     refuse(parsed.problems)
     parsed = with_defaults(parsed)
-    found = inspect(
+    words = (parsed.drop, parsed.keep, parsed.category, parsed.groups, parsed.fold_column)
+    source = inspect(
         parsed.source,
         data_root=Path(parsed.data_root),
         download=parsed.download,
-        choice=TableOptions(
-            parsed.target,
-            parsed.header,
-            column_words(parsed.drop),
-            column_words(parsed.keep),
-            column_words(parsed.category),
-            column_words(parsed.groups),
-            column_words(parsed.fold_column),
-        ),
+        choice=TableOptions(parsed.target, parsed.header, *map(column_words, words)),
         limit=parsed.limit,
         random_state=parsed.seed,
     )
-    out.data(_numbers(found))
-    out.say(f"{found.name}: {_sizes(found)}")
-    if found.columns:
-        out.say("; ".join(found.notes[:1]))
+    out.data(_numbers(source))
+    out.say(f"{source.name}: {_sizes(source)}")
+    if source.columns:
+        out.say("; ".join(source.notes[:1]))
         out.say()
-        out.say(_column_table(found))
-    if found.classes:
+        out.say(_column_table(source))
+    if source.classes:
         out.say()
-        out.say(_class_table(found))
-    lines = list(_lines(found))
+        out.say(_class_table(source))
+    lines = list(_lines(source))
     if lines:
         out.say()
     for line in lines:
         out.say(line)
-    refuse(found.problems)
+    refuse(source.problems)
     return 0
 
 
-def _numbers(found: Inspection) -> dict[str, Any]:
+def _numbers(source: Inspection) -> dict[str, Any]:
     """Return the object of ``--json``."""
     return {
-        "data": found.name,
-        "kind": found.kind,
-        "samples": found.samples,
-        "sample_shape": list(found.sample_shape),
-        "classes": found.classes,
-        "columns": [{**asdict(item.column), "values": item.values} for item in found.columns],
-        "repeated": found.repeated,
-        "notes": list(found.notes),
-        "problems": [asdict(problem) for problem in found.problems],
+        "data": source.name,
+        "kind": source.kind,
+        "samples": source.samples,
+        "sample_shape": list(source.sample_shape),
+        "classes": source.classes,
+        "columns": [{**asdict(item.column), "values": item.values} for item in source.columns],
+        "repeated": source.repeated,
+        "notes": list(source.notes),
+        "problems": [asdict(problem) for problem in source.problems],
     }
 
 
-def _sizes(found: Inspection) -> str:
-    if found.columns:
-        what = f"{plural(found.samples, 'row')}, {plural(found.sample_shape[0], 'feature')}"
+def _sizes(source: Inspection) -> str:
+    if source.columns:
+        what = f"{plural(source.samples, 'row')}, {plural(source.sample_shape[0], 'feature')}"
     else:
-        shape = "×".join(map(str, found.sample_shape))
-        what = f"{plural(found.samples, 'image')} of {shape}"
-    return f"{what}, {len(found.classes)} {'class' if len(found.classes) == 1 else 'classes'}"
+        shape = "×".join(map(str, source.sample_shape))
+        what = f"{plural(source.samples, 'image')} of {shape}"
+    return f"{what}, {len(source.classes)} {'class' if len(source.classes) == 1 else 'classes'}"
 
 
-def _column_table(found: Inspection) -> Table:
+def _column_table(source: Inspection) -> Table:
     """Return a row for each column; of many plain features only the first."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    missing = any(item.column.missing for item in found.columns)
-    table.add_column("column")
-    table.add_column("role")
-    table.add_column("type")
-    table.add_column("different", justify="right")
-    if missing:
-        table.add_column("missing", justify="right")
-    table.add_column("values, or reason")
-    plain = hidden = 0
-    for item in found.columns:
+    missing = ["missing"] * any(item.column.missing for item in source.columns)
+    columns = ["column", "role", "type", "different", *missing, "values, or reason"]
+    shown = [item for item in source.columns if item.column.role != FEATURE]
+    plain = [item for item in source.columns if item.column.role == FEATURE]
+    shown += plain[:MOST_ROWS]
+    rows, styles = [], []
+    for item in sorted(shown, key=source.columns.index):
         column = item.column
-        plain += column.role == FEATURE
-        if column.role == FEATURE and plain > _MOST_ROWS:
-            hidden += 1
-            continue
-        style = {LEFT_OUT: "yellow", REFUSED: "red"}.get(column.role, "")
+        empty = [f"{column.missing:,}" if column.missing else "" for _ in missing]
         cells = [column.name, column.role, column.dtype, f"{column.different:,}"]
-        cells += [f"{column.missing:,}" if column.missing else ""] if missing else []
-        cells.append(column.why or _cut(item.values))
-        table.add_row(*(Text(cell, style=style) for cell in cells))
-    if hidden:
-        table.add_row(Text(f"… and {hidden:,} more features"))
-    return table
+        rows.append([*cells, *empty, column.why or _cut(item.values)])
+        styles.append({LEFT_OUT: "yellow", REFUSED: "red"}.get(column.role, ""))
+    if len(plain) > MOST_ROWS:
+        rows.append([f"… and {len(plain) - MOST_ROWS:,} more features"])
+    return table_of(columns, rows, ("column", "role", "type", columns[-1]), styles)
 
 
-def _class_table(found: Inspection) -> Table:
+def _class_table(source: Inspection) -> Table:
     """Return a row for each class with its number of samples; of many only the first."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    table.add_column("class")
-    table.add_column("samples", justify="right")
-    table.add_column("share", justify="right")
-    total = max(1, sum(found.classes.values()))
-    for name, count in list(found.classes.items())[:_MOST_ROWS]:
-        table.add_row(Text(_cut(name)), f"{count:,}", f"{100 * count / total:.1f} %")
-    if len(found.classes) > _MOST_ROWS:
-        table.add_row(f"… and {len(found.classes) - _MOST_ROWS:,} more")
-    return table
+    total = max(1, sum(source.classes.values()))
+    rows = [
+        [_cut(name), f"{count:,}", f"{100 * count / total:.1f} %"]
+        for name, count in source.classes.items()
+    ]
+    more = [[f"… and {len(rows) - MOST_ROWS:,} more"]] * (len(rows) > MOST_ROWS)
+    return table_of(["class", "samples", "share"], rows[:MOST_ROWS] + more, ("class",))
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _MOST_WIDTH else f"{text[: _MOST_WIDTH - 1]}…"
+    return text if len(text) <= MOST_WIDTH else f"{text[: MOST_WIDTH - 1]}…"
 
 
-def _lines(found: Inspection) -> Iterator[str]:
+def _lines(source: Inspection) -> Iterator[str]:
     # The first note of a table stands above it.
-    yield from found.notes[1:] if found.columns else found.notes
-    if found.repeated:
-        what = "row" if found.columns else "image"
-        verb = "equals" if found.repeated == 1 else "equal"
-        count = plural(found.repeated, what)
+    yield from source.notes[1:] if source.columns else source.notes
+    if source.repeated:
+        what = "row" if source.columns else "image"
+        verb = "equals" if source.repeated == 1 else "equal"
+        count = plural(source.repeated, what)
         yield f"{count} {verb} an earlier one, perhaps on the other side of a fold"
-    rarest = min(found.classes, key=lambda name: found.classes[name], default="")
-    samples = found.classes.get(rarest, 0)
-    if 0 < samples < _RARE:
+    rarest = min(source.classes, key=lambda name: source.classes[name], default="")
+    samples = source.classes.get(rarest, 0)
+    if 0 < samples < RARE:
         most = f"at most {samples} folds" if samples > 1 else "too few to cross-validate"
         yield f"the rarest class, {rarest}, has {plural(samples, 'sample')}: {most}"
-    if found.columns and not found.problems:
+    if source.columns and not source.problems:
         yield "each feature is standardised on the training part of each fold"

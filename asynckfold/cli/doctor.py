@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
-
-from rich.table import Table
-from rich.text import Text
 
 from asynckfold.api.arguments import Settings
 from asynckfold.api.resources import Sharing
@@ -16,8 +13,11 @@ from asynckfold.cli.flags import flag_values
 from asynckfold.cli.output import Output
 from asynckfold.errors import refuse
 from asynckfold.jobs.placement import Load
+from asynckfold.results.report.sentences import plural
 from asynckfold.system.machine import resolve_n_jobs, watched
 from asynckfold.system.units import gibibytes, named_cores
+
+OPENMP = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
 
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
@@ -26,18 +26,10 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
     refuse([*parsed.problems, *sharing.problems()])
     machine = watched(sharing.machine())
     n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)
-    found, load = machine.describe(n_jobs), machine.load(n_jobs)
-    would = now(found["cpu"], load)
-    out.data(
-        {
-            **found,
-            "now": {"jobs": would.jobs, "cores": would.cores, "why": would.why},
-        }
-    )
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for subject, sentence in lines(found, load):
-        table.add_row(Text(subject, style="dim"), Text(sentence))
-    out.say(table)
+    facts, load = machine.describe(n_jobs), machine.load(n_jobs)
+    out.data({**facts, "now": asdict(now(facts["cpu"], load))})
+    for subject, sentence in lines(facts, load):
+        out.say(f"{subject:12}{sentence}")
     return 0
 
 
@@ -84,7 +76,7 @@ def now(cpu: Mapping[str, Any], load: Load) -> Now:
     1 job of one thread would run now on core 1: the limit is affinity, 2 cores; others use core 0 \
 (97 %)
     """
-    allowed = f"the limit is {cpu['limit']}, {_count(cpu['allowed'])}"
+    allowed = f"the limit is {cpu['limit']}, {plural(cpu['allowed'], 'core')}"
     busy = [f"core {core} ({cpu['foreign_load'][str(core)]:.0%})" for core in cpu["busy"]]
     # A space before the percent sign, as everywhere.
     used = ", ".join(busy).replace("%", " %")
@@ -99,43 +91,32 @@ def now(cpu: Mapping[str, Any], load: Load) -> Now:
     return Now(len(load.idle), tuple(sorted(load.idle)), f"{allowed}; {rest}")
 
 
-def lines(found: Mapping[str, Any], load: Load) -> Iterator[tuple[str, str]]:
+def lines(facts: Mapping[str, Any], load: Load) -> Iterator[tuple[str, str]]:
     """Yield (subject, sentence) for each fact of `Machine.describe`."""
-    cpu, memory = found["cpu"], found["memory"]
+    cpu, memory = facts["cpu"], facts["memory"]
     yield "now", str(now(cpu, load))
     yield "cores", f"{cpu['allowed']} of {cpu['cores']} may be used, {cpu['model']}"
-    yield "limits", _limits(cpu)
-    yield "OpenMP", _threads(found.get("environment", {}))
+    limits = (
+        f"{name} {cores:g}{' (the smallest wins)' if name == cpu['limit'] else ''}"
+        for name, cores in cpu["limits"].items()
+        if cores is not None
+    )
+    unset = ", ".join(name for name, cores in cpu["limits"].items() if cores is None)
+    yield "limits", ", ".join(limits) + (f"; not set: {unset}" if unset else "")
+    environment = facts.get("environment", {})
+    # They are often mistaken for limits of the cores.
+    openmp = [f"{name} {environment[name]}" for name in OPENMP if name in environment]
+    text = ", ".join(openmp) or f"{' and '.join(OPENMP)} are not set"
+    yield "OpenMP", f"{text}; they limit the threads of a process, not the cores"
     shares = [f"{core}: {share:.0%}" for core, share in cpu["foreign_load"].items()]
     yield "others use", ", ".join(shares).replace("%", " %")
     yield "memory", _memory(memory)
-    gpus, missing = [_gpu(gpu) for gpu in found["gpus"]], found["gpu_reason"]
+    gpus, missing = [_gpu(gpu) for gpu in facts["gpus"]], facts["gpu_reason"]
     yield "GPUs", "; ".join([*gpus, missing] if missing and gpus else gpus) or f"none: {missing}"
-    yield "versions", ", ".join(f"{name} {value}" for name, value in found["versions"].items())
-    yield "platform", f"Python {found['python']}, {found['platform']}"
-    if found.get("environment"):
-        pairs = (f"{name}={value}" for name, value in found["environment"].items())
-        yield "environment", ", ".join(pairs)
-
-
-def _limits(cpu: Mapping[str, Any]) -> str:
-    known = {name: cores for name, cores in cpu["limits"].items() if cores is not None}
-    unset = [name for name, cores in cpu["limits"].items() if cores is None]
-    text = ", ".join(
-        f"{name} {_number(cores)}{' (the smallest wins)' if name == cpu['limit'] else ''}"
-        for name, cores in known.items()
-    )
-    return f"{text}; not set: {', '.join(unset)}" if unset else text
-
-
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
-
-
-def _threads(environment: Mapping[str, str]) -> str:
-    """Describe OpenMP's variables, which are often mistaken for limits of the cores."""
-    found = [f"{name} {environment[name]}" for name in _THREAD_VARIABLES if name in environment]
-    text = ", ".join(found) or f"{' and '.join(_THREAD_VARIABLES)} are not set"
-    return f"{text}; they limit the threads of a process, not the cores"
+    yield "versions", ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
+    yield "platform", f"Python {facts['python']}, {facts['platform']}"
+    if environment:
+        yield "environment", ", ".join(f"{name}={value}" for name, value in environment.items())
 
 
 def _memory(memory: Mapping[str, int | None]) -> str:
@@ -157,11 +138,3 @@ def _gpu(gpu: Mapping[str, Any]) -> str:
 
 def _gib(size: int | None) -> str:
     return "?" if size is None else gibibytes(size)
-
-
-def _number(value: float) -> str:
-    return f"{value:g}"
-
-
-def _count(cores: int) -> str:
-    return "1 core" if cores == 1 else f"{cores} cores"

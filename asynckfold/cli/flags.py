@@ -39,15 +39,15 @@ def params_of_text(text: str) -> dict[str, list[Value]]:
     ValueError
         A value stands before the first name, or a name twice.
     """
-    found: dict[str, list[Value]] = {}
+    values: dict[str, list[Value]] = {}
     for word in text.split(","):
         name, equals, value = (part.strip() for part in word.rpartition("="))
-        if equals and name in found:
+        if equals and name in values:
             raise ValueError(f"must name {name} once")
-        if not equals and not found:
+        if not equals and not values:
             raise ValueError("must be a name and values, such as lr=1e-3,1e-2")
-        found.setdefault(name if equals else list(found)[-1], []).append(_typed(value))
-    return found
+        values.setdefault(name if equals else list(values)[-1], []).append(_typed(value))
+    return values
 
 
 def _typed(text: str) -> Value:
@@ -147,23 +147,14 @@ def flags() -> dict[str, Argument]:
     # Takes NumPy and more, which verbs without these flags do without.
     from asynckfold.api.arguments import Settings
 
-    found: dict[str, Argument] = {}
+    by_dest: dict[str, Argument] = {}
     # Trainer parameters that `Settings` repeats are set there.
     for declaration in (Named, TrainerParams, Settings):
         for item in arguments(declaration).values():
             if item.flag:
-                found.setdefault(_dest(item), item)
-    return found
-
-
-def _dest(item: Argument) -> str:
-    return item.name if item.default is True else item.flag.replace("-", "_")
-
-
-def value_of(parsed: argparse.Namespace, dest: str) -> Any:
-    """Return the value of a flag, or its default."""
-    value = getattr(parsed, dest, None)
-    return flags()[dest].shell_default if value is None else value
+                dest = item.name if item.default is True else item.flag.replace("-", "_")
+                by_dest.setdefault(dest, item)
+    return by_dest
 
 
 def with_defaults(parsed: argparse.Namespace) -> argparse.Namespace:
@@ -176,20 +167,26 @@ def with_defaults(parsed: argparse.Namespace) -> argparse.Namespace:
 
 def flag_values(parsed: argparse.Namespace, declaration: type) -> dict[str, Any]:
     """Return the arguments of a declaration that were set by a flag, by name."""
-    own, found = arguments(declaration), {}
-    for dest, item in flags().items():
-        value = getattr(parsed, dest, None)
-        if value is not None and own.get(item.name) is item:
-            found[item.name] = None if value == _none(item) else value
-    return found
+    declared = arguments(declaration)
+    values = {
+        item.name: (getattr(parsed, dest, None), _none(item))
+        for dest, item in flags().items()
+        if declared.get(item.name) is item
+    }
+    return {
+        name: None if value == none else value
+        for name, (value, none) in values.items()
+        if value is not None
+    }
 
 
 def flag_settings(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of `AsyncKFold` that were set by a flag, except the run's folder."""
     from asynckfold.api.arguments import Settings
 
-    found = flag_values(parsed, Settings)
-    return {name: value for name, value in found.items() if name != "root_dir"}
+    values = flag_values(parsed, Settings)
+    values.pop("root_dir", None)
+    return values
 
 
 def _none(item: Argument) -> str | None:
@@ -217,13 +214,12 @@ def _unreadable(item: Argument, text: str, rule: str) -> Problem:
     """Return the problem of a value that cannot be read; `rule` says what the flag takes."""
     problem = item.problem(text) if item.is_checked and not item.reads else None
     if problem is not None:
-        (found,) = with_flag_names(InputError([problem])).problems
-        own = re.compile(rf"(?<![-\w]){item.name}\b")
-        flag = f"--{item.flag}"
-        rule, remedy = (own.sub(flag, text) for text in (found.rule, found.remedy))
+        (problem,) = with_flag_names(InputError([problem])).problems
+        texts = (problem.rule, problem.remedy)
+        rule, remedy = (re.sub(rf"(?<![-\w]){item.name}\b", f"--{item.flag}", t) for t in texts)
         for name, word in _YES_NO.items() if bool in item.types else ():
             rule = re.sub(rf"\b{name}\b", word, rule)
-        return replace(found, rule=rule, remedy=remedy)
+        return replace(problem, rule=rule, remedy=remedy)
     default = item.shell_default
     remedy = nearest(text, item.words).strip() or f"Leave --{item.flag} out" + (
         "." if default in (None, MISSING) else f" for its default, {default}."
@@ -268,7 +264,8 @@ def help_of(item: Argument) -> str:
     >>> help_of(flags()["steps_per_round"])
     'averaging: steps of each process between two averages (default 16)'
     """
-    text = re.sub(r"`+(\w+)`+", lambda name: _flag_of(name[1]), item.sentence)
+    spelled = {one.name: f"--{one.flag}" for one in flags().values()}
+    text = re.sub(r"`+(\w+)`+", lambda name: spelled.get(name[1], name[1]), item.sentence)
     text = re.sub(r"[`\"]", "", text)
     if text[1:2].islower():
         text = text[0].lower() + text[1:]
@@ -278,19 +275,13 @@ def help_of(item: Argument) -> str:
         text = f"{', '.join(item.trainers)}: {text}"
     default = item.shell_default
     default = _none(item) if default is None else default
-    shows = default is not None and default is not MISSING and not isinstance(default, bool)
-    if not shows:
+    if default is None or default is MISSING or isinstance(default, bool):
         return text
     return (
         f"{text} (default {default:g})"
         if isinstance(default, float)
-        else f"{text} (default {default})"
+        else (f"{text} (default {default})")
     )
-
-
-def _flag_of(name: str) -> str:
-    found = (f"--{item.flag}" for item in flags().values() if item.name == name)
-    return next(found, name)
 
 
 def with_flag_names(error: InputError) -> InputError:
@@ -319,13 +310,13 @@ def with_flag_names(error: InputError) -> InputError:
 def _flagged(text: str) -> str:
     from asynckfold.api.arguments import Settings
 
-    own = {name for declaration in (TrainerParams, Settings) for name in arguments(declaration)}
-    known = {item.name: item for item in flags().values() if item.name in own}
+    passed = {*arguments(TrainerParams), *arguments(Settings)}
+    known = {item.name: item for item in flags().values() if item.name in passed}
     names = "|".join(known)
     # Values by kind of process.
     text = re.sub(
         r"\{('\w+': \d+(?:, '\w+': \d+)*)\}",
-        lambda found: re.sub(r"'(\w+)': (\d+)(?:, )?", r"\1=\2,", found[1])[:-1],
+        lambda match: re.sub(r"'(\w+)': (\d+)(?:, )?", r"\1=\2,", match[1])[:-1],
         text,
     )
     for name, item in known.items():
@@ -335,13 +326,13 @@ def _flagged(text: str) -> str:
             text = text.replace(f"{name}={not item.default}", f"--{item.flag}")
     text = re.sub(
         rf"\b({names})=('?)([^\s',;]*[^\s',;.])\2",
-        lambda found: f"--{known[found[1]].flag} {_YES_NO.get(found[3], found[3])}",
+        lambda match: f"--{known[match[1]].flag} {_YES_NO.get(match[3], match[3])}",
         text,
     )
     # Only at the start of a rule, or with an underscore: "epochs" may just mean epochs.
     return re.sub(
         rf"(?<![-\w])(^(?:{names})|\w*_\w*|kfolds|(?<=Leave )\w+)\b",
-        lambda found: f"--{known[found[1]].flag}" if found[1] in known else found[1],
+        lambda match: f"--{known[match[1]].flag}" if match[1] in known else match[1],
         text,
     )
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.system import terminal
 from asynckfold.system.plain_text import one_line
 from asynckfold.system.terminal import shows_links
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WIDE = 240
 """Width of tables that are printed to a file or a pipe."""
@@ -45,13 +48,16 @@ class Output:
         place = console(width=width, soft_wrap=not (is_terminal and wraps))
         place.print(hung(one_line(what), place) if isinstance(what, str) else what)
 
-    def has_room_for(self, what: Any) -> bool:
-        """Whether standard output is wide enough for a table."""
-        if not terminal.is_terminal():
-            return True
+    def say_first_fitting(self, tables: Sequence[Table]) -> None:
+        """Print the first table that standard output is wide enough for, or the last one."""
         from asynckfold.system.console import console
 
-        return console(width=10 * WIDE).measure(what).maximum <= console().width
+        for table in tables:
+            is_wide = not terminal.is_terminal()
+            if is_wide or console(width=10 * WIDE).measure(table).maximum <= console().width:
+                self.say(table)
+                return
+        self.say(tables[-1])
 
     def say_path(self, name: str, path: Path) -> None:
         """Print a path, as a hyperlink where the terminal makes links."""
@@ -73,6 +79,32 @@ class Output:
     def error(self, text: str) -> None:
         """Print to standard error."""
         terminal.complain(text)
+
+
+def table_of(
+    columns: Collection[str],
+    rows: Iterable[Sequence[str]],
+    left: Collection[str] = (),
+    styles: Sequence[str] = (),
+    gap: int = 2,
+) -> Table:
+    """Return a table without lines: numbers to the right, the columns `left` to the left.
+
+    Only names in columns to the left are folded where there is no room. ``styles`` are those of the
+    first rows, ``gap`` is the space between columns.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", padding=(0, gap, 0, 0), pad_edge=False)
+    for name in columns:
+        is_name = name in left
+        justify: Any = "left" if is_name else "right"
+        table.add_column(Text(name), justify=justify, no_wrap=not is_name, overflow="fold")
+    for place, row in enumerate(rows):
+        style = styles[place] if place < len(styles) else ""
+        table.add_row(*(Text(one_line(cell)) for cell in row), style=style)
+    return table
 
 
 def spinner_with(text: str, parsed: argparse.Namespace) -> AbstractContextManager[object]:

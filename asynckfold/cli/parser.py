@@ -30,22 +30,22 @@ EXIT_CODES = (
 Places = dict[str, dict[str, Any]]
 """Positions and flags, and their words for `argparse`."""
 
-_SWITCH: dict[str, Any] = {"action": "store_true"}
-_DIRECTORY: Places = {"directory": {"metavar": "DIR", "help": "the run's folder"}}
+
+def _word(metavar: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"metavar": metavar, "help": text, **more}
+
+
+def _switch(text: str, **more: Any) -> dict[str, Any]:
+    return {"action": "store_true", "help": text, **more}
+
+
+_DIRECTORY = {"directory": _word("DIR", "the run's folder")}
 _CANDIDATE: Places = {
     **_DIRECTORY,
-    "candidate": {
-        "metavar": "CANDIDATE",
-        "nargs": "?",
-        "help": "model/LR schedule, such as lenet5/cosine (default: the best)",
-    },
-}
-_SWEEP_OF_RUN: Places = {
-    "--sweep": {
-        "dest": "file",
-        "metavar": "SWEEP.py",
-        "help": "the sweep file of the run, if it had one",
-    }
+    "candidate": _word(
+        "CANDIDATE", "model/LR schedule, such as lenet5/cosine (default: the best)", nargs="?"
+    ),
+    "--sweep": _word("SWEEP.py", "the sweep file of the run, if it had one", dest="file"),
 }
 _PROGRESS: Places = {
     "-v --verbose": {
@@ -54,15 +54,10 @@ _PROGRESS: Places = {
         "help": "print a line per job, and how jobs are trained; twice: a line per epoch",
         "group": "output",
     },
-    "-q --quiet": {**_SWITCH, "help": "print no progress", "group": "output"},
+    "-q --quiet": _switch("print no progress", group="output"),
 }
 _SWEEP: Places = {
-    "file": {
-        "nargs": "?",
-        "metavar": "SWEEP.py",
-        "help": "Python file that defines the sweep",
-        "group": "data",
-    },
+    "file": _word("SWEEP.py", "Python file that defines the sweep", nargs="?", group="data"),
     **_PROGRESS,
 }
 _ROOT = {"root": f"{{}} (default {RUNS}/DATA-DATE-TIME)"}
@@ -90,13 +85,13 @@ VERBS = {
         "a new folder.",
         {
             **_SWEEP,
-            "--held-out": {
-                "type": float,
-                "metavar": "X",
-                "default": HELD_OUT,
-                "help": f"share of the samples that is held out and scored (default {HELD_OUT})",
-                "group": "data",
-            },
+            "--held-out": _word(
+                "X",
+                f"share of the samples that is held out and scored (default {HELD_OUT})",
+                type=float,
+                default=HELD_OUT,
+                group="data",
+            ),
         },
         flags=None,
         helps=_ROOT,
@@ -118,7 +113,7 @@ VERBS = {
         "Takes the data flags of run and reads all samples, to find duplicate rows and unreadable "
         "images. If run would refuse the data, it prints what it found, then the problems, and "
         "exits with 2.",
-        {"source": {"metavar": "SOURCE", "help": "data"}},
+        {"source": _word("SOURCE", "data")},
         flags=(*_DATA, *_COLUMNS, "limit", "seed"),
         helps={"seed": "seed of --limit (default 0)"},
     ),
@@ -131,49 +126,39 @@ VERBS = {
         "print progress, scores so far, and why cores and GPUs are idle",
         places={
             **_DIRECTORY,
-            "--watch": {**_SWITCH, "help": "show it on the whole screen until the run ends"},
+            "--watch": _switch("show it on the whole screen until the run ends"),
         },
     ),
     "report": VerbWords(
         "build the HTML report, figures and tables of a run",
         places={
             **_DIRECTORY,
-            "--serve": {
-                **_SWITCH,
-                "help": "serve the page to a browser on this machine; it grows while the run goes "
-                "on",
-            },
-            "--figures": {
-                "metavar": "FORMAT",
-                "default": FIGURES[0],
-                "help": f"also write the figures as {' or '.join(FIGURES[1:])} (default "
-                f"{FIGURES[0]} only)",
-            },
+            "--serve": _switch(
+                "serve the page to a browser on this machine; it grows while the run goes on"
+            ),
+            "--figures": _word(
+                "FORMAT",
+                f"also write the figures as {' or '.join(FIGURES[1:])} (default {FIGURES[0]} only)",
+                default=FIGURES[0],
+            ),
         },
     ),
     "export": VerbWords(
         "write the trained weights of a job, or its models, as a file",
         places={
             **_CANDIDATE,
-            "--to": {"metavar": "FILE", "required": True, "help": "a new file"},
-            "--fold": {
-                "type": lambda text: text if text == "all" else int(text),
-                "metavar": "K",
-                "help": "the fold that was held out, or all for the model of run --refit (default "
-                "0; with --model, the models of all folds)",
-            },
-            "--repeat": {
-                "type": int,
-                "default": 0,
-                "metavar": "R",
-                "help": "repeat of the folds (default 0)",
-            },
-            "--model": {
-                **_SWITCH,
-                "help": "write all that predicts, for asynckfold.load_model: weights of all folds, "
-                "transforms, what preprocess fitted, class names",
-            },
-            **_SWEEP_OF_RUN,
+            "--to": _word("FILE", "a new file", required=True),
+            "--fold": _word(
+                "K",
+                "the fold that was held out, or all for the model of run --refit (default 0; with "
+                "--model, the models of all folds)",
+                type=lambda text: text if text == "all" else int(text),
+            ),
+            "--repeat": _word("R", "repeat of the folds (default 0)", type=int, default=0),
+            "--model": _switch(
+                "write all that predicts, for asynckfold.load_model: weights of all folds, "
+                "transforms, what preprocess fitted, class names"
+            ),
         },
         flags=("data_root", "download", "models"),
         helps={"models": _SAME_MODELS},
@@ -186,17 +171,14 @@ VERBS = {
         "(--data-root for data sets of torchvision): a run's folder is never trusted to name code.",
         {
             **_CANDIDATE,
-            "--to": {
-                "metavar": "FILE",
-                "required": True,
-                "help": "a new file: .csv (sample, prediction, probability, p_CLASS …) or .npz",
-            },
-            "--refit": {
-                **_SWITCH,
-                "help": "use the model that run --refit trained on all samples, not those of the "
-                "folds",
-            },
-            **_SWEEP_OF_RUN,
+            "--to": _word(
+                "FILE",
+                "a new file: .csv (sample, prediction, probability, p_CLASS …) or .npz",
+                required=True,
+            ),
+            "--refit": _switch(
+                "use the model that run --refit trained on all samples, not those of the folds"
+            ),
         },
         flags=("data", *_DATA, "models"),
         helps={
@@ -210,13 +192,11 @@ VERBS = {
     "compare": VerbWords(
         "compare the scores of two runs, fold by fold, or all their bits",
         places={
-            "directory": {"metavar": "A", "help": "the folder of one run"},
-            "other": {"metavar": "B", "help": "the folder of the other"},
-            "--bits": {
-                **_SWITCH,
-                "help": "compare bit for bit, and print where the runs first differ; exit code 1 "
-                "if they do",
-            },
+            "directory": _word("A", "the folder of one run"),
+            "other": _word("B", "the folder of the other"),
+            "--bits": _switch(
+                "compare bit for bit, and print where the runs first differ; exit code 1 if they do"
+            ),
         },
     ),
     "doctor": VerbWords(
@@ -230,7 +210,7 @@ VERBS = {
         "file _asynckfold in a folder of $fpath; fish: asynckfold completion fish > "
         "~/.config/fish/completions/asynckfold.fish. The script runs no Python. Write it again "
         "after an update.",
-        {"shell": {"metavar": "SHELL", "help": " or ".join(SHELLS)}},
+        {"shell": _word("SHELL", " or ".join(SHELLS))},
     ),
 }
 """Verbs, in the order of ``--help``."""

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.cli.doctor import now
-from asynckfold.cli.output import Output
+from asynckfold.cli.output import Output, table_of
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
-from asynckfold.cli.text_charts import gantt
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.forecast import Forecast
 from asynckfold.planning.workload import Choice
+from asynckfold.results.report.sentences import plural
 from asynckfold.results.utilization import forecast_of
 from asynckfold.scheduling.place import place
+from asynckfold.scheduling.simulate import Span
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 from asynckfold.system.units import duration, gibibytes, named_cores
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+IDLE = "·"
 
 
 def plan(parsed: argparse.Namespace, out: Output) -> int:
@@ -40,26 +44,26 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
     kfold = make_kfold(parsed, sweep)
     machine = watched(kfold.settings.machine())
     busy = machine.describe()["cpu"]["busy"]
-    found = kfold.forecast(*sweep, **sweep.grid)
-    threads = min(found.choice.threads.values())
+    forecast = kfold.forecast(*sweep, **sweep.grid)
+    threads = min(forecast.choice.threads.values())
     count = resolve_n_jobs(kfold.settings.n_jobs, machine.max_cores)
     load = machine.load(count, threads=threads)
     # The load of the other nodes of a cluster is not known here any more.
-    first = [] if found.choice.nodes else place(list(found.units.values()), [], load)
+    first = [] if forecast.choice.nodes else place(list(forecast.units.values()), [], load)
     out.data(
         {
-            **_numbers(found),
+            **_numbers(forecast),
             "cores": list(load.cores),
             "threads_per_job": kfold.settings.threads_per_job,
             "first": [{"jobs": item.jobs, "cores": item.cores, "gpu": item.gpu} for item in first],
         }
     )
-    _say(found, out)
+    _say(forecast, out)
     if kfold.settings.refit:
         named = kfold.settings.refit not in (True, "best")
         who = kfold.settings.refit if named else "the best candidate"
         out.say(f"then {who} on all samples; its time is not in the prediction")
-    if not found.choice.nodes:
+    if not forecast.choice.nodes:
         out.say(f"jobs at a time now: {len(first)}; {now(machine.describe()['cpu'], load).why}")
     if busy:
         out.say(
@@ -73,23 +77,23 @@ def plan(parsed: argparse.Namespace, out: Output) -> int:
 def _of_run(folder: Path, out: Output) -> None:
     """Print what was decided for a run, from its folder alone."""
     with RunStore.read(folder) as store:
-        found = forecast_of(store)
-    if found is None:
+        forecast = forecast_of(store)
+    if forecast is None:
         rule = "DIR must hold a run whose decisions were recorded"
         remedy = f"`asynckfold status {folder}` prints its progress."
-        refuse([Problem(rule, f"{folder}, a run of an earlier version", remedy)])
+        refuse([Problem(rule, str(folder), remedy)])
         return
-    out.data(_numbers(found))
-    _say(found, out)
+    out.data(_numbers(forecast))
+    _say(forecast, out)
 
 
-def _numbers(found: Forecast) -> dict[str, Any]:
+def _numbers(forecast: Forecast) -> dict[str, Any]:
     """Return the object of ``--json``."""
-    plan, choice = found.plan, found.choice
+    plan, choice = forecast.plan, forecast.choice
     return {
         "jobs": [job.id for job in plan.jobs],
         "candidates": list(plan.candidate_names),
-        "folds": [{"train": len(fold.train), "valid": len(fold.valid)} for fold in found.folds],
+        "folds": [{"train": len(fold.train), "valid": len(fold.valid)} for fold in forecast.folds],
         "classes": list(plan.classes),
         "epochs": plan.params.epochs,
         "batch_size": plan.batch_size,
@@ -108,19 +112,19 @@ def _numbers(found: Forecast) -> dict[str, Any]:
         "prediction": asdict(choice.prediction),
         "requests": {
             name: {"seconds": item.seconds, "threads": item.threads, "memory": item.memory}
-            for name, item in found.requests.items()
+            for name, item in forecast.requests.items()
         },
         "groups": plan.groups,
-        "fusing": dict(found.fusing),
+        "fusing": dict(forecast.fusing),
         "spans": [
             {"job": span.job, "start": span.start, "end": span.end, "cores": span.cores}
             | ({} if span.gpu is None else {"gpu": span.gpu})
             | ({"node": span.node} if span.node else {})
-            | ({"jobs": found.units[span.job].jobs} if found.units[span.job].jobs else {})
-            for span in found.simulation.spans
+            | ({"jobs": forecast.units[span.job].jobs} if forecast.units[span.job].jobs else {})
+            for span in forecast.simulation.spans
         ],
-        "failures": dict(found.failures),
-        "notes": list(found.notes),
+        "failures": dict(forecast.failures),
+        "notes": list(forecast.notes),
     }
 
 
@@ -129,39 +133,33 @@ def _channels_last(plan: Plan) -> list[str]:
     return list(dict.fromkeys(job.model for job in plan.jobs if plan.is_channels_last(job)))
 
 
-def _say(found: Forecast, out: Output) -> None:
-    out.say(_table(found))
-    for line in _lines(found):
+def _say(forecast: Forecast, out: Output) -> None:
+    out.say(_table(forecast))
+    for line in _lines(forecast):
         out.say(line)
 
 
-def _table(found: Forecast) -> Table:
+def _table(forecast: Forecast) -> Table:
     """Return one row a candidate."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    both = ("device",) if found.plan.devices else ()
-    words = ("model", "scheduler", *both)
-    for name in (*words, "folds", "train", "valid", "threads", "s per job", "memory"):
-        table.add_column(name, justify="left" if name in words else "right")
-    trains = [len(fold.train) for fold in found.folds]
-    valids = [len(fold.valid) for fold in found.folds]
-    for model, lr_schedule in found.plan.candidates:
-        asked = [
-            found.requests[job.id]
-            for job in found.plan.jobs
-            if (job.model, job.lr_schedule) == (model, lr_schedule)
-        ]
-        table.add_row(
-            Text(model),
-            Text(lr_schedule),
-            *(found.plan.device_of(candidate_name(model, lr_schedule)) for _ in both),
-            str(len(asked)),
-            _range(trains),
-            _range(valids),
-            _range([item.threads for item in asked]),
-            f"{math.fsum(item.seconds for item in asked) / len(asked):.1f}",
-            gibibytes(asked[0].memory),
+    plan = forecast.plan
+    both = ["device"] * bool(plan.devices)
+    sizes = [
+        _range([len(getattr(fold, part)) for fold in forecast.folds]) for part in ("train", "valid")
+    ]
+    rows = []
+    for model, lr_schedule in plan.candidates:
+        name = candidate_name(model, lr_schedule)
+        jobs = [forecast.requests[job.id] for job in plan.jobs if job.candidate == name]
+        devices = [plan.device_of(name) for _ in both]
+        threads = _range([job.threads for job in jobs])
+        seconds = f"{math.fsum(job.seconds for job in jobs) / len(jobs):.1f}"
+        memory = gibibytes(jobs[0].memory)
+        rows.append(
+            [model, lr_schedule, *devices, str(len(jobs)), *sizes, threads, seconds, memory]
         )
-    return table
+    names = ["model", "scheduler", *both]
+    numbers = ["folds", "train", "valid", "threads", "s per job", "memory"]
+    return table_of([*names, *numbers], rows, names)
 
 
 def _range(values: Sequence[int]) -> str:
@@ -169,20 +167,20 @@ def _range(values: Sequence[int]) -> str:
     return str(low) if low == high else f"{low}-{high}"
 
 
-def _lines(found: Forecast) -> Iterator[str]:
-    plan, choice = found.plan, found.choice
+def _lines(forecast: Forecast) -> Iterator[str]:
+    plan, choice = forecast.plan, forecast.choice
     if choice.devices:
         yield choice.devices
     yield "threads per job (step times from the built-in cost model):"
     for model in dict.fromkeys(job.model for job in plan.jobs):
         yield f"  {model}: {choice.why[model]}"
-    if found.fusing:
+    if forecast.fusing:
         yield "fusion:"
-        yield from (f"  {model}: {text}" for model, text in found.fusing.items())
+        yield from (f"  {model}: {text}" for model, text in forecast.fusing.items())
     if last := _channels_last(plan):
         yield f"memory format channels_last: {', '.join(last)}"
-    yield from found.notes
-    for name, line in found.failures.items():
+    yield from forecast.notes
+    for name, line in forecast.failures.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores
     options = "".join(f", {name}={value}" for name, value in plan.params.options.items())
@@ -191,19 +189,107 @@ def _lines(found: Forecast) -> Iterator[str]:
         f"{plan.batch_size}{options}"
     )
     yield (
-        f"predicted: {duration(prediction.makespan)} on {cores} "
-        f"{'core' if cores == 1 else 'cores'}{_of_nodes(choice)}, if they are idle; lower bound "
+        f"predicted: {duration(prediction.makespan)} on {plural(cores, 'core')}"
+        f"{_of_nodes(choice)}, if they are idle; lower bound "
         f"{duration(prediction.lower_bound)}, the larger of core-seconds / cores and the longest "
         f"job ({duration(prediction.longest)})"
     )
     if any(len(group) > 1 for group in plan.groups):
         yield "the gain of fusion is an estimate"
-    sizes = zip(found.simulation.names, found.simulation.nodes, strict=True)
+    sizes = zip(forecast.simulation.names, forecast.simulation.nodes, strict=True)
     nodes = {name: size.cores for name, size in sizes if choice.nodes}
-    yield from gantt(found.simulation.spans, range(0 if nodes else cores), nodes=nodes)
+    yield from gantt(forecast.simulation.spans, range(0 if nodes else cores), nodes=nodes)
 
 
 def _of_nodes(choice: Choice) -> str:
     """Return ``" of 3 nodes"``; empty for one machine."""
-    count = len(choice.nodes)
-    return f" of {count} {'node' if count == 1 else 'nodes'}" if count else ""
+    return f" of {plural(len(choice.nodes), 'node')}" if choice.nodes else ""
+
+
+def gantt(
+    spans: Sequence[Span],
+    cores: Iterable[int],
+    width: int = 100,
+    most_rows: int = 32,
+    nodes: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Draw a row for each core and GPU, time from left to right.
+
+    Parameters
+    ----------
+    spans : sequence of Span
+        The jobs; one on several cores is drawn in each of their rows.
+    cores : iterable of int
+        Cores that get a row, also idle ones.
+    width : int
+        Maximum number of columns, at least 40.
+    most_rows : int
+        Maximum number of rows; the others are counted.
+    nodes : Mapping of str to int, optional
+        The cores of each node of a cluster, by its name; `cores` are then none.
+
+    Returns
+    -------
+    list of str
+        Lines; the last one has the times of both ends. Brackets hold the name of a job, shortened
+        to fit; ``·`` is idle.
+
+    Examples
+    --------
+    >>> spans = [Span("mlp", 0, 4, (0,)), Span("vgg", 0, 8, (1,)), Span("mlp", 4, 6, (0,))]
+    >>> print("\\n".join(gantt(spans, range(2), width=40)))
+    core 0  [mlp===========][mlp===]········
+    core 1  [vgg===========================]
+            0.0 s                      8.0 s
+    """
+    rows: defaultdict[str, list[Span]] = defaultdict(list)
+    rows.update({_lane("core", core, ""): [] for core in cores})
+    for node, count in (nodes or {}).items():
+        rows.update({_lane("core", core, node): [] for core in range(count)})
+    for span in sorted(spans, key=lambda span: (span.gpu is not None, span.gpu or 0, span.start)):
+        held = [_lane("core", core, span.node) for core in span.cores]
+        if span.gpu is not None:
+            held.append(_lane("GPU", span.gpu, span.node))
+        for name in held:
+            rows[name].append(span)
+    end = max((span.end for span in spans), default=0.0)
+    label = max((len(name) for name in rows), default=0) + 2
+    columns = max(40, width) - label
+    drawn = list(rows.items())[:most_rows]
+    lines = [f"{name:{label}}{_row(held, end, columns)}" for name, held in drawn]
+    if len(rows) > most_rows:
+        lines.append(f"{'':{label}}and {len(rows) - most_rows} more")
+    return [*lines, f"{'':{label}}{duration(0)}{duration(end):>{columns - len(duration(0))}}"]
+
+
+def _lane(kind: str, number: int, node: str) -> str:
+    return f"{node}, {kind} {number}" if node else f"{kind} {number}"
+
+
+def _row(spans: Sequence[Span], end: float, columns: int) -> str:
+    cells = [IDLE] * columns
+    for span in sorted(spans, key=lambda span: span.start) if end else ():
+        first, last = round(span.start / end * columns), round(span.end / end * columns)
+        if first == last:
+            # Shorter than half a column: seen, unless a longer one is there.
+            first = min(first, columns - 1)
+            last = first + (cells[first] == IDLE)
+        cells[first:last] = _bar(span, last - first)
+    return "".join(cells)
+
+
+def _bar(span: Span, size: int) -> str:
+    if size < 2:
+        return "|" * size
+    return f"[{_short(span.job, size - 2):=<{size - 2}}]"
+
+
+def _short(name: str, size: int) -> str:
+    """Return a name shortened to `size` characters; its end tells folds apart.
+
+    >>> _short("LeNet5/cosine/fold-3", 10), _short("LeNet5", 3)
+    ('LeNet5/…-3', 'LeN')
+    """
+    if len(name) <= size or size < 5:
+        return name[:size]
+    return f"{name[: size - 3]}…{name[-2:]}"

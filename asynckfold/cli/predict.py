@@ -1,11 +1,15 @@
-"""The verb ``predict``: predictions of other samples by the models of all folds, as a file."""
+"""The verbs ``predict`` and ``export``: what the models of a run predict, and the models as files.
+
+Neither trusts a run's folder to name code: what makes the models comes from the command line.
+"""
 
 from __future__ import annotations
 
 import argparse
 import io
+import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +18,9 @@ import numpy.typing as npt
 
 from asynckfold.api.arguments import Settings
 from asynckfold.api.stored_results import load_results, with_models
-from asynckfold.cli.flags import imports_user_code, value_of
+from asynckfold.cli.flags import imports_user_code, with_defaults
 from asynckfold.cli.output import Output
 from asynckfold.cli.parser import make_parser, parse_stored
-from asynckfold.cli.run_folder import open_run
 from asynckfold.cli.sweep_file import predicting_parts
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.criteria import MARGINS, PROBABILITIES, VALUES
@@ -27,59 +30,71 @@ from asynckfold.jobs.digests.run import of_run
 from asynckfold.jobs.objective import MULTICLASS, REGRESSION, Objective
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.recipe import Recipe
-from asynckfold.results.cv_results import CVResults
+from asynckfold.results.cv_results import CVResults, single
 from asynckfold.results.report.sentences import plural
 from asynckfold.results.scoring import resolve
-from asynckfold.store import RunReader
+from asynckfold.store import RunReader, open_run
 from asynckfold.system.files import write_whole
 
 if TYPE_CHECKING:
     from asynckfold.data.sources import Samples, Source
+    from asynckfold.results.ensemble import FoldEnsemble
+
+SHOWN = 12
+"""Features, or classes, that are named."""
 
 
 def predict(parsed: argparse.Namespace, out: Output) -> int:
     """Write predictions of samples; an existing file is never replaced."""
     path = Path(parsed.to)
-    problems = [*parsed.problems, *new_file_problems(path), *_suffix_problems(path)]
-    with open_run(parsed.directory, problems) as store:
+    problems = new_file_problems(path)
+    if path.suffix not in (".csv", ".npz"):
+        rule = "--to must be a .csv or .npz file"
+        problems.append(Problem(rule, str(path), "Name it predictions.csv."))
+    with open_run(parsed.directory, "DIR", [*parsed.problems, *problems]) as store:
         return _predict(parsed, path, store, out)
 
 
 def _predict(parsed: argparse.Namespace, path: Path, store: RunReader, out: Output) -> int:
     from asynckfold.data.sources import load_samples
 
-    stored = load_results(store)
+    stored, full = load_results(store), with_defaults(parsed)
     name = parsed.candidate or best(stored)
     live, source = live_results(command_of(parsed, store), stored, name)
     ensemble = (live.on_all_samples(name) if parsed.refit else live).ensemble(name)
     samples = load_samples(
         parsed.data,
         source,
-        data_root=Path(value_of(parsed, "data_root")),
-        download=value_of(parsed, "download"),
+        data_root=Path(full.data_root),
+        download=full.download,
         target=parsed.target,
-        header=value_of(parsed, "header"),
+        header=full.header,
     )
     for note in samples.notes:
         out.error(note)
-    asked = ensemble.objective
-    if not asked.is_classes or asked.scale == MARGINS:
+    objective = ensemble.objective
+    if not objective.is_classes or objective.scale == MARGINS:
         classes: tuple[str, ...] = ()
-        found: npt.NDArray[Any] = ensemble.predict(samples.dataset)
+        predicted: npt.NDArray[Any] = ensemble.predict(samples.dataset)
     else:
-        found = ensemble.predict_proba(samples.dataset)
-        extra = range(len(ensemble.classes), found.shape[1])
+        predicted = ensemble.predict_proba(samples.dataset)
+        extra = range(len(ensemble.classes), predicted.shape[1])
         classes = (*ensemble.classes, *map(str, extra))
-    write_whole(path, _content(path, samples, found, classes))
-    score, why = _score(samples, found, classes, asked)
-    told = {"candidate": name, "models": ensemble.size, "samples": len(found), "to": str(path)}
-    out.data({**told, "score": score})
-    out.say(f"{name}, {plural(ensemble.size, 'model')}: {plural(len(found), 'sample')} in {path}")
-    for metric, value in score.items():
+    write_whole(path, _content(path, samples, predicted, classes))
+    scores, why = _score(samples, predicted, classes, objective)
+    count = len(predicted)
+    summary = {"candidate": name, "models": ensemble.size, "samples": count, "to": str(path)}
+    out.data({**summary, "score": scores})
+    out.say(f"{name}, {plural(ensemble.size, 'model')}: {plural(count, 'sample')} in {path}")
+    for metric, value in scores.items():
         out.say(f"{metric} {value:.4f}")
-    if score and source is not None and _place(parsed.data) == _place(source.name):
-        known = _out_of_fold(stored, name)
-        out.error(f"this score is no estimate: the run trained on these samples; {known}")
+    if scores and source is not None and _place(parsed.data) == _place(source.name):
+        row = next(row for row in stored.candidates if row.name == name)
+        metric = stored.plan.scoring[0]
+        out.error(
+            "this score is no estimate: the run trained on these samples; "
+            f"out of fold, {metric} is {row.scores[metric].mean():.4f}"
+        )
     if why:
         out.error(why)
     return 0
@@ -124,49 +139,37 @@ def live_results(
     models = {job.candidate: job.model for job in stored.plan.jobs}
     model = models.get(name, name.partition("/")[0])
     settings, recipe, source = predicting_parts(command, model)
-    refuse(_model_problems(model, recipe.models))
+    if model not in recipe.models:
+        rule = f"the models must be those of the run, with {model}"
+        refuse([Problem(rule, ", ".join(recipe.models), "Name them as the run does.")])
     refuse(code_problems(stored.plan, model, recipe, settings))
     return with_models(stored, settings, recipe), source
 
 
-def _suffix_problems(path: Path) -> Iterator[Problem]:
-    if path.suffix not in (".csv", ".npz"):
-        yield Problem("--to must be a .csv or .npz file", str(path), "Name it predictions.csv.")
-
-
 def command_of(parsed: argparse.Namespace, store: RunReader) -> argparse.Namespace:
     """Return the parsed line that makes the run's models and data."""
-    words, again = parse_stored(store.about)
+    words, command = parse_stored(store.about)
     shown = shlex.join(["asynckfold", *words]) if words else "the script that started it"
-    distrust = "a run's folder is never trusted to name code"
-    built_in = again is not None and not again.file
+    rule = "a run's folder is never trusted to name code: it must be given"
+    received = f"a run of {shown}"
     if parsed.file:
-        if built_in:
-            refuse(
-                [Problem("--sweep is for runs of a sweep file", f"a run of {shown}", "Drop it.")]
-            )
-        again = make_parser().parse_args(["run", parsed.file, "--root", str(store.root)])
-    elif not built_in:
+        if command is not None and not command.file:
+            refuse([Problem("--sweep is for runs of a sweep file", received, "Drop it.")])
+        command = make_parser().parse_args(["run", parsed.file, "--root", str(store.root)])
+    if command is None or (command.file and not parsed.file):
         remedy = "Pass --sweep with the file that defines its dataset and models."
-        refuse([Problem(f"{distrust}: it must be given", f"a run of {shown}", remedy)])
-    assert again is not None
-    again.models = parsed.models or again.models
-    if not parsed.models and not parsed.file and imports_user_code(again):
-        remedy = f"Pass --models {again.models} to predict, too."
-        refuse([Problem(f"{distrust}: it must be given", f"a run of {shown}", remedy)])
-    again.root = str(store.root)
+        raise InputError([Problem(rule, received, remedy)])
+    command.models = parsed.models or command.models
+    if not parsed.models and not parsed.file and imports_user_code(command):
+        remedy = f"Pass --models {command.models} to predict, too."
+        refuse([Problem(rule, received, remedy)])
+    command.root = str(store.root)
     # A text file or arrays are only read; collections of torchvision may hold pickles.
-    again.data_root, again.download = parsed.data_root, parsed.download
-    word, colon, path = (again.data or "").partition(":")
+    command.data_root, command.download = parsed.data_root, parsed.download
+    word, colon, path = (command.data or "").partition(":")
     if colon:
-        again.data = f"{word}:{Path(store.about.get('folder', ''), path).expanduser()}"
-    return again
-
-
-def _model_problems(model: str, models: Any) -> Iterator[Problem]:
-    if model not in models:
-        rule = f"the models must be those of the run, with {model}"
-        yield Problem(rule, ", ".join(models), "Name them as the run does.")
+        command.data = f"{word}:{Path(store.about.get('folder', ''), path).expanduser()}"
+    return command
 
 
 def code_problems(plan: Plan, model: str, recipe: Recipe, settings: Settings) -> Iterator[Problem]:
@@ -183,62 +186,55 @@ def code_problems(plan: Plan, model: str, recipe: Recipe, settings: Settings) ->
         }
         for parts in (stored, here)
     )
-    found = changes.difference(there, now)
-    if found:
-        yield Problem(
-            "predictions need the code that the weights were trained with",
-            found,
-            "Undo the change, or run the sweep again with resume='never'.",
-        )
+    if change := changes.difference(there, now):
+        rule = "predictions need the code that the weights were trained with"
+        remedy = "Undo the change, or run the sweep again with resume='never'."
+        yield Problem(rule, change, remedy)
 
 
 def _content(
-    path: Path, samples: Samples, found: npt.NDArray[Any], classes: Sequence[str]
+    path: Path, samples: Samples, predicted: npt.NDArray[Any], classes: Sequence[str]
 ) -> bytes:
     """Return the file: a table, or arrays."""
-    names: Sequence[Any] = samples.names or range(len(found))
+    names: Sequence[Any] = samples.names or range(len(predicted))
     if path.suffix == ".csv":
-        import pandas as pd
-
-        from asynckfold.results.report.table_files import csv_table
-
-        rows = _rows(names, found, classes)
-        return csv_table(pd.DataFrame(rows, columns=_header(found, classes), dtype=object))
-    arrays = {"sample": np.array(names), "prediction": found}
+        return _table(names, predicted, classes)
+    arrays = {"sample": np.array(names), "prediction": predicted}
     if classes:
-        arrays |= {"prediction": found.argmax(axis=1), "probabilities": found}
+        arrays |= {"prediction": predicted.argmax(axis=1), "probabilities": predicted}
         arrays["classes"] = np.array(classes)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     return buffer.getvalue()
 
 
-def _header(found: npt.NDArray[Any], classes: Sequence[str]) -> list[str]:
+def _table(names: Sequence[Any], predicted: npt.NDArray[Any], classes: Sequence[str]) -> bytes:
+    import pandas as pd
+
+    from asynckfold.results.report.table_files import csv_table
+
+    header = ["sample", "prediction"]
     if classes:
-        return ["sample", "prediction", "probability", *(f"p_{name}" for name in classes)]
-    if found.ndim == 1:
-        return ["sample", "prediction"]
-    return ["sample", *(f"prediction_{at}" for at in range(found[0].size))]
-
-
-def _rows(
-    names: Sequence[Any], found: npt.NDArray[Any], classes: Sequence[str]
-) -> Iterator[list[Any]]:
-    for name, values in zip(names, found, strict=True):
+        header += ["probability", *(f"p_{name}" for name in classes)]
+    elif predicted.ndim > 1:
+        header[1:] = [f"prediction_{at}" for at in range(predicted[0].size)]
+    rows = []
+    for name, values in zip(names, predicted, strict=True):
         chosen = [classes[values.argmax()], float(values.max())] if classes else []
-        numbers = values if found.dtype.kind in "iU" else np.asarray(values).astype(float)
-        yield [name, *chosen, *np.ravel(numbers).tolist()]
+        numbers = values if predicted.dtype.kind in "iU" else np.asarray(values).astype(float)
+        rows.append([name, *chosen, *np.ravel(numbers).tolist()])
+    return csv_table(pd.DataFrame(rows, columns=header, dtype=object))
 
 
 def _score(
-    samples: Samples, found: npt.NDArray[Any], classes: Sequence[str], asked: Objective
+    samples: Samples, predicted: npt.NDArray[Any], classes: Sequence[str], objective: Objective
 ) -> tuple[dict[str, float], str]:
-    """Return the score if the samples have labels, or why there is none."""
+    """Return the scores if the samples have labels, or why there are none."""
     from asynckfold.data.sources.text_files import indices_in, number
 
     if samples.labels is None:
         return {}, ""
-    if not classes and asked.kind != REGRESSION:
+    if not classes and objective.kind != REGRESSION:
         return {}, "no score: it needs one probability for each class"
     if classes:
         targets: npt.NDArray[Any] = indices_in(classes, samples.labels)
@@ -248,11 +244,11 @@ def _score(
         targets = np.array([] if unknown else [float(text) for text in samples.labels])
     if unknown:
         return {}, f"no score: labels unknown to the run: {', '.join(unknown[:5])}"
-    if not classes and found.ndim > 1:
+    if not classes and predicted.ndim > 1:
         return {}, "no score: the models predict several numbers for each sample"
-    told = Objective(MULTICLASS, PROBABILITIES) if classes else Objective(REGRESSION, VALUES)
-    scores = resolve(None, told)
-    return {name: float(score(targets, found)) for name, score in scores.items()}, ""
+    kinds = (MULTICLASS, PROBABILITIES) if classes else (REGRESSION, VALUES)
+    scorers = resolve(None, Objective(*kinds))
+    return {name: float(score(targets, predicted)) for name, score in scorers.items()}, ""
 
 
 def _place(data: str) -> str:
@@ -260,8 +256,83 @@ def _place(data: str) -> str:
     return f"{word}:{Path(path).expanduser().resolve()}" if colon else word
 
 
-def _out_of_fold(results: CVResults, name: str) -> str:
-    """Return the out-of-fold score, which is an estimate."""
-    row = next(row for row in results.candidates if row.name == name)
-    metric = results.plan.scoring[0]
-    return f"out of fold, {metric} is {row.scores[metric].mean():.4f}"
+def export(parsed: argparse.Namespace, out: Output) -> int:
+    """Write trained weights, or models; an existing file is never replaced."""
+    path = Path(parsed.to)
+    with open_run(parsed.directory, "DIR", [*parsed.problems, *new_file_problems(path)]) as store:
+        results = load_results(store)
+        name = parsed.candidate or best(results)
+        fold = 0 if parsed.fold is None and not parsed.model else parsed.fold
+
+        def made_again() -> tuple[FoldEnsemble, Source | None]:
+            live, source = live_results(command_of(parsed, store), results, name)
+            if fold is None:
+                return live.ensemble(name), source
+            return single(live, name, fold, parsed.repeat), source
+
+        if not parsed.model:
+            return _export_weights(parsed, results, name, fold, made_again, out)
+        ensemble, _ = made_again()
+        ensemble.save(path)
+    out.data({"candidate": name, "models": ensemble.size, "to": str(path)})
+    out.say(f"{name}: {plural(ensemble.size, 'model')}, with all that predicts, in {path}")
+    out.say("in Python: asynckfold.load_model(path, factory).predict(...)")
+    return 0
+
+
+def _export_weights(
+    parsed: argparse.Namespace,
+    results: CVResults,
+    name: str,
+    fold: int | str,
+    made_again: Callable[[], tuple[FoldEnsemble, Source | None]],
+    out: Output,
+) -> int:
+    """Write the weights; what they expect goes into the metadata, as far as it is known."""
+    import torch
+    from safetensors.torch import save
+
+    path, why = Path(parsed.to), ""
+    state = results.state_dict(name, fold, parsed.repeat)
+    tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
+    try:
+        ensemble, source = made_again()
+        features = source.features if source else ()
+        expected = {"features": json.dumps(features)} if features else {}
+        expected |= ensemble.expects()
+    except InputError as error:
+        scaler = str(results.plan.recipe.get("preprocess") or "").rpartition(" ")[0]
+        expected = {"preprocess": scaler} if scaler else {}
+        if results.plan.classes:
+            expected["classes"] = json.dumps(results.plan.classes)
+        why = f"unknown: transforms, and what preprocess fitted: {error}"
+    about = {"candidate": name, "fold": str(fold), "repeat": str(parsed.repeat), **expected}
+    write_whole(path, save(tensors, about))
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    out.data({**about, "to": str(path), "tensors": len(tensors), "numbers": numbers})
+    what = "all samples" if fold == "all" else f"fold {fold}"
+    out.say(f"{name}, {what}: {plural(len(tensors), 'tensor')} in {path}")
+    out.say("in Python: model.load_state_dict(safetensors.torch.load_file(...))")
+    if left_out := sorted(state.keys() - tensors.keys()):
+        out.error(f"left out, not tensors: {', '.join(left_out)}")
+    out.error("the weights expect what the metadata of the file say; --model writes all of it")
+    for key, text in expected.items():
+        out.error(f"{key}: {_short(text)}")
+    if why:
+        out.error(why)
+    return 0
+
+
+def _short(text: str) -> str:
+    """Return what an entry of the metadata says, without numbers.
+
+    >>> _short('["a", "colour=red"]'), _short('{"class": "PCA", "fitted": {"mean_": [0.5]}}')
+    ('a, colour=red', 'PCA')
+    """
+    content = json.loads(text) if text.startswith(("[", "{")) else text
+    if isinstance(content, dict):
+        return str(content["class"])
+    if isinstance(content, str):
+        return content
+    more = f", … {len(content)} in all" if len(content) > SHOWN else ""
+    return ", ".join(content[:SHOWN]) + more

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asynckfold.cli.output import Output
-from asynckfold.cli.run_folder import open_run
 from asynckfold.errors import InterruptedRunError, Problem, nearest
 from asynckfold.system import terminal
 
@@ -16,7 +15,10 @@ FIGURES = ("png", "svg", "pdf")
 
 def report(parsed: argparse.Namespace, out: Output) -> int:
     """Build the report and print its path."""
-    with open_run(parsed.directory, [*parsed.problems, *_problems(parsed)]) as store:
+    # Not for `--help`, which imports this module.
+    from asynckfold.store import open_run
+
+    with open_run(parsed.directory, "DIR", [*parsed.problems, *_problems(parsed)]) as store:
         if not parsed.serve:
             from asynckfold.results.report.page import write_report
 

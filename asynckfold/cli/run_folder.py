@@ -5,17 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from asynckfold.system.files import FOLDER_MODE, make_folder, slug, sync_folder
-
-if TYPE_CHECKING:
-    from asynckfold.errors import Problem
-    from asynckfold.store import RunReader
 
 RUNS = Path("runs")
 """Holds the folders of runs that were given none."""
@@ -71,28 +67,6 @@ def _claimed(subject: str) -> Path | None:
                 sync_folder(RUNS)
                 return folder
     return None
-
-
-def open_run(directory: str, problems: Iterable[Problem] = ()) -> RunReader:
-    """Open the run in a folder.
-
-    Parameters
-    ----------
-    directory : str
-        The run's folder.
-    problems : iterable of Problem
-        Problems of the command that were found before.
-
-    Raises
-    ------
-    InputError
-        There are problems, or the folder holds no run.
-    StorageError
-        The folder cannot be read.
-    """
-    from asynckfold.store import open_run
-
-    return open_run(directory, "DIR", problems)
 
 
 def stored_words(about: Mapping[str, Any]) -> list[str]:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.cli.output import Output
-from asynckfold.cli.run_folder import open_run, stored_command
+from asynckfold.cli.run_folder import stored_command
 from asynckfold.errors import InterruptedRunError, Problem, refuse
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
 from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
-from asynckfold.store import Attempt, Interim, RunReader, RunStore, Waiting
+from asynckfold.store import Attempt, RunReader, RunStore, Waiting, open_run
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.plain_text import one_line
 from asynckfold.system.units import duration, named_cores, named_node
@@ -34,10 +34,10 @@ def status(parsed: argparse.Namespace, out: Output) -> int:
     """Print how far a run is, once or until it ends."""
     if parsed.watch:
         return _watch(parsed, out)
-    with open_run(parsed.directory, parsed.problems) as store:
-        found = with_refits(store)
-    out.data(found)
-    for line in lines(found):
+    with open_run(parsed.directory, "DIR", parsed.problems) as store:
+        state = with_refits(store)
+    out.data(state)
+    for line in lines(state):
         # A command is copied whole.
         out.say(line, wraps="continue with: " not in line)
     return 0
@@ -49,27 +49,27 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
 
     from asynckfold.system.console import animates, console
 
-    given = "--json" if parsed.json else "" if animates() else "standard output that is none"
+    received = "--json" if parsed.json else "" if animates() else "standard output that is none"
     problems = list(parsed.problems)
-    if given:
+    if received:
         remedy = "Leave out --watch: status then prints the present state once."
-        problems.append(Problem("--watch needs a terminal", given, remedy))
+        problems.append(Problem("--watch needs a terminal", received, remedy))
     refuse(problems)
     place = console(soft_wrap=False)
     try:
         with Live(console=place, screen=True, auto_refresh=False) as live:
             while True:
-                with open_run(parsed.directory) as store:
-                    found = with_refits(store)
-                live.update(_screen(found, parsed.directory, place), refresh=True)
-                if not found["holder"]:
+                with open_run(parsed.directory, "DIR") as store:
+                    state = with_refits(store)
+                live.update(_screen(state, parsed.directory, place), refresh=True)
+                if not state["holder"]:
                     break
                 time.sleep(WATCH_SECONDS)
     except KeyboardInterrupt as interrupt:
         # Ctrl-C is how the view ends well; others asked the command to end.
         if isinstance(interrupt, InterruptedRunError) and interrupt.exit_code != 130:
             raise
-    for line in lines(found):
+    for line in lines(state):
         out.say(line, wraps="continue with: " not in line)
     return 0
 
@@ -108,14 +108,22 @@ def state_of(store: RunReader) -> dict[str, Any]:
     """
     counts, holder, attempts = store.counts(), store.holder(), store.attempts()
     at_work = [item for item in attempts if item.outcome is None] if holder else []
-    interim = store.interim
+    taken = {(item.node, item.last_cores) for item in at_work if item.pid}
+    progress = asdict(store.interim) if holder and store.interim and counts["pending"] else None
+    if progress:
+        del progress["verdict"]
     return {
         **counts,
         "fingerprint": store.fingerprint(),
         "bit_identity": asdict(reproducibility_of(store.plan, store.software())),
         "holder": holder,
-        "running_jobs": [_at_work(store, item) for item in _in_hand(at_work)],
-        "progress": _progress(interim) if holder and interim and counts["pending"] else None,
+        # Without jobs of a batch that wait behind a running one on the same cores.
+        "running_jobs": [
+            _at_work(store, item)
+            for item in at_work
+            if item.pid or (item.node, item.last_cores) not in taken
+        ],
+        "progress": progress,
         "scores": _scores(store),
         "verdict": _verdict(store, is_stopped=not holder and counts["pending"] > 0),
         "idle": _idle(store.waiting, at_work) if holder else None,
@@ -132,30 +140,19 @@ def with_refits(store: RunReader) -> dict[str, Any]:
     """
     holder = store.holder()
     if holder and not store.has_plan:
-        return _without_plan(holder)
-    return {**state_of(store), "refits": list(_refits(store))}
-
-
-def _without_plan(holder: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `state_of` a run that reads its data, or checks its candidates."""
-    counts = dict.fromkeys(("planned", *ENDED, "pending", "running"), 0)
-    lists: dict[str, Any] = {name: [] for name in ("running_jobs", "scores", "verdict", "refits")}
-    unknown = ("fingerprint", "bit_identity", "progress", "idle", "ended", "continue_with")
-    return {**counts, "holder": holder, **lists, **dict.fromkeys(unknown)}
-
-
-def _refits(store: RunReader) -> Iterator[dict[str, Any]]:
+        counts = dict.fromkeys(("planned", *ENDED, "pending", "running"), 0)
+        lists = {name: list[Any]() for name in ("running_jobs", "scores", "verdict", "refits")}
+        unknown = ("fingerprint", "bit_identity", "progress", "idle", "ended", "continue_with")
+        return {**counts, "holder": holder, **lists, **dict.fromkeys(unknown)}
+    refits = []
     for folder in refit_folders(store.root):
         with RunStore.read(folder) as alone:
             if alone.has_plan:
-                found = state_of(alone)
-                again = found["continue_with"] and stored_command(store.about)
-                candidate = alone.plan.jobs[0].candidate
-                yield {**found, "candidate": candidate, "continue_with": again}
-
-
-def _progress(interim: Interim) -> dict[str, Any]:
-    return {name: value for name, value in asdict(interim).items() if name != "verdict"}
+                state = state_of(alone)
+                again = state["continue_with"] and stored_command(store.about)
+                name = alone.plan.jobs[0].candidate
+                refits.append({**state, "candidate": name, "continue_with": again})
+    return {**state_of(store), "refits": refits}
 
 
 def _verdict(store: RunReader, *, is_stopped: bool) -> list[str]:
@@ -182,30 +179,24 @@ def _verdict(store: RunReader, *, is_stopped: bool) -> list[str]:
 
 def _scores(store: RunReader) -> list[dict[str, Any]]:
     """Return the mean score of each candidate that has one, the highest first."""
-    plan, scores, found = store.plan, store.scores(), dict[str, list[float]]()
+    plan, scores, values = store.plan, store.scores(), defaultdict[str, list[float]](list)
     metric = plan.scoring[0]
     for job in plan.jobs:
         status, by_metric = scores.get(job.id, ("", {}))
         if status == DONE and not math.isnan(by_metric.get(metric, math.nan)):
-            found.setdefault(job.candidate, []).append(by_metric[metric])
+            values[job.candidate].append(by_metric[metric])
     planned = Counter(job.candidate for job in plan.jobs)
     rows = [
         {
             "candidate": name,
             "metric": metric,
-            "mean": sum(values) / len(values),  # of infinities of both signs NaN
-            "folds": len(values),
+            "mean": sum(folds) / len(folds),  # of infinities of both signs NaN
+            "folds": len(folds),
             "planned": planned[name],
         }
-        for name, values in found.items()
+        for name, folds in values.items()
     ]
     return sorted(rows, key=lambda row: (-row["mean"], row["candidate"]))
-
-
-def _in_hand(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """Leave out jobs of a batch that wait behind a running one on the same cores."""
-    taken = {(item.node, item.last_cores) for item in attempts if item.pid}
-    return [item for item in attempts if item.pid or (item.node, item.last_cores) not in taken]
 
 
 def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
@@ -253,9 +244,9 @@ def _ended(store: RunReader, counts: Mapping[str, int], attempts: Sequence[Attem
     if None in outcomes:
         number = outcomes.count(None)
         return f"killed while {number} {'job was' if number == 1 else 'jobs were'} running"
-    told = [item.text for item in store.events() if item.kind == "interrupted"]
-    if "interrupted" in outcomes and told:
-        return told[-1]
+    reasons = [item.text for item in store.events() if item.kind == "interrupted"]
+    if "interrupted" in outcomes and reasons:
+        return reasons[-1]
     return "stopped by an I/O error" if "io" in outcomes else "stopped early"
 
 
@@ -273,9 +264,13 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
     if holder:
         yield f"held by process {holder.get('pid')} on {holder.get('host')}"
     else:
-        then = f"; continue with: {state['continue_with']}" if state["continue_with"] else ""
-        yield f"{state['ended']}{then}"
-    yield from _score_lines(state["scores"])
+        yield f"{state['ended']}{_continued(state)}"
+    scores = state["scores"]
+    for row in scores[:MOST_SCORES]:
+        folds = f"{row['folds']} of {row['planned']} folds"
+        yield f"  {row['candidate']}: {row['metric']} {row['mean']:.4f} ({folds})"
+    if len(scores) > MOST_SCORES:
+        yield f"  and {len(scores) - MOST_SCORES} more candidates"
     yield from state["verdict"]
     nodes = {item.get("node", "") for item in state["running_jobs"]}
     is_cluster = len(nodes) > 1 or "nodes" in (state["idle"] or {})
@@ -286,61 +281,49 @@ def lines(state: Mapping[str, Any]) -> Iterator[str]:
             f"  {item['job']}: epoch {item['epochs_done']}/{item['epochs']} done, {where}, "
             f"attempt {item['attempt']}, process {item['pid'] or 'starting'}"
         )
-    yield from _idle_lines(state["idle"])
+    yield from _idle_lines(state["idle"]) if state["idle"] else ()
     for refit in state["refits"]:
-        name = next(
-            word for word in ("done", "failed", "diverged", "cancelled", "pending") if refit[word]
-        )
+        name = next(word for word in (*ENDED, "pending") if refit[word])
         text = "being trained" if refit["running"] else name
-        then = f"; continue with: {refit['continue_with']}" if refit["continue_with"] else ""
         why = f", {refit['ended']}" if name == "pending" and refit["ended"] else ""
-        yield f"{refit['candidate']} on all samples: {text}{why}{then}"
+        yield f"{refit['candidate']} on all samples: {text}{why}{_continued(refit)}"
     if state["pending"] < state["planned"]:
         verdict = Reproducibility(tuple(state["bit_identity"]["reasons"]))
         yield f"fingerprint {state['fingerprint']}, {verdict}"
 
 
-def _score_lines(scores: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for row in scores[:MOST_SCORES]:
-        folds = f"{row['folds']} of {row['planned']} folds"
-        yield f"  {row['candidate']}: {row['metric']} {row['mean']:.4f} ({folds})"
-    if len(scores) > MOST_SCORES:
-        yield f"  and {len(scores) - MOST_SCORES} more candidates"
+def _continued(state: Mapping[str, Any]) -> str:
+    command = state["continue_with"]
+    return f"; continue with: {command}" if command else ""
 
 
-def _idle_lines(idle: Mapping[str, Any] | None) -> Iterator[str]:
+def _idle_lines(idle: Mapping[str, Any]) -> Iterator[str]:
     """Yield why cores and GPUs are idle, and on which nodes."""
-    if idle is None:
-        return
-    waits = [
+    waits = "; ".join(
         f"{count} {'job waits' if count == 1 else 'jobs wait'} for {text}"
         for text, count in idle["jobs"].items()
-    ]
-    if "nodes" in idle:
-        yield from _node_lines(idle["nodes"])
-        yield f"  {'; '.join(waits) or 'no pending job'}"
-        return
-    for kind in ("cores", "gpus"):
-        if idle[kind]:
-            yield f"  idle {_named(kind, idle[kind])}: {'; '.join(waits) or 'no pending job'}"
-    if idle["neighbours"]:
-        yield f"  used by other processes: {named_cores(idle['neighbours'])}"
-    if waits and not idle["cores"]:
-        yield f"  {'; '.join(waits)}"
-
-
-def _node_lines(nodes: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what is idle, and what others use, on each node."""
+    )
+    nodes = idle.get("nodes", {})
     for name, node in [*nodes.items()][:MOST_NODES]:
-        parts = [f"idle {_named(kind, node[kind])}" for kind in ("cores", "gpus") if node[kind]]
+        parts = list(_idle_parts(node))
         if node["neighbours"]:
             parts.append(f"{named_cores(node['neighbours'])} used by other processes")
         yield f"  {named_node(name)}: {'; '.join(parts) or 'all cores busy'}"
     if more := [*nodes.values()][MOST_NODES:]:
-        idle = sum(len(node["cores"]) for node in more)
-        yield f"  {len(more)} more nodes: {idle} idle cores"
+        cores = sum(len(node["cores"]) for node in more)
+        yield f"  {len(more)} more nodes: {cores} idle cores"
+    if nodes:
+        yield f"  {waits or 'no pending job'}"
+        return
+    yield from (f"  {part}: {waits or 'no pending job'}" for part in _idle_parts(idle))
+    if idle["neighbours"]:
+        yield f"  used by other processes: {named_cores(idle['neighbours'])}"
+    if waits and not idle["cores"]:
+        yield f"  {waits}"
 
 
-def _named(kind: str, numbers: Sequence[int]) -> str:
-    named = named_cores(numbers)
-    return named if kind == "cores" else named.replace("core", "GPU")
+def _idle_parts(node: Mapping[str, Any]) -> Iterator[str]:
+    if node["cores"]:
+        yield f"idle {named_cores(node['cores'])}"
+    if node["gpus"]:
+        yield f"idle {named_cores(node['gpus']).replace('core', 'GPU')}"

@@ -6,21 +6,19 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-from rich.console import JustifyMethod
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from asynckfold.api.report import written
-from asynckfold.cli.output import Output
+from asynckfold.cli.output import Output, table_of
 from asynckfold.jobs.result import counts_line
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.tables import parameters_in, value_cell
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunStore
-from asynckfold.system.plain_text import one_line
 from asynckfold.system.units import duration
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 MOST_ROWS = 10
 """Candidates in the table, unless ``-v`` asks for all."""
@@ -48,12 +46,8 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
         }
     )
     rows = None if out.verbose else MOST_ROWS
-    # Names are folded only where the other columns leave no room for them.
-    tables = (_results_table(results, rows, SPARE[place:]) for place in range(len(SPARE) + 1))
-    for table in tables:
-        if out.has_room_for(table):
-            break
-    out.say(table)
+    tables = [_results_table(results, rows, SPARE[count:]) for count in range(len(SPARE) + 1)]
+    out.say_first_fitting(tables)
     if rows is not None and len(results.candidates) > rows:
         more = len(results.candidates) - rows
         out.say(f"and {more} more, which -v and the report show")
@@ -119,40 +113,36 @@ def _highest(results: CVResults) -> dict[str, str] | None:
 
 def _results_table(results: CVResults, most: int | None, spare: Sequence[str]) -> Table:
     """Return the ranking with these of the `SPARE` columns; a clear winner is marked."""
-    metric, winner = results.plan.scoring[0], results.verdict.best
-    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
-    device = ("device",) if results.plan.devices else ()
+    metric, winner = results.plan.scoring[0], results.verdict.best is not None
     records = results.to_frame().to_dict("records")
     parameters = parameters_in(records)
-    words = ("model", "scheduler", *parameters, *device)
-    bounds, seconds = (tuple(name for name in spare if name == one) for one in SPARE)
-    last = ("",) if winner else ()
-    for name in ("rank", *words, metric, *bounds, "folds", *seconds, *last):
-        is_name = name in words
-        justify: JustifyMethod = "left" if is_name else "right"
-        table.add_column(name, justify=justify, no_wrap=not is_name, overflow="fold")
-    for place, row in enumerate(records[:most]):
-        is_winner = place == 0 and winner is not None
-        known = row[f"mean_{metric}"] == row[f"mean_{metric}"]
-        complete = row["folds_done"] == row["folds"]
-        table.add_row(
-            "-" if row["rank"] != row["rank"] else str(int(row["rank"])),
-            Text(one_line(row["model"])),
-            Text(one_line(row["scheduler"])),
-            *(Text(value_cell(row[f"param_{name}"])) for name in parameters),
+    device = ["device"] * bool(results.plan.devices)
+    bounds, seconds = ([name] * (name in spare) for name in SPARE)
+    names = ["model", "scheduler", *parameters, *device]
+    columns = ["rank", *names, metric, *bounds, "folds", *seconds, *[""] * winner]
+    rows = [
+        [
+            "-" if math.isnan(row["rank"]) else str(int(row["rank"])),
+            row["model"],
+            row["scheduler"],
+            *(value_cell(row[f"param_{name}"]) for name in parameters),
             *(row[name] for name in device),
-            f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}" if known else "n/a",
-            *[f"{row['ci_low']:.4f} … {row['ci_high']:.4f}" if complete else "" for _ in bounds],
+            "n/a"
+            if math.isnan(row[f"mean_{metric}"])
+            else f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}",
+            *[
+                f"{row['ci_low']:.4f} … {row['ci_high']:.4f}"
+                if row["folds_done"] == row["folds"]
+                else ""
+                for _ in bounds
+            ],
             f"{row['folds_done']}/{row['folds']}",
-            *[_seconds(row["fit_seconds"]) for _ in seconds],
-            *["winner" if is_winner else "" for _ in last],
-            style="bold" if is_winner else None,
-        )
-    return table
-
-
-def _seconds(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.1f}"
+            *["" if math.isnan(row["fit_seconds"]) else f"{row['fit_seconds']:.1f}"] * len(seconds),
+            *["winner" if place == 0 else ""] * winner,
+        ]
+        for place, row in enumerate(records[:most])
+    ]
+    return table_of(columns, rows, names, ["bold"] * winner, gap=1)
 
 
 def result_lines(results: CVResults, *, verbose: int = 0) -> Iterator[str]:

@@ -38,7 +38,6 @@ from asynckfold.cli.flags import (
     flags,
     reading,
     text_of,
-    value_of,
     with_defaults,
 )
 from asynckfold.cli.parser import VERBS
@@ -92,7 +91,10 @@ def sweep_parts(
         return replace(
             sweep, settings=settings, trainer_params=trainer_params, params=params or None
         )
-    refuse([*_missing(path, module), *_unused_flags(parsed, path)])
+    rule = f"{path.name} must define {', '.join(FILE_NAMES)}, or flags that name the data"
+    missing = [name for name in FILE_NAMES if not hasattr(module, name)]
+    problems = [Problem(rule, f"no {name}", f"Write {name} = … in it.") for name in missing]
+    refuse([*problems, *_unused_flags(parsed, path)])
     settings = {**settings, **flag_settings(parsed)}
     opt_fn = module.opt_fn
     if parsed.optimizer is not None:
@@ -219,13 +221,6 @@ def _take_flags(
     yield from problems
 
 
-def _missing(path: Path, module: ModuleType) -> Iterator[Problem]:
-    for name in FILE_NAMES:
-        if not hasattr(module, name):
-            rule = f"{path.name} must define {', '.join(FILE_NAMES)}"
-            yield Problem(rule, f"no {name}", f"Write {name} = … in it.")
-
-
 def predicting_parts(
     parsed: argparse.Namespace, model: str
 ) -> tuple[Settings, Recipe, Source | None]:
@@ -255,14 +250,14 @@ def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     """Return the cross-validation with the settings of file and flags; flags override the file."""
     from asynckfold.api.kfold import AsyncKFold
 
-    settings = dict(sweep.settings)
+    settings, full = dict(sweep.settings), with_defaults(parsed)
     if parsed.folds is not None:
         # The flag overrides every alias in the file.
         for alias in ("cv", "n_splits"):
             settings.pop(alias, None)
     aliased = {"cv", "n_splits"} & set(settings)
-    folds = settings.pop("kfolds", None if aliased else value_of(parsed, "folds"))
-    batch_size = settings.pop("batch_size", value_of(parsed, "batch_size"))
+    folds = settings.pop("kfolds", None if aliased else full.folds)
+    batch_size = settings.pop("batch_size", full.batch_size)
     if parsed.verb == "train":
         refuse(_alone_problems(parsed, sweep))
         for alias in ("cv", "n_splits", "n_repeats"):

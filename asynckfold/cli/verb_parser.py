@@ -55,18 +55,19 @@ class Verb(argparse.ArgumentParser):
     """The parser of one verb.
 
     Its words are added when they are needed. Problems of a line are collected, so that they can be
-    reported together with all others. ``--help`` shows the common flags where there is
-    ``--help-all``.
+    reported together with all others.
 
     Attributes
     ----------
+    shows_all : bool
+        Whether the help of ``run`` has more than the common flags; set before words are added.
     words : VerbWords or None
         What is to be added, once.
     problems : list of Problem
         What is wrong with the line that was parsed last.
     """
 
-    shows_all = True
+    shows_all = False
 
     def __init__(self, **words: Any) -> None:
         super().__init__(**words, allow_abbrev=False)
@@ -86,27 +87,33 @@ class Verb(argparse.ArgumentParser):
                 options["type"] = self._number(name, options["type"], options.get("default") or 0)
             if options["help"] == "data":
                 options["help"] = help_of(flags()["data"])
+            if name.startswith("-"):
+                options["help"] = self._shown(options["help"], words)
             place.add_argument(*name.split(), **options)
         for dest, item in flags().items() if words.flags != () else ():
             if dest in words.without or (words.flags is not None and dest not in words.flags):
                 continue
             text = words.helps.get(dest, "{}").replace("{}", help_of(item)).replace("%", "%%")
+            text = text if item.is_common else self._shown(text, words)
             options = {"required": True} if dest in words.required else {}
             options |= reading(item, self.problems)
             flag = f"--{item.flag}"
             groups[item.group].add_argument(flag, dest=dest, default=None, help=text, **options)
         if words.flags is None:
-            self.shows_all = False
-            self.add_argument(
-                "--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="all flags"
-            )
-        groups["output"].add_argument("--json", action="store_true", help="print one JSON object")
+            self.add_argument("--help-all", action="help", help="show all flags")
+        text = self._shown("print one JSON object", words)
+        groups["output"].add_argument("--json", action="store_true", help=text)
         self.set_defaults(**dict.fromkeys(words.without), **words.defaults)
+
+    def _shown(self, text: str, words: VerbWords) -> str:
+        """Return the help of an uncommon flag, which ``--help`` leaves out where they are many."""
+        return text if self.shows_all or words.flags is not None else argparse.SUPPRESS
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse a line; add ``problems`` to what is returned."""
+        self.shows_all |= "--help-all" in (args or ())
         self.add_own_flags()
         self.problems.clear()
         parsed, rest = super().parse_known_args(list(self._readable(args or ())), namespace)
@@ -152,7 +159,9 @@ class Verb(argparse.ArgumentParser):
         # An abbreviation is closer to what it begins than to what is spelled alike.
         begun = [flag for flag in every if flag.startswith(name)]
         close = begun[:MOST_GUESSES] or difflib.get_close_matches(name, every, n=1)
-        shown = f"`{self.prog} {'--help' if self.shows_all else '--help-all'}` shows all flags."
+        shown = (
+            f"`{self.prog} {'--help-all' if '--help-all' in every else '--help'}` shows all flags."
+        )
         remedy = f"Did you mean {' or '.join(close)}? {shown}" if close else shown
         self._add(f"flags must be those of `{self.prog}`, spelled out", name, remedy)
         return every[close[0]] if close else None
@@ -187,22 +196,6 @@ class Verb(argparse.ArgumentParser):
         self._add(rule, received, f"`{self.prog} --help` shows how.")
         raise InputError(self.problems)
 
-    def format_help(self) -> str:
-        """Return the help, of which ``--help`` leaves out uncommon flags where they are many."""
-        self.add_own_flags()
-        if self.shows_all:
-            return super().format_help()
-        common = {"help", "help_all", *(dest for dest, item in flags().items() if item.is_common)}
-        texts = {action: action.help for action in self._actions}
-        for action in texts:
-            if action.option_strings and action.dest not in common:
-                action.help = argparse.SUPPRESS
-        try:
-            return super().format_help()
-        finally:
-            for action, text in texts.items():
-                action.help = text
-
 
 def _is_flag(word: str) -> bool:
     if len(word) < 2 or not word.startswith("-"):
@@ -216,12 +209,3 @@ def _is_flag(word: str) -> bool:
 
 def _takes_value(action: argparse.Action | None) -> bool:
     return action is None or action.nargs != 0
-
-
-class _HelpAll(argparse.Action):
-    """Print the help with all flags."""
-
-    def __call__(self, parser: Any, *_: Any) -> None:
-        parser.shows_all = True
-        parser.print_help()
-        parser.exit()

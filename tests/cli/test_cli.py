@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,25 +19,20 @@ from typing import Any
 import pytest
 
 from asynckfold.cli import main, run_folder
-from asynckfold.cli.doctor import now
 from asynckfold.cli.parser import EXIT_CODES, make_parser, parse, verbs_of
 from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.status import lines, state_of
-from asynckfold.cli.summary import _numbers, result_lines
 from asynckfold.data.sources import SOURCES
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.decoding import encoded
-from asynckfold.jobs.placement import Gpu, Load
 from asynckfold.jobs.recipe import LR_SCHEDULES
-from asynckfold.jobs.result import Baseline
 from asynckfold.models import ARCHITECTURES
 from asynckfold.store import RunStore, Waiting
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started
 from tests.records import write_checksums
-from tests.results.test_cv_results import all_scores, make_results
 from tests.sweep.test_loop import open_store
 from tests.synthetic import Synthetic, write_run
 
@@ -121,7 +116,7 @@ def ended(run: Started, out: Path, err: Path) -> tuple[int, str, str]:
     return run.wait(100), out.read_text(), err.read_text()
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
+def printed_json(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
     """Run a verb here with ``--json`` and return the one object that it prints."""
     capsys.readouterr()
     assert main([*map(str, words), "--json"]) == 0
@@ -195,30 +190,6 @@ def test_what_exit_handlers_print_for_nobody_changes_no_exit_code(
         assert run.wait(100) == 2
 
 
-def test_the_last_lines_give_the_speedup_with_both_times() -> None:
-    told = "\n".join(
-        result_lines(make_results(all_scores(), baseline=Baseline("measured", 25.0, 2)))
-    )
-    (line,) = re.findall(r"^speedup.*$", told, re.MULTILINE)
-    assert line == "speedup: 2.50x, serial loop 25.0 s (measured, 2 threads) / packed 10.0 s"
-
-
-@pytest.mark.parametrize(("second", "is_best"), [(0.2, True), (0.9, False)])
-def test_json_calls_best_only_what_beats_all_others(second: float, is_best: bool) -> None:
-    scores = {
-        name: {"accuracy": (0.9 if name.startswith("A/cosine") else second) + 0.01 * number % 0.02}
-        for number, name in enumerate(all_scores())
-    }
-    results = make_results(scores)
-    found = _numbers(results)
-    assert (results.verdict.best is not None) is is_best
-    assert found["highest"] == results.best_params_
-    assert found["highest_score"] == results.best_score_
-    assert (found["best"], found["best_score"]) == (
-        (results.best_params_, results.best_score_) if is_best else (None, None)
-    )
-
-
 # A run from its start to its end
 
 
@@ -229,28 +200,28 @@ def test_a_run_and_every_verb_that_looks_at_it(
     words = ["run", *SMALL.split(), "--root", root, "--json", "--models", "mlp,lenet5"]
     code, out, err = ended(*warmly(warm, root, *words))
     assert code == 0, err
-    found = json.loads(out)
-    assert (found["planned"], found["done"], found["failed"]) == (4, 4, 0)
-    assert found["highest"]["model"] in ("mlp", "lenet5")
-    assert found["report"] is None
+    result = json.loads(out)
+    assert (result["planned"], result["done"], result["failed"]) == (4, 4, 0)
+    assert result["highest"]["model"] in ("mlp", "lenet5")
+    assert result["report"] is None
     for word in ("Traceback", "leaked", "Warning"):
         assert word not in err
     assert not descendants() - before
 
-    state = told(capsys, "status", root)
+    state = printed_json(capsys, "status", root)
     keys = {"planned", "done", "failed", "diverged", "cancelled", "pending", "running"}
     assert keys | {"fingerprint", "holder", "running_jobs"} <= set(state)
-    assert state["bit_identity"] == found["bit_identity"] == {"claimed": True, "reasons": []}
+    assert state["bit_identity"] == result["bit_identity"] == {"claimed": True, "reasons": []}
     assert state["ended"] == "complete"
     assert state["continue_with"] is None
-    assert state["fingerprint"] == found["fingerprint"]
+    assert state["fingerprint"] == result["fingerprint"]
     assert state["pending"] == state["running"] == 0
-    page = Path(told(capsys, "report", root)["report"])
+    page = Path(printed_json(capsys, "report", root)["report"])
     assert "lenet5" in page.read_text()
     assert main(["status", str(root)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("4 of 4 jobs finished\ncomplete\n")
-    assert f"fingerprint {found['fingerprint']}, reproducible\n" in out
+    assert f"fingerprint {result['fingerprint']}, reproducible\n" in out
 
 
 def test_python_dash_m() -> None:
@@ -294,16 +265,16 @@ def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
         assert state_of(store.reader)["idle"] is None
         store.start_attempt("A/cosine/fold-0", (0,), 1, "cpu", 1.0)
         store.set_waiting(Waiting((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5}))
-        found = state_of(store.reader)
-        assert found["idle"] == {
+        result = state_of(store.reader)
+        assert result["idle"] == {
             "cores": [1],
             "gpus": [0],
             "neighbours": [2],
             "jobs": {"memory: needs 3 MiB, 2 MiB free": 5},
         }
-        told = list(lines(found))
-        assert "  idle core 1: 5 jobs wait for memory: needs 3 MiB, 2 MiB free" in told
-        assert "  used by other processes: core 2" in told
+        shown = list(lines(result))
+        assert "  idle core 1: 5 jobs wait for memory: needs 3 MiB, 2 MiB free" in shown
+        assert "  used by other processes: core 2" in shown
         store.set_waiting(Waiting((0, 1), (), (), {}))
         assert "  idle core 1: no pending job" in list(lines(state_of(store.reader)))
 
@@ -313,12 +284,12 @@ def test_plan_decides_as_run_does_and_writes_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = descendants()
-    found = told(capsys, "plan", *["--data", "digits", "--models", "mlp", "--folds", "4"])
-    assert found["jobs"] == [f"mlp/constant/fold-{index}" for index in range(4)]
-    assert sum(fold["valid"] for fold in found["folds"]) == 1797
-    assert found["first"][0]["jobs"] == ["mlp/constant/fold-0"]
-    assert set(found["first"][0]["cores"]) <= set(found["cores"])
-    assert {span["job"] for span in found["spans"]} == set(found["jobs"])
+    result = printed_json(capsys, "plan", *["--data", "digits", "--models", "mlp", "--folds", "4"])
+    assert result["jobs"] == [f"mlp/constant/fold-{index}" for index in range(4)]
+    assert sum(fold["valid"] for fold in result["folds"]) == 1797
+    assert result["first"][0]["jobs"] == ["mlp/constant/fold-0"]
+    assert set(result["first"][0]["cores"]) <= set(result["cores"])
+    assert {span["job"] for span in result["spans"]} == set(result["jobs"])
     assert main(["plan", "--data", "digits"]) == 0
     out = capsys.readouterr().out
     assert "5 jobs on cpu" in out or "5 jobs on cuda" in out
@@ -331,65 +302,46 @@ def test_plan_decides_as_run_does_and_writes_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_plan_and_run_decide_the_same(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("fuse", ["no", "2"])
+def test_plan_and_run_decide_the_same(
+    fuse: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Before, in the folder that a run began, and out of that folder alone."""
     words = ["--data", "digits", "--models", "mlp", "--folds", "3", "--epochs", "1", "--root", root]
-    before = told(capsys, "plan", *words)
+    words += ["--fuse", fuse]
+    before = printed_json(capsys, "plan", *words)
     assert main(["run", "-q", "--baseline", "none", "--no-report", *map(str, words)]) == 0
     capsys.readouterr()
     with RunStore.read(root) as store:
-        decided, expected = store.about["decision"], store.attempts()[0].expected
-    assert before["threads"] == decided["threads"]
-    assert before["why"] == decided["why"]
-    again, stored = told(capsys, "plan", *words), told(capsys, "plan", root)
-    for found in (again, stored):
-        assert found["prediction"] == decided["prediction"]
-        assert found["requests"]["mlp/constant/fold-0"]["seconds"] == expected
+        decided, attempts, groups = store.about["decision"], store.attempts(), store.plan.groups
+    assert (before["threads"], before["why"]) == (decided["threads"], decided["why"])
+    again, stored = printed_json(capsys, "plan", *words), printed_json(capsys, "plan", root)
+    for result in (again, stored):
+        assert result["prediction"] == decided["prediction"]
+        assert max(span["end"] for span in result["spans"]) == decided["prediction"]["makespan"]
+    for result in (before, again, stored):
+        assert result["groups"] == [list(group) for group in groups]
     assert again["spans"] == stored["spans"]
+    units = [[item.job_id] for item in attempts if not groups or item.job_id not in groups[0]]
+    for unit in [*units, *groups]:
+        expected = sum(stored["requests"][name]["seconds"] for name in unit)
+        assert {item.expected for item in attempts if item.job_id in unit} == {expected}
     assert main(["plan", *map(str, words), "--batch-size", "8"]) == 2
     assert "a run with another plan" in capsys.readouterr().err
-
-
-def test_plan_and_run_train_the_same_jobs_as_one(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["--data", "digits", "--models", "mlp", "--folds", "3", "--epochs", "1", "--root", root]
-    words += ["--fuse", "2"]
-    before = told(capsys, "plan", *words)
-    assert main(["run", "-q", "--baseline", "none", "--no-report", *map(str, words)]) == 0
-    capsys.readouterr()
-    with RunStore.read(root) as store:
-        (group,) = store.plan.groups
-        decided, attempts = store.about["decision"], store.attempts()
-    again, stored = told(capsys, "plan", *words), told(capsys, "plan", root)
-    for found in (before, again, stored):
-        assert found["groups"] == [list(group)]
-        assert found["fusing"]["mlp"].startswith("fused: 2 of 3 jobs")
-        spans = {span["job"]: span for span in found["spans"]}
-        assert spans.keys() == {"mlp/constant/fold-0", "mlp/constant/fold-2"}
-        assert spans[group[0]]["jobs"] == list(group)
-    for found in (again, stored):
-        assert found["prediction"] == decided["prediction"]
-        assert max(span["end"] for span in found["spans"]) == decided["prediction"]["makespan"]
-        expected = sum(found["requests"][name]["seconds"] for name in group)
-        assert {item.expected for item in attempts if item.job_id in group} == {expected}
     assert main(["plan", str(root)]) == 0
-    assert "fusion:\n  mlp: fused: 2 of 3 jobs" in capsys.readouterr().out
-    other = ["plan", *map(str, words), "--fuse", "auto", "--root", str(root.parent / "other")]
-    assert main(other) == 0
-    assert "fusion:\n  mlp: not fused: its jobs take" in capsys.readouterr().out
+    assert ("fusion:\n  mlp: fused: 2 of 3 jobs" in capsys.readouterr().out) == bool(groups)
 
 
 # Sweep files
 
 
 def test_flags_stand_above_the_file(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "plan", sweep)
-    assert (len(found["jobs"]), found["epochs"], found["batch_size"]) == (6, 5, 8)
+    result = printed_json(capsys, "plan", sweep)
+    assert (len(result["jobs"]), result["epochs"], result["batch_size"]) == (6, 5, 8)
     flags = "--folds 2 --epochs 1 --batch-size 4 --schedulers step,warm --optimizer adam --lr 0.1"
-    found = told(capsys, "plan", sweep, *flags.split())
-    assert found["candidates"] == ["net/step", "net/warm", "linear/step", "linear/warm"]
-    assert (len(found["jobs"]), found["epochs"], found["batch_size"]) == (8, 1, 4)
+    result = printed_json(capsys, "plan", sweep, *flags.split())
+    assert result["candidates"] == ["net/step", "net/warm", "linear/step", "linear/warm"]
+    assert (len(result["jobs"]), result["epochs"], result["batch_size"]) == (8, 1, 4)
 
 
 def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -407,9 +359,9 @@ def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[s
     assert "in forward" in err
     # A run's folder never names code that is then run.
     assert main(["resume", str(root)]) == 2
-    told = capsys.readouterr().err
-    assert f"asynckfold run {sweep} --root {root} --no-report" in told
-    assert "it continues the run" in told
+    error = capsys.readouterr().err
+    assert f"asynckfold run {sweep} --root {root} --no-report" in error
+    assert "it continues the run" in error
     # Repaired, the same command runs the failed job only.
     (sweep.parent / "FAIL").unlink()
     assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 0
@@ -459,8 +411,8 @@ class Net(nn.Sequential):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert main([*f"run {SMALL} --root r --json --models".split(), "own_models:Net,mlp"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["done"] == 4
+    result = json.loads(capsys.readouterr().out)
+    assert result["done"] == 4
     # A module's name is code, which a run's folder may not name.
     assert main(["resume", "r"]) == 2
     assert "asynckfold run --data digits" in capsys.readouterr().err
@@ -506,7 +458,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     family = descendants(run.pid)
     assert main(words) == 3
     assert f"held by process {run.pid}" in capsys.readouterr().err
-    state = told(capsys, "status", root)
+    state = printed_json(capsys, "status", root)
     assert state["holder"]["pid"] == run.pid
     assert state["running"] == len(state["running_jobs"]) >= 1
     assert state["ended"] is None
@@ -518,14 +470,14 @@ def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
     assert "Traceback" not in err
     assert gone(family)
     (sweep.parent / "SLOW").unlink()
-    state = told(capsys, "status", root)
+    state = printed_json(capsys, "status", root)
     assert state["pending"] > 0
     assert state["ended"] == "interrupted by SIGINT"
     assert state["continue_with"] == f"asynckfold {shlex.join(words)}"
     assert main([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["done"] == 6
-    assert found["fingerprint"] == golden
+    result = json.loads(capsys.readouterr().out)
+    assert result["done"] == 6
+    assert result["fingerprint"] == golden
 
 
 @pytest.mark.damages("a result is deleted, so that there is something to resume")
@@ -549,15 +501,15 @@ def test_resume_continues_a_built_in_run_from_any_folder(
         about["cli"] += ["--resume", "never"]
         with store.file.transaction():
             store.file.put("about", encoded(about))
-    state = told(capsys, "status", folder)
+    state = printed_json(capsys, "status", folder)
     assert state["continue_with"] == f"asynckfold {line} --json --root {folder}"
     fingerprint = state["fingerprint"]
     monkeypatch.chdir(tmp_path)
     assert main(["resume", f"there/{folder}", "--json"]) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    assert (found["done"], found["pending"]) == (2, 0)
-    assert found["fingerprint"] != fingerprint
+    result = json.loads(out)
+    assert (result["done"], result["pending"]) == (2, 0)
+    assert result["fingerprint"] != fingerprint
     with RunStore.read(tmp_path / "there" / folder) as store:
         tries = [attempt.job_id for attempt in store.attempts()]
     assert sorted(tries) == ["mlp/constant/fold-0", *["mlp/constant/fold-1"] * 2]
@@ -686,7 +638,7 @@ def test_parts_may_be_given_by_kind_of_process(words: str, size: Any, passes: An
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("--partition-size many", "must be a whole number, or one by kind such as cpu=1000,gpu=8"),
         ("--epochs-per-round cpu=1,gpu", "or one by kind such as cpu=1000,gpu=8000: received 'cpu"),
@@ -714,11 +666,11 @@ def test_parts_may_be_given_by_kind_of_process(words: str, size: Any, passes: An
     ],
 )
 def test_what_is_wrong_with_parts_is_told_in_flags(
-    words: str, told: str, root: Path, capsys: pytest.CaptureFixture[str]
+    words: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = f"run {SMALL} --trainer averaging --processes 2 --root {root} {words}"
     assert main(given.split()) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not root.exists()
 
 
@@ -740,34 +692,11 @@ def test_help_names_everything_that_there_is(capsys: pytest.CaptureFixture[str])
 
 
 def test_doctor_says_what_would_run_and_why(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, "doctor")
-    assert found["now"]["jobs"] >= 1
-    assert {"versions", "cpu", "memory", "gpus"} <= set(found)
+    result = printed_json(capsys, "doctor")
+    assert result["now"]["jobs"] >= 1
+    assert {"versions", "cpu", "memory", "gpus"} <= set(result)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^now +\d+ jobs? of one thread would run now on cores? \d", out)
     assert re.search(r"memory +\d+\.\d GiB of \d+\.\d GiB available", out)
     assert not re.search(r"\d{7}", out)  # no sizes in bytes
-
-
-@pytest.mark.parametrize(
-    ("idle", "busy", "gpus", "text"),
-    [
-        ((0, 1), [], (), "2 jobs of one thread would run now on cores 0, 1: the limit is affinity, "
-         "2 cores; nobody else uses them"),
-        ((1,), [0], (), "1 job of one thread would run now on core 1: the limit is affinity, "
-         "2 cores; others use core 0 (97 %)"),
-        ((), [0, 1], (), "1 job of one thread would run now on core 0: the limit is affinity, "
-         "2 cores; others use core 0 (97 %), core 1 (50 %), and one job always runs"),
-        ((0, 1), [], (Gpu(3, 1, 2),), "2 jobs of one thread would run now on cores 0, 1: the limit "
-         "is affinity, 2 cores; nobody else uses them; with GPUs, one job on each: 3"),
-    ],
-)  # fmt: skip
-def test_now(idle: Sequence[int], busy: list[int], gpus: tuple[Gpu, ...], text: str) -> None:
-    cpu = {
-        "limit": "affinity",
-        "allowed": 2,
-        "busy": busy,
-        "foreign_load": {"0": 0.97, "1": 0.5},
-    }
-    assert str(now(cpu, Load((0, 1), tuple(idle), 1, gpus))) == text

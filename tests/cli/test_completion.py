@@ -99,8 +99,8 @@ def test_fish_offers(words: list[str], offered: set[str], folder: Path) -> None:
         text=True,
         timeout=30,
     )
-    found = {line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()}
-    assert (done.stderr, found) == ("", offered)
+    shown = {line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()}
+    assert (done.stderr, shown) == ("", offered)
 
 
 @needs("zsh")

@@ -64,7 +64,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def predicted(run: Path, data: str, *words: str, to: str = "found.csv") -> list[dict[str, str]]:
+def predicted(run: Path, data: str, *words: str, to: str = "predicted.csv") -> list[dict[str, str]]:
     path = run.parent / to
     path.unlink(missing_ok=True)
     assert main(["predict", str(run), "--data", data, "--to", str(path), *words]) == 0
@@ -75,9 +75,9 @@ def test_a_table_is_predicted_with_and_without_its_target(
     tabled: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labelled = predicted(tabled, f"csv:{table(tmp_path / 'new.csv', 30, 1)}")
-    told = capsys.readouterr()
-    assert "mlp/constant, 2 models: 30 samples in " in told.out
-    accuracy = float(re.findall(r"accuracy (\S+)", told.out)[0])
+    texts = capsys.readouterr()
+    assert "mlp/constant, 2 models: 30 samples in " in texts.out
+    accuracy = float(re.findall(r"accuracy (\S+)", texts.out)[0])
     assert list(labelled[0]) == ["sample", "prediction", "probability", "p_x", "p_y", "p_z"]
     right = [row["prediction"] == "xyz"[at % 3] for at, row in enumerate(labelled)]
     assert accuracy == pytest.approx(np.mean(right), abs=1e-4)
@@ -91,10 +91,10 @@ def test_a_table_is_predicted_with_and_without_its_target(
     bare = ["colour", "more", "length", "id", "width"]
     path = table(tmp_path / "bare.csv", 30, 1, header=bare, first=500)
     assert predicted(tabled, f"csv:{path}") == labelled
-    told = capsys.readouterr()
-    assert "accuracy" not in told.out
-    assert "column 'more' is left out: the models were not trained on it" in told.err
-    assert "column 'id' is left out" in told.err
+    texts = capsys.readouterr()
+    assert "accuracy" not in texts.out
+    assert "column 'more' is left out: the models were not trained on it" in texts.err
+    assert "column 'id' is left out" in texts.err
     # Without names, by their order; with a target that is nearly everywhere.
     path = table(tmp_path / "nameless.csv", 30, 1, named=False)
     assert predicted(tabled, f"csv:{path}") == labelled
@@ -114,18 +114,18 @@ def test_a_table_is_predicted_with_and_without_its_target(
 
 
 def test_the_predictions_are_those_of_the_ensemble(tabled: Path, tmp_path: Path) -> None:
-    path, found = table(tmp_path / "new.csv", 20, 2), tabled.parent / "found.npz"
-    found.unlink(missing_ok=True)
-    words = ["predict", str(tabled), "mlp/constant", "--data", f"csv:{path}", "--to", str(found)]
+    path, file = table(tmp_path / "new.csv", 20, 2), tabled.parent / "predicted.npz"
+    file.unlink(missing_ok=True)
+    words = ["predict", str(tabled), "mlp/constant", "--data", f"csv:{path}", "--to", str(file)]
     assert main([*words, "--json"]) == 0
     written = predicted(tabled, f"csv:{path}")
-    with np.load(found) as arrays:
+    with np.load(file) as arrays:
         assert arrays["classes"].tolist() == ["x", "y", "z"]
         assert arrays["sample"].tolist() == list(range(20))
         shares = arrays["probabilities"]
         np.testing.assert_array_equal(arrays["prediction"], shares.argmax(axis=1))
-    told = [[float(row[f"p_{name}"]) for name in "xyz"] for row in written]
-    np.testing.assert_array_equal(shares, told)
+    texts = [[float(row[f"p_{name}"]) for name in "xyz"] for row in written]
+    np.testing.assert_array_equal(shares, texts)
 
 
 def test_json_tells_the_score_and_the_runs_own_samples_are_no_test(
@@ -134,20 +134,20 @@ def test_json_tells_the_score_and_the_runs_own_samples_are_no_test(
     monkeypatch.chdir(tabled.parent)
     words = ["--data", "csv:rows.csv", "--to", str(tmp_path / "own.csv"), "--json"]
     assert main(["predict", "run", *words]) == 0
-    told = capsys.readouterr()
-    found = json.loads(told.out)
-    assert (found["candidate"], found["models"], found["samples"]) == ("mlp/constant", 2, 60)
-    assert list(found["score"]) == ["accuracy"]
+    texts = capsys.readouterr()
+    result = json.loads(texts.out)
+    assert (result["candidate"], result["models"], result["samples"]) == ("mlp/constant", 2, 60)
+    assert list(result["score"]) == ["accuracy"]
     with RunStore.read(tabled) as store:
         scores = [result.scores["accuracy"] for result in store.results().values()]
     assert (
         f"the run trained on these samples; out of fold, accuracy is {np.mean(scores):.4f}"
-        in told.err
+        in texts.err
     )
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "width,colour\n1,red\n",
@@ -171,14 +171,14 @@ def test_json_tells_the_score_and_the_runs_own_samples_are_no_test(
     ],
 )
 def test_a_table_of_other_columns_is_refused(
-    tabled: Path, tmp_path: Path, text: str, told: str, capsys: pytest.CaptureFixture[str]
+    tabled: Path, tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "other.csv"
     path.write_text(text)
-    words = ["--data", f"csv:{path}", "--to", str(tmp_path / "found.csv")]
+    words = ["--data", f"csv:{path}", "--to", str(tmp_path / "predicted.csv")]
     assert main(["predict", str(tabled), *words]) == 2
-    assert told in capsys.readouterr().err
-    assert not (tmp_path / "found.csv").exists()
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "predicted.csv").exists()
 
 
 def test_labels_that_the_run_does_not_know_have_no_score(
@@ -187,13 +187,13 @@ def test_labels_that_the_run_does_not_know_have_no_score(
     path = tmp_path / "odd.csv"
     path.write_text("width,colour,length,kind\n1,red,2,w\n2,red,1,x\n")
     assert len(predicted(tabled, f"csv:{path}")) == 2
-    told = capsys.readouterr()
-    assert "no score: labels unknown to the run: w" in told.err
-    assert "accuracy" not in told.out
+    texts = capsys.readouterr()
+    assert "no score: labels unknown to the run: w" in texts.err
+    assert "accuracy" not in texts.out
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--to", "{}/there.csv"], "--to must be a new file"),
         (["--to", "{}/none/new.csv"], "Make the folder first"),
@@ -210,17 +210,17 @@ def test_labels_that_the_run_does_not_know_have_no_score(
     ],
 )
 def test_what_cannot_be_predicted_is_told(
-    tabled: Path, tmp_path: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    tabled: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "there.csv").write_text("mine")
     path = table(tmp_path / "new.csv", 3)
     given = [word.format(tmp_path) for word in words]
     candidate = [] if given[0].startswith("--") else [given.pop(0)]
-    common = ["--data", f"csv:{path}", "--to", str(tmp_path / "found.csv")]
+    common = ["--data", f"csv:{path}", "--to", str(tmp_path / "predicted.csv")]
     assert main(["predict", str(tabled), *candidate, *common, *given]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert (tmp_path / "there.csv").read_text() == "mine"
-    assert not (tmp_path / "found.csv").exists()
+    assert not (tmp_path / "predicted.csv").exists()
 
 
 # Images and arrays
@@ -238,16 +238,16 @@ def test_images_come_from_folders_and_arrays(
                 Image.fromarray(pixels).save(tmp_path / part / kind / f"{at}.png")
     line = f"run --data folder:{tmp_path}/photos --lr 0.01 --root {tmp_path}/run {SHORT}"
     assert main(shlex.split(line)) == 0
-    found = predicted(tmp_path / "run", f"folder:{new}")
-    assert [row["sample"] for row in found] == [
+    rows = predicted(tmp_path / "run", f"folder:{new}")
+    assert [row["sample"] for row in rows] == [
         *(f"dark/{at}.png" for at in range(2)),
         *(f"light/{at}.png" for at in range(2)),
     ]
-    right = [row["sample"].startswith(row["prediction"]) for row in found]
+    right = [row["sample"].startswith(row["prediction"]) for row in rows]
     assert f"accuracy {np.mean(right):.4f}" in capsys.readouterr().out
     # One folder alone is no class, but it has samples.
     assert [row["prediction"] for row in predicted(tmp_path / "run", f"folder:{new}/dark")] == [
-        row["prediction"] for row in found[:2]
+        row["prediction"] for row in rows[:2]
     ]
     assert "accuracy" not in capsys.readouterr().out
     np.savez(tmp_path / "new.npz", X=draw.integers(0, 256, (3, 6, 6, 3), np.uint8))
@@ -313,14 +313,14 @@ def test_a_run_of_a_sweep_file_needs_the_file(
     text = "\n".join(",".join(map(repr, row.tolist())) for row in rows)
     (tmp_path / "new.csv").write_text(f"{text}\n")
     capsys.readouterr()
-    words = ["--data", f"csv:{tmp_path}/new.csv", "--to", str(tmp_path / "found.csv")]
+    words = ["--data", f"csv:{tmp_path}/new.csv", "--to", str(tmp_path / "predicted.csv")]
     assert main(["predict", str(run), *words, "--target", "8"]) == 2
-    told = capsys.readouterr().err
-    assert "never trusted to name code: it must be given: received a run of asynckfold run" in told
-    assert "Pass --sweep with the file" in told
-    found = predicted(run, f"csv:{tmp_path}/new.csv", "--target", "8", "--sweep", str(sweep))
-    assert list(found[0])[:2] == ["sample", "prediction"]
-    assert len(found[0]) == (2 if numbers else 6)
+    texts = capsys.readouterr().err
+    assert "never trusted to name code: it must be given: received a run of asynckfold run" in texts
+    assert "Pass --sweep with the file" in texts
+    rows = predicted(run, f"csv:{tmp_path}/new.csv", "--target", "8", "--sweep", str(sweep))
+    assert list(rows[0])[:2] == ["sample", "prediction"]
+    assert len(rows[0]) == (2 if numbers else 6)
     assert re.search(
         r"r2 -?\d" if numbers else r"accuracy 0\.\d|accuracy 1", capsys.readouterr().out
     )
@@ -350,11 +350,11 @@ def test_models_by_name_are_named_again(
     words = ["--models", "nets_of_mine:Net", "--data", "npz:data.npz", "--root", "run"]
     assert main(["run", *words, *SHORT.split()]) == 0
     capsys.readouterr()
-    words = ["predict", "run", "--data", "npz:data.npz", "--to", "found.csv"]
+    words = ["predict", "run", "--data", "npz:data.npz", "--to", "predicted.csv"]
     assert main(words) == 2
     assert "Pass --models nets_of_mine:Net to predict, too." in capsys.readouterr().err
     assert main([*words, "--models", "nets_of_mine:Net"]) == 0
-    assert len(read(tmp_path / "found.csv")) == 60
+    assert len(read(tmp_path / "predicted.csv")) == 60
 
 
 def test_a_run_of_a_script_needs_a_sweep_file(
@@ -367,12 +367,12 @@ def test_a_run_of_a_script_needs_a_sweep_file(
     X, _ = samples()
     np.savez(tmp_path / "new.npz", X=X[:5])
     words = ["predict", str(root), "--data", f"npz:{tmp_path}/new.npz"]
-    words += ["--to", str(tmp_path / "found.csv")]
+    words += ["--to", str(tmp_path / "predicted.csv")]
     assert main(words) == 2
     assert "received a run of the script that started it" in capsys.readouterr().err
     sweep = tmp_path / "sweep.py"
     sweep.write_text(SWEEP.format("", "y", "CrossEntropyLoss", "Tiny"))
     assert main([*words, "--sweep", str(sweep)]) == 0
     shares = results.ensemble().predict_proba(torch.from_numpy(X[:5]))
-    told = [[float(row[f"p_{at}"]) for at in range(3)] for row in read(tmp_path / "found.csv")]
-    np.testing.assert_allclose(told, shares, rtol=1e-6)
+    texts = [[float(row[f"p_{at}"]) for at in range(3)] for row in read(tmp_path / "predicted.csv")]
+    np.testing.assert_allclose(texts, shares, rtol=1e-6)

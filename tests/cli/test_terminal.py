@@ -46,7 +46,7 @@ LONG = Synthetic(
 )
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
+def printed_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
     assert main([*map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -60,10 +60,10 @@ class Terminal:
 
     def read(self, until: str = "\x04") -> str:
         """Return what was written, up to a text."""
-        found, deadline = b"", time.monotonic() + 60
-        while until.encode() not in found and time.monotonic() < deadline:
-            found += os.read(self.master, 1 << 16)
-        return found.decode().replace("\r\n", "\n")
+        text, deadline = b"", time.monotonic() + 60
+        while until.encode() not in text and time.monotonic() < deadline:
+            text += os.read(self.master, 1 << 16)
+        return text.decode().replace("\r\n", "\n")
 
 
 @contextmanager
@@ -103,11 +103,11 @@ def test_status_tells_scores_verdict_and_time_of_a_sweep_that_runs(
     )
     write_run(root, run)
     with RunStore.hold(root) as store:
-        found = state_of(store.reader)
-        assert (found["progress"], found["verdict"]) == (None, [])  # none was recorded yet
+        state = state_of(store.reader)
+        assert (state["progress"], state["verdict"]) == (None, [])  # none was recorded yet
         store.set_interim(Interim(30, 120, 75.0, ("So far, A against B: undecided (p = 0.4).",)))
         store.flush()
-        state = told(capsys, "status", root)
+        state = printed_json(capsys, "status", root)
         assert state["progress"] == {"steps_done": 30, "steps": 120, "seconds_left": 75.0}
         assert {row["candidate"]: row["folds"] for row in state["scores"]} == {"A/x": 3, "B/x": 2}
         assert main(["status", str(root)]) == 0
@@ -122,7 +122,7 @@ def test_status_tells_scores_verdict_and_time_of_a_sweep_that_runs(
     }
     assert lines.index(scores[-1]) + 1 == lines.index("So far, A against B: undecided (p = 0.4).")
     # Nobody holds it any more: the time left went, and the verdict is that of all results.
-    state = told(capsys, "status", root)
+    state = printed_json(capsys, "status", root)
     assert state["progress"] is None
     with RunStore.read(root) as store:
         assert state["verdict"] == list(read_results(store).verdict.sentences)
@@ -134,13 +134,13 @@ def test_status_of_a_run_that_has_no_plan_yet(
 ) -> None:
     write_run(root.parent / "other", Synthetic(folds=2, samples=20, epochs=1))
     with RunStore.hold(root):
-        state = told(capsys, "status", root)
+        state = printed_json(capsys, "status", root)
         assert main(["status", str(root)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "no plan yet: the data are read, and the candidates are checked",
         f"held by process {os.getpid()} on {state['holder']['host']}",
     ]
-    assert state.keys() == told(capsys, "status", root.parent / "other").keys()
+    assert state.keys() == printed_json(capsys, "status", root.parent / "other").keys()
     assert main(["status", str(root)]) == 4
     assert "holds no plan yet" in capsys.readouterr().err
 
@@ -286,15 +286,15 @@ def test_the_winner_is_marked_and_a_tie_has_none(
     models: Any = {"models": ("F", "G"), "lr_schedules": ("x",), "samples": 500, "epochs": 1}
     write_run(root, Synthetic(**models))
     write_run(tmp_path / "tie", Synthetic(**models, score=0.5))
-    found = []
+    outputs = []
     for folder in (root, tmp_path / "tie"):
         print_results(folder, Output(Namespace()), with_report=False)
-        found.append(capsys.readouterr().out.splitlines())
-    marked = [line for line in found[0] if line.endswith("winner")]
+        outputs.append(capsys.readouterr().out.splitlines())
+    marked = [line for line in outputs[0] if line.endswith("winner")]
     assert len(marked) == 1
     assert marked[0].split()[0] == "1"
-    assert any(line.startswith(f"{marked[0].split()[1]} beats ") for line in found[0])
-    assert not any("winner" in line for line in found[1])
+    assert any(line.startswith(f"{marked[0].split()[1]} beats ") for line in outputs[0])
+    assert not any("winner" in line for line in outputs[1])
 
 
 def test_code_terminal_page_and_json_say_the_same(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.cli.text_charts import IDLE, gantt
+from asynckfold.cli.plan import IDLE, gantt
 from asynckfold.jobs.placement import NodeSize, Request
 from asynckfold.scheduling.simulate import Span, simulate
 
@@ -17,8 +17,8 @@ def test_every_row_fits_and_no_time_is_drawn_as_idle_that_is_not(
     seconds: list[float], cores: int, width: int
 ) -> None:
     jobs = [Request(f"LeNet5/cosine/fold-{number}", time) for number, time in enumerate(seconds)]
-    found = simulate(jobs, [NodeSize(cores)])
-    *rows, times = gantt(found.spans, range(cores), width)
+    simulation = simulate(jobs, [NodeSize(cores)])
+    *rows, times = gantt(simulation.spans, range(cores), width)
     assert len(rows) == cores
     assert max(map(len, [*rows, times])) <= width
     assert len({len(row) for row in rows}) == 1
@@ -26,11 +26,11 @@ def test_every_row_fits_and_no_time_is_drawn_as_idle_that_is_not(
     for core, row in enumerate(rows):
         assert row.startswith(f"core {core}  ")
         columns = width - label
-        held = sum(span.end - span.start for span in found.spans if span.cores == (core,))
+        held = sum(span.end - span.start for span in simulation.spans if span.cores == (core,))
         drawn = columns - row[label:].count(IDLE)
-        if found.makespan:
+        if simulation.makespan:
             # Each bar begins and ends within half a column of where it should.
-            assert abs(drawn - columns * held / found.makespan) <= len(seconds)
+            assert abs(drawn - columns * held / simulation.makespan) <= len(seconds)
 
 
 def test_names_stand_in_their_bars() -> None:
@@ -56,10 +56,10 @@ def test_a_job_too_short_to_be_drawn_is_seen_where_nothing_else_is() -> None:
 
 def test_a_large_machine_is_cut_and_the_rest_is_counted() -> None:
     jobs = [Request(f"job-{number}", 1.0, gpu=number < 2) for number in range(100)]
-    found = simulate(jobs, [NodeSize(100, 2)])
-    lines = gantt(found.spans, range(100), most_rows=5)
+    simulation = simulate(jobs, [NodeSize(100, 2)])
+    lines = gantt(simulation.spans, range(100), most_rows=5)
     assert len(lines) == 5 + 1 + 1
-    gpus = {span.gpu for span in found.spans if span.gpu is not None}
+    gpus = {span.gpu for span in simulation.spans if span.gpu is not None}
     assert f"and {100 + len(gpus) - 5} more" in lines[-2]
     assert max(map(len, lines)) <= 100
 

@@ -1,4 +1,7 @@
-"""The reference page of all arguments: ``python -m asynckfold.cli.reference``."""
+"""The reference page of all arguments.
+
+``python docs/list_arguments.py > docs/reference/arguments.md`` renews it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from asynckfold.cli.flags import Named
 from asynckfold.cli.sweep_file import ELSEWHERE
 from asynckfold.jobs.argument import GROUPS, Argument, arguments
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.system import terminal
 
 _WHERE = {
     Settings: "argument of `AsyncKFold`",
@@ -28,7 +30,7 @@ def reference() -> str:
 def _lines() -> Iterator[str]:
     yield "# Arguments"
     yield ""
-    yield "Written by `python -m asynckfold.cli.reference` from the declarations in the code."
+    yield "Written by `python docs/list_arguments.py` from the declarations in the code."
     for group in GROUPS:
         yield f"\n## {group.capitalize()}"
         for name, places in _of_group(group).items():
@@ -37,12 +39,12 @@ def _lines() -> Iterator[str]:
 
 def _of_group(group: str) -> dict[str, dict[type, Argument]]:
     """Return the arguments of a group by name, each by its declarations."""
-    found: dict[str, dict[type, Argument]] = {}
+    entries: dict[str, dict[type, Argument]] = {}
     for declaration in _WHERE:
         for name, item in arguments(declaration).items():
             if item.group == group:
-                found.setdefault(name, {})[declaration] = item
-    return found
+                entries.setdefault(name, {})[declaration] = item
+    return entries
 
 
 def _entry(name: str, places: dict[type, Argument]) -> Iterator[str]:
@@ -65,4 +67,4 @@ def _entry(name: str, places: dict[type, Argument]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    terminal.write(f"{reference()}\n")
+    print(reference())
