@@ -43,7 +43,7 @@ class Problem:
     rule : str
         What must hold, naming the argument: ``"epochs must be at least 1"``.
     received : str
-        The value that was found.
+        The value that was passed.
     remedy : str
         What to do instead.
     """
@@ -145,7 +145,7 @@ class SignatureError(AsyncKFoldError, TypeError):
 
 
 class InputError(AsyncKFoldError, ValueError):
-    """All problems found in the arguments, raised before any job starts.
+    """All problems of the arguments, raised before any job starts.
 
     >>> raise InputError.one("epochs must be at least 1", "0", "Pass epochs=1 or more.")
     Traceback (most recent call last):

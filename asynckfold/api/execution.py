@@ -122,9 +122,9 @@ def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Swee
     """Yield what trains the jobs that have no result yet, with its engine started."""
     settings, store, make, plan = call.settings, call.run, call.make, call.bundle.plan
     keeps = not _why_not_kept(call)
-    finish: Finish = _Finish(job_by_id(plan), call.bundle, call.data, settings, store.event, keeps)
+    finish: Finish = _Scorer(job_by_id(plan), call.bundle, call.data, settings, store.event, keeps)
     if stop_reason is not None:
-        finish = _Watched(finish, plan, dict(store.reader.results()), stop_reason, call.signals)
+        finish = _StopWatch(finish, plan, dict(store.reader.results()), stop_reason, call.signals)
         finish.look()
     store.set_software({THREADS: plan.threads_text, **call.software})
     store.packing(time.monotonic() - call.started)
@@ -200,7 +200,7 @@ class _Publisher:
 
 
 @dataclass(frozen=True, eq=False)
-class _Finish:
+class _Scorer:
     """Scores a result on its held-out fold, and drops outputs that are too large to keep.
 
     Where the plan scores by batch, the job's worker has scored it.
@@ -261,7 +261,7 @@ class _Finish:
 
 
 @dataclass(frozen=True, eq=False)
-class _Watched:
+class _StopWatch:
     """Lets a caller end the run, given the scores so far."""
 
     finish: Finish

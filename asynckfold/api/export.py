@@ -76,7 +76,7 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     >>> import tempfile, torch
     >>> from asynckfold import fit
     >>> inputs, root = torch.randn(60, 4), tempfile.mkdtemp()
-    >>> found = fit(torch.nn.Linear(4, 2), (inputs, (inputs[:, 0] > 0).long()),
+    >>> fitted = fit(torch.nn.Linear(4, 2), (inputs, (inputs[:, 0] > 0).long()),
     ...             lambda model: torch.optim.SGD(model.parameters(), 0.1),
     ...             torch.nn.CrossEntropyLoss(), root, epochs=1, verbose=0)
     >>> sorted(path.name for path in export(root))
@@ -130,10 +130,10 @@ def as_npy(array: npt.NDArray[Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _done(found: CVResults, candidate: str) -> dict[int, Result]:
+def _done(run: CVResults, candidate: str) -> dict[int, Result]:
     """Return a candidate's finished jobs by number; folds of further repeats follow the first's."""
-    jobs = [job for job in found.plan.jobs if job.candidate == candidate]
-    results = {number: found.results.get(job.id) for number, job in enumerate(jobs)}
+    jobs = [job for job in run.plan.jobs if job.candidate == candidate]
+    results = {number: run.results.get(job.id) for number, job in enumerate(jobs)}
     return {number: item for number, item in results.items() if item and item.status == DONE}
 
 

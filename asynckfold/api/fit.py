@@ -141,11 +141,11 @@ def fit(
     >>> import tempfile, torch
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
-    >>> found = fit(torch.nn.Linear(64, 10), (X.astype("float32"), y),
+    >>> fitted = fit(torch.nn.Linear(64, 10), (X.astype("float32"), y),
     ...             lambda model: torch.optim.Adam(model.parameters(), 1e-2),
     ...             torch.nn.CrossEntropyLoss(), tempfile.mkdtemp(), valid=range(1500, 1797),
     ...             epochs=3, verbose=0)
-    >>> len(found.epochs), found.score > 0.7
+    >>> len(fitted.epochs), fitted.score > 0.7
     (3, True)
     """
     from asynckfold.training.losses import trained_parameters
@@ -192,8 +192,8 @@ class DistributedTrainer:
     >>> optimizer = torch.optim.SGD(model.parameters(), 0.1)
     >>> scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     >>> trainer = DistributedTrainer(1, torch.nn.CrossEntropyLoss(), tempfile.mkdtemp(), 16)
-    >>> found = trainer(model, (inputs, (inputs[:, 0] > 0).long()), optimizer, scheduler, epochs=2)
-    >>> found.model is model, [round(epoch.lr, 3) for epoch in found.epochs]
+    >>> fitted = trainer(model, (inputs, (inputs[:, 0] > 0).long()), optimizer, scheduler, epochs=2)
+    >>> fitted.model is model, [round(epoch.lr, 3) for epoch in fitted.epochs]
     (True, [0.1, 0.01])
     """
 

@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from asynckfold.api.prediction import (
+    BatchForm,
     InputForm,
-    Made,
     Member,
     Prediction,
     columns_of,
@@ -212,9 +212,9 @@ class RebuiltModels:
         with seeding.preserved():
             form, steps = self.form, self.run.samples[1]
             collation = self.run.collation
-        made = None if collation is None else Made(collation, self.run.targets()[:1])
+        batches = None if collation is None else BatchForm(collation, self.run.targets()[:1])
         yield from outputs_by_batch(
-            form, steps, self.run.dataset, lambda: self._members, inputs, made
+            form, steps, self.run.dataset, lambda: self._members, inputs, batches
         )
 
     def prediction(self) -> Prediction:

@@ -71,14 +71,15 @@ class Member:
         if self.fit is not None:
             seen = preprocessing.transform(self.fit, seen.numpy())
         with torch.no_grad():
-            found = outputs_of(self.model, seen, self.precision)
+            outputs = outputs_of(self.model, seen, self.precision)
         rows: Outputs
-        rows = (found if self.columns is None else self.columns.join(found)).float().numpy()
+        joined = outputs if self.columns is None else self.columns.join(outputs)
+        rows = joined.float().numpy()
         return rows
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class BatchForm:
     """How batches are made, if by the user's `collate_fn`."""
 
     collation: Collation
@@ -99,7 +100,7 @@ class Prediction:
     members: Sequence[Member]
     channels_last: tuple[bool, ...]  # in memory, by model
     default_dtype: torch.dtype
-    output_transform: Any = None  # the user's own, of tensors
+    output_transform: Any = None  # the user's, of tensors
     about: Mapping[str, Any] = field(default_factory=dict)  # jobs, fingerprints of the run
 
 
@@ -109,7 +110,7 @@ def outputs_by_batch(
     columns: Any,
     members: Callable[[], Sequence[Member]],
     inputs: Any,
-    made: Made | None = None,
+    batches: BatchForm | None = None,
 ) -> Iterator[Outputs]:
     """Yield what each model says of each batch, shape (models, batch, ...).
 
@@ -122,20 +123,20 @@ def outputs_by_batch(
             inputs,
             undress=form.undressed,
             exact=form.exact,
-            several=bool(form.several) if made is None else form.form == "tree",
-            lists=made is not None,
+            several=bool(form.several) if batches is None else form.form == "tree",
+            lists=batches is not None,
         )
         data = (
             one_by_one(given, steps, np.zeros(len(given), np.int64))
-            if made is None
-            else made.opened(given, steps)
+            if batches is None
+            else batches.opened(given, steps)
         )
     size = form.batch_size
     for low in range(0, len(given), size):
         rows = np.arange(low, min(len(given), low + size))
         with seeding.preserved():
             batch = _as_the_run_saw_it(form, data, rows)
-            refuse(_kind_problems(form, batch, collated=made is not None))
+            refuse(_kind_problems(form, batch, collated=batches is not None))
             each, columns = [one.outputs(batch) for one in members()], members()[0].columns
             is_ragged = columns is not None and columns.ragged
             outputs = np.stack(wide(*each) if is_ragged else each)
@@ -149,7 +150,7 @@ def transformed(data: Batches, rows: Indices, preprocessed: bool) -> Any:
 
 
 def _as_the_run_saw_it(form: InputForm, data: Batches, rows: Indices) -> Any:
-    # The user's own steps see samples that they may not be made for.
+    # Steps of the user see samples that they may not be made for.
     try:
         batch = transformed(data, rows, form.preprocessed)
         if not form.preprocessed:
@@ -176,8 +177,10 @@ def columns_of(dataset: Any) -> tuple[Any, ...] | None:
 
 
 def _column_problems(dataset: Any, inputs: Any) -> Iterator[Problem]:
-    own, given = (item[0] if isinstance(item, tuple) else item for item in (dataset, inputs))
-    yield from column_problems(own, given, "inputs")
+    expected, received = (
+        item[0] if isinstance(item, tuple) else item for item in (dataset, inputs)
+    )
+    yield from column_problems(expected, received, "inputs")
 
 
 def _kind_problems(form: InputForm, batch: Any, *, collated: bool) -> Iterator[Problem]:
@@ -201,10 +204,10 @@ def _kind_problems(form: InputForm, batch: Any, *, collated: bool) -> Iterator[P
 
 def _nan_problems(outputs: Outputs, rows: Indices) -> Iterator[Problem]:
     """Yield that an output is NaN, for which a class would be predicted all the same."""
-    found = np.isnan(outputs).any(axis=(0, *range(2, outputs.ndim)))
-    if found.any():
+    is_missing = np.isnan(outputs).any(axis=(0, *range(2, outputs.ndim)))
+    if is_missing.any():
         yield Problem(
             "the models must give numbers for each of the inputs",
-            f"NaN for sample {rows[found][0]}",
+            f"NaN for sample {rows[is_missing][0]}",
             "Leave such samples out, or fill in what is missing in them.",
         )

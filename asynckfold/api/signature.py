@@ -11,8 +11,8 @@ from asynckfold.errors import SignatureError, nearest
 from asynckfold.jobs.argument import arguments
 from asynckfold.jobs.trainer_params import TrainerParams
 
-Given = ParamSpec("Given")
-Made = TypeVar("Made")
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 OTHER_NAMES = {
     **dict.fromkeys(("root", "out", "output_dir", "default_root_dir", "path"), "root_dir"),
@@ -88,7 +88,7 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 def checked(
     called: str, settings: Callable[..., Any] | None = None
-) -> Callable[[Callable[Given, Made]], Callable[Given, Made]]:
+) -> Callable[[Callable[Arguments, Returned]], Callable[Arguments, Returned]]:
     """Check each call of a function; its ``**kwargs`` are arguments of `settings`.
 
     >>> @checked("half")
@@ -99,12 +99,12 @@ def checked(
     asynckfold.errors.SignatureError: half: missing a required argument: 'number'
     """
 
-    def decorated(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    def decorated(function: Callable[Arguments, Returned]) -> Callable[Arguments, Returned]:
         signature = inspect.signature(function)
         more = () if settings is None else tuple(inspect.signature(settings).parameters)
 
         @functools.wraps(function)
-        def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
             names: Any = renamed(kwargs, signature.parameters)
             check_call(called, signature, args, names, more)
             return function(*args, **names)

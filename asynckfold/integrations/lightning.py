@@ -222,7 +222,7 @@ def _check_log(name: str, kwargs: Mapping[str, Any], count: int) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class ModuleFacts:
     """What the modules of a call bring, or why they cannot be trained."""
 
     problems: list[Problem] = field(default_factory=list)
@@ -230,7 +230,7 @@ class Found:
     each: str = "epoch"
 
 
-def look_into(models: Mapping[str, Callable[[], Any]], epochs: int) -> Found:
+def look_into(models: Mapping[str, Callable[[], Any]], epochs: int) -> ModuleFacts:
     """Build each model once; refuse those that are no modules, or need more of a `Trainer`."""
     problems: list[Problem] = []
     validates, intervals = {}, {}
@@ -258,7 +258,7 @@ def look_into(models: Mapping[str, Callable[[], Any]], epochs: int) -> Found:
             values = ", ".join(f"{name}: {value}" for name, value in by_model.items())
             rule = f"the LightningModules of a call must agree on the {what}"
             problems.append(Problem(rule, values, "Make a run of each kind."))
-    return Found(
+    return ModuleFacts(
         list(dict.fromkeys(problems)),
         any(validates.values()),
         next(iter(intervals.values()), "epoch"),
