@@ -154,12 +154,3 @@ def _mean(values: Floats) -> float:
     """Return the mean, NaN of nothing; infinities of both signs give NaN without a warning."""
     with np.errstate(invalid="ignore"):
         return float(values.mean()) if values.size else math.nan
-
-
-def folds_note(done: int, planned: int) -> str:
-    """Return ``"5 of 5 folds"``, marked if a fold is missing.
-
-    >>> folds_note(4, 5)
-    '4 of 5 folds, incomplete'
-    """
-    return f"{done} of {planned} folds{'' if done == planned else ', incomplete'}"

@@ -17,7 +17,7 @@ import numpy as np
 from asynckfold.jobs.candidate_names import base_of, values_of
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import Baseline, Epoch, Result
-from asynckfold.results.candidates import Candidate, folds_note, rank, score_of
+from asynckfold.results.candidates import Candidate, rank, score_of
 from asynckfold.results.speedup import AgainstSerial
 from asynckfold.system.plain_text import one_line
 
@@ -185,6 +185,7 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
     ]
     for row in rows:
         mean, std = row[f"mean_{metric}"], row[f"std_{metric}"]
+        incomplete = ", incomplete" if row["folds_done"] < row["folds"] else ""
         cells.append(
             (
                 "-" if math.isnan(row["rank"]) else str(row["rank"]),
@@ -193,7 +194,7 @@ def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
                 *(value_cell(row[f"param_{name}"]) for name in parameters),
                 *on(row.get("device", "")),
                 "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
-                folds_note(row["folds_done"], row["folds"]),
+                f"{row['folds_done']} of {row['folds']} folds{incomplete}",
                 f"{row['fit_seconds']:.1f}",
             )
         )

@@ -38,7 +38,7 @@ def number(value: float | None) -> str:
 
 def signed(value: float) -> str:
     """Return a difference with its sign: ``"+0.0233"``, ``"-0.0100"``, ``"+0.0000"``."""
-    value += 0.0  # no minus before a zero
+    value += 0.0  # -0.0 becomes 0.0
     return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
 
 

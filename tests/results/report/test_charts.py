@@ -1,21 +1,17 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from matplotlib.figure import Figure
 from PIL import Image
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import FIGURES, draw, style
-from asynckfold.results.report.charts.drawings import ON_AXES, rendered
-from asynckfold.results.report.charts.style import colours_of, name_candidates, plotted
+from asynckfold.results.report.charts.drawings import rendered
+from asynckfold.results.report.charts.style import plotted
 from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
@@ -59,16 +55,6 @@ def test_a_complete_run_has_every_figure(complete: Path) -> None:
     assert "20 jobs on 2 cores" in found["timeline"]
 
 
-def test_a_legend_counts_what_is_drawn(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(models=tuple("ABCDEFGHIJKL"), lr_schedules=("x",), folds=2))
-    names = [row.name for row in summary.candidates]
-    colours = colours_of(names)
-    for drawn, last in ((names, "the other 4"), (names[:9], "the other 1"), (names[:2], names[1])):
-        figure = Figure()
-        name_candidates(figure, colours, drawn, lines=True)
-        assert figure.legends[0].get_texts()[-1].get_text() == last
-
-
 @pytest.mark.parametrize(
     ("run", "absent"),
     [
@@ -92,28 +78,6 @@ def test_figures_without_numbers_are_left_out(
     drawn = titles(summarized(run)).keys()
     assert drawn - {"predictions"} == set(ALL) - absent
     assert ("predictions" in drawn) == (not run.classes)
-
-
-@pytest.mark.nightly
-def test_the_loss_over_time_of_the_packed_run_and_of_the_serial_loop(
-    summarized: Summarize,
-) -> None:
-    summary = summarized(Synthetic(processes=2, models=("A",), lr_schedules=("c",), folds=2))
-    (pair,) = summary.loss_over_time
-    (row,) = summary.candidates
-    # The only candidate has the whole wall time; epochs take equal parts of it.
-    assert row.packed_seconds == pytest.approx(summary.packed_seconds)
-    shares = [number / 5 * summary.packed_seconds for number in range(1, 6)]
-    assert [seconds for seconds, _ in pair.packed] == pytest.approx(shares)
-    # Two folds, one after another.
-    assert pair.serial[-1] == pytest.approx((9.0, 0.05 + np.exp(-5)))
-    assert row.serial_class_accuracy == (0.9,) * 10
-    title = titles(summary)["loss_vs_time"]
-    assert title.startswith("A/c: packed reaches the serial loop's final training loss in ")
-    assert title.endswith("instead of 9.0 s")
-    slow = replace(summary, loss_over_time=(replace(pair, packed=((9.5, 1.0),)),))
-    title = titles(slow)["loss_vs_time"]
-    assert "packed ends at a training loss of 1.0000 in 9.5 s, the serial" in title
 
 
 @pytest.mark.parametrize(
@@ -174,13 +138,6 @@ def test_mathtext_is_drawn_literally(summarized: Summarize) -> None:
     assert len(draw(summary)) == len(ALL)
 
 
-@given(st.text(max_size=200), st.integers(5, 40))
-def test_plotted_text_is_one_short_line_that_the_font_knows(text: str, limit: int) -> None:
-    shown = plotted(text, limit)
-    assert 1 <= len(shown) <= limit
-    assert "\n" not in shown
-
-
 @pytest.mark.filterwarnings("error")
 @pytest.mark.skipif(len(style.fonts()) == 1, reason="no font for Chinese is installed")
 def test_names_in_chinese_are_drawn_in_an_installed_font() -> None:
@@ -198,23 +155,3 @@ def test_a_legend_of_wide_letters_fits_the_figure(summarized: Summarize) -> None
     drawing.canvas.draw()
     (legend,) = drawing.legends
     assert legend.get_window_extent().x1 <= drawing.bbox.x1
-
-
-def test_unknown_glyphs_become_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(style, "fonts", lambda: ("DejaVu Sans",))
-    assert plotted("网络 é $x$") == "□□ é $x$"
-
-
-def test_the_confusion_matrix_fills_its_figure_but_is_square_on_given_axes(
-    summarized: Summarize,
-) -> None:
-    summary = summarized(Synthetic())
-    drawing = FIGURES["confusion"](summary)
-    assert drawing is not None
-    drawing.draw_without_rendering()
-    place = drawing.axes[0].get_position()
-    assert place.x0 < 0.15
-    assert place.width > 0.7
-    given = Figure().subplots()
-    assert ON_AXES["confusion"](summary, given) is not None
-    assert given.get_aspect() == 1

@@ -61,12 +61,6 @@ def test_a_forest_has_a_point_for_each_fold_and_says_its_value() -> None:
     assert "B/x: mean 0.5500 over 2 folds" in label
 
 
-def test_a_wide_interval_does_not_squeeze_the_folds() -> None:
-    rows = [row("A", (0.90, 0.92), 0.0, 1.0), row("B", (0.91, 0.93), 0.9, 0.95)]
-    at = list(shares(forest(rows, METRIC, ("fold 0", "fold 1")), "circle", "cx"))
-    assert max(at) - min(at) > 25
-
-
 @given(st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=3), st.text(max_size=60))
 def test_any_numbers_and_names_stay_inside(
     scores: list[tuple[float, float, float]], name: str
@@ -122,16 +116,6 @@ def test_gpus_have_rows_of_their_own(summarized: Summarize) -> None:
     rows = [item.text for item in elements(drawn, "text") if "tick" in item.attrib.get("class", "")]
     assert rows == ["GPU 2", "GPU 10", "core 0", "core 1"]
     assert len(elements(drawn, "rect")) == 4
-
-
-def test_the_bar_of_a_failure_is_dashed(summarized: Summarize) -> None:
-    run = Synthetic(status=lambda job: "failed" if job.fold == 0 else "done", folds=2)
-    drawn = inline(summarized(run))["timeline"]
-    bars = elements(drawn, "rect")
-    assert len(bars) == 8
-    dashed = [bar for bar in bars if "stroke-dasharray" in bar.attrib]
-    assert all("fold-0" in (bar[0].text or "") for bar in dashed)
-    assert len(dashed) == 4
 
 
 @pytest.mark.parametrize("kind", ["measured", "estimated"])

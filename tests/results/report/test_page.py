@@ -231,11 +231,6 @@ def all_but_the_first(job: Job) -> str:
     return FAILED if (job.candidate, job.fold) == ("LeNet5/cosine", 0) else DONE
 
 
-def test_other_trainers_have_no_averaging_rounds(folder: Path) -> None:
-    assert "samples × epochs" not in (folder / "index.html").read_text("utf-8")
-    assert "rounds" not in (folder / "folds.csv").read_text("utf-8")
-
-
 def test_user_text_is_inert(root: Path) -> None:
     together = " ".join(PAYLOADS)
     run = Synthetic(

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynckfold.results.report import sentences
 from asynckfold.results.report.candidate_rows import AccuracyPair
@@ -77,21 +74,6 @@ def test_loss_of_accuracy_is_reported(
     told = replace(summary, speedup=replace(summary.speedup, accuracy=pairs))
     assert sentences.costs_accuracy(told) is expected
     assert sentences.accuracies(told).startswith(f"accuracy {np.mean(packed):.4f} against 0.")
-
-
-@given(st.floats(0, 1e7))
-def test_durations_are_readable(seconds: float) -> None:
-    text = sentences.duration(seconds)
-    assert not re.search(r"(?<![\d.])60 (s|min)", text)
-
-
-def test_no_minus_stands_before_a_zero() -> None:
-    assert [sentences.signed(value) for value in (-0.0, 0.0, -1e-17, 0.5)] == [
-        "+0.0000",
-        "+0.0000",
-        "-1e-17",
-        "+0.5000",
-    ]
 
 
 @pytest.mark.parametrize(
