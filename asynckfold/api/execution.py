@@ -25,7 +25,7 @@ from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.reproducibility import CPU, THREADS
 from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
 from asynckfold.planning import workload
-from asynckfold.planning.kept_outputs import why_not_kept
+from asynckfold.planning.feasibility import why_not_kept
 from asynckfold.results.candidates import candidates
 from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import packing_of

@@ -19,13 +19,15 @@ from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.result import MakeAccumulator
 from asynckfold.planning.feasibility import (
+    held_bytes,
     node_problems,
+    outputs_problems,
     part_problems,
     precision_problems,
     process_problems,
+    why_not_kept,
 )
 from asynckfold.planning.fusion_rule import Fuse
-from asynckfold.planning.kept_outputs import held_bytes, outputs_problems, why_not_kept
 from asynckfold.results.score_fit import accumulator_of, why_not_by_batch
 from asynckfold.results.scoring import resolve
 from asynckfold.store import RunStore
