@@ -23,7 +23,7 @@ from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format
 from asynckfold.training import gradients, lr_schedules, seeding, setup
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.callbacks import callbacks_of, try_callbacks
+from asynckfold.training.callbacks import Callbacks, callbacks_of, try_callbacks
 from asynckfold.training.calls import ONE, outputs_of
 from asynckfold.training.dry_run import checks, criteria, outside, user_code
 from asynckfold.training.dry_run.fingerprints import tensors_of
@@ -281,8 +281,14 @@ class CandidateTrial:
         rule = f"the criterion must take the outputs of model {self.name} and the targets"
         shapes = f" for outputs {kinds_of(outputs)} and targets {kinds_of(targets)}"
         remedy = "Change the criterion, the last layer of the model, or the targets"
-        with attempting(rule, lambda error: shapes, remedy, OF_SHAPES):
-            return criterion(outputs, self.targets)
+        try:
+            with attempting(rule, lambda error: shapes, remedy, OF_SHAPES):
+                return criterion(outputs, self.targets)
+        except Refused as refused:
+            is_one = isinstance(outputs, torch.Tensor) and outputs.shape != self.targets.shape
+            if is_one and outputs.squeeze(-1).shape == self.targets.squeeze(-1).shape:
+                raise checks.unlike(self.name, outputs, self.targets) from refused
+            raise
 
     def _sample_of(self, outputs: Any) -> OutputSample:
         """Return a sample of outputs of the whole batch in evaluation mode; refuse unfit ones."""
@@ -386,11 +392,21 @@ class CandidateTrial:
         if callbacks is None:
             return
         names = ["train_loss", "lr", *(step.state.measures if step else ())]
+        watched = []
         if self.bundle.folds[0].inner_valid.size:
             is_number = self.bundle.plan.objective_of(self.name).kind == REGRESSION
-            names += ["inner_loss"] if is_number else ["inner_loss", "inner_accuracy"]
-        try_callbacks(callbacks, dict.fromkeys(names, 0.0))
+            watched = ["inner_loss"] if is_number else ["inner_loss", "inner_accuracy"]
+        try_callbacks(callbacks, dict.fromkeys([*names, *watched], 0.0))
         checks.check_storable("callbacks", callbacks)
+        if watched and self.candidate in self.bundle.refits:
+            left = tuple(item for item in callbacks.items if not hasattr(item, "monitor"))
+            rule = "callbacks must work without inner_valid, which refit leaves out"
+            remedy = (
+                "Read state.metrics.get('inner_loss'), or give the callback the attribute monitor, "
+                "so that refit leaves it out, too."
+            )
+            with trying(rule, remedy):
+                try_callbacks(Callbacks(left, callbacks.state), dict.fromkeys(names, 0.0))
 
     def check_criterion(self) -> bool:
         """Refuse a criterion that mixes samples; return whether it sums over them."""

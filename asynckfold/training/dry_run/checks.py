@@ -251,13 +251,18 @@ def check_criterion_takes(name: str, outputs: Any, criterion: Any) -> None:
 def check_broadcast(name: str, outputs: Any, targets: torch.Tensor, warned: list[str]) -> None:
     """Refuse a loss for which torch warns that it broadcasts outputs against targets."""
     if any(text.startswith("Using a target size") for text in warned):
-        raise Refused(
-            f"model {name} must return outputs of the shape of the targets",
-            f"outputs {shape_text(outputs)}, targets {shape_text(targets)}",
-            "Squeeze the outputs in forward, or pass targets of shape (samples, 1)."
-            if outputs.ndim >= targets.ndim
-            else "Return outputs[:, None] in forward, or pass targets of shape (samples,).",
-        )
+        raise unlike(name, outputs, targets)
+
+
+def unlike(name: str, outputs: Any, targets: torch.Tensor) -> Refused:
+    """Return the refusal of outputs whose shape is not that of the targets."""
+    return Refused(
+        f"model {name} must return outputs of the shape of the targets",
+        f"outputs {shape_text(outputs)}, targets {shape_text(targets)}",
+        "Squeeze the outputs in forward, or pass targets of shape (samples, 1)."
+        if outputs.ndim >= targets.ndim
+        else "Return outputs[:, None] in forward, or pass targets of shape (samples,).",
+    )
 
 
 def check_loss(name: str, loss: Any, *, trains: bool = True) -> None:
