@@ -125,7 +125,9 @@ def criterion_of(criterion: Any) -> Criterion | None:
         return replace(row, outputs=VALUES)
     if name == "KLDivLoss" and words.get("log_target", False):
         return replace(row, outputs=VALUES)
-    return replace(row, ignore_index=words.get("ignore_index", -100)) if _ignores(row) else row
+    if name in ("CrossEntropyLoss", "NLLLoss"):
+        return replace(row, ignore_index=words.get("ignore_index", -100))
+    return row
 
 
 def is_factory(criterion: Any) -> bool:
@@ -153,10 +155,6 @@ def why_not_of_pairs(criterion: Any) -> tuple[str, str] | None:
     if name not in NOT_OF_PAIRS or (words and isinstance(criterion, functools.partial)):
         return None
     return name, NOT_OF_PAIRS[name]
-
-
-def _ignores(row: Criterion) -> bool:
-    return row.name in ("CrossEntropyLoss", "NLLLoss")
 
 
 def _name_and_words(criterion: Any) -> tuple[str, Mapping[str, Any]]:

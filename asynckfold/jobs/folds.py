@@ -381,14 +381,12 @@ def _repeated(
 ) -> Iterable[tuple[int, int, Any, Any]]:
     rows = np.zeros((n_samples, 1))
     for repeat in range(n_repeats):
-        seed = random_state if repeat == 0 else _repeat_seed(random_state, repeat)
+        seed = random_state
+        if repeat:
+            seed = int(np.random.SeedSequence([random_state, repeat]).generate_state(1)[0])
         splitter = _splitter(n_splits, targets.ndim if stratified else 0, groups is not None, seed)
         for index, (train, valid) in enumerate(splitter.split(rows, targets, groups)):
             yield repeat, index, train, valid
-
-
-def _repeat_seed(random_state: int, repeat: int) -> int:
-    return int(np.random.SeedSequence([random_state, repeat]).generate_state(1)[0])
 
 
 def _splitter(n_splits: int, stratified: int, grouped: bool, seed: int) -> Any:

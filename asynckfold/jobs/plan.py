@@ -204,10 +204,6 @@ class Plan:
         last = (self.last_threads.get(job.id, 0) for job in self.jobs if job.model == model)
         return max(self.threads_of(model), *last, 0)
 
-    def cores_of(self, model: str) -> int:
-        """Return the cores of each of a model's jobs: threads × processes."""
-        return self.threads_of(model) * self.params.processes
-
     def with_threads(
         self, threads: Mapping[str, int], last_threads: Mapping[str, int] | None = None
     ) -> Plan:

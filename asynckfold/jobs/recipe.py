@@ -221,10 +221,6 @@ def pack(value: Any) -> bytes:
         return file.getvalue()
 
 
-def _is_no_file(part: Any) -> bool:
-    return isinstance(part, str) and part == "<dynamic-code>"
-
-
 def dump(value: Any, file: Any) -> None:
     """Write what `pack` returns into a file."""
     import cloudpickle
@@ -249,7 +245,8 @@ def dump(value: Any, file: Any) -> None:
             if type(obj) is CodeType:
                 # Tracebacks are to name the user's file, which cloudpickle leaves out since 3.1.
                 made, parts = self.dispatch_table[CodeType](obj)
-                named = (obj.co_filename if _is_no_file(part) else part for part in parts)
+                file = obj.co_filename
+                named = (file if part == "<dynamic-code>" else part for part in parts)
                 return made, tuple(named)
             return super().reducer_override(obj)
 

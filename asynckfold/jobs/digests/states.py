@@ -47,7 +47,8 @@ def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[st
         names = ("_score_func", "_sign", "_kwargs", "_response_method")
         return [(name.strip("_"), getattr(value, name, None)) for name in names], []
     is_users, state = is_own(kind), _state(value)
-    if callable(getattr(value, "get_params", None)) and _is_of(kind, "sklearn"):
+    is_of_sklearn = any(base.__module__.partition(".")[0] == "sklearn" for base in kind.__mro__)
+    if callable(getattr(value, "get_params", None)) and is_of_sklearn:
         # What was fitted counts like an argument; `preprocess` is digested unfitted.
         attributes = {**value.get_params(deep=False), **vars(value)}
     elif isinstance(state, dict):
@@ -228,7 +229,3 @@ def is_named(function: FunctionType) -> bool:
         holder = inspect.getattr_static(holder, name, None)
     holder = getattr(holder, "__func__", holder)
     return holder is function or inspect.unwrap(holder) is function
-
-
-def _is_of(kind: type, package: str) -> bool:
-    return any(base.__module__.partition(".")[0] == package for base in kind.__mro__)
