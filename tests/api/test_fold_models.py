@@ -31,7 +31,6 @@ from asynckfold import (
     load_results,
 )
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.jobs.plan import Job
 from asynckfold.models import DBN, Pretraining
 from asynckfold.training.checkpoint import weights_digest
 from tests.toy import Tiny, adam, samples
@@ -431,9 +430,3 @@ def test_a_model_that_was_trained_alone_is_an_ensemble_of_one(root: Path) -> Non
     with torch.no_grad():
         told = found.model.eval()(torch.from_numpy(X)).numpy()
     np.testing.assert_allclose(said, told, rtol=1e-5, atol=1e-6)
-
-
-def test_jobs_are_asked_in_the_order_of_the_plan(trained_once: CVResults) -> None:
-    ensemble: Any = trained_once.ensemble()._outputs
-    assert [job.fold for job in ensemble.jobs] == [0, 1, 2]
-    assert all(isinstance(job, Job) for job in ensemble.jobs)
