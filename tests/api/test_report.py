@@ -266,7 +266,7 @@ def test_each_figure_says_what_it_lacks(root: Path) -> None:
     [
         ("speedup", 1, "ax is for scores, curves, confusion, timeline: speedup has a figure of"),
         ("scores", 2, "scores has one panel: received 2 of ax"),
-        ("curves", 2, "curves needs one of ax, or 3 for valid loss, accuracy and train loss"),
+        ("curves", 2, "curves needs one of ax, or 3 for train loss, valid loss and accuracy"),
         ("scores", 0, "ax must be an Axes of matplotlib: received 'left'"),
     ],
 )

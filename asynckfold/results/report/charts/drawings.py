@@ -121,7 +121,8 @@ def draw_curves(summary: Summary, *ax: Axes) -> Figure | None:
 
     On one of the caller's axes, the validation loss.
     """
-    panels = figures.curves(summary)[:-1]
+    order = ("train loss", "valid loss", "accuracy")
+    panels = sorted(figures.curves(summary)[:-1], key=lambda panel: order.index(panel.title))
     if not panels:
         return None
     title = _curves_title(next(row for row in summary.candidates if row.curves))
@@ -197,8 +198,10 @@ def draw_use(summary: Summary) -> Figure | None:
 @style.applied
 def cpu_panels(uses: Sequence[CpuUse]) -> Figure:
     """Draw the cores in use over time, serial above packed, on one time axis."""
+    uses = sorted(uses, key=lambda use: use.phase, reverse=True)
     panels = figures.cpu_use(uses)
-    figure = style.new_figure(0.7 + 1.8 * len(panels), f"CPU use, {panels[-1].title}")
+    title = f"CPU use, {panels[-1].title}".replace(", packed:", ":")
+    figure = style.new_figure(0.7 + 1.8 * len(panels), title)
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
     for each, panel, use in zip(axes, panels, uses, strict=True):
         _draw_panel(each, panel)
