@@ -264,6 +264,8 @@ class RayEngine:
         except (known.NodeDiedError, known.TaskUnschedulableError) as error:
             # It has died, or Ray drains it.
             self._lose(work.node, one_line(error), for_good=True)
+        except known.RayActorError as error:
+            self._lose(work.node, one_line(error), for_good=False)
         except known.RayError as error:
             outcome = "oom" if isinstance(error, known.OutOfMemoryError) else "died"
             # The node reports the end of what has begun.
