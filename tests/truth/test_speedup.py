@@ -255,12 +255,6 @@ def test_a_second_gpu_is_another_part_of_the_machine() -> None:
     assert (named["A/cosine"], named["B<b>/warm"]) == pytest.approx((7.0, 7.0))
 
 
-def test_a_job_on_two_nodes_counts_its_cores_on_both() -> None:
-    both = replace(held("A/cosine/fold-0", 10.0, (0,), "cpu", 0.0, 10.0, 1), peers=(("y", (0,)),))
-    named = packed_seconds(both, held("A/warm/fold-0", 10.0, (1,), "cpu", 0.0, 10.0, 2))
-    assert (named["A/cosine"], named["A/warm"]) == pytest.approx((14 * 2 / 3, 14 / 3))
-
-
 def test_gpus_of_one_number_on_two_nodes_are_two_gpus() -> None:
     places = {"A/cosine": ("x", 0), "A/warm": ("x", 1), "B<b>/warm": ("y", 0)}
     jobs = [
