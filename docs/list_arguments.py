@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import MISSING
 
 from asynckfold.api.arguments import Settings
-from asynckfold.cli.flags import Named
+from asynckfold.cli.flags import NamedObjects
 from asynckfold.cli.sweep_file import ELSEWHERE
 from asynckfold.jobs.argument import GROUPS, Argument, arguments
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -17,7 +17,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 _WHERE = {
     Settings: "argument of `AsyncKFold`",
     TrainerParams: "key of `trainer_params`",
-    Named: "command line only",
+    NamedObjects: "command line only",
 }
 """The declarations, and where their arguments are given."""
 
@@ -52,8 +52,8 @@ def _entry(name: str, places: dict[type, Argument]) -> Iterator[str]:
     yield f"\n### {name}\n"
     yield f"- {item.typed}" + ("" if item.default is MISSING else f", default `{item.default!r}`")
     in_file = Settings in places and name not in ELSEWHERE
-    on_line = places[Named] if Named in places and len(places) > 1 else None
-    where = [_WHERE[place] for place in places if place is not Named or not on_line]
+    on_line = places[NamedObjects] if NamedObjects in places and len(places) > 1 else None
+    where = [_WHERE[place] for place in places if place is not NamedObjects or not on_line]
     where += ["key of `settings` in a sweep file"] * in_file
     flag = item.flag or (on_line and on_line.flag)
     yield f"- {', '.join(where)}" + (f", flag `--{flag}`" if flag else "")

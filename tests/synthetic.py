@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asynckfold.jobs.folds import Fold, make_folds
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, FAILED, Averaged, Baseline, Epoch, Result
+from asynckfold.jobs.result import DONE, FAILED, AveragingSummary, Baseline, Epoch, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import RunStore
 
@@ -233,7 +233,7 @@ def _end(
             ended=store.now(),
             error="" if good else run.error,
             traceback=run.traceback + run.error if status == FAILED else "",
-            averaged=Averaged(run.rounds, (200, *[100] * (run.processes - 1)))
+            averaged=AveragingSummary(run.rounds, (200, *[100] * (run.processes - 1)))
             if run.rounds and good
             else None,
         )

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.data.prepare import Prepared, prepare
+from asynckfold.data.prepare import PreparedData, prepare
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
@@ -56,7 +56,7 @@ def toy_bundle(
     lr_schedules: tuple[str, ...] = ("cosine",),
     epochs: int = 3,
     **changes: Any,
-) -> Iterator[tuple[Bundle, Prepared]]:
+) -> Iterator[tuple[Bundle, PreparedData]]:
     """Yield a bundle over toy samples and the data it needs."""
     data = prepare(samples(), task="multiclass")
     recipe = Recipe(

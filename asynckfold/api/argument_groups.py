@@ -47,7 +47,7 @@ class SampleArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTraining:
+class UserTraining:
     """The arguments of `AsyncKFold` by which the user's own code trains.
 
     Parameters

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from asynckfold.api.argument_groups import OwnTraining, SampleArguments, TaskSettings
-from asynckfold.api.resources import Sharing
+from asynckfold.api.argument_groups import SampleArguments, TaskSettings, UserTraining
+from asynckfold.api.resources import MachineArguments
 from asynckfold.data.reconstruction import lacks_targets, with_input_as_target
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import argument, plain, whole
@@ -31,7 +31,7 @@ def words_of(text: str) -> list[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings(SampleArguments, Sharing, OwnTraining, JobTrainer, TaskSettings):
+class Settings(SampleArguments, MachineArguments, UserTraining, JobTrainer, TaskSettings):
     """The arguments of `AsyncKFold`.
 
     Parameters

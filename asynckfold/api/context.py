@@ -36,7 +36,7 @@ from asynckfold.system.signals import Interruption, listening
 
 if TYPE_CHECKING:
     from asynckfold.data.materialize import CheckedDataset
-    from asynckfold.data.prepare import Prepared
+    from asynckfold.data.prepare import PreparedData
     from asynckfold.engines.pool import WorkerPool
     from asynckfold.engines.ray_cluster import RayCluster
     from asynckfold.sweep.engine_factory import Engines
@@ -94,7 +94,7 @@ class Call:
     stored: Plan | None = None
     before: Choice | None = None
     stack: ExitStack = field(default_factory=ExitStack)
-    data: Prepared = field(init=False)
+    data: PreparedData = field(init=False)
     samples: CheckedDataset | None = None
     folds: tuple[Fold, ...] = ()
     pool: WorkerPool | None = None

@@ -26,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asynckfold.api.progress import SweepProgress, cores_in_use, overview
-from asynckfold.jobs.messages import EpochEnded, Note, RunEvent
+from asynckfold.jobs.messages import EpochEnd, Note, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, Result
@@ -216,7 +216,7 @@ class Display:
             return
         with self._lock:
             self._progress.heard(event)
-        if isinstance(event, EpochEnded) and not self._progress.title:
+        if isinstance(event, EpochEnd) and not self._progress.title:
             item = event.epoch
             measures = {"train_loss": item.train_loss, "valid_loss": item.valid_loss}
             if item.accuracy is not None:

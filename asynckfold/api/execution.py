@@ -38,7 +38,7 @@ from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import Prepared
+    from asynckfold.data.prepare import PreparedData
 
 PUBLISH_SECONDS = 2.0
 """Between two interim results for other programs."""
@@ -208,7 +208,7 @@ class _Scorer:
 
     jobs: Mapping[str, Job]
     bundle: Any
-    data: Prepared
+    data: PreparedData
     settings: Settings
     say: Callable[[str, str, str], None]
     keeps: bool

@@ -27,7 +27,7 @@ from asynckfold.api.prediction import (
     BatchForm,
     InputForm,
     Member,
-    Prediction,
+    PredictionModels,
     columns_of,
     outputs_by_batch,
     transformed,
@@ -217,10 +217,10 @@ class RebuiltModels:
             form, steps, self.run.dataset, lambda: self._members, inputs, batches
         )
 
-    def prediction(self) -> Prediction:
+    def prediction(self) -> PredictionModels:
         """Return the models, built and checked at the first use."""
         run, plan = self.run, self.run.results.plan
-        return Prediction(
+        return PredictionModels(
             self.form,
             run.samples[1],
             self._members,

@@ -92,7 +92,7 @@ class BatchForm:
 
 
 @dataclass(frozen=True, eq=False)
-class Prediction:
+class PredictionModels:
     """All that predicts: form of the samples, eval transform, models."""
 
     form: InputForm

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from asynckfold.jobs.messages import EpochEnded, Progress, RunEvent
+from asynckfold.jobs.messages import EpochEnd, Progress, RunEvent
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
@@ -97,7 +97,7 @@ class SweepProgress:
 
     def heard(self, event: RunEvent) -> None:
         """Take where a job is, and what it measured."""
-        if not isinstance(event, (Progress, EpochEnded)) or event.job_id not in self.running:
+        if not isinstance(event, (Progress, EpochEnd)) or event.job_id not in self.running:
             return
         name, item = event.job_id, self.running[event.job_id]
         item.job, epochs = name, self.plan.params.epochs

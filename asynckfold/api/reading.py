@@ -27,7 +27,7 @@ from asynckfold.system.signals import Interruption, listening
 if TYPE_CHECKING:
     from asynckfold.api.context import Call
     from asynckfold.data.labels import Labels
-    from asynckfold.data.prepare import Prepared
+    from asynckfold.data.prepare import PreparedData
     from asynckfold.engines.ray_cluster import RayCluster
 
 
@@ -79,7 +79,7 @@ def readers_of(
 @contextmanager
 def prepared(
     settings: Settings, machine: Machine, readers: WorkerReaders | None
-) -> Iterator[Prepared]:
+) -> Iterator[PreparedData]:
     """Read the data into shared arrays, which live as long as the context."""
     from asynckfold.data.arrays import NOT_FINITE, as_given, by_position
     from asynckfold.data.prepare import prepare
@@ -116,7 +116,7 @@ def prepared(
 
 
 @contextmanager
-def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
+def read_alone(settings: Settings, machine: Machine) -> Iterator[PreparedData]:
     """Read the data for a plan that is not carried out; no worker starts unless one must read."""
     with ExitStack() as stack:
         signals = stack.enter_context(listening())
@@ -125,14 +125,16 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[Prepared]:
         yield stack.enter_context(prepared(settings, machine, readers))
 
 
-def folds_of(settings: Settings, data: Prepared) -> tuple[Fold, ...]:
+def folds_of(settings: Settings, data: PreparedData) -> tuple[Fold, ...]:
     """Divide the samples; refuse unknown scores."""
     folds = divided(settings, data.n_samples, data.labels)
     score_checks.refuse_early(settings, data, folds)
     return folds
 
 
-def with_leaks_noted(settings: Settings, data: Prepared, folds: tuple[Fold, ...]) -> Prepared:
+def with_leaks_noted(
+    settings: Settings, data: PreparedData, folds: tuple[Fold, ...]
+) -> PreparedData:
     """Return the data with notes about validation samples that copy or vary training samples."""
     from asynckfold.data.duplicates import copies_note, random_note, records_note
 

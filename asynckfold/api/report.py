@@ -27,7 +27,7 @@ from asynckfold.system.files import make_folders, write_whole
 from asynckfold.system.signals import listening
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import Prepared
+    from asynckfold.data.prepare import PreparedData
 
 
 @contextmanager
@@ -78,7 +78,7 @@ EDGE = 32
 """Pixels of the longer edge: two dozen of them take some 100 KB of the page."""
 
 
-def keep_pictures(run: RunStore, data: Prepared) -> None:
+def keep_pictures(run: RunStore, data: PreparedData) -> None:
     """Write ``oof/pictures.npz`` if samples are pictures that are held in memory.
 
     The report is drawn from the run's folder alone, and the data are not in it.
@@ -90,7 +90,7 @@ def keep_pictures(run: RunStore, data: Prepared) -> None:
         run.event("report", f"there are no pictures of samples: {one_line(error)}")
 
 
-def _keep(run: RunReader, data: Prepared) -> None:
+def _keep(run: RunReader, data: PreparedData) -> None:
     if not _is_picture(data.sample_shape):
         return
     from asynckfold.results.cv_results import read_results

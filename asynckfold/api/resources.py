@@ -18,7 +18,7 @@ NICEST = 19
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharing:
+class MachineArguments:
     """The arguments of `AsyncKFold` about the machine.
 
     Parameters
@@ -74,9 +74,11 @@ class Sharing:
     )
     yield_to_others: bool = argument(False, group="machine")
 
-    def sharing(self) -> Sharing:
+    def sharing(self) -> MachineArguments:
         """Return these arguments alone, for another machine."""
-        return Sharing(**{item.name: getattr(self, item.name) for item in fields(Sharing)})
+        return MachineArguments(
+            **{item.name: getattr(self, item.name) for item in fields(MachineArguments)}
+        )
 
     def machine(self) -> Machine:
         """Return the machine as far as this run may use it."""

@@ -43,7 +43,7 @@ from asynckfold.api.named_objects import (
     stored_step,
     unpacked_fit,
 )
-from asynckfold.api.prediction import InputForm, Member, Prediction, outputs_by_batch
+from asynckfold.api.prediction import InputForm, Member, PredictionModels, outputs_by_batch
 from asynckfold.data.transforms.steps import step_name
 from asynckfold.errors import InputError, Problem, StoreCorruptError, refuse
 from asynckfold.jobs.decoding import FAULTS, decoded, parsed
@@ -93,7 +93,7 @@ class Header:
 
 
 def save_models(
-    ensemble: FoldEnsemble, prediction: Prediction, path: Path, *, overwrite: bool
+    ensemble: FoldEnsemble, prediction: PredictionModels, path: Path, *, overwrite: bool
 ) -> None:
     """Write an ensemble to a file that `load_model` reads; see `FoldEnsemble.save`."""
     remedy = "Save results.model().state_dict() by torch.save."
@@ -140,7 +140,7 @@ def save_models(
     write_whole(path, _packed(json.dumps(asdict(header)), separate(tensors)))
 
 
-def export_onnx(prediction: Prediction, path: Path, *, overwrite: bool) -> None:
+def export_onnx(prediction: PredictionModels, path: Path, *, overwrite: bool) -> None:
     """Write the first model as ONNX; see `CVResults.export_onnx`."""
     remedy = "Export results.model() by torch.onnx.export."
     _refuse_several(prediction.form, "models that are exported", remedy)
@@ -153,7 +153,7 @@ def export_onnx(prediction: Prediction, path: Path, *, overwrite: bool) -> None:
     write_whole(path, onnx_of(copy.deepcopy(member.model), inputs))
 
 
-def expected_by(prediction: Prediction) -> dict[str, str]:
+def expected_by(prediction: PredictionModels) -> dict[str, str]:
     """Describe what the first model takes; see `FoldEnsemble.expects`."""
     fit, about = prediction.members[0].fit, dict[str, str]()
     if prediction.steps:
@@ -188,7 +188,9 @@ def _column_problems(form: InputForm) -> Iterator[Problem]:
         yield Problem(rule, f"{others[0]!r}", "Name them so, or pass the run X.to_numpy().")
 
 
-def _weight_problems(prediction: Prediction, tensors: dict[str, torch.Tensor]) -> Iterator[Problem]:
+def _weight_problems(
+    prediction: PredictionModels, tensors: dict[str, torch.Tensor]
+) -> Iterator[Problem]:
     """Gather all weights; yield those that safetensors cannot hold."""
     for number, member in enumerate(prediction.members):
         for name, value in member.model.state_dict().items():
@@ -202,7 +204,7 @@ def _weight_problems(prediction: Prediction, tensors: dict[str, torch.Tensor]) -
                 )
 
 
-def _step_problems(prediction: Prediction, stored: Sequence[Any]) -> Iterator[Problem]:
+def _step_problems(prediction: PredictionModels, stored: Sequence[Any]) -> Iterator[Problem]:
     for step, step_form in zip(prediction.steps, stored, strict=True):
         if step_form is None:
             yield Problem(
@@ -220,7 +222,7 @@ def _made_up(form: InputForm) -> torch.Tensor:
     return torch.rand(shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
-def _check_outputs(prediction: Prediction) -> list[Outputs]:
+def _check_outputs(prediction: PredictionModels) -> list[Outputs]:
     """Return each model's outputs for made-up inputs; nothing if models cannot take them."""
     inputs = _made_up(prediction.form)
     try:
@@ -317,7 +319,7 @@ def load_model(
     precision, columns = header.precision, header.objective.columns
     pairs = zip(models, fits, strict=True)
     members = tuple(Member(model, fit, precision, columns) for model, fit in pairs)
-    prediction = Prediction(
+    prediction = PredictionModels(
         header.input,
         steps,
         members,
@@ -351,7 +353,7 @@ class TrainedModels:
         Yields what each model says of each batch of samples, shape (models, batch, ...).
     """
 
-    load: Callable[[], Prediction]
+    load: Callable[[], PredictionModels]
     outputs: Callable[[Any], Iterator[Outputs]]
 
     def __call__(self, inputs: Any) -> Iterator[Outputs]:
@@ -380,7 +382,7 @@ class TrainedModels:
             return expected_by(self.load())
 
 
-def _outputs_of(prediction: Prediction, inputs: Any) -> Iterator[Outputs]:
+def _outputs_of(prediction: PredictionModels, inputs: Any) -> Iterator[Outputs]:
     form, table = prediction.form, None
     if form.columns is not None:
         import pandas as pd
@@ -475,7 +477,7 @@ def _misfit_problems(
 
 
 def _output_problems(
-    prediction: Prediction, tensors: Mapping[str, torch.Tensor], made_of: str
+    prediction: PredictionModels, tensors: Mapping[str, torch.Tensor], made_of: str
 ) -> Iterator[Problem]:
     """Yield that a model gives other outputs for made-up inputs than before it was saved."""
     if "check.0" not in tensors:

@@ -27,7 +27,7 @@ from asynckfold.results.batch_scores import accumulates
 from asynckfold.results.score_fit import fit_problems, score_notes
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import Prepared
+    from asynckfold.data.prepare import PreparedData
     from asynckfold.jobs.objective import Array
 
 MOST_TRIED = 20_000_000
@@ -35,7 +35,9 @@ MOST_TRIED = 20_000_000
 
 
 def must_be_numbered(
-    data: Prepared, criterion: criteria.Criterion | None, output_samples: Mapping[str, OutputSample]
+    data: PreparedData,
+    criterion: criteria.Criterion | None,
+    output_samples: Mapping[str, OutputSample],
 ) -> bool:
     """Whether models have no outputs for labels as they are, so that these must be numbered.
 
@@ -50,7 +52,7 @@ def must_be_numbered(
     return objectives.must_be_numbered(data.labels.highest, criterion, output_samples)
 
 
-def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> None:
+def refuse_early(settings: Settings, data: PreparedData, folds: Sequence[Fold]) -> None:
     """Refuse scores that fit the labels in no case, before a process is started for a dry run.
 
     Raises
@@ -99,7 +101,7 @@ def refuse_early(settings: Settings, data: Prepared, folds: Sequence[Fold]) -> N
 def with_objective(
     settings: Settings,
     draft: Plan,
-    data: Prepared,
+    data: PreparedData,
     output_samples: Mapping[str, OutputSample],
     folds: Sequence[Fold],
 ) -> tuple[Plan, tuple[str, ...]]:
@@ -165,7 +167,7 @@ def _rank_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem
         yield Problem(rule, ", ".join(names), "Leave task out for scikit-learn's scores.")
 
 
-def _missing_problems(settings: Settings, data: Prepared) -> Iterator[Problem]:
+def _missing_problems(settings: Settings, data: PreparedData) -> Iterator[Problem]:
     """Yield that targets hold NaN, which the criterion may leave out, and a score does not."""
     pairs = scores.named_scores(settings.scoring, data.labels.objective.kind)
     names = [str(name) for name, item in pairs if not scores.is_custom(item)]
@@ -208,7 +210,7 @@ def _digest(transform: Any) -> str:
 # Floats that are 0 and 1 only, of a criterion of the user's own
 
 
-def _are_unclear(settings: Settings, data: Prepared) -> bool:
+def _are_unclear(settings: Settings, data: PreparedData) -> bool:
     """Whether targets may be classes as well as numbers, and neither task nor scores say which."""
     objective = data.labels.objective
     if settings.known_criterion is not None or settings.task is not None:
@@ -225,7 +227,7 @@ def _are_unclear(settings: Settings, data: Prepared) -> bool:
     return is_two and 0 < data.targets.mean() < 1
 
 
-def _may_be_classes(settings: Settings, data: Prepared) -> bool:
+def _may_be_classes(settings: Settings, data: PreparedData) -> bool:
     """Whether such targets are one for each sample."""
     one = data.targets.size == len(data.targets) and data.targets.ndim < 3
     return one and _are_unclear(settings, data)
@@ -237,7 +239,7 @@ def _is_of_numbers(item: Any) -> bool:
     return str(name).startswith((*ofs, "median_", "root_", "d2_pinball", "d2_tweedie"))
 
 
-def _unclear_problems(settings: Settings, data: Prepared) -> Iterator[Problem]:
+def _unclear_problems(settings: Settings, data: PreparedData) -> Iterator[Problem]:
     if settings.scoring is not None or not _are_unclear(settings, data):
         return
     dimensions = 1 if _may_be_classes(settings, data) else data.targets.ndim
@@ -335,7 +337,7 @@ def _count_problems(
 def _trial_problems(
     settings: Settings,
     objective: Objective,
-    data: Prepared,
+    data: PreparedData,
     valid: Array,
     output_samples: Mapping[str, OutputSample],
 ) -> Iterator[Problem]:

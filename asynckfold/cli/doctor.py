@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.resources import Sharing
+from asynckfold.api.resources import MachineArguments
 from asynckfold.cli.flags import flag_values
 from asynckfold.cli.output import Output
 from asynckfold.errors import refuse
@@ -22,7 +22,7 @@ OPENMP = ("OMP_NUM_THREADS", "OMP_THREAD_LIMIT")
 
 def doctor(parsed: argparse.Namespace, out: Output) -> int:
     """Print what this machine offers."""
-    sharing = Sharing(**flag_values(parsed, Settings))
+    sharing = MachineArguments(**flag_values(parsed, Settings))
     refuse([*parsed.problems, *sharing.problems()])
     machine = watched(sharing.machine())
     n_jobs = resolve_n_jobs(sharing.n_jobs, machine.max_cores)

@@ -57,7 +57,7 @@ def _typed(text: str) -> Value:
     return value_of_text(text)
 
 
-class _Merged(argparse.Action):
+class _MergeNames(argparse.Action):
     """Adds the names of each repetition of a flag to those of the earlier ones."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
@@ -67,7 +67,7 @@ class _Merged(argparse.Action):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class NamedObjects:
     """Arguments of the command line only: names of what Python code passes as objects.
 
     Parameters
@@ -149,7 +149,7 @@ def flags() -> dict[str, Argument]:
 
     by_dest: dict[str, Argument] = {}
     # Trainer parameters that `Settings` repeats are set there.
-    for declaration in (Named, TrainerParams, Settings):
+    for declaration in (NamedObjects, TrainerParams, Settings):
         for item in arguments(declaration).values():
             if item.flag:
                 dest = item.name if item.default is True else item.flag.replace("-", "_")
@@ -206,7 +206,7 @@ def reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
             problems.append(_unreadable(item, text, str(error)))
             return None
 
-    merged = {"action": _Merged} if item.reads is params_of_text else {}
+    merged = {"action": _MergeNames} if item.reads is params_of_text else {}
     return {"type": read, "metavar": _metavar(item), **merged}
 
 

@@ -15,7 +15,7 @@ from asynckfold.cli.run_folder import stored_command
 from asynckfold.errors import InterruptedRunError, Problem, refuse
 from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
 from asynckfold.jobs.result import DONE, ENDED, Result, counts_line
-from asynckfold.store import Attempt, RunReader, RunStore, Waiting, open_run
+from asynckfold.store import Attempt, RunReader, RunStore, WaitReasons, open_run
 from asynckfold.store.layout import refit_folders
 from asynckfold.system.plain_text import one_line
 from asynckfold.system.units import duration, named_cores, named_node
@@ -216,7 +216,7 @@ def _at_work(store: RunReader, attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any] | None:
+def _idle(waiting: WaitReasons | None, at_work: Sequence[Attempt]) -> dict[str, Any] | None:
     if waiting is None:
         return None
     if not waiting.peers:
@@ -225,7 +225,7 @@ def _idle(waiting: Waiting | None, at_work: Sequence[Attempt]) -> dict[str, Any]
     return {"nodes": nodes, "jobs": waiting.jobs}
 
 
-def _idle_on(waiting: Waiting, at_work: Sequence[Attempt]) -> dict[str, Any]:
+def _idle_on(waiting: WaitReasons, at_work: Sequence[Attempt]) -> dict[str, Any]:
     here = [item for item in at_work if item.node == waiting.node]
     held = {core for item in here for core in item.last_cores}
     busy = {item.device.removeprefix("cuda:") for item in here}

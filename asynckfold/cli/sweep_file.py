@@ -32,7 +32,7 @@ from asynckfold.cli.built_in import (
     optimizer_problems,
 )
 from asynckfold.cli.flags import (
-    Named,
+    NamedObjects,
     flag_settings,
     flag_values,
     flags,
@@ -140,7 +140,7 @@ def _unused_flags(parsed: argparse.Namespace, path: Path) -> Iterator[Problem]:
     if parsed.data:
         rule, received = "a run takes a sweep file or --data", f"{parsed.file} and --data"
         yield Problem(rule, f"{received} {parsed.data}", "Drop one of them.")
-    for name in arguments(Named):
+    for name in arguments(NamedObjects):
         flag = f"--{name.replace('_', '-')}"
         if name in OPTIMIZER[1:] and getattr(parsed, name) is not None and not parsed.optimizer:
             yield Problem(

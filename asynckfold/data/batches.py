@@ -50,7 +50,7 @@ class _ViewBatches(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _ArrayView:
     """A view of a stored array, which is on the device or stays where it is."""
 
     array: Tensor
@@ -72,8 +72,8 @@ class _Held:
         batch = self.array.index_select(0, torch.from_numpy(draw.indices))
         return self.view(batch.to(self.device), draw), None
 
-    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Held:
-        return _Held(moved.get(id(self.array), self.array), self.view, device)
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _ArrayView:
+        return _ArrayView(moved.get(id(self.array), self.array), self.view, device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +114,7 @@ class _Read:
 
 
 @dataclass(frozen=True, eq=False)
-class _Ragged:
+class _RaggedView:
     """A view of stored samples of different length, which stay on the host."""
 
     offsets: Tensor
@@ -134,12 +134,12 @@ class _Ragged:
         edges = zip(self.offsets[places].tolist(), self.offsets[places + 1].tolist(), strict=True)
         return [self.records.restore(self.values[low:high]) for low, high in edges], None
 
-    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Ragged:
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _RaggedView:
         return self
 
 
 @dataclass(frozen=True, eq=False)
-class _Changed:
+class _MappedView:
     """A view whose batches pass through a function of arrays, on the CPU."""
 
     view: _ViewBatches
@@ -157,12 +157,12 @@ class _Changed:
         changed = [self.change(part) for part in np.split(exact(batch), count)]
         return torch.cat(changed).to(self.device), targets
 
-    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Changed:
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _MappedView:
         return replace(self, device=device)
 
 
 def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
-    if isinstance(one, _Held) and isinstance(other, _Held):
+    if isinstance(one, _ArrayView) and isinstance(other, _ArrayView):
         return one.array is other.array and one.view.steps == other.view.steps
     if not (isinstance(one, _Read) and isinstance(other, _Read)):
         return False
@@ -280,7 +280,7 @@ class Batches:
     def ragged_samples(self) -> Iterator[bytes] | None:
         """All samples as they are stored, if they may differ in shape; else None."""
         view = self._eval
-        if not isinstance(view, _Ragged):
+        if not isinstance(view, _RaggedView):
             return None
         edges = pairwise(view.offsets.tolist())
         return (view.values[low:high].numpy().tobytes() for low, high in edges)
@@ -298,8 +298,8 @@ class Batches:
         `change` maps inputs of the train view (B, ...) to what it gives instead; without it, the
         train view is the eval view.
         """
-        held = _Held(inputs, View((), None, (), ()))
-        train = held if change is None else _Changed(self._train, change)
+        held = _ArrayView(inputs, View((), None, (), ()))
+        train = held if change is None else _MappedView(self._train, change)
         return Batches(self.targets, train, held, schema=self.schema)
 
     def bytes_on(self, device: torch.device) -> int:
@@ -341,7 +341,7 @@ class Batches:
         return self.unpacked(batch), targets.to(batch.device)
 
     def _collated(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Any, Tensor]:
-        assert isinstance(view, (_Read, _Ragged))
+        assert isinstance(view, (_Read, _RaggedView))
         assert self.collation is not None
         device = self.targets.device
         samples, targets = view.samples(draw)
@@ -354,7 +354,7 @@ class Batches:
 
     def samples_of(self, indices: Indices) -> list[Any]:
         """Return samples of the eval view of collated batches, one by one."""
-        assert isinstance(self._eval, (_Read, _Ragged))
+        assert isinstance(self._eval, (_Read, _RaggedView))
         return self._eval.samples(Draw(0, 0, indices))[0]
 
     def unpacked(self, batch: Tensor) -> Any:
@@ -380,7 +380,7 @@ class OrderedBatches:
         self._draw = Draw(seed, epoch, self._here.numpy())
         self._bits: dict[int, Tensor] = {}
         self._prefetcher: Prefetcher | None = None
-        if isinstance(view, _Held) and device.type != "cpu":
+        if isinstance(view, _ArrayView) and device.type != "cpu":
             for place in view.view.drawing:
                 bits = self._draw.at(place).bits().view(np.int64)
                 self._bits[place] = sent(torch.from_numpy(bits), device)
@@ -404,7 +404,7 @@ class OrderedBatches:
         one before, if that named it as `following`.
         """
         rows, draw = self.part(low, high)
-        if self._prefetcher is None or not isinstance(self._view, _Held):
+        if self._prefetcher is None or not isinstance(self._view, _ArrayView):
             return self._batches.gathered(self._view, rows, draw)
         moved = self._prefetcher.take((low, high), self._here[low:high])
         if following is not None:
@@ -474,8 +474,8 @@ class DataHandle:
             return Batches(arrays[0], train, evaluation, self.records, self.collation, self.schema)
         if self.records is not None and self.records.ragged:
             _, offsets, values = arrays
-            ragged = _Ragged(offsets, values, self.records)
+            ragged = _RaggedView(offsets, values, self.records)
             return Batches(arrays[0], ragged, ragged, None, self.collation, self.schema)
         train_slot, eval_slot = self.slots
-        held = _Held(arrays[train_slot], self.train), _Held(arrays[eval_slot], self.eval)
+        held = _ArrayView(arrays[train_slot], self.train), _ArrayView(arrays[eval_slot], self.eval)
         return Batches(arrays[0], *held, self.records, schema=self.schema)

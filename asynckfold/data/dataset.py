@@ -137,7 +137,7 @@ class SampleSource:
     # called with each sample number before it is read
     on_read: Callable[[int], object] | None = field(default=None, repr=False)
     # stands for the transform of `base`
-    recorder: Recorder | None = field(default=None, repr=False)
+    recorder: TransformRecorder | None = field(default=None, repr=False)
     # how an item is divided, by its index
     pair: Callable[[int, Any], tuple[Any, Any]] = field(default=pair_of, repr=False)
 
@@ -386,7 +386,7 @@ PLAIN, RECORDED, DRESSED = "without a transform", "as its transform gets them", 
 """How the samples of a dataset before its transform can be had."""
 
 
-class Recorder:
+class TransformRecorder:
     """Stands for a dataset's transform: keeps what it gets, and returns itself.
 
     A dataset that returns it as the sample has called its transform once and has not changed the
@@ -396,7 +396,7 @@ class Recorder:
     def __init__(self) -> None:
         self.kept: list[Any] = []
 
-    def __call__(self, sample: Any) -> Recorder:
+    def __call__(self, sample: Any) -> TransformRecorder:
         """Take the place of the transform."""
         # The file of a picture may be closed, and a buffer used again, when it is asked for.
         self.kept.append(copied(sample))
@@ -422,7 +422,7 @@ def redressed(source: SampleSource, how: str) -> SampleSource:
     transform = getattr(source.base, "transform", None)
     if transform is None:
         return source
-    recorder = Recorder() if how == RECORDED else None
+    recorder = TransformRecorder() if how == RECORDED else None
     base = None if how == DRESSED else _redressed(source.base, transform, recorder)
     if base is not None:
         return replace(source, base=base, steps=flatten(transform), recorder=recorder)

@@ -47,7 +47,7 @@ _ELSEWHERE = (
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedData:
     """A dataset, ready for all jobs; lives in the parent process."""
 
     labels: Labels
@@ -85,7 +85,7 @@ class Prepared:
         """Shape of one input of the eval view."""
         return self.checked.views.sample_shape
 
-    def numbered(self) -> Prepared:
+    def numbered(self) -> PreparedData:
         """Return the data with renumbered labels; earlier handles must not be used any more."""
         labels, handle = self.labels.numbered(), self._handle
         if handle.encoding is not None:
@@ -151,7 +151,7 @@ def prepare(
     folder: Path | None = None,
     readers: Readers | None = None,
     collate_fn: Any = None,
-) -> Prepared:
+) -> PreparedData:
     """Read a dataset once, check it, and divide its transform.
 
     Parameters
@@ -229,7 +229,7 @@ def _read(
     resolve: Callable[[Any], Labels],
     where: tuple[int | None, Path | None],
     collate_fn: Any,
-) -> Prepared:
+) -> PreparedData:
     """Read the dataset; `labels` need no reading, `problems` are theirs."""
     checked = check_samples(check, readers)
     while True:
@@ -268,7 +268,7 @@ def _read(
         not_finite=tuple(dict.fromkeys((*reading.not_finite, *_unlabelled(labels.targets)))),
     )
     notes = source.notes, views.notes, facts.notes, labels.notes, reading.notes, readers.notes
-    return Prepared(
+    return PreparedData(
         labels,
         checked,
         tuple(dict.fromkeys(chain(*notes))),
@@ -294,7 +294,7 @@ def _sent(view: View, held: bool) -> View:
     return replace(view, prefix=(), pipeline=()) if held else replace(view, prefix=(), steps=())
 
 
-def _same_here(prepared: Prepared) -> bool:
+def _same_here(prepared: PreparedData) -> bool:
     """Compare some samples of the eval view with what this process reads."""
     handle, checked = prepared.handle(), prepared.checked
     source = checked.source

@@ -14,11 +14,11 @@ from asynckfold.data.transforms.random_numbers import AnyDraw, seeded
 from asynckfold.data.transforms.samples import Kind, Records, copied, kind_of, records_in
 from asynckfold.data.transforms.steps import (
     BatchStep,
+    NoChange,
     PerSample,
     RandomCrop,
     RandomFlip,
     Step,
-    Unchanged,
     batch_step,
     flatten,
     is_random,
@@ -123,7 +123,7 @@ def divide(traced: PipelineTrace) -> View:
     cut = _cut(traced, forms)
     last = max((place + 1 for place in range(cut, len(steps)) if forms[place] is None), default=cut)
     stored = traced.kinds[cut]
-    batched = [form for form in forms[last:] if form is not None and form != Unchanged()]
+    batched = [form for form in forms[last:] if form is not None and form != NoChange()]
     single = [PerSample(steps[cut:last], stored)] if stored and last > cut else []
     return View(
         steps[:cut], stored if stored and stored.storable else None, (*single, *batched), steps

@@ -23,7 +23,7 @@ from asynckfold.errors import StorageError
 from asynckfold.jobs.messages import Note, Task
 from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.jobs.recipe import pack
-from asynckfold.scheduling.stall_detection import StallDetector, Step, Verdict
+from asynckfold.scheduling.stall_detection import StallAction, StallDetector, Step
 from asynckfold.system import file_descriptors
 from asynckfold.system.heartbeat import STACKS_SIGNAL
 from asynckfold.system.signals import Interruption
@@ -290,7 +290,7 @@ class HungWorkers:
             else:
                 self._pool.abandon(worker)
 
-    def _cause(self, worker: Worker, verdict: Verdict[Future[Answer]]) -> str:
+    def _cause(self, worker: Worker, verdict: StallAction[Future[Answer]]) -> str:
         path, size = self._log(worker)
         answered = size > self._log_sizes.pop(verdict.key)
         stacks = f"its stacks are in {path}" if answered else "it gave no stacks"

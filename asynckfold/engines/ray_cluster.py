@@ -38,7 +38,7 @@ from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.reproducibility import NODES
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import Prepared
+    from asynckfold.data.prepare import PreparedData
     from asynckfold.training.bundle import Bundle
 
 END_SECONDS = 10.0
@@ -314,7 +314,7 @@ class RayCluster:
 
     # Calls of Ray
 
-    def begin(self, bundle: Bundle, threads: int, data: Prepared) -> None:
+    def begin(self, bundle: Bundle, threads: int, data: PreparedData) -> None:
         """Send a bundle and its data to all nodes.
 
         Raises

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from asynckfold.engines.engine import Answer, Tell
 from asynckfold.engines.ray_cluster import END_SECONDS, Node, RayCluster, one_line
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import CheckpointWritten, Note, Task
+from asynckfold.jobs.messages import NewCheckpoint, Note, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.backlog import NODE_BATCH_SECONDS
 from asynckfold.scheduling.reservations import within
@@ -36,7 +36,7 @@ from asynckfold.system.signals import Interruption
 from asynckfold.training.job_log import JobLog
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import Prepared
+    from asynckfold.data.prepare import PreparedData
     from asynckfold.training.bundle import Bundle
 
 POLL_SECONDS = 0.25
@@ -91,7 +91,7 @@ class RayEngine:
         self,
         cluster: RayCluster,
         bundle: Bundle,
-        data: Prepared,
+        data: PreparedData,
         tell: Tell,
         threads: int = 1,
         signals: Interruption | None = None,
@@ -248,7 +248,7 @@ class RayEngine:
         else:
             event, files = content
             # Files come with checkpoints only.
-            with self._disk(event.ref.job_id if isinstance(event, CheckpointWritten) else ""):
+            with self._disk(event.ref.job_id if isinstance(event, NewCheckpoint) else ""):
                 for name, data in files.items():
                     path = self._root / name
                     make_folders(self._root, path.parent)

@@ -39,11 +39,11 @@ from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import PackedBundle, ProcessEngine
 from asynckfold.jobs.messages import (
-    CheckpointWritten,
-    EpochEnded,
+    EpochEnd,
+    JobStart,
+    NewCheckpoint,
     Progress,
     RunEvent,
-    Started,
     Task,
 )
 from asynckfold.jobs.placement import Load, Placement
@@ -123,7 +123,7 @@ def versions() -> tuple[str, str]:
 
 
 @dataclass(eq=False)
-class _Held:
+class _NodePlacement:
     """A placement, the locked file that its Ray task waits for, and how it goes on."""
 
     number: int
@@ -163,7 +163,7 @@ class RayNode:
         self._engine: ProcessEngine | None = None
         self._threads = 1
         self._files: list[int] = []
-        self._held: dict[int, _Held] = {}
+        self._held: dict[int, _NodePlacement] = {}
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         self._read: tuple[float, object, Load] | None = None
         self._signals = Interruption()
@@ -261,7 +261,7 @@ class RayNode:
         lock = Path(lock_path(str(self.folder), number)).open("wb")  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_EX)
         with self._lock:
-            self._held[number] = _Held(number, placement, tasks, lock, sizes)
+            self._held[number] = _NodePlacement(number, placement, tasks, lock, sizes)
 
     def start(self, number: int) -> None:
         """Start a placement, whose cores Ray has granted."""
@@ -278,7 +278,7 @@ class RayNode:
                 self._engine.shift(held.future, ())
             held.future.add_done_callback(lambda future: self._done(held, future))
 
-    def _release(self, held: _Held) -> None:
+    def _release(self, held: _NodePlacement) -> None:
         """Forget a placement, and let its task of Ray end."""
         self._held.pop(held.number, None)
         Path(lock_path(str(self.folder), held.number)).unlink(missing_ok=True)
@@ -332,7 +332,7 @@ class RayNode:
         with contextlib.suppress(queue.Empty):
             messages.append(self._messages.get(timeout=seconds))
             kind, *content = messages[0] or ("",)
-            if kind == "event" and isinstance(content[0], (Started, Progress, EpochEnded)):
+            if kind == "event" and isinstance(content[0], (JobStart, Progress, EpochEnd)):
                 # Nobody waits for it, neither a core nor another process.
                 time.sleep(GATHER_SECONDS)
             while True:
@@ -362,7 +362,7 @@ class RayNode:
     def _read_load(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
         return self._machine.load(self._count, running, own, threads=self._threads)
 
-    def _done(self, held: _Held, future: Future[Answer]) -> None:
+    def _done(self, held: _NodePlacement, future: Future[Answer]) -> None:
         with self._lock:
             for message in self._log_lines(held):
                 self._messages.put(message)
@@ -372,7 +372,7 @@ class RayNode:
     def _tell(self, event: RunEvent) -> None:
         """Pass an event on with the files that it announces."""
         files = {}
-        if isinstance(event, CheckpointWritten):
+        if isinstance(event, NewCheckpoint):
             path = self._root / event.ref.file
             for item in (path.with_name(FINAL), path):
                 with contextlib.suppress(FileNotFoundError):
@@ -381,7 +381,7 @@ class RayNode:
                     item.unlink()
         self._messages.put(("event", event, files))
 
-    def _log_lines(self, held: _Held) -> list[tuple[str, Job, bytes]]:
+    def _log_lines(self, held: _NodePlacement) -> list[tuple[str, Job, bytes]]:
         """Return what was written to the logs of a placement since the last call."""
         messages = []
         for task in held.tasks:

@@ -65,7 +65,7 @@ class NetOptimizer:
         return self.make(model.parameters(), **keywords)
 
 
-class _Ended(nn.Module):
+class _WithNonlinearity(nn.Module):
     """A module, and what a net makes of its outputs before the criterion."""
 
     def __init__(self, make: Callable[..., nn.Module], **keywords: Any) -> None:
@@ -81,7 +81,7 @@ class _Ended(nn.Module):
         raise NotImplementedError
 
 
-class LogProbabilities(_Ended):
+class LogProbabilities(_WithNonlinearity):
     """With the logarithm that `NeuralNetClassifier` takes for `NLLLoss`."""
 
     def end(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -89,7 +89,7 @@ class LogProbabilities(_Ended):
         return torch.log(outputs + torch.finfo(outputs.dtype).eps)
 
 
-class OneColumn(_Ended):
+class OneColumn(_WithNonlinearity):
     """Without the axis that `NeuralNetBinaryClassifier` drops."""
 
     def end(self, outputs: torch.Tensor) -> torch.Tensor:
@@ -139,7 +139,7 @@ def parts_of(net: Any) -> NetParts:
     )
 
 
-def _ended(net: Any, criterion: Any) -> type[_Ended] | None:
+def _ended(net: Any, criterion: Any) -> type[_WithNonlinearity] | None:
     from skorch import NeuralNetBinaryClassifier, NeuralNetClassifier
 
     if isinstance(net, NeuralNetBinaryClassifier):

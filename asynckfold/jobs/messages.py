@@ -35,7 +35,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Started:
+class JobStart:
     """A worker process has begun an attempt."""
 
     job_id: str
@@ -57,7 +57,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class EpochEnded:
+class EpochEnd:
     """An epoch of a job is complete."""
 
     job_id: str
@@ -66,14 +66,14 @@ class EpochEnded:
 
 
 @dataclass(frozen=True)
-class CheckpointWritten:
+class NewCheckpoint:
     """A checkpoint is durable under its final name."""
 
     ref: CheckpointRef
 
 
 @dataclass(frozen=True)
-class JobEnded:
+class JobEnd:
     """One of several jobs of a placement has its result before the others."""
 
     result: Result
@@ -98,7 +98,7 @@ class Leftovers:
     numbers: bool = True  # their results may differ because of it
 
 
-RunEvent = Started | Progress | EpochEnded | CheckpointWritten | JobEnded | Note | Leftovers
+RunEvent = JobStart | Progress | EpochEnd | NewCheckpoint | JobEnd | Note | Leftovers
 
 
 @dataclass(frozen=True)

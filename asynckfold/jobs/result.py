@@ -73,7 +73,7 @@ class StageEpoch:
 
 
 @dataclass(frozen=True)
-class Averaged:
+class AveragingSummary:
     """What parameter averaging did in one job."""
 
     rounds: int  # averages of the processes' models
@@ -142,7 +142,7 @@ class Result:
     error: str = ""
     traceback: str = ""
     pretraining: tuple[StageEpoch, ...] = ()
-    averaged: Averaged | None = None
+    averaged: AveragingSummary | None = None
     peak_gpu_memory: int = 0
     node: str = ""
 

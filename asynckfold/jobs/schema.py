@@ -335,13 +335,13 @@ def with_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     ('1', ['2'])
     """
     if isinstance(tree, Mapping):
-        return Named({key: with_leaves(function, part) for key, part in tree.items()})
+        return NamedTree({key: with_leaves(function, part) for key, part in tree.items()})
     if isinstance(tree, (tuple, list)):
         return type(tree)([with_leaves(function, part) for part in tree])
     return function(tree)
 
 
-class Named(dict[str, Any]):
+class NamedTree(dict[str, Any]):
     """A dict whose values are attributes, too, as in the output classes of libraries."""
 
     def __getattr__(self, name: str) -> Any:

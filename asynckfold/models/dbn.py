@@ -19,7 +19,7 @@ Part = Callable[[Any, int, int], Sequence[Tensor]]
 """(order, rank, processes) → tensors: what one process contributes to a sum."""
 
 
-class Summing(Protocol):
+class ProcessSum(Protocol):
     """Sums over the processes of a job what each contributes, while a context lasts."""
 
     @property
@@ -256,7 +256,7 @@ class RBM(nn.Module):
         settings: Pretraining,
         generator: torch.Generator,
         report: Callable[[int, Mapping[str, float]], None] = lambda epoch, measures: None,
-        summing: Summing | None = None,
+        summing: ProcessSum | None = None,
     ) -> None:
         """Train by contrastive divergence, centred [3]_.
 
@@ -405,7 +405,7 @@ class DBN(nn.Sequential):
         inputs: Tensor,
         generator: torch.Generator,
         report: Callable[[str, int, Mapping[str, float]], None] = lambda stage, epoch, values: None,
-        summing: Summing | None = None,
+        summing: ProcessSum | None = None,
     ) -> list[RBM]:
         """Train the hidden layers, from below, each as an RBM over the outputs of the one below.
 

@@ -9,7 +9,7 @@ from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.placement import NodeSize, Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.fusion_groups import Grouping
-from asynckfold.planning.workload import Choice, Prediction, Workload, requests
+from asynckfold.planning.workload import Choice, TimeEstimate, Workload, requests
 from asynckfold.scheduling.simulate import Simulation, simulate
 
 
@@ -76,5 +76,5 @@ def predicted(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
     """Return the choice with the prediction of the whole sweep."""
     simulation = forecast(work, choice, grouping).simulation
     longest = max((span.end - span.start for span in simulation.spans), default=0.0)
-    prediction = Prediction(simulation.makespan, simulation.lower_bound, longest)
+    prediction = TimeEstimate(simulation.makespan, simulation.lower_bound, longest)
     return replace(choice, prediction=prediction)

@@ -17,7 +17,7 @@ from asynckfold.planning.thread_rule import LastJobs, Model, size_of
 
 
 @dataclass(frozen=True)
-class Prediction:
+class TimeEstimate:
     """Expected seconds of the whole sweep, their lower bound, and those of the longest job."""
 
     makespan: float = 0.0
@@ -58,7 +58,7 @@ class Choice:
     why: Mapping[str, str]
     costs: Mapping[str, Cost]
     cores: int
-    prediction: Prediction = field(default_factory=Prediction)
+    prediction: TimeEstimate = field(default_factory=TimeEstimate)
     per_gpu: Mapping[str, int] = field(default_factory=dict)
     last_threads: Mapping[str, int] = field(default_factory=dict)
     gpu_costs: Mapping[str, Cost] = field(default_factory=dict)

@@ -52,7 +52,7 @@ def name_of(item: Any, name: str = "") -> str:
     return f"neg_{name}" if is_error else name
 
 
-class Accumulating:
+class BatchedMetric:
     """A copy of a metric, reset, which gets outputs batch by batch; `name` is that of its score."""
 
     def __init__(
@@ -103,7 +103,7 @@ def accumulated_score(
     outputs: npt.NDArray[np.float32],
 ) -> float:
     """Return the value over all samples, negated if less is better."""
-    metric = Accumulating(item, objective, transform, name)
+    metric = BatchedMetric(item, objective, transform, name)
     for low in range(0, len(targets), CHUNK):
         rows = slice(low, low + CHUNK)
         metric.update(targets[rows], outputs[rows])
@@ -225,7 +225,7 @@ def score_of_counts(item: Any, kind: str, counts: Counts) -> float:
 
     true, guess = counts.nonzero()
 
-    class Fixed(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    class FixedClasses(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         classes_ = np.arange(len(counts))
 
         def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -235,7 +235,7 @@ def score_of_counts(item: Any, kind: str, counts: Counts) -> float:
             return True
 
     rows = np.arange(len(true))
-    return float(get_scorer(item)(Fixed(), rows, true, sample_weight=counts[true, guess]))
+    return float(get_scorer(item)(FixedClasses(), rows, true, sample_weight=counts[true, guess]))
 
 
 def pixel_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -> Iterator[Problem]:
@@ -276,7 +276,7 @@ class BatchScores:
     ) -> None:
         self._pairs, self._objective, self._transform = pairs, objective, transform
         self._metrics = {
-            name: Accumulating(item, objective, transform, name)
+            name: BatchedMetric(item, objective, transform, name)
             for name, item in pairs
             if accumulates(item)
         }

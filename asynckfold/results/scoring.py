@@ -308,7 +308,7 @@ def _estimators() -> tuple[type, type]:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils.metaestimators import available_if
 
-    class Fixed(BaseEstimator):  # type: ignore[misc]
+    class FixedOutputs(BaseEstimator):  # type: ignore[misc]
         def __init__(self, objective: Any, outputs: Any, transform: Any = None) -> None:
             self.objective = objective
             self.outputs = outputs
@@ -317,11 +317,11 @@ def _estimators() -> tuple[type, type]:
         def __sklearn_is_fitted__(self) -> bool:
             return True
 
-    class Regressor(RegressorMixin, Fixed):  # type: ignore[misc]
+    class Regressor(RegressorMixin, FixedOutputs):  # type: ignore[misc]
         def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
             return predicted(self.objective, self.outputs[rows], self.transform)
 
-    class Classifier(ClassifierMixin, Fixed):  # type: ignore[misc]
+    class Classifier(ClassifierMixin, FixedOutputs):  # type: ignore[misc]
         @property
         def classes_(self) -> Any:
             columns = self.outputs.shape[1] if self.outputs.ndim > 1 else 1

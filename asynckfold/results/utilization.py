@@ -12,7 +12,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import job_by_id
 from asynckfold.planning.forecast import Forecast, forecast
 from asynckfold.planning.fusion_groups import grouped
-from asynckfold.planning.workload import Choice, Prediction, Workload
+from asynckfold.planning.workload import Choice, TimeEstimate, Workload
 from asynckfold.store import Attempt, RunReader, Sample
 from asynckfold.store.database import decoding
 
@@ -64,7 +64,7 @@ class Packing:
     """How a run used its allotted cores."""
 
     cores: int | None  # allotted by affinity, quota and n_jobs; None if it was not recorded
-    predicted: Prediction | None  # for the whole sweep on all allotted cores
+    predicted: TimeEstimate | None  # for the whole sweep on all allotted cores
     # Seconds from the first start of an attempt to the last end, summed over sessions: with the
     # tail, without data, start-up and checks before the first job.
     makespan: float

@@ -54,7 +54,7 @@ class Step(Enum):
 
 
 @dataclass(frozen=True)
-class Verdict(Generic[Key]):
+class StallAction(Generic[Key]):
     """The next step against a worker, and the seconds of its silence."""
 
     key: Key
@@ -63,7 +63,7 @@ class Verdict(Generic[Key]):
 
 
 @dataclass
-class _Seen:
+class _WorkerState:
     """The state of one worker at the last call; its attempt was first seen at ``began``."""
 
     heartbeat: int
@@ -101,12 +101,12 @@ class StallDetector(Generic[Key]):
 
     def __init__(self, timeout: float | str | None) -> None:
         self._timeout = timeout
-        self._seen: dict[Key, _Seen] = {}
+        self._seen: dict[Key, _WorkerState] = {}
         self._looked: float | None = None
 
     def look(
         self, now: float, heartbeats: Mapping[Key, int], paused: Collection[Key] = ()
-    ) -> list[Verdict[Key]]:
+    ) -> list[StallAction[Key]]:
         """Return the steps to take now; each step against a worker is returned once.
 
         Parameters
@@ -124,7 +124,7 @@ class StallDetector(Generic[Key]):
         self._seen = {key: seen for key, seen in self._seen.items() if key in heartbeats}
         verdicts = []
         for key, heartbeat in heartbeats.items():
-            seen = self._seen.setdefault(key, _Seen(heartbeat, heartbeat, now, now))
+            seen = self._seen.setdefault(key, _WorkerState(heartbeat, heartbeat, now, now))
             if key in paused or passed > max(GAP_SECONDS, GAP_SHARE * self.limit(key)):
                 seen.restart_timer(passed, now)
             if heartbeat != seen.heartbeat:
@@ -132,7 +132,7 @@ class StallDetector(Generic[Key]):
             step = self._next_step(key, seen, now)
             if step is not None:
                 seen.step, seen.stepped = step, now
-                verdicts.append(Verdict(key, step, now - seen.since))
+                verdicts.append(StallAction(key, step, now - seen.since))
         return verdicts
 
     def limit(self, key: Key) -> float:
@@ -143,7 +143,7 @@ class StallDetector(Generic[Key]):
             return self._timeout * factor
         return max(AUTO_SECONDS * factor, MEAN_FACTOR * seen.mean, LONGEST_FACTOR * seen.longest)
 
-    def _next_step(self, key: Key, seen: _Seen, now: float) -> Step | None:
+    def _next_step(self, key: Key, seen: _WorkerState, now: float) -> Step | None:
         waited = now - seen.stepped
         if seen.step is None:
             return Step.STACKS if now - seen.since >= self.limit(key) else None

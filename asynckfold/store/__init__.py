@@ -35,7 +35,7 @@ from asynckfold.store.records import (
     Interim,
     Sample,
     SessionTimes,
-    Waiting,
+    WaitReasons,
 )
 from asynckfold.store.run_store import RunStore
 
@@ -47,7 +47,7 @@ __all__ = [
     "RunStore",
     "Sample",
     "SessionTimes",
-    "Waiting",
+    "WaitReasons",
     "job_folder",
     "open_run",
     "refuse_other",

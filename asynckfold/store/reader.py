@@ -15,7 +15,7 @@ from asynckfold.jobs.result import ENDED, Baseline, Epoch, Result, fingerprint
 from asynckfold.store.database import COLUMNS, decoding
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.lock import holder_of
-from asynckfold.store.records import Attempt, Event, Interim, Sample, SessionTimes, Waiting
+from asynckfold.store.records import Attempt, Event, Interim, Sample, SessionTimes, WaitReasons
 from asynckfold.store.run_file import Closing, RunFile
 
 if TYPE_CHECKING:
@@ -162,9 +162,9 @@ class RunReader(Closing):
         return [Event(*row) for row in self.file.rows("SELECT at, kind, job_id, text FROM events")]
 
     @property
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> WaitReasons | None:
         """What pending jobs wait for; None while no sweep is running."""
-        return self._meta(Waiting, "waiting")
+        return self._meta(WaitReasons, "waiting")
 
     @property
     def interim(self) -> Interim | None:

@@ -59,7 +59,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class WaitReasons:
     """Why a running sweep starts no further jobs now.
 
     Parameters
@@ -83,10 +83,10 @@ class Waiting:
     gpus: tuple[int, ...]
     jobs: Mapping[str, int]
     node: str = ""
-    peers: tuple[Waiting, ...] = ()
+    peers: tuple[WaitReasons, ...] = ()
 
     @property
-    def nodes(self) -> tuple[Waiting, ...]:
+    def nodes(self) -> tuple[WaitReasons, ...]:
         """This node and its peers."""
         return (self, *self.peers)
 

@@ -22,7 +22,7 @@ from asynckfold.store.layout import SPLITS, SUMMARY
 from asynckfold.store.lock import now_text
 from asynckfold.store.opening import read_run, refuse_other
 from asynckfold.store.reader import RunReader
-from asynckfold.store.records import Attempt, Interim, Sample, Waiting
+from asynckfold.store.records import Attempt, Interim, Sample, WaitReasons
 from asynckfold.store.run_file import Closing, RunFile
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class RunStore(Closing):
         self.session_software = dict(software)
         self.file.put(f"software-{self._session}", encoded(self.session_software))
 
-    def set_waiting(self, waiting: Waiting | None) -> None:
+    def set_waiting(self, waiting: WaitReasons | None) -> None:
         """Record what pending jobs wait for now; None at the end of the sweep."""
         self.file.begin()
         if waiting is None:

@@ -11,13 +11,13 @@ from typing import Any, Protocol
 
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
-from asynckfold.jobs.messages import Note, RetryableFailure, RunEvent, Started, Task
+from asynckfold.jobs.messages import JobStart, Note, RetryableFailure, RunEvent, Task
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.scheduling.retries import decide
 from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
-from asynckfold.sweep.running import Running, RunningJobs
+from asynckfold.sweep.running import RunningJobs, RunningPlacement
 from asynckfold.system.files import remove
 from asynckfold.system.units import gibibytes
 
@@ -85,7 +85,7 @@ class Attempts:
             )
         return tasks
 
-    def note_begun(self, event: Started) -> None:
+    def note_begun(self, event: JobStart) -> None:
         """Record that a worker has started a job."""
         at = None
         if item := self._running.holding(event.job_id):
@@ -139,7 +139,9 @@ class Attempts:
             if item.placement.is_job_batch:
                 item.started = self._store.now()
 
-    def _take_result(self, task: Task, outcome: Any, item: Running, answer: Answer) -> None:
+    def _take_result(
+        self, task: Task, outcome: Any, item: RunningPlacement, answer: Answer
+    ) -> None:
         if outcome is None:
             pid = answer.pid if not item.begun or task.job.id in item.begun else 0
             self._store.end_attempt(task.job.id, task.attempt, "interrupted", pid=pid)
@@ -150,7 +152,7 @@ class Attempts:
         else:
             self._record(outcome, item, answer.pid, answer.peak_memory)
 
-    def _record(self, result: Result, item: Running, pid: int, peak: int) -> None:
+    def _record(self, result: Result, item: RunningPlacement, pid: int, peak: int) -> None:
         complete = replace(
             self._finish(result),
             pid=pid,
@@ -169,7 +171,7 @@ class Attempts:
             self._recorded.append(complete)
 
     def _retry_or_fail(
-        self, task: Task, outcome: str, result: Result, item: Running, pid: int, peak: int
+        self, task: Task, outcome: str, result: Result, item: RunningPlacement, pid: int, peak: int
     ) -> None:
         """Retry the job, or record `result`, as `decide` says."""
         name, number = task.job.id, task.attempt

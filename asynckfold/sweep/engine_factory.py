@@ -16,7 +16,7 @@ from asynckfold.system.machine import Machine, resolve_n_jobs, watched
 from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import Prepared
+    from asynckfold.data.prepare import PreparedData
     from asynckfold.engines.ray_cluster import RayCluster
 
 
@@ -29,7 +29,7 @@ class Engines:
 
     name: str
     pool: pools.WorkerPool | None
-    data: Prepared
+    data: PreparedData
     machine: Machine
     inbox: Inbox
     signals: Interruption

@@ -25,22 +25,22 @@ from itertools import chain, repeat
 from asynckfold.engines.engine import Answer, Engine
 from asynckfold.errors import InterruptedRunError, StorageError
 from asynckfold.jobs.messages import (
-    CheckpointWritten,
-    EpochEnded,
-    JobEnded,
+    EpochEnd,
+    JobEnd,
+    JobStart,
     Leftovers,
+    NewCheckpoint,
     Note,
     RunEvent,
-    Started,
 )
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.reproducibility import with_left
 from asynckfold.scheduling.preemption import reassign_cores
 from asynckfold.scheduling.wait_reasons import Obstacle, blocked_everywhere
-from asynckfold.store import RunStore, Waiting
+from asynckfold.store import RunStore, WaitReasons
 from asynckfold.sweep.attempts import Attempts, Finish, SweepObserver
 from asynckfold.sweep.pending import PendingJobs
-from asynckfold.sweep.running import Running, RunningJobs
+from asynckfold.sweep.running import RunningJobs, RunningPlacement
 from asynckfold.sweep.single_task import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.signals import Interruption
 
@@ -116,7 +116,7 @@ class Sweep:
         )
         self._running = RunningJobs(store.moved)
         self._attempts = Attempts(store, self._pending, self._running, finish, observer)
-        self._waiting = Waiting((), (), (), {})
+        self._waiting = WaitReasons((), (), (), {})
         self._sampler = Sampler(store, "packed")
         self._flushed = clock()
         self._shortage_reported = False
@@ -163,7 +163,7 @@ class Sweep:
             self._observer.placed(placement)
             started = self._store.now()
             future = self._engine.submit(placement, tasks)
-            self._running.add(future, Running(placement, tasks, started))
+            self._running.add(future, RunningPlacement(placement, tasks, started))
             future.add_done_callback(self._inbox.put)
         self._hear(max(0.0, min(wait_s, self._pending.next_due() - self._clock())))
 
@@ -266,13 +266,13 @@ class Sweep:
         if isinstance(item, Future):
             self._attempts.end(item)
             return
-        if isinstance(item, Started):
+        if isinstance(item, JobStart):
             self._attempts.note_begun(item)
-        elif isinstance(item, EpochEnded):
+        elif isinstance(item, EpochEnd):
             self._store.epoch(item.job_id, item.attempt, item.epoch)
-        elif isinstance(item, CheckpointWritten):
+        elif isinstance(item, NewCheckpoint):
             self._attempts.outdate(self._store.checkpoint(item.ref))
-        elif isinstance(item, JobEnded):
+        elif isinstance(item, JobEnd):
             self._attempts.end_early(item.result)
         elif isinstance(item, Note):
             self._store.event(item.kind, item.text, item.job_id)
@@ -294,15 +294,15 @@ class Sweep:
         self._attempts.note(Note(item.job_id, "isolation", text))
 
 
-def _seen(node: Load) -> Waiting:
+def _seen(node: Load) -> WaitReasons:
     """Return what a sweep records of a node that it sees."""
     idle = {*node.idle}
     others = tuple(core for core in node.cores if core not in idle)
     gpus = tuple(gpu.index for gpu in node.gpus if not gpu.busy)
-    return Waiting(node.cores, others, gpus, {}, node.node)
+    return WaitReasons(node.cores, others, gpus, {}, node.node)
 
 
-def _describe_move(item: Running, cores: Sequence[int]) -> tuple[str, str]:
+def _describe_move(item: RunningPlacement, cores: Sequence[int]) -> tuple[str, str]:
     """Return the kind and the text of the event when a job moves, pauses or resumes."""
     before = ", ".join(map(str, item.placement.cores))
     node = f" of {item.placement.node}" if item.placement.node else ""

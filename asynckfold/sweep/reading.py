@@ -83,7 +83,7 @@ class WorkerReaders:
         room = self._machine.free_memory({}) // MEMORY_SHARE
         try:
             with os.fdopen(os.dup(packed), "wb") as file:
-                dump(task, _Limited(file, room))
+                dump(task, _SizeLimit(file, room))
         # Pickling runs the user's own code, which may raise anything.
         except Exception as error:  # noqa: BLE001
             os.close(packed)
@@ -124,7 +124,7 @@ class WorkerReaders:
         import torch
 
         from asynckfold.data.shared_arrays import ArraySpec, SharedArray
-        from asynckfold.training.worker.reads import Files, NotUnpacked, Reads
+        from asynckfold.training.worker.reads import Files, Reads, UnpackFailure
 
         edges = np.linspace(0, count, number + 1).round().astype(int).tolist()
         pool = self._take_pool()
@@ -155,7 +155,7 @@ class WorkerReaders:
             self._wait(readers)
             parts = [pickle.loads(answer.results[0]) for answer in readers.answers()]
             for part in parts:
-                if isinstance(part, NotUnpacked):
+                if isinstance(part, UnpackFailure):
                     raise UnpackError(part.line, "")
             return parts
 
@@ -172,7 +172,7 @@ class WorkerReaders:
                 self._doing(f"reading the data: {readers.done:,} of {readers.count:,} samples")
 
 
-class _Limited:
+class _SizeLimit:
     """A binary file with a limit on its bytes."""
 
     def __init__(self, file: IO[bytes], most: int) -> None:

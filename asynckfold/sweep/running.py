@@ -15,7 +15,7 @@ from asynckfold.scheduling.reservations import Reservations
 
 
 @dataclass(eq=False)
-class Running:
+class RunningPlacement:
     """A running placement.
 
     Parameters
@@ -62,7 +62,7 @@ class RunningJobs:
 
     def __init__(self, note_cores: Callable[[str, int, tuple[int, ...]], None]) -> None:
         self._note_cores = note_cores
-        self._running: dict[Future[Answer], Running] = {}
+        self._running: dict[Future[Answer], RunningPlacement] = {}
         self.reservations = Reservations()
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class RunningJobs:
     def __contains__(self, future: object) -> bool:
         return future in self._running
 
-    def items(self) -> list[tuple[Future[Answer], Running]]:
+    def items(self) -> list[tuple[Future[Answer], RunningPlacement]]:
         """Return the running placements with their futures, the oldest first."""
         return list(self._running.items())
 
@@ -79,21 +79,21 @@ class RunningJobs:
         """Return the running placements, the oldest first."""
         return [item.placement for item in self._running.values()]
 
-    def add(self, future: Future[Answer], running: Running) -> None:
+    def add(self, future: Future[Answer], running: RunningPlacement) -> None:
         """Register a running placement; its cores are already reserved."""
         self._running[future] = running
 
-    def pop(self, future: Future[Answer]) -> Running:
+    def pop(self, future: Future[Answer]) -> RunningPlacement:
         """Remove a placement and free its reservation."""
         running = self._running.pop(future)
         self.reservations.remove(running.placement)
         return running
 
-    def holding(self, job_id: str) -> Running | None:
+    def holding(self, job_id: str) -> RunningPlacement | None:
         """Return the running placement of a job, if there is one."""
         return next((it for it in self._running.values() if job_id in it.placement.jobs), None)
 
-    def move(self, running: Running, cores: tuple[int, ...]) -> None:
+    def move(self, running: RunningPlacement, cores: tuple[int, ...]) -> None:
         """Let a placement go on with these cores; without any, it pauses and keeps its own."""
         running.paused = not cores
         if not cores or cores == running.placement.cores:

@@ -153,7 +153,7 @@ class Callbacks:
                 item.load_state_dict(state)
 
 
-class _Watching:
+class _Monitor:
     """What watches a number of the epochs, and knows its best.
 
     Parameters
@@ -202,7 +202,7 @@ class _Watching:
         self.best, self.best_epoch = tree["best"], tree[BEST_EPOCH]
 
 
-class EarlyStopping(_Watching):
+class EarlyStopping(_Monitor):
     """End a job when a number has not improved for `patience` epochs.
 
     The model is scored as it is then; add `BestWeights` to score that of the best epoch.
@@ -241,7 +241,7 @@ class EarlyStopping(_Watching):
             state.stop()
 
 
-class BestWeights(_Watching):
+class BestWeights(_Monitor):
     """Score the model as it was after its best epoch.
 
     Parameters
@@ -375,7 +375,7 @@ class GradientNorm:
         state.log("gradient_norm", nn.utils.get_total_norm(grads))
 
 
-SHIPPED = (_Watching, WeightAverage)
+SHIPPED = (_Monitor, WeightAverage)
 """Those whose arguments have bounds."""
 
 

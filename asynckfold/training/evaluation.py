@@ -217,7 +217,7 @@ def kept_key(model: str) -> str:
     return f"{model}: restored after evaluation"
 
 
-class Diverged(Exception):  # noqa: N818
+class Divergence(Exception):  # noqa: N818
     """The loss became infinite or NaN, or an output NaN."""
 
 
@@ -341,7 +341,7 @@ def inner_metrics(training: Training) -> dict[str, float]:
     inner = evaluate(training, training.inner_valid)
     if not np.isfinite(inner.loss):
         epoch = training.epoch + 1
-        raise Diverged(f"the loss on the inner part became {inner.loss} at epoch {epoch}")
+        raise Divergence(f"the loss on the inner part became {inner.loss} at epoch {epoch}")
     measures = {"inner_loss": inner.loss}
     return measures if inner.accuracy is None else measures | {"inner_accuracy": inner.accuracy}
 
@@ -373,17 +373,19 @@ def score_again(training: Training) -> None:
     valid_loss, _ = measured(training, held_out.loss)
     training.score_seconds = seconds_between(began, mark(training.device))
     if held_out.has_nan:
-        raise Diverged("an output on the held-out fold became nan by the weights of a callback")
+        raise Divergence("an output on the held-out fold became nan by the weights of a callback")
     if is_lost(training, valid_loss):
-        raise Diverged(f"the loss on the held-out fold became {valid_loss} by those of a callback")
+        raise Divergence(
+            f"the loss on the held-out fold became {valid_loss} by those of a callback"
+        )
 
 
 def check_finite(training: Training, losses: torch.Tensor) -> None:
-    """Raise `Diverged` unless all losses (n_batches,) of the epoch are finite."""
+    """Raise `Divergence` unless all losses (n_batches,) of the epoch are finite."""
     values = losses.numpy()
     if not np.isfinite(values).all():
         first = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise Diverged(
+        raise Divergence(
             f"the loss became {values[first]} at epoch {training.epoch + 1}, batch {first + 1} "
             f"(learning rate {training.lr:g})"
         )

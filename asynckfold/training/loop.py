@@ -29,7 +29,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, setup, step_graph
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.evaluation import Diverged
+from asynckfold.training.evaluation import Divergence
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training
@@ -110,7 +110,7 @@ def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -
         if not run(training, training.params, report, stop):
             return timed_out(training) if training.stopwatch.expired else None
         return result_of(training)
-    except Diverged as error:
+    except Divergence as error:
         return diverged(training, error)
 
 
@@ -196,7 +196,7 @@ def with_gpu_memory(answer: Any, device: torch.device) -> Any:
     return replace(answer, peak_gpu_memory=torch.cuda.max_memory_reserved(device))
 
 
-def diverged(training: Training, error: Diverged) -> Result:
+def diverged(training: Training, error: Divergence) -> Result:
     """Return the result of a training that diverged."""
     training.log.write(f"diverged: {error}\n")
     return replace(_ended(training, DIVERGED), error=str(error))

@@ -44,7 +44,7 @@ class Report(Protocol):
 
 
 @dataclass(frozen=True)
-class Pretrained:
+class PretrainingSummary:
     """Summary and metrics of a pretraining; empty without one."""
 
     text: str = ""
@@ -85,7 +85,7 @@ def pretrain(
     batch_size: int,
     processes: int = 1,
     cores: Sequence[int] = (),
-) -> Pretrained:
+) -> PretrainingSummary:
     """Run the pretraining of a model on its device; log each report.
 
     Parameters
@@ -123,4 +123,4 @@ def pretrain(
     stage(inputs, generator, report)
     seconds = time.perf_counter() - started
     text = "; ".join([f"pretrained on {len(train)} samples in {seconds:.2f} s", *last.values()])
-    return Pretrained(text, tuple(epochs))
+    return PretrainingSummary(text, tuple(epochs))

@@ -25,7 +25,7 @@ from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.trees import on_device
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import EpochEnded, Progress
+from asynckfold.jobs.messages import EpochEnd, Progress
 from asynckfold.jobs.objective import REGRESSION, Objective
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline, Epoch
@@ -269,7 +269,7 @@ class _Loop:
 
 
 @dataclass(frozen=True)
-class _Trained:
+class _BaselineJob:
     """A trained job: (seconds, training loss) after each epoch, and the last evaluation."""
 
     epochs: list[tuple[float, float]]
@@ -305,7 +305,7 @@ def _train(
     stop: Callable[[], bool],
     device: torch.device,
     report: Report,
-) -> _Trained | None:
+) -> _BaselineJob | None:
     loop = _Loop(bundle, job, data, device, pretrains=True)
     epochs: list[tuple[float, float]] = []
     judged: list[Judged] = []
@@ -340,8 +340,8 @@ def _train(
             reported = began + passed
             rate = float(loop.optimizer.param_groups[0]["lr"])
             ended = Epoch(epoch + 1, mean, valid_loss, None, rate, passed - before)
-            report(EpochEnded(job.id, 0, ended))
-    return _Trained(epochs, judged)
+            report(EpochEnd(job.id, 0, ended))
+    return _BaselineJob(epochs, judged)
 
 
 def _batch_seconds(
@@ -382,11 +382,11 @@ def views(bundle: Bundle, data: Batches, fold: Fold) -> tuple[Dataset[Any], Data
     if seen.one_view:
         return whole, whole
     rows = data.inputs(torch.arange(data.n_samples))
-    return _Preprocessed(train, fit_on(preprocess, rows, data.targets, fold.fitted)), whole
+    return _PreprocessedSamples(train, fit_on(preprocess, rows, data.targets, fold.fitted)), whole
 
 
 @dataclass(frozen=True, eq=False)
-class _Preprocessed(Dataset[Any]):
+class _PreprocessedSamples(Dataset[Any]):
     """A dataset whose samples pass a fitted transformer one by one."""
 
     samples: Any

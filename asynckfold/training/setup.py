@@ -29,7 +29,7 @@ from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import criterion_for
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
-from asynckfold.training.pretraining import Pretrained
+from asynckfold.training.pretraining import PretrainingSummary
 from asynckfold.training.sampling import samples_per_epoch
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training
@@ -69,7 +69,7 @@ def build(
     stopwatch, fold = Stopwatch(bundle.job_timeout_s), bundle.fold_of(job)
     train = fold.fitted
     data = to_device(fit_transform(data, recipe.preprocess, train), device)
-    model, pretrained = initial_model(recipe, plan, job, device), Pretrained()
+    model, pretrained = initial_model(recipe, plan, job, device), PretrainingSummary()
     pretrains = pretrains and pretraining.has_pretraining(model)
     if pretrains and not checkpoint.restorable(bundle, task):
         size, count = plan.params.eval_batch_size, plan.params.processes

@@ -47,7 +47,7 @@ class NotCapturable(Exception):  # noqa: N818
     """Why the steps of a job stay eager."""
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Captures what a device computes; `generator` is the one that the device draws from."""
 
     generator: torch.Generator
@@ -172,7 +172,7 @@ def _whole(training: Training) -> nn.ModuleDict:
     return nn.ModuleDict({key: item for key, item in parts.items() if isinstance(item, nn.Module)})
 
 
-def prepare(training: Training, recorder: Recorder | None = None) -> None:
+def prepare(training: Training, recorder: GraphRecorder | None = None) -> None:
     """Let a job on a GPU try a graph at its first batch."""
     if recorder is None and training.device.type == "cuda":
         recorder = CudaRecorder(training.device)
@@ -180,7 +180,9 @@ def prepare(training: Training, recorder: Recorder | None = None) -> None:
         training.gradient = functools.partial(_first_gradient, recorder)
 
 
-def _first_gradient(recorder: Recorder, training: Training, inputs: Any, targets: Tensor) -> Tensor:
+def _first_gradient(
+    recorder: GraphRecorder, training: Training, inputs: Any, targets: Tensor
+) -> Tensor:
     if training.data.collation is not None or not isinstance(inputs, Tensor):
         training.gradient = fresh_gradient
         training.log.write("no CUDA graph: a batch has several inputs\n")
@@ -201,7 +203,9 @@ def _first_gradient(recorder: Recorder, training: Training, inputs: Any, targets
     return training.gradient(training, inputs, targets)
 
 
-def _trial(recorder: Recorder, training: Training, *example: Tensor) -> tuple[GradientGraph, float]:
+def _trial(
+    recorder: GraphRecorder, training: Training, *example: Tensor
+) -> tuple[GradientGraph, float]:
     """Return a graph that has the bits of the eager step, and its gain in speed."""
     model, generator = _whole(training), recorder.generator
     for obstacle in _obstacles(training, model, generator.device, *example):

@@ -21,14 +21,14 @@ from asynckfold.errors import refuse
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.messages import (
     CheckpointRef,
-    CheckpointWritten,
-    EpochEnded,
+    EpochEnd,
+    NewCheckpoint,
     Progress,
     RunEvent,
     Task,
 )
 from asynckfold.jobs.objective import Objective
-from asynckfold.jobs.result import Averaged, Epoch, StageEpoch
+from asynckfold.jobs.result import AveragingSummary, Epoch, StageEpoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
 from asynckfold.system.heartbeat import Heartbeat
@@ -36,7 +36,7 @@ from asynckfold.training import checkpoint, evaluation, gradients, lr_schedules,
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks
 from asynckfold.training.evaluation import (
-    Diverged,
+    Divergence,
     accumulate_scores,
     check_finite,
     counts_of,
@@ -335,9 +335,9 @@ class Training:
         self.score_seconds = seconds_between(began, ended)
         where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
         if held_out.has_nan:
-            raise Diverged(f"an output on the held-out fold became nan {where}")
+            raise Divergence(f"an output on the held-out fold became nan {where}")
         if is_lost(self, valid_loss):
-            raise Diverged(f"the loss on the held-out fold became {valid_loss} {where}")
+            raise Divergence(f"the loss on the held-out fold became {valid_loss} {where}")
         logged = {} if self.user_step is None else self.user_step.means()
         logged = joined(logged, measures)
         number, accuracy = self.epoch + 1, held_out.accuracy
@@ -382,7 +382,7 @@ class Training:
             + "".join(f"{name} {value:.4g} " for name, value in item.logged.items())
             + f"lr {item.lr:g} seconds {item.seconds:.2f}\n"
         )
-        report(EpochEnded(self.task.job.id, self.task.attempt, item))
+        report(EpochEnd(self.task.job.id, self.task.attempt, item))
 
     def save(self, report: Report) -> None:
         """Write a checkpoint, and report it."""
@@ -394,7 +394,7 @@ class Training:
         digest, size = checkpoint.save(path, self.state_dict(), root, is_last=self.ended)
         file = str(path.relative_to(root))
         report(
-            CheckpointWritten(
+            NewCheckpoint(
                 CheckpointRef(task.job.id, task.attempt, self.epoch, self.batch, file, digest, size)
             )
         )
@@ -472,7 +472,7 @@ class Training:
         if self.callbacks is not None:
             self.callbacks.load_state_dict(tree["callbacks"])
 
-    def averaged(self) -> Averaged | None:
+    def averaged(self) -> AveragingSummary | None:
         """Return what parameter averaging has done so far; None for other trainers."""
         return None
 

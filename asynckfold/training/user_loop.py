@@ -22,12 +22,12 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.messages import EpochEnded, Note, Progress, Task
+from asynckfold.jobs.messages import EpochEnd, Note, Progress, Task
 from asynckfold.jobs.result import Epoch, Result
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, seeding, setup
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.evaluation import Diverged, accumulate_scores, evaluate, is_lost
+from asynckfold.training.evaluation import Divergence, accumulate_scores, evaluate, is_lost
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import optimizers_of, schedules_of
@@ -42,7 +42,7 @@ _NOT_REPORTED = frozenset(
 )
 
 
-class Stopped(BaseException):
+class StopSignal(BaseException):
     """Raised by the loader in a `fit_fn` whose job is to leave; let it pass."""
 
 
@@ -218,7 +218,7 @@ class UserLoop(Training):
             place = self.epoch + 1, self.params.epochs, self.batch, self.batches
             self.report_event(Progress(job, self.task.attempt, *place, math.nan))
         if (self.stopwatch.call_uncounted(self.stop) or self.stopwatch.expired) and not first:
-            raise Stopped
+            raise StopSignal
 
     def _valid_batches(self) -> Iterator[Any]:
         size, count = self.params.eval_batch_size, len(self.valid)
@@ -233,7 +233,7 @@ class UserLoop(Training):
         for name in ("train_loss", "valid_loss"):
             if name in metrics and not math.isfinite(getattr(item, name)):
                 value, number = getattr(item, name), item.number
-                raise Diverged(f"the reported {name} became {value} in epoch {number}")
+                raise Divergence(f"the reported {name} became {value} in epoch {number}")
         self.scores = {name: float(number_of(name, value)) for name, value in metrics.items()}
         self._record(item)
 
@@ -248,7 +248,7 @@ class UserLoop(Training):
         shown = {**measured, **item.logged}.items()
         text = " ".join(f"{name} {value:.4g}" for name, value in shown if not math.isnan(value))
         self.log.write(f"epoch {item.number} {text} lr {item.lr:g} seconds {item.seconds:.2f}\n")
-        self.report_event(EpochEnded(self.task.job.id, self.task.attempt, item))
+        self.report_event(EpochEnd(self.task.job.id, self.task.attempt, item))
 
     def _save(self, state: Mapping[str, Any]) -> None:
         self.saved, self.loaded = dict(state), True
@@ -276,10 +276,10 @@ class UserLoop(Training):
         self.scores = accumulate_scores(self) | self.scores
         self.score_seconds = time.perf_counter() - began
         if held_out.has_nan:
-            raise Diverged("an output on the held-out fold became nan")
+            raise Divergence("an output on the held-out fold became nan")
         if not self.epochs:
             if is_lost(self, held_out.loss):
-                raise Diverged(f"the loss on the held-out fold became {held_out.loss}")
+                raise Divergence(f"the loss on the held-out fold became {held_out.loss}")
             self._record(Epoch(1, math.nan, held_out.loss, held_out.accuracy, self._rate(), 0.0))
         # Behind a checkpoint of the user's at the same position.
         self.done, self.batch = True, self.batch + 1
@@ -326,9 +326,9 @@ def train(
                 fit_fn(training.context())
                 training.finish()
             return loop.result_of(training)
-        except Stopped:
+        except StopSignal:
             return loop.timed_out(training) if training.stopwatch.expired else None
-        except Diverged as error:
+        except Divergence as error:
             return loop.diverged(training, error)
         except BaseException as error:
             training.epoch, training.batch = training.at

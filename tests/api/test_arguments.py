@@ -19,7 +19,7 @@ from asynckfold import AsyncKFold, SignatureError, TrainerParams, errors, fit
 from asynckfold.api import signature
 from asynckfold.api.arguments import Settings
 from asynckfold.cli import main
-from asynckfold.cli.flags import Named, flags
+from asynckfold.cli.flags import NamedObjects, flags
 from asynckfold.jobs.argument import GROUPS, arguments
 
 PACKAGE = Path(__file__).parents[2] / "asynckfold"
@@ -199,7 +199,7 @@ def test_a_new_argument_is_everywhere_by_one_edit(tmp_path: Path) -> None:
         assert text in " ".join(told.split())
 
 
-@pytest.mark.parametrize("declaration", [Settings, TrainerParams, Named])
+@pytest.mark.parametrize("declaration", [Settings, TrainerParams, NamedObjects])
 def test_each_argument_has_a_sentence_a_type_and_a_group(declaration: type) -> None:
     for name, item in arguments(declaration).items():
         assert item.text.endswith("."), name

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from asynckfold.api.progress import SweepProgress
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import EpochEnded, Progress
+from asynckfold.jobs.messages import EpochEnd, Progress
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.jobs.plan import Plan, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Epoch, Result
@@ -64,8 +64,8 @@ def result(name: str, score: float = 0.5, status: str = DONE, error: str = "") -
     return Result(name, 1, status, scores, fit_seconds=2.0, error=error)
 
 
-def ended_epoch(name: str, seconds: float = 2.0, number: int = 1) -> EpochEnded:
-    return EpochEnded(name, 1, Epoch(number, 0.5, 0.6, 0.7, 1e-3, seconds))
+def ended_epoch(name: str, seconds: float = 2.0, number: int = 1) -> EpochEnd:
+    return EpochEnd(name, 1, Epoch(number, 0.5, 0.6, 0.7, 1e-3, seconds))
 
 
 def at_batch(name: str, batch: int, epoch: int = 1, batches: int = 10) -> Progress:

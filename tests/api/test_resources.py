@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError, NoRoomError
-from asynckfold.api.resources import Sharing
+from asynckfold.api.resources import MachineArguments
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.planning.feasibility import room_problems
@@ -40,7 +40,7 @@ def kfold(root: Path, **settings: Any) -> AsyncKFold:
 
 
 def rules(**settings: Any) -> list[str]:
-    return [str(problem) for problem in Sharing(**settings).problems()]
+    return [str(problem) for problem in MachineArguments(**settings).problems()]
 
 
 def test_the_defaults_fit_every_machine() -> None:

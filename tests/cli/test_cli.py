@@ -28,7 +28,7 @@ from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.decoding import encoded
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.models import ARCHITECTURES
-from asynckfold.store import RunStore, Waiting
+from asynckfold.store import RunStore, WaitReasons
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started
@@ -264,7 +264,9 @@ def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
     for store in open_store(root):
         assert state_of(store.reader)["idle"] is None
         store.start_attempt("A/cosine/fold-0", (0,), 1, "cpu", 1.0)
-        store.set_waiting(Waiting((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5}))
+        store.set_waiting(
+            WaitReasons((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5})
+        )
         result = state_of(store.reader)
         assert result["idle"] == {
             "cores": [1],
@@ -275,7 +277,7 @@ def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
         shown = list(lines(result))
         assert "  idle core 1: 5 jobs wait for memory: needs 3 MiB, 2 MiB free" in shown
         assert "  used by other processes: core 2" in shown
-        store.set_waiting(Waiting((0, 1), (), (), {}))
+        store.set_waiting(WaitReasons((0, 1), (), (), {}))
         assert "  idle core 1: no pending job" in list(lines(state_of(store.reader)))
 
 

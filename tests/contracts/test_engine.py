@@ -24,7 +24,7 @@ from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.serial import SerialEngine
-from asynckfold.jobs.messages import CheckpointWritten, EpochEnded
+from asynckfold.jobs.messages import EpochEnd, NewCheckpoint
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import DONE, FAILED, Result
 from tests.engines import fake_ray
@@ -153,8 +153,8 @@ def test_a_job_ends_with_a_result_and_its_news_come_first(make: Make) -> None:
     assert result.status == DONE
     assert result.outputs is not None
     assert result.outputs.shape == (20, 3)
-    assert [item.epoch.number for item in told if isinstance(item, EpochEnded)] == [1, 2, 3]
-    (saved,) = [item.ref for item in told if isinstance(item, CheckpointWritten)]
+    assert [item.epoch.number for item in told if isinstance(item, EpochEnd)] == [1, 2, 3]
+    (saved,) = [item.ref for item in told if isinstance(item, NewCheckpoint)]
     assert (bundle.root / saved.file).stat().st_size == saved.bytes
 
 
@@ -194,11 +194,11 @@ def test_close_lets_a_running_job_save_itself(make: Make) -> None:
         if engine.runs_in_submit:
             pytest.skip("nothing runs outside submit")
         future = engine.submit(place(bundle), [task(bundle.plan.jobs[0])])
-        while not isinstance(events.get(timeout=60), EpochEnded):
+        while not isinstance(events.get(timeout=60), EpochEnd):
             pass
         engine.close(60)
         assert future.result(0).results == [None]
-        assert [item for item in heard(events) if isinstance(item, CheckpointWritten)]
+        assert [item for item in heard(events) if isinstance(item, NewCheckpoint)]
 
 
 def test_load_answers_and_close_may_be_called_twice(make: Make) -> None:

@@ -23,7 +23,7 @@ from torchvision import transforms as v1
 from torchvision.datasets import FakeData, VisionDataset
 
 from asynckfold.data.labels import resolve_labels
-from asynckfold.data.prepare import Prepared, prepare
+from asynckfold.data.prepare import PreparedData, prepare
 from asynckfold.errors import InputError
 
 AUGMENT = [v1.RandomCrop(10, 2), v1.RandomHorizontalFlip()]
@@ -52,7 +52,7 @@ class Images(Dataset):  # type: ignore[type-arg]
         return (self.transform(image) if self.transform else image), self.targets[index]
 
 
-def opened(prepared: Prepared) -> Any:
+def opened(prepared: PreparedData) -> Any:
     handle = prepared.handle()
     return handle.open(handle.fds)
 

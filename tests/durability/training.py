@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, RunEvent, Task
+from asynckfold.jobs.messages import CheckpointRef, NewCheckpoint, RunEvent, Task
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint, loop
 from tests.durability.work import nursery
@@ -27,7 +27,7 @@ def train(root: Path, refs: Sequence[CheckpointRef], tell: Callable[[CheckpointR
     """Train, or continue from checkpoints, newest first; return the digest of the result."""
 
     def hear(item: RunEvent) -> None:
-        if isinstance(item, CheckpointWritten):
+        if isinstance(item, NewCheckpoint):
             tell(item.ref)
 
     tiny = Tiny(root, {"noisy": Noisy}, params=TrainerParams(EPOCHS))

@@ -13,7 +13,7 @@ from subprocess import PIPE, STDOUT, Popen
 
 import pytest
 
-from asynckfold.api.resources import Sharing
+from asynckfold.api.resources import MachineArguments
 from asynckfold.engines.ray_cluster import RayCluster, close_warm, ray_cluster
 from asynckfold.engines.ray_node import NodeSettings
 from tests import leftovers
@@ -35,7 +35,7 @@ def started(
 ) -> Iterator[RayCluster]:
     """Yield a Ray of this machine, or the cluster at an address."""
     leftovers.rays.append(address or "")
-    told = NodeSettings(Sharing().machine, "auto", 0, stall_timeout, ("test",))
+    told = NodeSettings(MachineArguments().machine, "auto", 0, stall_timeout, ("test",))
     try:
         with ray_cluster(address, None, PATIENCE_SECONDS, told, cores) as cluster:
             yield cluster

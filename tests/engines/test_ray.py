@@ -16,14 +16,14 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError
-from asynckfold.api.resources import Sharing
+from asynckfold.api.resources import MachineArguments
 from asynckfold.engines import ray_cluster as clusters
 from asynckfold.engines import ray_engine, ray_node
 from asynckfold.engines.ray_cluster import RayCluster, close_warm, ray_cluster
 from asynckfold.engines.ray_engine import EXCUSED_LOSSES, RayEngine
 from asynckfold.engines.ray_node import NodeSettings
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import CheckpointWritten, EpochEnded, Note, Task
+from asynckfold.jobs.messages import EpochEnd, NewCheckpoint, Note, Task
 from asynckfold.jobs.placement import Load, NodeSize, Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.scheduling.reservations import within
@@ -122,7 +122,7 @@ def cluster() -> Iterator[Cluster]:
 def joined(
     cluster: Cluster, address: str = "", nice: int = 0, stall_timeout: float | str = "auto"
 ) -> Iterator[RayCluster]:
-    settings = NodeSettings(Sharing().machine, "auto", nice, stall_timeout, ("test",))
+    settings = NodeSettings(MachineArguments().machine, "auto", nice, stall_timeout, ("test",))
     with ray_cluster(address, None, 60.0, settings, 2) as made:
         yield made
 
@@ -161,7 +161,7 @@ def test_jobs_run_on_their_nodes_and_continue_on_others(root: Path, cluster: Clu
         ]
         results = [future.result(120).results[0] for future in futures]
         assert [result.status for result in results] == [DONE] * 3
-        saved = [next_of(events, CheckpointWritten).ref for _ in range(3)]
+        saved = [next_of(events, NewCheckpoint).ref for _ in range(3)]
         assert all((root / item.file).stat().st_size == item.bytes for item in saved)
         # From where another node has left off.
         again = engine.submit(place(bundle, 0, "one"), [Task(jobs[0], 2, tuple(saved))])
@@ -181,7 +181,7 @@ def test_a_lost_node_costs_an_attempt_and_a_late_one_takes_jobs(
     ):
         jobs = bundle.plan.jobs
         lost = engine.submit(place(bundle, 0, "one"), [task(jobs[0])])
-        next_of(events, EpochEnded)
+        next_of(events, EpochEnd)
         stays = engine.submit(place(bundle, 1), [task(jobs[1])])
         cluster.end("one")
         assert lost.result(120).results == [None]
@@ -191,7 +191,7 @@ def test_a_lost_node_costs_an_attempt_and_a_late_one_takes_jobs(
         until(lambda: "late" in loads(engine), 120)
         assert "more nodes: " in next_of(events, Note).text
         there = engine.submit(place(bundle, 2, "late"), [task(jobs[2])])
-        while next_of(events, EpochEnded).job_id != jobs[2].id:
+        while next_of(events, EpochEnd).job_id != jobs[2].id:
             pass
         assert not stays.done()
         engine.close(60)
@@ -327,7 +327,7 @@ def test_a_load_is_read_again_when_it_is_old_or_something_else_runs(
     monkeypatch.setattr(ray_node.time, "monotonic", lambda: now[0])
     node = ray_node.RayNode(0, {})
     try:
-        node.open(NodeSettings(Sharing().machine, 1, 0, "auto", ("test",)), False)
+        node.open(NodeSettings(MachineArguments().machine, 1, 0, "auto", ("test",)), False)
         first = node.poll(0.0)[0]
         assert node.poll(0.0)[0] is first
         now[0] += ray_node.LOAD_SECONDS * 1.01

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from asynckfold.engines.ray_engine import RayEngine
-from asynckfold.jobs.messages import CheckpointWritten, EpochEnded, Note, Task
+from asynckfold.jobs.messages import EpochEnd, NewCheckpoint, Note, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.store import RunStore
@@ -116,7 +116,7 @@ def test_jobs_run_on_the_nodes_that_they_are_placed_on(root: Path, nodes: Nodes)
             pids = {future.result().pid for future in futures}
             assert [result.status for result in results] == [DONE] * 3
             assert len(pids) == 3
-            saved = [news(events, CheckpointWritten).ref for _ in range(3)]
+            saved = [news(events, NewCheckpoint).ref for _ in range(3)]
             assert all((root / item.file).stat().st_size == item.bytes for item in saved)
             # Elsewhere, from where another node has left off.
             again = engine.submit(
@@ -135,7 +135,7 @@ def test_a_killed_node_costs_an_attempt_and_one_that_comes_later_takes_jobs(
         with closing(RayEngine(cluster, bundle, data, events.put)) as engine:
             jobs = bundle.plan.jobs
             lost = engine.submit(place(bundle, 0, "one"), [task(jobs[0])])
-            news(events, EpochEnded)
+            news(events, EpochEnd)
             stays = engine.submit(place(bundle, 1, ""), [task(jobs[1])])
             nodes("kill", "one")
             assert lost.result(200).results == [None]
@@ -145,7 +145,7 @@ def test_a_killed_node_costs_an_attempt_and_one_that_comes_later_takes_jobs(
             until(lambda: "late" in loads(engine), 200)
             assert "more nodes: " in news(events, Note).text
             there = engine.submit(place(bundle, 2, "late"), [task(jobs[2])])
-            while news(events, EpochEnded).job_id != jobs[2].id:
+            while news(events, EpochEnd).job_id != jobs[2].id:
                 pass
             assert not stays.done()
             engine.close(60)

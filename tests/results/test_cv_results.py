@@ -22,7 +22,7 @@ from asynckfold.jobs.result import (
     DONE,
     ENDED,
     FAILED,
-    Averaged,
+    AveragingSummary,
     Baseline,
     Epoch,
     Result,
@@ -370,7 +370,7 @@ def test_fold_table_has_averaging_columns_if_any_job_used_it() -> None:
     first, second, *_ = (job.id for job in plain.plan.jobs)
     results = {
         **plain.results,
-        first: replace(plain.results[first], averaged=Averaged(12, (480, 475))),
+        first: replace(plain.results[first], averaged=AveragingSummary(12, (480, 475))),
     }
     del results[second]
     found = replace(plain, results=results)

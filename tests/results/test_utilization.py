@@ -16,7 +16,7 @@ from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.planning.workload import Choice, Prediction
+from asynckfold.planning.workload import Choice, TimeEstimate
 from asynckfold.results.report.sentences import packing as told
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import ModelAccount, packing_of
@@ -29,7 +29,7 @@ CHOICE = Choice(
     {"A": "2 threads: as asked", "B": "1 thread: as asked"},
     {"A": COST, "B": COST},
     2,
-    Prediction(11.0, 9.0, 6.0),
+    TimeEstimate(11.0, 9.0, 6.0),
 )
 TARGETS = np.arange(12) % 2
 FOLDS = make_folds(12, TARGETS, 2)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from asynckfold.cli import main
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.messages import Started, Task
+from asynckfold.jobs.messages import JobStart, Task
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.report.figures import _lanes
@@ -164,7 +164,7 @@ def test_jobs_move_pause_and_go_on_as_others_come_and_go(store: RunStore) -> Non
     assert [item.job.id for _, item in engine.waiting] == names[:2]
     assert see(1, 2) == []  # no worker has it in hand yet
     for _, item in engine.waiting:
-        engine.inbox.put(Started(item.job.id, 1, 7))
+        engine.inbox.put(JobStart(item.job.id, 1, 7))
     see(0, 1)
     assert see(1, 2) == [(names[0], (2,))]
     assert see(1) == [(names[0], ())]
@@ -218,7 +218,7 @@ class World:
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         future: Future[Answer] = Future()
         self.running[future] = (Job(placement, placement.cores), tasks[0])
-        self.inbox.put(Started(tasks[0].job.id, tasks[0].attempt, 7))
+        self.inbox.put(JobStart(tasks[0].job.id, tasks[0].attempt, 7))
         return future
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:

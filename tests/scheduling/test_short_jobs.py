@@ -24,7 +24,7 @@ from asynckfold.cli.status import state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.messages import JobEnded, RetryableFailure, Started, Task
+from asynckfold.jobs.messages import JobEnd, JobStart, RetryableFailure, Task
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED, Result
@@ -154,9 +154,9 @@ def run(store: RunStore, behaviour: Any) -> tuple[Engine, Recording]:
 def in_turn(tasks: Sequence[Task], tell: Callable[[Any], None]) -> list[Any]:
     """Do as a worker does."""
     for task in tasks[:-1]:
-        tell(Started(task.job.id, task.attempt, 1))
-        tell(JobEnded(done(task)))
-    tell(Started(tasks[-1].job.id, tasks[-1].attempt, 1))
+        tell(JobStart(task.job.id, task.attempt, 1))
+        tell(JobEnd(done(task)))
+    tell(JobStart(tasks[-1].job.id, tasks[-1].attempt, 1))
     return [*(None for _ in tasks[:-1]), done(tasks[-1])]
 
 
@@ -181,7 +181,7 @@ def test_in_a_batch_only_the_present_job_is_responsible_for_a_dead_worker(
     def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
         if number > 1:
             return in_turn(tasks, tell)
-        tell(Started(tasks[0].job.id, 1, 1))
+        tell(JobStart(tasks[0].job.id, 1, 1))
         return WorkerDiedError(1, "killed", "died")
 
     engine, _ = run(store, behaviour)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.scheduling import stall_detection
-from asynckfold.scheduling.stall_detection import StallDetector, Step, Verdict
+from asynckfold.scheduling.stall_detection import StallAction, StallDetector, Step
 from asynckfold.system.heartbeat import Heartbeat
 
 TICK = 0.25
@@ -18,7 +18,7 @@ Timeouts = st.floats(1.5, 100)
 
 def looks(
     rule: StallDetector[str], heartbeats: Mapping[str, int], start: float, end: float
-) -> Iterator[tuple[float, Verdict[str]]]:
+) -> Iterator[tuple[float, StallAction[str]]]:
     """Look once a tick at words that do not change."""
     now = start
     while now < end:

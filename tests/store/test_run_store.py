@@ -31,7 +31,7 @@ from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Plan, folds_fingerprint
 from asynckfold.jobs.result import (
     ENDED,
-    Averaged,
+    AveragingSummary,
     Baseline,
     Epoch,
     StageEpoch,
@@ -84,7 +84,7 @@ def test_nan_and_infinity_survive_the_store(root: Path) -> None:
     "changes",
     [
         {"pretraining": (StageEpoch("layer 1", 1, {"error": 0.5, "gap": math.inf}, 0.25),)},
-        {"averaged": Averaged(12, (480, 475, 470))},
+        {"averaged": AveragingSummary(12, (480, 475, 470))},
         {"peak_gpu_memory": 5 << 30},
         {"epochs": (Epoch(1, 0.5, 0.6, None, 1e-3, 0.1, {"norm": 2.0}),)},
     ],

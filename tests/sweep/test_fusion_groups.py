@@ -15,7 +15,7 @@ import pytest
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.messages import JobEnded, RetryableFailure, Started, Task
+from asynckfold.jobs.messages import JobEnd, JobStart, RetryableFailure, Task
 from asynckfold.jobs.placement import WORKER_BYTES, Load, Placement, Request
 from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
@@ -144,7 +144,7 @@ def test_a_group_whose_worker_dies_is_tried_again_without_what_ended(store: RunS
     def behaviour(number: int, tasks: Sequence[Task]) -> Any:
         if number > 1:
             return [done(task) for task in tasks]
-        engine_inbox.put(JobEnded(Result(GROUP[1], 1, DIVERGED, error="nan", pid=7)))
+        engine_inbox.put(JobEnd(Result(GROUP[1], 1, DIVERGED, error="nan", pid=7)))
         return died()
 
     engine_inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -207,8 +207,8 @@ def test_a_fusion_group_is_paused_as_a_whole(store: RunStore) -> None:
     )
     sweep.step(0.001)
     for name in (*GROUP, ALONE):
-        engine.inbox.put(Started(name, 1, 7))
-    engine.inbox.put(JobEnded(Result(GROUP[1], 1, DIVERGED, error="nan", pid=7)))
+        engine.inbox.put(JobStart(name, 1, 7))
+    engine.inbox.put(JobEnd(Result(GROUP[1], 1, DIVERGED, error="nan", pid=7)))
     sweep.step(0.001)
     engine.idle = (1, 2)
     sweep.step(0.001)

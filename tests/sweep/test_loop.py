@@ -19,8 +19,8 @@ from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import (
     CheckpointRef,
-    CheckpointWritten,
-    EpochEnded,
+    EpochEnd,
+    NewCheckpoint,
     Note,
     RetryableFailure,
     RunEvent,
@@ -242,7 +242,7 @@ def test_the_next_attempt_gets_the_checkpoints(store: RunStore) -> None:
     def saves_then_dies(task: Task) -> Any:
         if task.job.id == name and task.attempt == 1:
             ref = CheckpointRef(name, 1, 1, 0, "file", "sha", 3)
-            made._inbox.put(CheckpointWritten(ref))
+            made._inbox.put(NewCheckpoint(ref))
             return WorkerDiedError(7, "SIGKILL")
         return done(task)
 
@@ -262,7 +262,7 @@ def test_old_checkpoint_files_are_removed_and_two_stay(store: RunStore) -> None:
     def saves(task: Task) -> Any:
         if task.job.id == name:
             for number, file in enumerate(files):
-                made._inbox.put(CheckpointWritten(CheckpointRef(name, 1, number, 0, file, "s", 1)))
+                made._inbox.put(NewCheckpoint(CheckpointRef(name, 1, number, 0, file, "s", 1)))
         return done(task)
 
     made, _, _ = sweep(store, saves)
@@ -274,7 +274,7 @@ def test_events_are_recorded_and_passed_on(store: RunStore) -> None:
     item = Epoch(1, 0.5, 0.4, 0.9, 0.1, 2.0)
 
     def talks(task: Task) -> Any:
-        made._inbox.put(EpochEnded(task.job.id, task.attempt, item))
+        made._inbox.put(EpochEnd(task.job.id, task.attempt, item))
         made._inbox.put(Note(task.job.id, "damage", "a file was bad"))
         return done(task)
 

@@ -17,10 +17,10 @@ from asynckfold.api.progress import SweepProgress, cores_in_use
 from asynckfold.cli.status import lines, state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import NoRoomError, WorkerDiedError
-from asynckfold.jobs.messages import Started, Task
+from asynckfold.jobs.messages import JobStart, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.results.tables import fold_rows
-from asynckfold.store import RunStore, Waiting
+from asynckfold.store import RunStore, WaitReasons
 from asynckfold.sweep.loop import Sweep
 from asynckfold.sweep.single_task import room
 from asynckfold.system.signals import Interruption
@@ -56,7 +56,7 @@ class Nodes:
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         future: Future[Answer] = Future()
         self.running[future] = (placement, tasks)
-        self.inbox.put(Started(tasks[0].job.id, tasks[0].attempt, 7))
+        self.inbox.put(JobStart(tasks[0].job.id, tasks[0].attempt, 7))
         return future
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
@@ -196,7 +196,9 @@ def test_the_machine_of_the_sweep_may_be_a_node_without_a_name(store: RunStore) 
 
 def test_a_core_that_is_held_on_one_node_is_idle_on_another(store: RunStore) -> None:
     store.start_attempt("A/cosine/fold-0", (0,), 1, "cuda:0", 1.0, 0, (), "x")
-    store.set_waiting(Waiting((0, 1), (), (0,), {}, "x", (Waiting((0, 1), (), (0,), {}, "y"),)))
+    store.set_waiting(
+        WaitReasons((0, 1), (), (0,), {}, "x", (WaitReasons((0, 1), (), (0,), {}, "y"),))
+    )
     nodes = state_of(store.reader)["idle"]["nodes"]
     assert nodes["x"] == {"cores": [1], "gpus": [], "neighbours": []}
     assert nodes["y"] == {"cores": [0, 1], "gpus": [0], "neighbours": []}
@@ -212,8 +214,8 @@ def test_short_jobs_are_shared_by_the_cores_of_all_nodes(root: Path) -> None:
 
 
 def test_many_nodes_fill_no_screen(store: RunStore) -> None:
-    peers = tuple(Waiting((0, 1), (), (), {}, f"node-{number}") for number in range(1, 99))
-    store.set_waiting(Waiting((0, 1), (), (), {}, "node-0", peers))
+    peers = tuple(WaitReasons((0, 1), (), (), {}, f"node-{number}") for number in range(1, 99))
+    store.set_waiting(WaitReasons((0, 1), (), (), {}, "node-0", peers))
     told = list(lines(state_of(store.reader)))
     assert "  node-15: idle cores 0, 1" in told
     assert told[-2:] == ["  83 more nodes: 166 idle cores", "  no pending job"]

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import AsyncKFold, fit
 from asynckfold.api.reading import read_alone
-from asynckfold.data.prepare import Prepared
+from asynckfold.data.prepare import PreparedData
 from asynckfold.engines import warm_pool
 from asynckfold.errors import InputError
 from tests.toy import adam
@@ -79,7 +79,7 @@ def linear() -> nn.Module:
     return nn.Linear(2, 2)
 
 
-def read(dataset: Any, root: Path, **settings: Any) -> Prepared:
+def read(dataset: Any, root: Path, **settings: Any) -> PreparedData:
     """Return what a call would read."""
     made = kfold(dataset, root, **settings).settings
     with read_alone(made, made.present_machine()) as data:

@@ -31,8 +31,8 @@ from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import (
     CheckpointRef,
-    CheckpointWritten,
-    EpochEnded,
+    EpochEnd,
+    NewCheckpoint,
     Progress,
     RetryableFailure,
     RunEvent,
@@ -203,7 +203,7 @@ class Engine:
         digest = hashlib.sha256(content).hexdigest()
         file = str(path.relative_to(self.root))
         ref = CheckpointRef(name, task.attempt, epoch, 0, file, digest, len(content))
-        self.inbox.put(CheckpointWritten(ref))
+        self.inbox.put(NewCheckpoint(ref))
 
     def close(self, grace_s: float = 0.0) -> None:
         assert grace_s > 0
@@ -382,10 +382,10 @@ class Sessions(RuleBasedStateMachine):
             task = tasks[place % len(tasks)]
             if saves:
                 self.engine.save(task)
-            self.engine.inbox.put(EpochEnded(task.job.id, task.attempt, item))
+            self.engine.inbox.put(EpochEnd(task.job.id, task.attempt, item))
             for past in self.dead:
                 self.engine.inbox.put(Progress(past.job.id, past.attempt, 1, 1, 1, 1, 0.5))
-                self.engine.inbox.put(EpochEnded(past.job.id, past.attempt, item))
+                self.engine.inbox.put(EpochEnd(past.job.id, past.attempt, item))
 
     @precondition(lambda self: self.alive and self.engine.running and not self.ending)
     @rule(how=st.sampled_from(ENDS), spared=st.integers(0, 2))

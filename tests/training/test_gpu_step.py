@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold.data.batches import Batches, _Held
+from asynckfold.data.batches import Batches, _ArrayView
 from asynckfold.data.transforms.random_numbers import Draw
 from asynckfold.data.transforms.steps import Normalize, RandomCrop, RandomFlip, ToFloat
 from asynckfold.data.views import (
@@ -41,7 +41,7 @@ def images(count: int = 60) -> Batches:
     array = torch.from_numpy(
         np.random.default_rng(0).integers(0, 256, (count, 3, 8, 8)).astype(np.uint8)
     )
-    train, valid = (_Held(array, View((), None, steps, ())) for steps in (STEPS, STEPS[:1]))
+    train, valid = (_ArrayView(array, View((), None, steps, ())) for steps in (STEPS, STEPS[:1]))
     return Batches(torch.arange(count) % 3, train, valid)
 
 

@@ -15,7 +15,7 @@ from torch import nn, optim
 from torch.nn import functional
 
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import EpochEnded, Note
+from asynckfold.jobs.messages import EpochEnd, Note
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
@@ -358,7 +358,7 @@ def test_a_damaged_checkpoint_is_reported_and_an_older_one_used(
     for event, ref, ending in zip(notes, refs, endings, strict=False):
         assert event.text.endswith(ending)
         assert ref.file in event.text
-    starts = [item.epoch.number for item in events if isinstance(item, EpochEnded)]
+    starts = [item.epoch.number for item in events if isinstance(item, EpochEnd)]
     assert starts == [[3], [2, 3], [1, 2, 3]][damaged]
     assert result is not None
     assert result.digest == golden
@@ -382,7 +382,7 @@ def test_a_checkpoint_of_another_plan_is_refused(stopped: tuple[Tiny, list[Any],
     (event,) = [item for item in events if isinstance(item, Note)]
     assert "in another plan" in event.text
     assert result is not None
-    assert len([item for item in events if isinstance(item, EpochEnded)]) == 4
+    assert len([item for item in events if isinstance(item, EpochEnd)]) == 4
 
 
 # ---- divergence ----

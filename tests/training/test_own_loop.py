@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold.jobs.messages import CheckpointRef, EpochEnded
+from asynckfold.jobs.messages import CheckpointRef, EpochEnd
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training.user_loop import Stopped
+from asynckfold.training.user_loop import StopSignal
 from asynckfold.training.user_steps import StepError
 from tests.training.tiny import Noisy, Tiny, always, checkpoints
 
@@ -69,7 +69,7 @@ def saving_on_the_way(context: Any) -> None:
         try:
             for batch in context.train_loader:
                 total += one_step(context, *batch)
-        except Stopped:
+        except StopSignal:
             keep = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             context.save({**keep, "total": total})
             raise
@@ -172,7 +172,7 @@ def test_a_loop_that_reports_nothing_is_scored_at_its_end(tmp_path: Path) -> Non
     last = built_in.epochs[-1]
     assert (epoch.valid_loss, epoch.accuracy) == (last.valid_loss, last.accuracy)
     assert math.isnan(epoch.train_loss)
-    assert [item.epoch for item in events if isinstance(item, EpochEnded)] == [epoch]
+    assert [item.epoch for item in events if isinstance(item, EpochEnd)] == [epoch]
     assert result.scores == {}
 
 

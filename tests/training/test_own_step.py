@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.jobs.messages import EpochEnded
+from asynckfold.jobs.messages import EpochEnd
 from asynckfold.jobs.result import DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import seeding
@@ -107,7 +107,7 @@ def test_what_a_step_logs_is_in_the_epochs(tmp_path: Path) -> None:
     assert (first["epoch_index"], second["epoch_index"]) == (0, 1)
     assert first["batch_index"] == second["batch_index"] == 1.5
     assert 0 < first["hits"] < second["hits"] <= 1
-    ended = [item.epoch for item in events if isinstance(item, EpochEnded)]
+    ended = [item.epoch for item in events if isinstance(item, EpochEnd)]
     assert [item.logged for item in ended] == [first, second]
     assert f"hits {first['hits']:.4g} " in tiny.log()
     unlogged = Tiny(tmp_path / "other", training_step=as_built_in).train()

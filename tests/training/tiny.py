@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.prepare import Prepared, prepare
+from asynckfold.data.prepare import PreparedData, prepare
 from asynckfold.jobs.folds import make_folds, with_inner_valid
-from asynckfold.jobs.messages import CheckpointRef, CheckpointWritten, RunEvent, Task
+from asynckfold.jobs.messages import CheckpointRef, NewCheckpoint, RunEvent, Task
 from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
@@ -148,7 +148,7 @@ class Tiny:
     job_timeout_s: float | None = None
 
     @cached_property
-    def prepared(self) -> Prepared:
+    def prepared(self) -> PreparedData:
         return prepare(self.data, task=self.task)
 
     @cached_property
@@ -262,4 +262,4 @@ class Tiny:
 
 def checkpoints(events: Sequence[RunEvent]) -> list[CheckpointRef]:
     """The checkpoints that were written, newest first."""
-    return [item.ref for item in reversed(events) if isinstance(item, CheckpointWritten)]
+    return [item.ref for item in reversed(events) if isinstance(item, NewCheckpoint)]

@@ -28,7 +28,7 @@ from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.result import Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.report import charts
-from asynckfold.store import Interim, RunStore, Waiting
+from asynckfold.store import Interim, RunStore, WaitReasons
 from asynckfold.store.layout import MOST_PATH, path_problems
 from tests.cli.test_output import is_clean
 from tests.records import write_checksums
@@ -82,8 +82,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
         waits = (Wait(1.0, "cores", EVIL),)
         number = store.start_attempt(first, (0,), 1, "cpu", 2.0, 1 << 20, waits, EVIL)
         store.moved(first, number, (0, 1))
-        other = Waiting((0, 1), (), (), {}, f"{EVIL}2")
-        store.set_waiting(Waiting((0, 1), (), (), {EVIL: 1}, EVIL, (other,)))
+        other = WaitReasons((0, 1), (), (), {}, f"{EVIL}2")
+        store.set_waiting(WaitReasons((0, 1), (), (), {EVIL: 1}, EVIL, (other,)))
         store.set_interim(Interim(3, 12, 8.0, (EVIL,)))
         store.checkpoint(CheckpointRef(first, number, 1, 0, "a/checkpoint-1.safetensors", "0", 9))
         store.epoch(first, number, Epoch(1, math.nan, math.inf, None, 1e-3, 0.5))

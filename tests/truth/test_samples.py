@@ -18,7 +18,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from asynckfold.data.dataset import open_source
-from asynckfold.data.prepare import Prepared, prepare
+from asynckfold.data.prepare import PreparedData, prepare
 from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.data.transforms.random_numbers import Draw, generators_kept, seed_generators
 from asynckfold.errors import InputError
@@ -27,7 +27,7 @@ COUNT = 40
 RANDOM = "the dataset itself is random"
 
 
-def opened(prepared: Prepared) -> Any:
+def opened(prepared: PreparedData) -> Any:
     handle = prepared.handle()
     return handle.open(handle.fds)
 
@@ -293,7 +293,7 @@ def test_files_that_change_are_noticed_without_reading_them(
     before_load = tv.folder.pil_loader
     monkeypatch.setattr(tv.folder, "pil_loader", lambda path: opens.append(1) or before_load(path))
 
-    def prepared() -> Prepared:
+    def prepared() -> PreparedData:
         transform = v1.Compose([v1.RandomResizedCrop(8), v1.ToTensor()])
         plain = v1.Compose([v1.Resize((8, 8)), v1.ToTensor()])
         return prepare(tv.ImageFolder(tmp_path, transform), eval_transform=plain)

@@ -174,7 +174,7 @@ class BatchStep(Protocol):
 
 
 @dataclass(frozen=True)
-class Unchanged:
+class NoChange:
     """A step that leaves stored samples as they are, such as PILToTensor."""
 
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
@@ -325,7 +325,7 @@ def _batched_to_tensor(step: Any, kind: Kind) -> BatchStep | None:
 
 
 def _batched_unchanged(step: Any, kind: Kind) -> BatchStep | None:
-    return Unchanged() if _is_channels_first(kind) else None
+    return NoChange() if _is_channels_first(kind) else None
 
 
 def _is_channels_first(kind: Kind) -> bool:
@@ -337,7 +337,7 @@ def _batched_to_dtype(step: Any, kind: Kind) -> BatchStep | None:
     if kind.form != "tensor" or not isinstance(dtype, torch.dtype):
         return None
     if str(dtype) == f"torch.{kind.dtype}":
-        return Unchanged()
+        return NoChange()
     if kind.dtype != "uint8" or not dtype.is_floating_point:
         return None
     if type(step).__module__ == "torchvision.transforms.transforms":

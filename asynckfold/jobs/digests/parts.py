@@ -71,7 +71,7 @@ class LargePackageError(Exception):
         self.package = package
 
 
-class Part:
+class PartDigests:
     """The components of one part.
 
     The user's functions and classes wait in a queue, so a long chain of calls is no deep recursion.

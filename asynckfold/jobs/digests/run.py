@@ -10,7 +10,7 @@ from typing import Any
 
 from asynckfold.jobs.digests import bytecode, changes
 from asynckfold.jobs.digests.changes import PYTHON
-from asynckfold.jobs.digests.parts import LargePackageError, Part, short_name
+from asynckfold.jobs.digests.parts import LargePackageError, PartDigests, short_name
 from asynckfold.jobs.digests.values import Tensors
 
 
@@ -48,10 +48,10 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
     return Digest(components, tuple(skipped), tuple(sorted(modules)))
 
 
-def _taken(value: Any, tensors: Tensors, *, is_used: bool, is_data: bool) -> Part:
+def _taken(value: Any, tensors: Tensors, *, is_used: bool, is_data: bool) -> PartDigests:
     whole: set[str] = set()
     while True:
-        part = Part(tensors, whole, is_used=is_used, is_data=is_data)
+        part = PartDigests(tensors, whole, is_used=is_used, is_data=is_data)
         try:
             part.take(value)
         except LargePackageError as error:

@@ -26,7 +26,7 @@ from asynckfold.jobs.digests.states import (
 )
 
 if TYPE_CHECKING:
-    from asynckfold.jobs.digests.parts import Part
+    from asynckfold.jobs.digests.parts import PartDigests
 
 MOST_ITEMS = 64
 """Containers of a data set that hold more are samples, which its fingerprint covers."""
@@ -57,7 +57,7 @@ class Tensors:
 class Values:
     """The texts of one part's values."""
 
-    def __init__(self, named: Part, tensors: Tensors) -> None:
+    def __init__(self, named: PartDigests, tensors: Tensors) -> None:
         self.named = named
         self.tensors = tensors
         self._within: set[int] = set()

@@ -30,7 +30,7 @@ from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
 from asynckfold.training.dry_run.refusals import (
     OF_SHAPES,
-    Refused,
+    Refusal,
     attempting,
     first_line,
     kinds_of,
@@ -91,7 +91,7 @@ class CandidateTrial:
             model = recipe.models[name]()
         if not isinstance(model, nn.Module):
             remedy = "Return the module from the factory."
-            raise Refused(f"model {name} must be a torch.nn.Module", type(model).__name__, remedy)
+            raise Refusal(f"model {name} must be a torch.nn.Module", type(model).__name__, remedy)
         criterion = copy.deepcopy(recipe.criterion)
         with attempting(f"opt_fn must make an optimizer for model {name}"):
             optimizer = self._optimizer(model, criterion)
@@ -195,7 +195,7 @@ class CandidateTrial:
             return first
         second, again = self._step()
         if weights != again:
-            raise Refused(
+            raise Refusal(
                 "fit_fn must give the same bits each time",
                 "other weights after one batch of the same seed",
                 "Draw from the global generators of torch, NumPy and random, which are seeded, or "
@@ -284,7 +284,7 @@ class CandidateTrial:
         try:
             with attempting(rule, lambda error: shapes, remedy, OF_SHAPES):
                 return criterion(outputs, self.targets)
-        except Refused as refused:
+        except Refusal as refused:
             is_one = isinstance(outputs, torch.Tensor) and outputs.shape != self.targets.shape
             if is_one and outputs.squeeze(-1).shape == self.targets.squeeze(-1).shape:
                 raise checks.unlike(self.name, outputs, self.targets) from refused
@@ -367,7 +367,7 @@ class CandidateTrial:
         # A model that does not take fewer samples gets no verdict here.
         try:
             self.changed_in_evaluation = trial.check(self.live)
-        except Refused:
+        except Refusal:
             raise
         except Exception:  # noqa: BLE001
             return
@@ -471,7 +471,7 @@ class CandidateTrial:
         except Exception as error:  # noqa: BLE001
             reason = f"{type(error).__name__} was raised: {first_line(error)}"
         if reason and plan.params.memory_format == "channels_last":
-            raise Refused(
+            raise Refusal(
                 "memory_format='channels_last' needs models with the same outputs in both formats",
                 f"model {self.name}: {reason}",
                 "Leave memory_format out, or use flatten in place of view.",
@@ -500,7 +500,7 @@ class CandidateTrial:
             with torch.no_grad():
                 self._outputs(self.model.eval())
         except Exception as error:
-            raise Refused(
+            raise Refusal(
                 "compile=True needs models that torch.compile compiles as one graph",
                 f"model {self.name}: {type(error).__name__}: {first_line(error)}",
                 "Leave compile out, or change the model.",

@@ -19,7 +19,7 @@ from asynckfold.planning import fusion_rule
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import UnfitInputsError, needs_inputs, way_of
-from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs, shape_text
+from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs, shape_text
 from asynckfold.training.evaluation import has_modes
 from asynckfold.training.gradients import needs_closure
 from asynckfold.training.losses import as_given
@@ -41,15 +41,15 @@ def check_optimizer_kind(optimizer: Any, recipe: Any) -> None:
     received = f"a tuple of {len(parts)}" if several else f"{optimizer!r:.80}"
     if several and recipe.training_step is None and recipe.fit_fn is None:
         remedy += "; several optimizers need training_step= or fit_fn="
-        raise Refused("opt_fn must return a torch.optim.Optimizer", received, remedy)
+        raise Refusal("opt_fn must return a torch.optim.Optimizer", received, remedy)
     if several and len(parts) < 2:
-        raise Refused("a tuple of optimizers must hold several", received, remedy)
+        raise Refusal("a tuple of optimizers must hold several", received, remedy)
     for part in parts:
         if not isinstance(part, torch.optim.Optimizer):
             received = f"{part!r:.80}"
-            raise Refused("opt_fn must return a torch.optim.Optimizer", received, remedy)
+            raise Refusal("opt_fn must return a torch.optim.Optimizer", received, remedy)
         if several and isinstance(part, torch.optim.LBFGS):
-            raise Refused(
+            raise Refusal(
                 "several optimizers must each take one gradient a step",
                 "LBFGS, which computes several",
                 "Use others, such as SGD or Adam.",
@@ -73,7 +73,7 @@ def check_new(name: str, model: nn.Module, again: Any) -> None:
     ]
     if shared:
         more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-        raise Refused(
+        raise Refusal(
             f"each call of the factory of model {name} must make a new model",
             f"two models that share {shared[0]}{more}",
             "Build it in the factory, or return copy.deepcopy(...) of a prototype: folds would "
@@ -84,19 +84,19 @@ def check_new(name: str, model: nn.Module, again: Any) -> None:
 def check_lr_schedule(name: str, schedule: Any, recipe: Any) -> None:
     """Refuse an object without ``step`` and ``state_dict``, or that a `fit_fn` cannot step."""
     if recipe.fit_fn is not None and lr_schedules.needs_metric(schedule):
-        raise Refused(
+        raise Refusal(
             "LR schedules that react to a loss need inner-validation samples, which a fit_fn lacks",
             f"LR schedule {name}",
             "Use another, such as 'constant', and lower the learning rate in fit_fn.",
         )
     if as_given(recipe.criterion) is None and lr_schedules.needs_metric(schedule):
-        raise Refused(
+        raise Refusal(
             "LR schedules that react to a loss need a criterion",
             f"LR schedule {name}, and criterion=None",
             "Pass a criterion, or use another schedule, such as 'cosine'.",
         )
     if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
-        raise Refused(
+        raise Refusal(
             f"LR schedule {name} must have step() and state_dict()",
             f"{schedule!r:.80}",
             "Return a torch.optim.lr_scheduler object from the function optimizer → schedule.",
@@ -106,13 +106,13 @@ def check_lr_schedule(name: str, schedule: Any, recipe: Any) -> None:
 def way_of_call(name: str, model: nn.Module, inputs: Any, data: Batches) -> str:
     """Return how a model gets several inputs; refuse one that takes them in no way."""
     if pretraining.has_pretraining(model):
-        raise Refused(
+        raise Refusal(
             "pretraining needs samples of one tensor",
             f"model {name}, and {kinds_text(inputs)}",
             "Leave pretrain out, or join the inputs into one tensor.",
         )
     if data.last_is_target and not needs_inputs(model, len(inputs)):
-        raise Refused(
+        raise Refusal(
             "each sample of the dataset must be a pair (x, y), unless forward needs all of a "
             "TensorDataset's tensors but the last",
             f"{len(inputs) + 1} tensors, and forward{signature(model.forward)} of model {name}",
@@ -122,7 +122,7 @@ def way_of_call(name: str, model: nn.Module, inputs: Any, data: Batches) -> str:
         return way_of(model, inputs)
     except UnfitInputsError as error:
         rule = f"model {name} must take the inputs {kinds_text(inputs)}"
-        raise Refused(rule, *error.args) from error
+        raise Refusal(rule, *error.args) from error
 
 
 def check_storable(what: str, owner: Any) -> None:
@@ -132,7 +132,7 @@ def check_storable(what: str, owner: Any) -> None:
     try:
         checkpoint.check_storable({what: owner.state_dict()})
     except TypeError as error:
-        raise Refused(
+        raise Refusal(
             "checkpoints must be able to hold the whole state of a job",
             str(error),
             f"Leave that out of state_dict() of the {what}, as by persistent=False for a buffer "
@@ -146,7 +146,7 @@ def check_storable(what: str, owner: Any) -> None:
 def check_outputs(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundle: Bundle) -> None:
     """Refuse outputs that do not fit the targets."""
     if len(outputs) != len(targets):
-        raise Refused(
+        raise Refusal(
             f"model {name} must return one row for each sample",
             f"shape {tuple(outputs.shape)} for {len(targets)} samples",
             "Keep the first dimension of the input.",
@@ -167,7 +167,7 @@ def check_outputs(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
         if columns >= needed:
             _check_weight(name, bundle.recipe.criterion, criterion, columns)
             return
-    raise Refused(
+    raise Refusal(
         f"model {name} must return (samples, classes) scores for the {needed} classes",
         f"shape {tuple(outputs.shape)}",
         f"Give its last layer {needed} outputs.",
@@ -187,10 +187,10 @@ def columns_of(name: str, outputs: Any, count: int, *, listed: bool) -> Schema:
     except UnfitTree as error:
         received, _ = error.args
         remedy = "Return only what the criterion and the scores need, with the samples first."
-        raise Refused(rule, received, remedy) from error
+        raise Refusal(rule, received, remedy) from error
     if len(next(leaf for _, leaf in leaves_of(outputs))) != count:
         received = f"{kinds_text(outputs)} for {count} samples"
-        raise Refused(rule, received, "Keep the first dimension of the input.")
+        raise Refusal(rule, received, "Keep the first dimension of the input.")
     return columns
 
 
@@ -200,7 +200,7 @@ def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
     if objective.kind != SEGMENTATION:
         # Broadcasting (n, 1, H, W) against (n, H, W) compares all samples with each other.
         if outputs.shape != targets.shape and criterion is not None:
-            raise Refused(
+            raise Refusal(
                 f"model {name} must return outputs of the shape of the targets",
                 f"outputs {tuple(outputs.shape)}, targets {tuple(targets.shape)}",
                 "Add or remove the axis of channels: outputs.squeeze(1) in forward, or "
@@ -211,7 +211,7 @@ def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
     wanted = (len(targets), needed, *targets.shape[1:])
     places = outputs.shape[2:] == targets.shape[1:]
     if outputs.ndim != targets.ndim + 1 or not places or outputs.shape[1] < needed:
-        raise Refused(
+        raise Refusal(
             f"model {name} must return a score of each class for each pixel, {wanted}",
             f"shape {tuple(outputs.shape)}",
             f"Give its last layer {needed} channels and the height and width of the targets; pass "
@@ -229,7 +229,7 @@ def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
 def _check_weight(name: str, criterion: Any, known: Criterion | None, columns: int) -> None:
     weight = getattr(criterion, "weight", None)
     if known and isinstance(weight, torch.Tensor) and weight.numel() != columns:
-        raise Refused(
+        raise Refusal(
             f"weight of {known.name} must hold a number for each output of model {name}",
             f"{weight.numel()} for {columns} outputs",
             "Pass a weight for each class, by its index.",
@@ -240,7 +240,7 @@ def check_criterion_takes(name: str, outputs: Any, criterion: Any) -> None:
     """Refuse several outputs for a criterion of torch, which takes one."""
     known = criterion_of(criterion)
     if known is not None and not isinstance(outputs, torch.Tensor):
-        raise Refused(
+        raise Refusal(
             f"model {name} must return one tensor for {known.name}",
             kinds_text(outputs),
             "Return only it, or pass a function (outputs, targets) → loss as criterion, which "
@@ -254,9 +254,9 @@ def check_broadcast(name: str, outputs: Any, targets: torch.Tensor, warned: list
         raise unlike(name, outputs, targets)
 
 
-def unlike(name: str, outputs: Any, targets: torch.Tensor) -> Refused:
+def unlike(name: str, outputs: Any, targets: torch.Tensor) -> Refusal:
     """Return the refusal of outputs whose shape is not that of the targets."""
-    return Refused(
+    return Refusal(
         f"model {name} must return outputs of the shape of the targets",
         f"outputs {shape_text(outputs)}, targets {shape_text(targets)}",
         "Squeeze the outputs in forward, or pass targets of shape (samples, 1)."
@@ -283,7 +283,7 @@ def check_loss(name: str, loss: Any, *, trains: bool = True) -> None:
     )
     remedy = "Let it return the mean over the samples (reduction='mean')"
     needed = "; the model needs parameters that are not frozen" * trains
-    raise Refused(rule, received, f"{remedy}{needed}.")
+    raise Refusal(rule, received, f"{remedy}{needed}.")
 
 
 def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results: Any) -> None:
@@ -307,7 +307,7 @@ def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results:
         first = min((int(rows[places.nonzero()[0]]) for places in odd), default=None)
         rule = f"samples must be finite where model {name} or its loss does not take others"
         where = "a first batch" if first is None else f"sample {first}"
-        raise Refused(rule, f"{kinds} in {what} of {where}", remedy)
+        raise Refusal(rule, f"{kinds} in {what} of {where}", remedy)
 
 
 _FILLED = (
@@ -326,7 +326,7 @@ def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer
     of_model = {id(item) for item in model.parameters()}
     held = [item for item in optimized(optimizer) if id(item) in of_model]
     if held and all(item.grad is None for item in held):
-        raise Refused(
+        raise Refusal(
             f"the loss of model {name} must have a gradient for the optimised parameters",
             f"none for the {len(held)} parameters that {kind_of(optimizer)} holds",
             "Look for detach(), no_grad() or a frozen part between them and the loss.",
@@ -336,7 +336,7 @@ def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer
 def check_log_probabilities(name: str, criterion: Any, outputs: torch.Tensor) -> None:
     """Refuse outputs above 0 for `NLLLoss`."""
     if type(criterion) is nn.NLLLoss and float(outputs.max()) > 0:
-        raise Refused(
+        raise Refusal(
             f"model {name} must return logarithms of probabilities for NLLLoss",
             f"outputs up to {float(outputs.max()):.3g}, where none can exceed 0",
             "End it with log_softmax(1), or use CrossEntropyLoss.",
@@ -349,13 +349,13 @@ def check_log_probabilities(name: str, criterion: Any, outputs: torch.Tensor) ->
 def check_scalable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimizer that evaluates the loss itself where losses are scaled."""
     if bundle.plan.params.precision == "fp16" and isinstance(optimizer, SeveralOptimizers):
-        raise Refused(
+        raise Refusal(
             "precision='fp16' needs one optimizer, whose losses are scaled",
             f"a tuple of {len(optimizer.parts)}",
             "Pass precision='bf16', which needs no scale.",
         )
     if bundle.plan.params.precision == "fp16" and needs_closure(optimizer):
-        raise Refused(
+        raise Refusal(
             "precision='fp16' needs an optimizer with one gradient a step",
             f"{type(optimizer).__name__}, which computes several",
             "Use another, such as SGD or Adam, or pass precision='bf16'.",
@@ -368,7 +368,7 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
     if params.processes == 1:
         return
     if params.trainer != "allreduce" and has_modes(optimizer):
-        raise Refused(
+        raise Refusal(
             "processes that each step their own optimizer need one with the same weights in "
             "training and evaluation",
             f"trainer={params.trainer!r}, and {kind}, which has train() and eval()",
@@ -381,26 +381,26 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
         for name, value in values.items():
             received = f"{kind}, whose {name} is a {type(value).__name__}"
             if not isinstance(value, (torch.Tensor, int, float, bool, type(None))):
-                raise Refused(
+                raise Refusal(
                     "several processes need an optimizer that keeps tensors and numbers",
                     received,
                     "Use another, such as SGD or Adam, or processes=1.",
                 )
             if tensors_only and not isinstance(value, torch.Tensor):
-                raise Refused(
+                raise Refusal(
                     f"{tensors_only} needs an optimizer that keeps tensors only",
                     received,
                     f"Use another, such as SGD or Adam, or leave {tensors_only} out.",
                 )
     sparse = any(item.grad is not None and item.grad.is_sparse for item in optimized(optimizer))
     if params.trainer == "allreduce" and sparse:
-        raise Refused(
+        raise Refusal(
             "gradients that are averaged over processes must be dense",
             "sparse ones, as of an Embedding with sparse=True",
             "Pass sparse=False, or trainer='hogwild'.",
         )
     if needs_closure(optimizer):
-        raise Refused(
+        raise Refusal(
             "several processes need an optimizer with one gradient a step",
             f"{type(optimizer).__name__}, which computes several",
             "Use another, such as SGD or Adam, or processes=1.",
@@ -413,13 +413,13 @@ def check_servable(bundle: Bundle, model: nn.Module) -> None:
         try:
             ParameterLayout.of(model)
         except InputError as error:
-            raise Refused.first_of(error) from error
+            raise Refusal.first_of(error) from error
 
 
 def check_pretraining(bundle: Bundle, name: str, model: nn.Module) -> None:
     """Refuse pretraining that may call backward() in a job with a process on a GPU."""
     if bundle.plan.params.on_gpu and pretraining.may_differentiate(model):
-        raise Refused(
+        raise Refusal(
             "a process of the kind 'gpu' needs a model without pretrain(), or a DBN's own",
             f"model {name}, a {type(model).__name__} whose pretrain() may call backward()",
             "Leave the kind 'gpu' out, or the model.",
@@ -430,7 +430,7 @@ def check_fusible(bundle: Bundle, name: str, reason: str) -> None:
     """Refuse a model that cannot be fused where fusion is required."""
     several = sum(job.model == name for job in bundle.plan.jobs) > 1
     if reason and several and bundle.fuse not in ("auto", False):
-        raise Refused(*fusion_rule.unfit(bundle.fuse, name, reason))
+        raise Refusal(*fusion_rule.unfit(bundle.fuse, name, reason))
 
 
 def kind_of(optimizer: Any) -> str:

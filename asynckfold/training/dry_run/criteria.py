@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import criterion_of, why_not_of_pairs
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run.refusals import Refused, shape_text, trying
+from asynckfold.training.dry_run.refusals import Refusal, shape_text, trying
 from asynckfold.training.losses import as_given, criterion_for, kind_made_by, means, of_rows
 from asynckfold.training.torch_internals import OperationWatch
 
@@ -65,12 +65,12 @@ def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
         kind = type(criterion).__name__
         if not callable(criterion) or isinstance(criterion, type):
             remedy = "Return for instance torch.nn.CrossEntropyLoss(weight)."
-            raise Refused(_RULE, f"{kind} {criterion!r:.60}", remedy)
+            raise Refusal(_RULE, f"{kind} {criterion!r:.60}", remedy)
         if why := why_not_of_pairs(criterion):
-            raise Refused("criterion must be a function of outputs, and of labels or numbers", *why)
+            raise Refusal("criterion must be a function of outputs, and of labels or numbers", *why)
         if criterion_of(criterion) != known:
             first = "another kind" if known is None else known.name
-            raise Refused(
+            raise Refusal(
                 "a function of train_targets must return one kind of criterion for any targets",
                 f"{kind} for a training fold, and {first} for the targets 0 and 1",
                 "Let it take any targets, for instance by torch.bincount(train_targets, "
@@ -117,7 +117,7 @@ def check_mixing(
     """Refuse a criterion that compares outputs of a model with the targets of other samples."""
     if mixed := mixes_samples(criterion, outputs, targets):
         (first, second), count = map(tuple, mixed), len(targets)
-        raise Refused(
+        raise Refusal(
             "the criterion must compare each output with the target of its own sample",
             f"model {name}: outputs {shape_text(outputs)} and targets {shape_text(users_targets)}, "
             f"of which it broadcasts {first} and {second} to all {count} × {count} pairs of a "
@@ -219,7 +219,7 @@ def check_parts(
                 if weight
             )
             if not math.isclose(whole, together, rel_tol=EXACT, abs_tol=1e-6):
-                raise Refused(
+                raise Refusal(
                     "trainer='allreduce' needs a criterion that is the mean or the sum over "
                     "samples: each process computes it on a part of the batch",
                     f"one that is {whole:.4g} on a batch, and {together:.4g} as the mean over its "

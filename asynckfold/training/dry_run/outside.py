@@ -25,7 +25,7 @@ from asynckfold.jobs.digests.ownership import is_own
 from asynckfold.jobs.recipe import Recipe, parts_of
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run.checks import kind_of, optimized
-from asynckfold.training.dry_run.refusals import Refused
+from asynckfold.training.dry_run.refusals import Refusal
 from asynckfold.training.dry_run.saved_state import Live, few
 from asynckfold.training.losses import as_given, trained_parameters
 from asynckfold.training.model_state import attributes
@@ -48,7 +48,7 @@ def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams
     held = {id(item): item for item in optimized(optimizer)}
     of_model, of_criterion = list(model.parameters()), trained_parameters(criterion)
     if of_model and not any(id(item) in held for item in of_model):
-        raise Refused(
+        raise Refusal(
             "opt_fn must optimise the model that it gets",
             f"{kind_of(optimizer)}, which holds no parameter of model {name}",
             "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
@@ -57,7 +57,7 @@ def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams
     others = [item for key, item in held.items() if key not in inside and item.requires_grad]
     if others:
         paths = {id(item): path for path, item in _outside(recipe, name, model, ("self", model))}
-        raise Refused(
+        raise Refusal(
             "opt_fn must optimise parameters of the model and of the criterion only",
             f"{kind_of(optimizer)} of model {name}, with "
             + few([paths.get(id(item), f"one of shape {tuple(item.shape)}") for item in others]),
@@ -66,14 +66,14 @@ def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams
         )
     names = [key for key, _ in as_given(criterion).named_parameters()] if of_criterion else []
     if names and not any(id(item) in held for item in of_criterion):
-        raise Refused(
+        raise Refusal(
             "opt_fn must optimise the parameters of the criterion, too",
             f"{kind_of(optimizer)}, which holds none of {few(names)}",
             f"Write for instance: {_BOTH}; or list those of the criterion that you pass. If they "
             "are to stay as they are, call criterion.requires_grad_(False) before.",
         )
     if names and params.processes > 1 and params.trainer != "allreduce":
-        raise Refused(
+        raise Refusal(
             "a criterion with parameters is trained by one process, or by trainer='allreduce'",
             f"trainer={params.trainer!r}, processes={params.processes}, and {few(names)}",
             "Pass trainer='allreduce', or processes=1.",
@@ -107,13 +107,13 @@ def only_inside(recipe: Recipe, name: str, live: Live) -> Iterator[None]:
         if gradient is None and item.is_leaf:
             item.grad = None
     if changed:
-        raise Refused(
+        raise Refusal(
             "a step must change nothing but the model, the criterion and the optimizer",
             f"model {name}, which changes {few(changed)}",
             f"{_REGISTER}. Call eval() on it if it is to stay as it is.",
         )
     if reached:
-        raise Refused(
+        raise Refusal(
             "the loss must have a gradient for parameters of the model and the criterion only",
             f"model {name}, with one for {few(reached)}, which nothing trains",
             f"{_REGISTER}. Call requires_grad_(False) on it if it is to stay as it is. Use the "

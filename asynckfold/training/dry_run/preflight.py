@@ -29,7 +29,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import checks, criteria, fingerprints, user_code
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.fusibility import fusibility
-from asynckfold.training.dry_run.refusals import Refused, TooFewOutputs
+from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs
 from asynckfold.training.evaluation import kept_key
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS, as_given
@@ -84,7 +84,7 @@ class _DryRun:
                     elif type(trial.optimizer) not in stepped:
                         trial.step_seconds({})
                         trial.check_state()
-            except (Refused, StepError) as refused:
+            except (Refusal, StepError) as refused:
                 self._refuse(concerned, refused)
             except TooFewOutputs:
                 continue
@@ -111,7 +111,7 @@ class _DryRun:
         trial.check_optimized()
         fit = trial.schedule_fit()
         for problem in fit.problems:
-            self._refuse([trial.candidate], Refused(*problem))
+            self._refuse([trial.candidate], Refusal(*problem))
         self.notes |= dict.fromkeys(fit.notes)
         return trial
 
@@ -151,7 +151,7 @@ class _DryRun:
             self.facts.fused[trial.name] = comparison
         checks.check_fusible(self.bundle, trial.name, refusal)
 
-    def _refuse(self, candidates: list[str], refused: Refused | StepError) -> None:
+    def _refuse(self, candidates: list[str], refused: Refusal | StepError) -> None:
         rule, received, remedy = refused.args
         self.problems[rule, received, remedy] = None
         for candidate in candidates:

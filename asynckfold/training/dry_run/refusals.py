@@ -30,11 +30,11 @@ _OTHER_CAUSES = ("cuda", "memory", "not implemented")
 """Words of errors that say nothing of shapes: a GPU may have what a core lacks."""
 
 
-class Refused(Exception):  # noqa: N818
+class Refusal(Exception):  # noqa: N818
     """A rule is broken; the arguments are (rule, received, remedy)."""
 
     @classmethod
-    def first_of(cls, error: InputError) -> Refused:
+    def first_of(cls, error: InputError) -> Refusal:
         """Return the first problem of an `InputError`."""
         problem = error.problems[0]
         return cls(problem.rule, problem.received, problem.remedy)
@@ -67,7 +67,7 @@ def attempting(
     """
     try:
         yield
-    except Refused:
+    except Refusal:
         raise
     except Exception as error:
         last = _tracebacks(error)[-1]
@@ -79,7 +79,7 @@ def attempting(
         if is_on_purpose or is_other or not is_refusable:
             raise
         kind = f"{type(error).__name__}{where(error)}"
-        raise Refused(
+        raise Refusal(
             rule,
             f"{kind}: {first_line(error)}{_place(error)}",
             f"{remedy}; pass keep_going=True to train the others.",
@@ -92,10 +92,10 @@ def trying(rule: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        raise Refused.first_of(error) from error
+        raise Refusal.first_of(error) from error
     except Exception as error:
         received = f"{type(error).__name__}: {first_line(error)}{_place(error)}"
-        raise Refused(rule, received, remedy) from error
+        raise Refusal(rule, received, remedy) from error
 
 
 def layer_of(model: nn.Module, inputs: Any, error: Exception) -> str:

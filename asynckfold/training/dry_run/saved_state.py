@@ -23,7 +23,7 @@ from torch import nn
 from asynckfold.data.transforms.trees import tensors_in
 from asynckfold.training import seeding
 from asynckfold.training.dry_run.fingerprints import tensors_of
-from asynckfold.training.dry_run.refusals import Refused
+from asynckfold.training.dry_run.refusals import Refusal
 from asynckfold.training.evaluation import set_mode
 from asynckfold.training.losses import as_given
 from asynckfold.training.model_state import StateSnapshot, attributes, describe, same
@@ -89,7 +89,7 @@ class CheckpointTrial:
             lacking = list(_lacking(trained, new))
             difference = self._difference(trained, new) if lacking else ""
         if difference:
-            raise Refused(
+            raise Refusal(
                 f"checkpoints and results.model must have all that training changes in model "
                 f"{self.name}",
                 f"after a step, saved and loaded into a new model, which lacks "
@@ -142,7 +142,7 @@ class CheckpointTrial:
             if isinstance(criterion, nn.Module):
                 criterion.load_state_dict(as_given(trained.criterion).state_dict())
         except Exception as error:
-            raise Refused(
+            raise Refusal(
                 f"a new {what} must take the state_dict() of a trained one",
                 " ".join(str(error).split())[:300],
                 "Give each buffer its shape in __init__; register one that each forward computes "

@@ -1,6 +1,6 @@
 """A trial of each function that the user passes, and the rules that it must keep.
 
-A broken rule raises `Refused`, or the `StepError` of a job.
+A broken rule raises `Refusal`, or the `StepError` of a job.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asynckfold.errors import refuse
 from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
-from asynckfold.training.dry_run.refusals import Refused, trying
+from asynckfold.training.dry_run.refusals import Refusal, trying
 from asynckfold.training.dry_run.saved_state import Live
 from asynckfold.training.gradients import take_step
 from asynckfold.training.losses import as_given
@@ -67,13 +67,13 @@ def check_collation(bundle: Bundle, data: Batches) -> None:
         form = structure(inputs)
         first = first or form
         if form != first:
-            raise Refused(
+            raise Refusal(
                 "collate_fn must give batches of one structure",
                 f"{first}, and for other samples {form}",
                 "Return the same keys, types and dimensions for any samples.",
             )
         if not _same_inputs(inputs, _collated(make, 1)):
-            raise Refused(
+            raise Refusal(
                 "collate_fn must give the same inputs for the same samples",
                 f"other numbers at the second call: {form}",
                 "Draw random numbers in train_transform or in a training_step.",
@@ -112,14 +112,14 @@ def check_sampler(bundle: Bundle, data: Batches) -> None:
         return
     objective = bundle.plan.objective_of("")
     if isinstance(sampler, str) and not objective.is_classes:
-        raise Refused(
+        raise Refusal(
             f"sampler={BALANCED!r} needs one class for each sample",
             f"targets of kind {objective.kind}",
             "Pass weights, one for each sample.",
         )
     is_array = not (isinstance(sampler, str) or callable(sampler))
     if is_array and np.shape(sampler) != (data.n_samples,):
-        raise Refused(
+        raise Refusal(
             "weights of a sampler must be one for each sample of the data set",
             f"shape {np.shape(sampler)} for {data.n_samples} samples",
             "Pass an array of that length, in the data set's order, or a function of the targets "
@@ -133,7 +133,7 @@ def check_sampler(bundle: Bundle, data: Batches) -> None:
             )
             refuse(length_problems(len(first), len(second)))
         if not np.array_equal(first, again):
-            raise Refused(
+            raise Refusal(
                 "sampler must give the same draws from the same seed",
                 "other draws at the second call",
                 "Draw from the global generators of torch, NumPy and random, or from a generator "
@@ -159,16 +159,16 @@ def train_step(step: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> 
         loss = step.loss(model, batch, 0, 0)
     if step.is_several:
         if not state.backwards:
-            raise Refused(SEVERAL_RULE, "a step that never calls it", SEVERAL_REMEDY)
+            raise Refusal(SEVERAL_RULE, "a step that never calls it", SEVERAL_REMEDY)
         if len(stepped) != state.backwards:
             received = f"{len(stepped)} steps of optimizers and {state.backwards} calls of "
-            raise Refused(SEVERAL_RULE, f"{received}state.backward", SEVERAL_REMEDY)
+            raise Refusal(SEVERAL_RULE, f"{received}state.backward", SEVERAL_REMEDY)
         return loss
     if stepped:
-        raise Refused(ONE_RULE, "a call of optimizer.step()", ONE_REMEDY)
+        raise Refusal(ONE_RULE, "a call of optimizer.step()", ONE_REMEDY)
     groups = state.optimizer.param_groups
     if any(item.grad is not None for group in groups for item in group["params"]):
-        raise Refused(ONE_RULE, "a call of backward()", ONE_REMEDY)
+        raise Refusal(ONE_RULE, "a call of backward()", ONE_REMEDY)
     loss.backward()  # type: ignore[no-untyped-call]
 
     def backward() -> torch.Tensor:
@@ -196,14 +196,14 @@ def validate(
     loss = step.loss(model, [(batch, size)], 0)
     joined(logged, step.measures)
     if loss is None and not step.measures:
-        raise Refused(
+        raise Refusal(
             "validation_step must measure something",
             "a function that returns and logs nothing",
             "Return a loss or a dict of numbers, or call state.log(name=number).",
         )
 
 
-class _BatchEnded(BaseException):
+class _EndOfBatch(BaseException):
     """Raised by the loader of a trial, which has one batch."""
 
 
@@ -226,7 +226,7 @@ def run_loop(
     def train_batches() -> Iterator[Any]:
         passes.append(batch)
         yield batch
-        raise _BatchEnded
+        raise _EndOfBatch
 
     def report(**metrics: Any) -> None:
         reported(metrics, 1, 0.0)
@@ -235,7 +235,7 @@ def run_loop(
         try:
             checkpoint.check_storable({"state": dict(state)})
         except (TypeError, ValueError) as error:
-            raise Refused(
+            raise Refusal(
                 "context.save must get a dict that a checkpoint can hold",
                 str(error),
                 "Save nested dicts and lists of tensors, arrays, numbers and text.",
@@ -257,10 +257,10 @@ def run_loop(
         lambda: None,
     )
     fit_fn: Callable[[Context], Any] = copy.deepcopy(bundle.recipe.fit_fn)  # type: ignore[assignment]
-    with suppress(_BatchEnded):
+    with suppress(_EndOfBatch):
         fit_fn(context)
     if not passes:
-        raise Refused(
+        raise Refusal(
             "fit_fn must train on the batches of context.train_loader",
             "a function that takes none",
             "Write for instance: for inputs, targets in context.train_loader: ...",

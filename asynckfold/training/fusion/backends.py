@@ -49,7 +49,7 @@ class Programs(Protocol):
         """Return the forward of some replicas in one mode."""
 
 
-class Batched:
+class BatchedPrograms:
     """The traced graph, with each function replaced by its batched counterpart."""
 
     def __init__(self, models: Sequence[nn.Module], arguments: Arguments) -> None:
@@ -136,7 +136,7 @@ def _orders(traced: Trace) -> dict[str, tuple[int, ...]]:
     return found
 
 
-class Vmapped:
+class VmapPrograms:
     """The whole model under `torch.func.vmap`, for models that cannot be traced."""
 
     def __init__(self, models: Sequence[nn.Module], arguments: Arguments) -> None:

@@ -31,7 +31,7 @@ from asynckfold.data.transforms.trees import mapped
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.messages import (
     CheckpointRef,
-    JobEnded,
+    JobEnd,
     Note,
     RetryableFailure,
     RunEvent,
@@ -211,7 +211,7 @@ class FusionGroup:
         """
         try:
             yield
-        except (StorageError, WorkerDiedError, evaluation.Diverged):
+        except (StorageError, WorkerDiedError, evaluation.Divergence):
             raise
         except (Exception, SystemExit) as error:
             loop.note_position(error, self)
@@ -230,7 +230,7 @@ class FusionGroup:
 
     def _report_ended(self, report: Report) -> None:
         while self.unreported:
-            report(JobEnded(self.unreported.pop(0)))
+            report(JobEnd(self.unreported.pop(0)))
 
     def report_progress(self, report: Report) -> None:
         """Report the progress of each job that took part in the step."""
@@ -270,7 +270,7 @@ class FusionGroup:
         try:
             with self._ends_only([replica]), replica.drawing():
                 return replica.score()
-        except evaluation.Diverged as error:
+        except evaluation.Divergence as error:
             self._end(replica, loop.diverged(replica, error))
         return None
 

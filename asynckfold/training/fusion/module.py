@@ -10,7 +10,7 @@ from torch import nn
 
 from asynckfold.training import seeding
 from asynckfold.training.fusion import compatibility
-from asynckfold.training.fusion.backends import Batched, Forward, Programs, Vmapped
+from asynckfold.training.fusion.backends import BatchedPrograms, Forward, Programs, VmapPrograms
 from asynckfold.training.fusion.layouts import NotFusible, Stack
 from asynckfold.training.fusion.tracing import Arguments, leaves_of
 
@@ -139,12 +139,12 @@ def _programs(models: Sequence[nn.Module], arguments: Arguments) -> tuple[Progra
             for name in own_functions:
                 # A trace would look into the function, and differentiate what it finds.
                 raise NotFusible(f"the model uses {name}, an autograd function of its own")
-            return Batched(models, arguments), ""
+            return BatchedPrograms(models, arguments), ""
         except NotFusible as error:
             if not compatibility.surely_alike(models):
                 # vmap would compute all replicas with the attributes of the first one.
                 raise NotFusible(f"{error}; other replicas hold other objects") from error
             try:
-                return Vmapped(models, arguments), str(error)
+                return VmapPrograms(models, arguments), str(error)
             except NotFusible as second:
                 raise NotFusible(f"{error}; {second}") from error

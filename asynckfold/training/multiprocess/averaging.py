@@ -37,7 +37,7 @@ import torch
 from torch import nn
 
 from asynckfold.jobs.messages import Note
-from asynckfold.jobs.result import Averaged, Epoch
+from asynckfold.jobs.result import AveragingSummary, Epoch
 from asynckfold.training import batches, gradients, lr_schedules
 from asynckfold.training.batches import EpochParts
 from asynckfold.training.multiprocess.base import (
@@ -275,9 +275,9 @@ class AveragingTraining(SteppingTraining):
         count = self.params.processes - self.params.on_cores
         return f" (the last {count} on the GPU)" if count > 1 else " (GPU)" * count
 
-    def averaged(self) -> Averaged:
+    def averaged(self) -> AveragingSummary:
         """Return the rounds and samples so far."""
-        return Averaged(self.rounds, tuple(self.seen))
+        return AveragingSummary(self.rounds, tuple(self.seen))
 
     def state_dict(self) -> dict[str, Any]:
         """Add the rounds and samples so far."""

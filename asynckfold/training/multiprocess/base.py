@@ -34,7 +34,7 @@ from asynckfold.training.training_run import Training
 
 
 @dataclass(frozen=True)
-class _Frozen:
+class _TensorBytes:
     """A tensor as bytes."""
 
     bytes_: npt.NDArray[np.uint8]
@@ -264,9 +264,9 @@ def frozen(tree: Any) -> Any:
     {'step': tensor(2.), 'groups': [('x', tensor(1))]}
     """
 
-    def packed(tensor: torch.Tensor) -> _Frozen:
+    def packed(tensor: torch.Tensor) -> _TensorBytes:
         plain = tensor.detach().cpu().contiguous()
-        return _Frozen(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
+        return _TensorBytes(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
 
     return pytree.tree_map_only(torch.Tensor, packed, tree)
 
@@ -274,10 +274,10 @@ def frozen(tree: Any) -> Any:
 def thawed(tree: Any) -> Any:
     """Undo `frozen`; tensors are on the CPU."""
 
-    def tensor(item: _Frozen) -> torch.Tensor:
+    def tensor(item: _TensorBytes) -> torch.Tensor:
         return torch.from_numpy(item.bytes_).view(item.dtype).view(item.shape)
 
-    return pytree.tree_map_only(_Frozen, tensor, tree)
+    return pytree.tree_map_only(_TensorBytes, tensor, tree)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.multiprocess.hogwild import HogwildTraining
 from asynckfold.training.parameter_server import wire
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, as_bytes
-from asynckfold.training.parameter_server.server import ServedParameters
+from asynckfold.training.parameter_server.server import ServerParameters
 from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import place
 from asynckfold.training.training_run import Report
@@ -130,7 +130,7 @@ class DownpourTraining(HogwildTraining):
 
     served: dict[int, socket.socket] = field(default_factory=dict)
     lines: dict[int, socket.socket] = field(default_factory=dict)
-    held: ServedParameters | None = None
+    held: ServerParameters | None = None
     threads: list[threading.Thread] = field(default_factory=list)
     replica: ReplicaClient = field(init=False)
     before: Sequence[int] = (0, 0, 0)
@@ -153,7 +153,7 @@ class DownpourTraining(HogwildTraining):
         process_group = super().assembled()
         if process_group is not None and self.held is None:
             aware = self.params.staleness_aware
-            self.held = ServedParameters(self.model, staleness_aware=aware)
+            self.held = ServerParameters(self.model, staleness_aware=aware)
             for line in self.served.values():
                 thread = threading.Thread(target=_serve, args=(self.held, line), daemon=True)
                 thread.start()
@@ -228,7 +228,7 @@ class DownpourTraining(HogwildTraining):
             line.close()
 
 
-def _serve(held: ServedParameters, line: socket.socket) -> None:
+def _serve(held: ServerParameters, line: socket.socket) -> None:
     """Serve one replica in a thread until the job ends."""
     try:
         with contextlib.suppress(OSError):

@@ -31,6 +31,6 @@ References
 """
 
 from asynckfold.training.parameter_server.optimizer import Hogwild
-from asynckfold.training.parameter_server.server import Served, Server
+from asynckfold.training.parameter_server.server import Server, ServerSummary
 
-__all__ = ["Hogwild", "Served", "Server"]
+__all__ = ["Hogwild", "ServerSummary", "Server"]

@@ -31,7 +31,7 @@ ACCEPT_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerSummary:
     """The summary of a server's run.
 
     Parameters
@@ -56,7 +56,7 @@ class Served:
     max_staleness: int
 
 
-class ServedParameters:
+class ServerParameters:
     """The parameters of a model, or a part (index, count) of them, to which pushes are applied.
 
     Several threads may serve a replica each. ``pushes`` counts updates, ``staleness`` is the sum of
@@ -196,7 +196,7 @@ class Server:
         refuse([*shard_problems(shard, total), *timeout_problems(timeout_s)])
         self.model, self.shard, self.staleness_aware = model, shard, staleness_aware
         self.timeout_s = timeout_s
-        self._held = ServedParameters(model, shard, staleness_aware)
+        self._held = ServerParameters(model, shard, staleness_aware)
         self._lock = threading.Lock()
         self._lines: dict[socket.socket, str] = {}
         self._came = 0
@@ -207,7 +207,7 @@ class Server:
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    def run(self) -> Served:
+    def run(self) -> ServerSummary:
         """Serve all other ranks of the torch process group until they have left or ended.
 
         They find this server through the group: ``Hogwild`` needs no address there. Returns and
@@ -221,7 +221,7 @@ class Server:
         with self, discovery.published(self.address) as replicas:
             return self.serve(replicas)
 
-    def serve(self, replicas: int = 1) -> Served:
+    def serve(self, replicas: int = 1) -> ServerSummary:
         """Serve until this many replicas have joined and all have left; call it once.
 
         Further ones may join in place of those that died. After `timeout_s` without a connected
@@ -252,7 +252,7 @@ class Server:
             for thread in threads:
                 thread.join()
             self._held.give_back()
-        return Served(
+        return ServerSummary(
             self._came,
             tuple(self._lost),
             tuple(self._refused),

@@ -23,7 +23,7 @@ import torch
 
 from asynckfold.data.batches import Batches
 from asynckfold.errors import StorageError, WorkerDiedError
-from asynckfold.jobs.messages import JobEnded, Leftovers, RetryableFailure, RunEvent, Task
+from asynckfold.jobs.messages import JobEnd, Leftovers, RetryableFailure, RunEvent, Task
 from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.result import FAILED, Result
 from asynckfold.jobs.trainer_params import SEVERAL
@@ -155,7 +155,7 @@ def in_turn(
     """
     for part in [[task] for task in tasks] if placement.is_job_batch else [tasks]:
         if results and isinstance(last := results[-1], Result):
-            report(JobEnded(replace(last, pid=os.getpid(), peak_memory=process.peak_memory())))
+            report(JobEnd(replace(last, pid=os.getpid(), peak_memory=process.peak_memory())))
             results[-1] = None
         if results and stop():
             results.append(None)
@@ -230,7 +230,7 @@ def _train_group(
     ended: dict[str, Result] = {}
 
     def tell(event: RunEvent) -> None:
-        if isinstance(event, JobEnded):
+        if isinstance(event, JobEnd):
             ended[event.result.job_id] = event.result
         report(event)
 

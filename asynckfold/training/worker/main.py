@@ -42,7 +42,7 @@ import cloudpickle
 
 from asynckfold.errors import StorageError, WorkerDiedError
 from asynckfold.jobs.digests.run import imported_otherwise
-from asynckfold.jobs.messages import EpochEnded, Leftovers, RunEvent, Started, Task
+from asynckfold.jobs.messages import EpochEnd, JobStart, Leftovers, RunEvent, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import STACKS_SIGNAL, Heartbeat
@@ -59,7 +59,7 @@ from asynckfold.training.worker.execute import (
     refuse_own_fault,
 )
 from asynckfold.training.worker.reads import Reads, read_range
-from asynckfold.training.worker.spinning import Spinning
+from asynckfold.training.worker.spinning import SpinSwitch
 
 
 def main(descriptor: int, heartbeat: Heartbeat) -> None:
@@ -96,7 +96,7 @@ def main(descriptor: int, heartbeat: Heartbeat) -> None:
         spinning.look()
         return stopping
 
-    worker, spinning = WorkerState(pipe, stop, heartbeat), Spinning()
+    worker, spinning = WorkerState(pipe, stop, heartbeat), SpinSwitch()
     while True:
         try:
             command, *arguments = pipe.recv()
@@ -198,7 +198,7 @@ class WorkerState:
         """Carry out a placement or one job of a row, or read samples."""
         process.reset_peak_memory()
         for task in tasks:
-            self.tell(Started(task.job.id, task.attempt, os.getpid()))
+            self.tell(JobStart(task.job.id, task.attempt, os.getpid()))
         if isinstance(bundle, Reads):
             with _output_to_log(None), isolated():
                 return [read_range(bundle, data, self.heartbeat)]
@@ -232,7 +232,7 @@ class WorkerState:
         Each message costs this process, the sweep and each one between them up to a millisecond.
         """
         self._kept.append(event)
-        is_short = isinstance(event, EpochEnded) and event.epoch.seconds < EVENT_SECONDS
+        is_short = isinstance(event, EpochEnd) and event.epoch.seconds < EVENT_SECONDS
         if not is_short or time.monotonic() - self._sent_at >= EVENT_SECONDS:
             self.send_kept()
 

@@ -78,7 +78,7 @@ class Reads:
 
 
 @dataclass(frozen=True)
-class NotUnpacked:
+class UnpackFailure:
     """Answer if the task could not be unpacked, with the exception."""
 
     line: str
@@ -109,7 +109,7 @@ def read_range(work: Reads, inputs: Inputs, heartbeat: Heartbeat) -> bytes:
         with mmap.mmap(inputs.task, 0, access=mmap.ACCESS_READ) as packed:
             task = cloudpickle.loads(packed)
     except BaseException as error:  # noqa: BLE001
-        return pickle.dumps(NotUnpacked(f"{type(error).__name__}: {error}"))
+        return pickle.dumps(UnpackFailure(f"{type(error).__name__}: {error}"))
     inputs.close()
     answer = task(work.low, work.high, inputs.arrays, beat)
     at, end = getattr(answer, "at", -1), inputs.places[STOP]

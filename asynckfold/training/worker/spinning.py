@@ -65,7 +65,7 @@ def _waited(file: Path) -> int:
         return 0  # the thread ended
 
 
-class Spinning:
+class SpinSwitch:
     """Switches a worker's threads between spinning and little spinning.
 
     Parameters

@@ -18,9 +18,9 @@ from torch import nn
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import (
     CheckpointRef,
-    CheckpointWritten,
-    EpochEnded,
-    JobEnded,
+    EpochEnd,
+    JobEnd,
+    NewCheckpoint,
     Note,
     Progress,
     RunEvent,
@@ -119,7 +119,7 @@ def refs_of(events: Sequence[RunEvent]) -> dict[str, list[CheckpointRef]]:
     """The checkpoints that were written, by job, the two newest of each first."""
     found: dict[str, list[CheckpointRef]] = {}
     for item in events:
-        if isinstance(item, CheckpointWritten):
+        if isinstance(item, NewCheckpoint):
             found.setdefault(item.ref.job_id, []).insert(0, item.ref)
     return {name: refs[:2] for name, refs in found.items()}
 
@@ -162,7 +162,7 @@ def test_a_group_is_close_to_its_plain_jobs(
             assert one.train_loss == pytest.approx(two.train_loss, rel=1e-4)
             assert one.valid_loss == pytest.approx(two.valid_loss, rel=1e-4)
         told = [
-            item.epoch for item in events if isinstance(item, EpochEnded) and item.job_id == job.id
+            item.epoch for item in events if isinstance(item, EpochEnd) and item.job_id == job.id
         ]
         assert tuple(told) == mine.epochs
 
@@ -338,9 +338,9 @@ def test_a_job_that_diverges_ends_early_and_leaves_the_others_alone(tmp_path: Pa
     healthy, _ = grouped(tmp_path / "a", lr_schedules=calm, params=params).group()
     tiny = grouped(tmp_path / "b", lr_schedules={"one": "constant", "two": bursting}, params=params)
     results, events = tiny.group()
-    early = [item.result.job_id for item in events if isinstance(item, JobEnded)]
+    early = [item.result.job_id for item in events if isinstance(item, JobEnd)]
     assert early == [job.id for job in tiny.jobs if job.lr_schedule == "two"]
-    last_of_healthy = [item.epoch.number for item in events if isinstance(item, EpochEnded)][-1]
+    last_of_healthy = [item.epoch.number for item in events if isinstance(item, EpochEnd)][-1]
     assert last_of_healthy == 4
     for name, result in results.items():
         other = healthy[name]
@@ -416,7 +416,7 @@ def test_a_schedule_that_raises_ends_its_own_jobs_only(
         return Result(task.job.id, 1, FAILED, error=str(error))
 
     found = fused.train(tiny.bundle, tasks, tiny.batches, CPU, events.append, never, fail=fail)
-    ended = [item.result for item in events if isinstance(item, JobEnded)]
+    ended = [item.result for item in events if isinstance(item, JobEnd)]
     assert {item.job_id for item in ended} == {
         task.job.id for task in tasks if task.job.lr_schedule == "two"
     }

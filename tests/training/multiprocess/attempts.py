@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.jobs.messages import CheckpointRef, EpochEnded, RunEvent, Task
+from asynckfold.jobs.messages import CheckpointRef, EpochEnd, RunEvent, Task
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run import preflight
@@ -140,7 +140,7 @@ def check_that_the_learning_rate_is_that_of_one(
         schedules = {"exponential": "exponential"}
         tiny = Tiny(folder / name, lr_schedules=schedules, params=params)
         _, events = attempt(tiny) if params.processes > 1 else tiny.attempt()
-        return [item.epoch.lr for item in events if isinstance(item, EpochEnded)]
+        return [item.epoch.lr for item in events if isinstance(item, EpochEnd)]
 
     found = rates("several", given)
     assert found == pytest.approx(rates("alone", alone))

@@ -21,7 +21,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess.downpour import ReplicaClient
-from asynckfold.training.parameter_server.server import ServedParameters
+from asynckfold.training.parameter_server.server import ServerParameters
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     attempt,
@@ -47,9 +47,9 @@ class One(nn.Module):
 @contextmanager
 def served(
     model: nn.Module, replicas: int, **given: Any
-) -> Iterator[tuple[ServedParameters, list[Any]]]:
+) -> Iterator[tuple[ServerParameters, list[Any]]]:
     """A server in threads, and the lines to it."""
-    held = ServedParameters(model, **given)
+    held = ServerParameters(model, **given)
     pairs = [socket.socketpair() for _ in range(replicas)]
 
     def serve(line: socket.socket) -> None:

@@ -20,7 +20,7 @@ from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Note, RunEvent
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import Averaged, Result
+from asynckfold.jobs.result import AveragingSummary, Result
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.batches import EpochParts, epoch_parts, parts_of_epoch
 from tests.training.multiprocess.attempts import (
@@ -211,7 +211,7 @@ def test_a_round_may_be_some_passes_over_a_part(tmp_path: Path) -> None:
     assert "2 rounds in" in told(news)
     assert "samples × epochs of each process: 120, 120" in told(news)
     assert result is not None
-    assert result.averaged == Averaged(2, (120, 120))
+    assert result.averaged == AveragingSummary(2, (120, 120))
     assert [item.number for item in result.epochs] == [1, 2]
 
 

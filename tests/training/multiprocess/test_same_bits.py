@@ -16,7 +16,7 @@ from torch import nn, optim
 
 from asynckfold.jobs.messages import CheckpointRef, Note, RunEvent
 from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import DIVERGED, Averaged
+from asynckfold.jobs.result import DIVERGED, AveragingSummary
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess.base import average
@@ -195,7 +195,7 @@ def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
     assert "4 rounds in" in told.text
     assert "samples × epochs of each process: 45, 35" in told.text
     assert result is not None
-    assert result.averaged == Averaged(4, (45, 35))
+    assert result.averaged == AveragingSummary(4, (45, 35))
     assert told.text in tiny.log()
     assert [f"batch {batch}/8" in tiny.log() for batch in (1, 4, 5, 8)] == [False, True, True, True]
 
@@ -208,7 +208,7 @@ def test_a_job_that_diverges_tells_what_was_done_until_then(tmp_path: Path) -> N
     result, _ = attempt(tiny)
     assert result is not None
     # It is seen at the end of the first epoch.
-    assert (result.status, result.averaged) == (DIVERGED, Averaged(2, (25, 15)))
+    assert (result.status, result.averaged) == (DIVERGED, AveragingSummary(2, (25, 15)))
 
 
 @given(

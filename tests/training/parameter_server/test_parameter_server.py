@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from asynckfold import Hogwild, InputError, PeerLostError, Server
-from asynckfold.training.parameter_server import Served, wire
+from asynckfold.training.parameter_server import ServerSummary, wire
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 from tests.leftovers import gone
 from tests.nursery import Nursery, Started
@@ -79,7 +79,7 @@ def alike(one: nn.Module, other: nn.Module) -> None:
 @contextlib.contextmanager
 def serving(
     *models: nn.Module, replicas: int = 1, **settings: Any
-) -> Iterator[tuple[list[str], list[Future[Served]]]]:
+) -> Iterator[tuple[list[str], list[Future[ServerSummary]]]]:
     """Addresses of servers in threads, one for each model; what they did is there afterwards."""
     count = len(models)
     with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
@@ -109,7 +109,7 @@ def test_one_replica_takes_the_steps_of_sgd() -> None:
             step(replica, ours, inputs)
             alike(replica, plain)
     alike(served, plain)
-    assert done[0].result() == Served(1, (), (), 6, 0.0, 0)
+    assert done[0].result() == ServerSummary(1, (), (), 6, 0.0, 0)
 
 
 def test_an_lr_schedule_and_groups_count_at_the_step_that_they_were_for() -> None:
@@ -180,7 +180,7 @@ def test_a_replica_sees_what_another_pushed() -> None:
         alike(one, other)
         first.close()
     alike(served, one)
-    assert done[0].result() == Served(2, (), (), 4, 3 / 4, 3)
+    assert done[0].result() == ServerSummary(2, (), (), 4, 3 / 4, 3)
 
 
 @pytest.mark.parametrize("aware", [False, True])

@@ -64,7 +64,7 @@ def _any_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dbn, "LEAST_ROWS", 1)
 
 
-def fitted(visible: str, summing: dbn.Summing | None, seed: int = 0) -> tuple[RBM, list[Any]]:
+def fitted(visible: str, summing: dbn.ProcessSum | None, seed: int = 0) -> tuple[RBM, list[Any]]:
     """An RBM after some epochs of batches of 7, the last of which has one sample."""
     generator = torch.Generator().manual_seed(seed)
     samples = torch.rand(60, 6, generator=generator, dtype=torch.float64)

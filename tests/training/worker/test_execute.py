@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import EpochEnded, Task
+from asynckfold.jobs.messages import EpochEnd, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import DONE, FAILED, Epoch
@@ -214,8 +214,8 @@ def test_prints_go_to_the_log_of_the_job(
     assert capfd.readouterr() == ("after the job\n", "")
 
 
-def epoch(number: int, seconds: float) -> EpochEnded:
-    return EpochEnded("a", 1, Epoch(number, 0.5, 0.4, 0.9, 0.1, seconds))
+def epoch(number: int, seconds: float) -> EpochEnd:
+    return EpochEnd("a", 1, Epoch(number, 0.5, 0.4, 0.9, 0.1, seconds))
 
 
 def test_every_task_reports_a_bundle_that_could_not_be_unpacked(tiny: Tiny) -> None:

@@ -20,7 +20,7 @@ from asynckfold.training.worker.spinning import (
     LOOK_BATCHES,
     LOOK_SECONDS,
     WHILE,
-    Spinning,
+    SpinSwitch,
 )
 
 BATCH = 10 * LOOK_SECONDS
@@ -39,10 +39,10 @@ class Machine:
         self.lent.append(count)
         return None if self.refuses else lambda: self.lent.append(-count)
 
-    def watch(self) -> Spinning:
-        return Spinning(lambda: self.now, lambda: self.waited, self.lend)
+    def watch(self) -> SpinSwitch:
+        return SpinSwitch(lambda: self.now, lambda: self.waited, self.lend)
 
-    def train(self, watch: Spinning, share: float, batch_s: float = BATCH) -> None:
+    def train(self, watch: SpinSwitch, share: float, batch_s: float = BATCH) -> None:
         """Train for a look."""
         for _ in range(max(LOOK_BATCHES, math.ceil(LOOK_SECONDS / batch_s))):
             self.now += batch_s
