@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from asynckfold.errors import AsyncKFoldError
+from asynckfold import AsyncKFoldError, RunReader, RunStore
 from asynckfold.jobs.result import DONE, ENDED, FAILED
-from asynckfold.store import RunReader, RunStore, job_folder
+from asynckfold.store import job_folder
 from asynckfold.store.layout import SUMMARY
 from asynckfold.system.files import sha256
 

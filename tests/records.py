@@ -13,11 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, Epoch, Result
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore
+from asynckfold import Epoch, Fold, Plan, Result, RunStore, TrainerParams
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE
 from asynckfold.store.database import COLUMNS, checksum
 
 __all__ = [

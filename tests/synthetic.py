@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.jobs.folds import Fold, make_folds
-from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, FAILED, AveragingSummary, Baseline, Epoch, Result
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore
+from asynckfold import Baseline, Epoch, Fold, Job, Plan, Result, RunStore, TrainerParams
+from asynckfold.jobs.folds import make_folds
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, FAILED, AveragingSummary
 
 DIGITS = tuple("0123456789")
 PENDING = "pending"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.jobs.result import DONE, Result
-from asynckfold.store import RunStore
+from asynckfold import Result, RunStore
+from asynckfold.jobs.result import DONE
 from tests import accounts, stacks
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.leftovers import (

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from asynckfold import Job, Plan, TrainerParams
 from asynckfold.data.prepare import PreparedData, prepare
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import Task
-from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.bundle import Bundle
 
 

@@ -12,9 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults
-from asynckfold.errors import InputError
-from asynckfold.store import RunStore
+from asynckfold import AsyncKFold, CVResults, InputError, RunStore
 from tests import fake_gpu
 from tests.system.test_gpus import Divided, FakeNvml, FakeNvmlError, Rebooted
 from tests.toy import Tiny, adam, samples

@@ -12,11 +12,10 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from asynckfold import InterruptedRunError, Plan
 from asynckfold.api.display import LINE_SECONDS, MOST_ROWS, Display
-from asynckfold.errors import InterruptedRunError
 from asynckfold.jobs.messages import Note
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import FAILED
 from asynckfold.system.signals import listening
 from asynckfold.system.terminal import steady

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults
-from asynckfold.errors import InputError
-from asynckfold.store import RunStore
+from asynckfold import AsyncKFold, CVResults, InputError, RunStore
 from tests import fake_gpu
 from tests.several_inputs import TwoInputs, arrays
 from tests.toy import Tiny, adam, samples

@@ -15,10 +15,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, load_results
+from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.store import RunStore
 from tests.toy import samples
 
 X, Y = samples()

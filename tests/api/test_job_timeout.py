@@ -18,8 +18,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore, fit
-from asynckfold.api.kfold import JobsFailedWarning
+from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, JobsFailedWarning, RunStore, fit
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.result import DONE, FAILED
 from tests.toy import Tiny, adam, samples

@@ -10,10 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, load_results
-from asynckfold.errors import InputError
+from asynckfold import AsyncKFold, CVResults, InputError, RunStore, load_results
 from asynckfold.results.compare import compare_runs
-from asynckfold.store.run_store import RunStore
 
 COUNT, SIDE = 24, 8
 RANDOM = np.random.default_rng(5)

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 from torch import nn
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, RunStore
 from asynckfold.results.report.summary import PICTURES, pictures_of, summarize
-from asynckfold.store import RunStore
 from tests.toy import adam
 
 SIZE = 60

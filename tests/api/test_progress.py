@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynckfold import Epoch, Fold, Plan, Result, TrainerParams
 from asynckfold.api.progress import SweepProgress
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import EpochEnd, Progress
 from asynckfold.jobs.placement import Placement, Request
-from asynckfold.jobs.plan import Plan, make_jobs
-from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Epoch, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.plan import make_jobs
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 
 A, B = "A/step/fold-{}".format, "B/step/fold-{}".format
 

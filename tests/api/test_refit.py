@@ -18,16 +18,17 @@ from torch.utils.data import Dataset
 
 from asynckfold import (
     AsyncKFold,
+    AsyncKFoldError,
     CVResults,
     InputError,
     JobsFailedWarning,
+    RefitFailedError,
     RunStore,
     fit,
+    load_results,
 )
-from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.errors import AsyncKFoldError, RefitFailedError
 from asynckfold.training.checkpoint import weights_digest
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples

@@ -28,6 +28,7 @@ from asynckfold import (
     InputError,
     InterruptedRunError,
     JobsFailedWarning,
+    RunStore,
     StoreCorruptError,
     load_results,
     plots,
@@ -36,7 +37,6 @@ from asynckfold.api import report
 from asynckfold.api.report import leave_report
 from asynckfold.results.report import page
 from asynckfold.results.report.charts import FIGURES
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 from tests.toy import Tiny, adam, samples
 

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError, NoRoomError
+from asynckfold import AsyncKFold, InputError, NoRoomError, RunStore
 from asynckfold.api.resources import MachineArguments
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.planning.feasibility import room_problems
-from asynckfold.store import RunStore
 from asynckfold.sweep.single_task import Patience
 from asynckfold.system.limits import allowed_cores
 from tests.toy import Tiny, adam, samples

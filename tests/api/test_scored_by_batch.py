@@ -11,9 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, BestWeights, CVResults, JobsFailedWarning
-from asynckfold.errors import AllJobsFailedError, InputError, InterruptedRunError
-from asynckfold.store.run_store import RunStore
+from asynckfold import (
+    AllJobsFailedError,
+    AsyncKFold,
+    BestWeights,
+    CVResults,
+    InputError,
+    InterruptedRunError,
+    JobsFailedWarning,
+    RunStore,
+)
 from tests.training.tiny import two_epochs
 
 torchmetrics = pytest.importorskip("torchmetrics")

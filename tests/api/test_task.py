@@ -13,8 +13,7 @@ from sklearn import metrics
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from asynckfold import AsyncKFold, CVResults
-from asynckfold.errors import InputError
+from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold.training import seeding
 from asynckfold.training.batches import epoch_order
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore
+from asynckfold import AsyncKFold, CVResults, InputError, Plan, PlanMismatchError, RunStore
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.jobs.plan import Plan
 from asynckfold.planning import choice
 from asynckfold.planning.thread_rule import Threads
 from tests.toy import Tiny, adam, samples

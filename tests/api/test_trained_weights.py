@@ -20,8 +20,8 @@ from asynckfold import (
     JobsFailedWarning,
     RunStore,
     StoreCorruptError,
+    load_results,
 )
-from asynckfold.api.stored_results import load_results
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.results.cv_results import read_results
 from asynckfold.store import job_folder

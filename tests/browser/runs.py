@@ -6,11 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from asynckfold.jobs.plan import Job
+from asynckfold import Job, RunStore
 from asynckfold.jobs.result import CANCELLED, DIVERGED, DONE, FAILED
 from asynckfold.results.report.page import render
 from asynckfold.results.report.summary import summarize
-from asynckfold.store import RunStore
 from tests.synthetic import PENDING, FakeClockStore, Synthetic, write_run
 
 HOSTILE = (

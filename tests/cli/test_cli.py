@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
+from asynckfold import AsyncKFoldError, RunStore
 from asynckfold.cli import main, run_folder
 from asynckfold.cli.parser import EXIT_CODES, make_parser, parse, verbs_of
 from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.status import lines, state_of
 from asynckfold.data.sources import SOURCES
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.decoding import encoded
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.models import ARCHITECTURES
-from asynckfold.store import RunStore, WaitReasons
+from asynckfold.store import WaitReasons
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started

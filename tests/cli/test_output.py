@@ -17,9 +17,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from asynckfold import RunStore
 from asynckfold.api.display import Display
 from asynckfold.cli.output import Output
-from asynckfold.store import RunStore
 from asynckfold.system import terminal
 from asynckfold.system.console import console, hung
 from asynckfold.system.plain_text import one_line, plain

@@ -25,13 +25,13 @@ import torch
 from rich.cells import cell_len
 from torch import nn
 
-from asynckfold import AsyncKFold, load_results
+from asynckfold import AsyncKFold, RunStore, load_results
 from asynckfold.cli import main
 from asynckfold.cli.output import Output
 from asynckfold.cli.status import state_of
 from asynckfold.cli.summary import print_results
 from asynckfold.results.cv_results import read_results
-from asynckfold.store import Interim, RunStore
+from asynckfold.store import Interim
 from asynckfold.system.terminal import shows_links
 from tests.synthetic import Synthetic, write_run
 

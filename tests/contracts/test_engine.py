@@ -17,6 +17,7 @@ import torch
 from joblib.parallel import ParallelBackendBase
 from torch import nn
 
+from asynckfold import Result
 from asynckfold.engines import joblib_backend
 from asynckfold.engines.engine import Engine
 from asynckfold.engines.joblib_backend import joblib_engine
@@ -26,7 +27,7 @@ from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.engines.serial import SerialEngine
 from asynckfold.jobs.messages import EpochEnd, NewCheckpoint
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.jobs.result import DONE, FAILED, Result
+from asynckfold.jobs.result import DONE, FAILED
 from tests.engines import fake_ray
 from tests.engines.ray_start import needs_ray, started
 from tests.toy import Tiny, task, toy_bundle

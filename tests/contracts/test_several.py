@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from asynckfold import TrainerParams
 from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.trainer_params import SEVERAL, TrainerParams
+from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.training import checkpoint
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,

@@ -18,13 +18,18 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore
+from asynckfold import (
+    AsyncKFold,
+    AsyncKFoldError,
+    CVResults,
+    InterruptedRunError,
+    RunReader,
+    RunStore,
+)
 from asynckfold.cli.status import state_of
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.models import MLP
-from asynckfold.store import RunReader
 from tests import here
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery, Started

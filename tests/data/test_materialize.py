@@ -22,9 +22,9 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision import transforms as v1
 from torchvision.datasets import FakeData, VisionDataset
 
+from asynckfold import InputError
 from asynckfold.data.labels import resolve_labels
 from asynckfold.data.prepare import PreparedData, prepare
-from asynckfold.errors import InputError
 
 AUGMENT = [v1.RandomCrop(10, 2), v1.RandomHorizontalFlip()]
 SCALE = [v1.ToTensor(), v1.Normalize((0.5, 0.4, 0.3), (0.2, 0.3, 0.4))]

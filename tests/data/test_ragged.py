@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from asynckfold import InputError
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms.samples import Misfit, Records, same_sample
-from asynckfold.errors import InputError
 from tests.ragged import N, Texts, collate
 
 

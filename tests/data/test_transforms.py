@@ -14,6 +14,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from asynckfold import InputError
 from asynckfold.data.transforms.random_numbers import Draw, seeded, splitmix64, varies
 from asynckfold.data.transforms.samples import to_array
 from asynckfold.data.transforms.steps import RandomCrop, RandomFlip, describe, flatten, is_random
@@ -22,7 +23,6 @@ from asynckfold.data.views import (
     divide,
     trace,
 )
-from asynckfold.errors import InputError
 
 CIFAR = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 

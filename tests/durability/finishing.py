@@ -10,11 +10,10 @@ import os
 import tempfile
 from pathlib import Path
 
+from asynckfold import RunStore, load_results
 from asynckfold.api.kfold import write_out_of_fold
-from asynckfold.api.stored_results import load_results
 from asynckfold.results.report import charts, page
 from asynckfold.results.report.summary import summarize
-from asynckfold.store import RunStore
 from tests.durability.work import FOLDS, PLAN, TARGETS, nursery, work
 
 

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold.errors import AsyncKFoldError, StorageError, StoreCorruptError
-from asynckfold.jobs.result import Baseline
-from asynckfold.store import RunStore, job_folder
+from asynckfold import AsyncKFoldError, Baseline, RunStore, StorageError, StoreCorruptError
+from asynckfold.store import job_folder
 from asynckfold.system.files import TEMPORARY, settle, write_whole
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import finish, make_result, write_checksums

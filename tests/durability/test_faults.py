@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.jobs.result import ENDED
-from asynckfold.store import RunStore
 from asynckfold.system.files import sha256
 from tests.durability.tracing import Nursery, Point
 from tests.durability.work import PLAN, work

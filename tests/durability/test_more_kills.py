@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from asynckfold import RunStore
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.results.report.page import write_report
-from asynckfold.store import RunStore
 from asynckfold.system.files import sha256
 from tests.durability.test_faults import (
     DOCUMENTED,

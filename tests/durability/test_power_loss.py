@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.errors import StoreCorruptError
-from asynckfold.store import RunStore
+from asynckfold import RunStore, StoreCorruptError
 from asynckfold.system.files import sha256
 from tests.durability import power
 from tests.durability.test_faults import SEED

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asynckfold.errors import InputError, RunHeldError, StorageError, StoreCorruptError
-from asynckfold.store import RunStore, database, layout, lock
+from asynckfold import InputError, RunHeldError, RunStore, StorageError, StoreCorruptError
+from asynckfold.store import database, layout, lock
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import (
     FIRST,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, NewCheckpoint, RunEvent, Task
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint, loop
 from tests.durability.work import nursery
 from tests.training.tiny import CPU, Noisy, Tiny, never

@@ -17,13 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from asynckfold.errors import AsyncKFoldError
+from asynckfold import AsyncKFoldError, Epoch, Job, Plan, Result, RunStore, TrainerParams
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import CheckpointRef
-from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, Epoch, Result
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore, job_folder
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE
+from asynckfold.store import job_folder
 from asynckfold.system.files import remove, sha256, write_whole
 
 EPOCHS = 3

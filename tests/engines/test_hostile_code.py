@@ -18,14 +18,14 @@ from typing import Any
 import pytest
 import torch
 
+from asynckfold import StorageError, TrainerParams
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.errors import StorageError, WorkerDiedError
+from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import Note
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system import process
 from tests.engines.test_pool import Sleeps, busy_worker, look
 from tests.leftovers import alive, descendants, described, gone

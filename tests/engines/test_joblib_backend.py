@@ -16,11 +16,10 @@ import pytest
 from joblib.parallel import ParallelBackendBase
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError
+from asynckfold import AsyncKFold, InputError, RunStore
 from asynckfold.engines.joblib_backend import checked, joblib_engine
 from asynckfold.errors import UnpackError
 from asynckfold.jobs.placement import Command, Load, Placement
-from asynckfold.store import RunStore
 from asynckfold.system.machine import resolve_n_jobs
 from tests.leftovers import descendants, gone, joblibs_memory
 from tests.toy import Tiny, adam, samples, toy_bundle

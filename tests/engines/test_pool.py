@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 
+from asynckfold import TrainerParams
 from asynckfold.engines import pool as pools
 from asynckfold.engines import warm_pool
 from asynckfold.engines.engine import Answer
@@ -27,7 +28,6 @@ from asynckfold.engines.server_process import start_failure
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.jobs.result import DONE
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training.isolation.torch_settings import SHARE, denormals_are_flushed

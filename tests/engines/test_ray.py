@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError
+from asynckfold import AsyncKFold, InputError, StorageError
 from asynckfold.api.resources import MachineArguments
 from asynckfold.engines import ray_cluster as clusters
 from asynckfold.engines import ray_engine, ray_node
 from asynckfold.engines.ray_cluster import RayCluster, close_warm, ray_cluster
 from asynckfold.engines.ray_engine import EXCUSED_LOSSES, RayEngine
 from asynckfold.engines.ray_node import NodeSettings
-from asynckfold.errors import StorageError, WorkerDiedError
+from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import EpochEnd, NewCheckpoint, Note, Task
 from asynckfold.jobs.placement import Load, NodeSize, Placement
 from asynckfold.jobs.result import DONE

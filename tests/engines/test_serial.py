@@ -10,9 +10,8 @@ import joblib
 import pytest
 from torch import nn
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, RunStore
 from asynckfold.results.utilization import packing_of
-from asynckfold.store import RunStore
 from tests.toy import Tiny, adam, samples
 
 

@@ -15,9 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold
-from asynckfold.jobs.plan import Plan
-from asynckfold.store import RunStore
+from asynckfold import AsyncKFold, Plan, RunStore
 from tests import chaos, leftovers
 from tests.chaos import Campaign, Outcome
 from tests.durability.work import work

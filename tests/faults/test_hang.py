@@ -15,13 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold import AsyncKFold
-from asynckfold.api.kfold import JobsFailedWarning
+from asynckfold import AsyncKFold, CVResults, JobsFailedWarning, RunStore
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.jobs.result import DONE, FAILED
-from asynckfold.results.cv_results import CVResults
-from asynckfold.store import RunStore
 from tests.leftovers import descendants, gone
 from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples

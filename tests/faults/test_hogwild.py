@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, RunStore
+from asynckfold import AsyncKFold, AsyncKFoldError, CVResults, RunReader, RunStore
 from asynckfold.cli.status import state_of
-from asynckfold.errors import AsyncKFoldError
 from asynckfold.jobs.result import DONE
-from asynckfold.store import RunReader
 from tests.leftovers import descendants, gone, parent_of
 from tests.nursery import Nursery, Started
 from tests.toy import Tiny, adam, samples

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
+from asynckfold import AsyncKFoldError, RunStore
 from asynckfold.cli.status import state_of
-from asynckfold.errors import AsyncKFoldError
-from asynckfold.store import RunStore
 from asynckfold.system.files import sha256
 from tests import here
 from tests.leftovers import descendants, gone

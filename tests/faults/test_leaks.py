@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, RunStore
 from asynckfold.engines import warm_pool
-from asynckfold.store import RunStore
 from tests.leftovers import alive, descendants, descriptors, parent_of, shared_memory
 from tests.toy import Tiny, adam, samples
 

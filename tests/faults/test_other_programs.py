@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold
-from asynckfold.store import RunStore
+from asynckfold import AsyncKFold, RunStore
 from asynckfold.system.limits import allowed_cores
 from asynckfold.system.machine import Machine
 from tests.toy import adam, samples

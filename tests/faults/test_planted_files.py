@@ -11,11 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold import AsyncKFoldError, InputError, RunStore, StorageError, load_results
 from asynckfold.api.kfold import write_out_of_fold
-from asynckfold.api.stored_results import load_results
-from asynckfold.errors import AsyncKFoldError, InputError, StorageError
 from asynckfold.results.report.page import write_report
-from asynckfold.store import RunStore
 from asynckfold.system.files import (
     alone,
     make_folder,

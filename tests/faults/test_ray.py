@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.engines.ray_engine import RayEngine
 from asynckfold.jobs.messages import EpochEnd, NewCheckpoint, Note, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
-from asynckfold.store import RunStore
 from tests.engines.ray_start import (
     SWEEP,
     ended,

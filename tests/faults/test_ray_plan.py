@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.jobs.placement import NodeSize
 from asynckfold.results.utilization import decided_of, forecast_of, packing_of
-from asynckfold.store import RunStore
 from tests.engines.ray_start import ended, first_checkpoint, needs_ray, sweep
 from tests.faults.test_ray import Nodes, nodes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import asynckfold
-from asynckfold.store import RunStore
+from asynckfold import RunStore
 from tests.leftovers import descendants, listening, sockets
 
 PACKAGE = Path(asynckfold.__file__).parent

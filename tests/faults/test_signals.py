@@ -27,12 +27,10 @@ from typing import Any
 import pytest
 from torch import nn
 
-from asynckfold import AsyncKFold, InterruptedRunError
+from asynckfold import AsyncKFold, AsyncKFoldError, InterruptedRunError, RunStore
 from asynckfold.api import kfold
 from asynckfold.cli.output import Output
 from asynckfold.cli.summary import partial_report
-from asynckfold.errors import AsyncKFoldError
-from asynckfold.store import RunStore
 from asynckfold.store.run_file import RunFile
 from asynckfold.system.signals import ENDINGS, Interruption, listening
 from tests import here

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asynckfold import TrainerParams
 from asynckfold.data.device_copies import Prefetcher
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import DONE
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup, step_graph
 from asynckfold.training.isolation import torch_settings

@@ -17,8 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, RunStore
-from asynckfold.errors import AsyncKFoldError
+from asynckfold import AsyncKFold, AsyncKFoldError, CVResults, RunStore
 from asynckfold.planning import gpu_rule
 from asynckfold.system.machine import Machine
 from tests.leftovers import descendants, gone

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError, RunStore
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold import AsyncKFold, InputError, RunStore, TrainerParams
 from asynckfold.training import seeding
 from asynckfold.training.batches import epoch_order
 from asynckfold.training.checkpoint import weights_digest

@@ -16,13 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError, JobsFailedWarning, RunStore
+from asynckfold import (
+    AsyncKFold,
+    CVResults,
+    InputError,
+    JobsFailedWarning,
+    Plan,
+    Problem,
+    RunStore,
+    TrainerParams,
+)
 from asynckfold.cli import main
-from asynckfold.errors import Problem
-from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import DECISIVE, NODES, differences, reproducibility_of
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.page import write_report
 from asynckfold.training import software
 from tests.toy import Tiny, adam, samples

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from asynckfold.errors import InputError
+from asynckfold import InputError
 from asynckfold.models import DBN, RBM, Pretraining
 
 pytestmark = pytest.mark.usefixtures("one_thread")

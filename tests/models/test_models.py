@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from asynckfold.errors import InputError
+from asynckfold import InputError
 from asynckfold.models import (
     ARCHITECTURES,
     MLP,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from asynckfold.errors import InputError
+from asynckfold import InputError
 from asynckfold.models import RBM, Pretraining
 
 pytestmark = pytest.mark.usefixtures("one_thread")

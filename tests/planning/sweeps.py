@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold.jobs.folds import Fold
+from asynckfold import Fold, Plan, TrainerParams
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.plan import Plan, make_jobs
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning.choice import choose, choose_devices
 from asynckfold.planning.forecast import Forecast, forecast, predicted
 from asynckfold.planning.fusion_groups import group

@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold.errors import InputError
+from asynckfold import Fold, InputError, Plan, TrainerParams
 from asynckfold.jobs.decoding import decoded, encoded, parsed
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import WORKER_BYTES, Request
-from asynckfold.jobs.plan import Plan, make_jobs
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning.choice import KINDS, choose, choose_devices
 from asynckfold.planning.forecast import forecast
 from asynckfold.planning.fusion_groups import group

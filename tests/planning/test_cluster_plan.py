@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from asynckfold import InputError
 from asynckfold.cli.plan import _lines, _numbers
-from asynckfold.errors import InputError, refuse
+from asynckfold.errors import refuse
 from asynckfold.jobs.decoding import decoded, encoded, parsed
 from asynckfold.jobs.placement import NodeSize
 from asynckfold.planning.feasibility import node_problems

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynckfold import RunStore
 from asynckfold.planning.forecast import Forecast, forecast, predicted
 from asynckfold.planning.fusion_groups import Grouping, grouped
 from asynckfold.planning.fusion_rule import gain
 from asynckfold.planning.workload import Choice, Workload
 from asynckfold.results.utilization import forecast_of
-from asynckfold.store import RunStore
 from tests.planning.test_choice import LARGE, SMALL, choice_of, workload
 from tests.synthetic import Synthetic, write_run
 

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.plan import Plan, make_jobs
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold import Fold, Plan, TrainerParams
+from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning.fusion_groups import LEAST_JOBS, MOST_JOBS, grouped
 from asynckfold.planning.fusion_rule import MOST_FLOPS, Fuse, gain, why_not_paying
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, fused, units
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning import gpu_rule
 from asynckfold.planning.choice import choose
 from asynckfold.planning.forecast import forecast

@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, RunStore
-from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.plan import Plan, make_jobs
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold import AsyncKFold, Fold, Plan, RunStore, TrainerParams
+from asynckfold.jobs.plan import make_jobs
 from asynckfold.models import VGG, LeNet, LeNet5, MobileNet
 from asynckfold.planning.memory_format import Convolution, chosen, why_not_paying
 from asynckfold.training.dry_run import preflight

@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynckfold import CVResults, Fold, InputError, Plan, Result, RunStore, TrainerParams
 from asynckfold.cli import main
-from asynckfold.errors import InputError
-from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.jobs.reproducibility import Reproducibility
-from asynckfold.jobs.result import DONE, FAILED, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.results.compare import ScoreComparison, compare_scores
-from asynckfold.results.cv_results import CVResults
-from asynckfold.store import RunStore
 from tests.results.test_verdict import LENET, MLP, NAN, plus
 
 TARGETS = np.array([0, 1] * 10)

@@ -16,22 +16,11 @@ from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import GridSearchCV
 
+from asynckfold import Baseline, CVResults, Epoch, Plan, Result, TrainerParams
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import (
-    DONE,
-    ENDED,
-    FAILED,
-    AveragingSummary,
-    Baseline,
-    Epoch,
-    Result,
-    StageEpoch,
-    fingerprint,
-)
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, ENDED, FAILED, AveragingSummary, StageEpoch, fingerprint
 from asynckfold.results.candidates import Candidate, rank
-from asynckfold.results.cv_results import CVResults
 from asynckfold.results.statistics import (
     bounds_of,
     confidence_interval,

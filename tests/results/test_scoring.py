@@ -14,7 +14,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.metrics import get_scorer, make_scorer
 from sklearn.preprocessing import StandardScaler
 
-from asynckfold.errors import InputError
+from asynckfold import InputError
 from asynckfold.jobs.objective import Objective, ordinary
 from asynckfold.results.scoring import resolve
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from asynckfold.jobs.folds import Fold
-from asynckfold.results.statistics import Difference, holm, paired_differences
+from asynckfold import Difference, Fold
+from asynckfold.results.statistics import holm, paired_differences
 
 GRID = st.integers(-99, 99).map(lambda number: number / 64)
 """Differences of such scores are exact."""

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynckfold import Plan, Result, RunStore, TrainerParams
 from asynckfold.jobs.cost import Cost
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.placement import Wait
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE
 from asynckfold.planning.workload import Choice, TimeEstimate
 from asynckfold.results.report.sentences import packing as told
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import ModelAccount, packing_of
-from asynckfold.store import RunStore
 from tests.synthetic import FakeClockStore
 
 COST = Cost({1: 0.1}, {1: 0.1}, memory=7)

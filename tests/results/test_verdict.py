@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from asynckfold.jobs.folds import Fold
+from asynckfold import Fold, Verdict
 from asynckfold.results.candidates import Candidate
-from asynckfold.results.verdict import Verdict, make_verdict
+from asynckfold.results.verdict import make_verdict
 
 NAN = math.nan
 Scores = Mapping[str, Sequence[float]]

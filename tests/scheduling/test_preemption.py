@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asynckfold import Result, RunStore
 from asynckfold.cli import main
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import JobStart, Task
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.result import DONE
 from asynckfold.results.report.figures import _lanes
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.preemption import HeldCores, reassign_cores
-from asynckfold.store import RunStore
 from asynckfold.sweep.loop import Sweep
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine

@@ -19,16 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold import AsyncKFold, RunStore
+from asynckfold import AsyncKFold, Plan, Result, RunStore, TrainerParams
 from asynckfold.cli.status import state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import JobEnd, JobStart, RetryableFailure, Task
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, FAILED, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.backlog import JOB_BATCH_SECONDS, JOB_BATCHES_PER_CORE, Backlog
 from asynckfold.scheduling.place import place

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from asynckfold.errors import InputError
+from asynckfold import InputError
 from asynckfold.jobs.placement import NodeSize, Request
 from asynckfold.scheduling.simulate import Simulation, simulate
 from tests.size import examples

@@ -21,24 +21,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.errors import (
-    PlanMismatchError,
-    RunHeldError,
-    StorageError,
-    StoreCorruptError,
-)
-from asynckfold.jobs.messages import CheckpointRef
-from asynckfold.jobs.plan import Plan, folds_fingerprint
-from asynckfold.jobs.result import (
-    ENDED,
-    AveragingSummary,
+from asynckfold import (
     Baseline,
     Epoch,
-    StageEpoch,
-    fingerprint,
+    Plan,
+    PlanMismatchError,
+    RunHeldError,
+    RunStore,
+    StorageError,
+    StoreCorruptError,
+    TrainerParams,
 )
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore, job_folder
+from asynckfold.jobs.messages import CheckpointRef
+from asynckfold.jobs.plan import folds_fingerprint
+from asynckfold.jobs.result import ENDED, AveragingSummary, StageEpoch, fingerprint
+from asynckfold.store import job_folder
 from asynckfold.system.files import storage_error
 from tests.records import (
     FIRST,

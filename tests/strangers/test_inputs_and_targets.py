@@ -17,9 +17,8 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from asynckfold import AsyncKFold, CVResults
+from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold.cli import main
-from asynckfold.errors import InputError
 from tests.toy import adam, samples
 
 X, Y = samples()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.cli import main
 from asynckfold.jobs.decoding import encoded
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 LINE = "run --data digits --limit 60 --models mlp --epochs 1 --folds 2 -q"

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynckfold import InputError
 from asynckfold.engines.engine import Answer
-from asynckfold.errors import InputError, WorkerDiedError
+from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import Facts, Task
 from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.sweep.dry_run import ATTEMPTS, DryRun, merged

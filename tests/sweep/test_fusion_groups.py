@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynckfold import Plan, Result, RunStore, TrainerParams
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import JobEnd, JobStart, RetryableFailure, Task
 from asynckfold.jobs.placement import WORKER_BYTES, Load, Placement, Request
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.sweep import loop as sweeps
 from asynckfold.sweep.loop import Sweep
 from tests.sweep.test_loop import Recording, done

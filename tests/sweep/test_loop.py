@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asynckfold import Epoch, Plan, Result, RunStore, StorageError, TrainerParams
 from asynckfold.engines.engine import Answer
-from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import (
     CheckpointRef,
@@ -27,10 +28,8 @@ from asynckfold.jobs.messages import (
     Task,
 )
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, Placement, Request
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, FAILED, Epoch, Result
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.sweep.loop import Sweep
 from tests.size import examples
 

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
+from asynckfold import NoRoomError, RunStore
 from asynckfold.api.progress import SweepProgress, cores_in_use
 from asynckfold.cli.status import lines, state_of
 from asynckfold.engines.engine import Answer
-from asynckfold.errors import NoRoomError, WorkerDiedError
+from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import JobStart, Task
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.results.tables import fold_rows
-from asynckfold.store import RunStore, WaitReasons
+from asynckfold.store import WaitReasons
 from asynckfold.sweep.loop import Sweep
 from asynckfold.sweep.single_task import room
 from asynckfold.system.signals import Interruption

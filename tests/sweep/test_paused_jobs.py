@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError
+from asynckfold import AsyncKFold, InputError, RunStore
 from asynckfold.engines import warm_pool
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
@@ -26,7 +26,6 @@ from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import DONE
-from asynckfold.store import RunStore
 from asynckfold.system.limits import allowed_cores
 from asynckfold.system.machine import Machine
 from tests.faults.test_other_programs import (

@@ -21,11 +21,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from asynckfold import AsyncKFold, fit
+from asynckfold import AsyncKFold, InputError, fit
 from asynckfold.api.reading import read_alone
 from asynckfold.data.prepare import PreparedData
 from asynckfold.engines import warm_pool
-from asynckfold.errors import InputError
 from tests.toy import adam
 
 COUNT, BAD = 60, 43

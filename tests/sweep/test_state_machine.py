@@ -26,8 +26,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from asynckfold import Epoch, Plan, Result, RunReader, RunStore, StorageError, TrainerParams
 from asynckfold.engines.engine import Answer
-from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
+from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import (
     CheckpointRef,
@@ -39,12 +40,10 @@ from asynckfold.jobs.messages import (
     Task,
 )
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DIVERGED, DONE, ENDED, FAILED, Epoch, Result
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.store import RunStore, job_folder
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DIVERGED, DONE, ENDED, FAILED
+from asynckfold.store import job_folder
 from asynckfold.store.layout import DATABASE
-from asynckfold.store.reader import RunReader
 from asynckfold.store.run_file import RunFile
 from asynckfold.sweep.loop import Sweep
 from tests.size import NIGHTLY

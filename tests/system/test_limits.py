@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.errors import InputError
+from asynckfold import InputError
 from asynckfold.system.limits import (
     GroupMemory,
     Host,

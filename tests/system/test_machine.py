@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from asynckfold.errors import InputError
+from asynckfold import InputError
 from asynckfold.jobs.placement import Placement, Request
 from asynckfold.scheduling.place import place
 from asynckfold.system.limits import Host

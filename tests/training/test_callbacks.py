@@ -11,17 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.jobs.result import FAILED, Result
-from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training import seeding
-from asynckfold.training.batches import bounds, epoch_order
-from asynckfold.training.callbacks import (
+from asynckfold import (
     BestWeights,
     EarlyStopping,
     FitState,
     GradientNorm,
+    Result,
+    TrainerParams,
     WeightAverage,
 )
+from asynckfold.jobs.result import FAILED
+from asynckfold.training import seeding
+from asynckfold.training.batches import bounds, epoch_order
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.optimizers import with_fused_kernel

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
 
-from asynckfold.errors import StorageError, StoreCorruptError
+from asynckfold import StorageError, StoreCorruptError
 from asynckfold.training import checkpoint
 from tests.size import NIGHTLY
 

@@ -12,10 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold
-from asynckfold.errors import InputError
+from asynckfold import AsyncKFold, InputError, TrainerParams
 from asynckfold.jobs.result import DONE
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run import preflight
 from tests.training.tiny import Plain, Tiny, checkpoints, samples, sgd
 

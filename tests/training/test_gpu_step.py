@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from asynckfold import TrainerParams
 from asynckfold.data.batches import Batches, _ArrayView
 from asynckfold.data.transforms.random_numbers import Draw
 from asynckfold.data.transforms.steps import Normalize, RandomCrop, RandomFlip, ToFloat
@@ -20,7 +21,6 @@ from asynckfold.data.views import (
     View,
 )
 from asynckfold.jobs.messages import Task
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import setup
 from asynckfold.training.job_log import NoLog

@@ -14,11 +14,10 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 from torch.nn import functional
 
-from asynckfold.errors import StorageError
+from asynckfold import StorageError, TrainerParams
 from asynckfold.jobs.messages import EpochEnd, Note
 from asynckfold.jobs.recipe import LR_SCHEDULES
 from asynckfold.jobs.result import DIVERGED, DONE
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
 from asynckfold.training import (
     batches,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, EpochEnd
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.user_loop import StopSignal
 from asynckfold.training.user_steps import StepError
 from tests.training.tiny import Noisy, Tiny, always, checkpoints

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn, optim
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import EpochEnd
 from asynckfold.jobs.result import DONE
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import seeding
 from asynckfold.training.batches import epoch_order
 from asynckfold.training.checkpoint import weights_digest

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import DIVERGED
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.user_steps import StepError
 from tests.training.test_own_step import Gan as Adversaries

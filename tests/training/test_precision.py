@@ -12,12 +12,12 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
+from asynckfold import Plan, TrainerParams
 from asynckfold.api.execution import slow_notes
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Command
-from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE
-from asynckfold.jobs.trainer_params import TRAINERS, TrainerParams
+from asynckfold.jobs.trainer_params import TRAINERS
 from asynckfold.planning.feasibility import precision_problems
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight

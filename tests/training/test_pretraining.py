@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, RunStore
+from asynckfold import AsyncKFold, Result, RunStore, TrainerParams
 from asynckfold.jobs.messages import Note
 from asynckfold.jobs.placement import Command
-from asynckfold.jobs.result import Result, StageEpoch
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.result import StageEpoch
 from asynckfold.models import DBN, Pretraining
 from asynckfold.models import dbn as dbn_module
 from tests.training.multiprocess.attempts import train

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold import TrainerParams
 from asynckfold.training.bundle import Bundle
 from tests.training.tiny import Noisy, Tiny, checkpoints, two_epochs
 

@@ -16,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 from torch.utils.data import Dataset
 
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold import TrainerParams
 from asynckfold.training import serial_baseline
 from tests.training.tiny import (
     FEATURES,

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from asynckfold import Result, TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, RunEvent, Task
-from asynckfold.jobs.result import Result
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup, step_graph
 from asynckfold.training.job_log import JobLog

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
+from asynckfold import Result
 from asynckfold.jobs.messages import CheckpointRef, RunEvent
-from asynckfold.jobs.result import DONE, FAILED, Result
+from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.training import checkpoint, setup
 from asynckfold.training.fusion import trainer as fused

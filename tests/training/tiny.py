@@ -15,15 +15,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from asynckfold import Job, Plan, Result, TrainerParams
 from asynckfold.data.batches import Batches
 from asynckfold.data.prepare import PreparedData, prepare
 from asynckfold.jobs.folds import make_folds, with_inner_valid
 from asynckfold.jobs.messages import CheckpointRef, NewCheckpoint, RunEvent, Task
 from asynckfold.jobs.placement import Command, Placement
-from asynckfold.jobs.plan import Job, Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
-from asynckfold.jobs.result import Result
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
 from asynckfold.training import loop, lr_schedules, user_loop
 from asynckfold.training.bundle import Bundle

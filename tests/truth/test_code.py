@@ -29,13 +29,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold import PlanMismatchError
+from asynckfold import Plan, PlanMismatchError, TrainerParams
 from asynckfold.jobs.digests import bytecode, changes
 from asynckfold.jobs.digests.run import digested, imported_otherwise
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import InitialState, Recipe
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import refuse_other
 from tests.toy import Tiny, adam
 

@@ -18,17 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynckfold import Epoch, RunStore, StoreCorruptError, TrainerParams, load_results
 from asynckfold.api.argument_checks import root_problems
-from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
-from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.decoding import decoded
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.placement import Wait
-from asynckfold.jobs.result import Epoch
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.report import charts
-from asynckfold.store import Interim, RunStore, WaitReasons
+from asynckfold.store import Interim, WaitReasons
 from asynckfold.store.layout import MOST_PATH, path_problems
 from tests.cli.test_output import is_clean
 from tests.records import write_checksums

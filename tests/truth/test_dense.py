@@ -13,8 +13,7 @@ import torch
 from sklearn import metrics
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults
-from asynckfold.errors import AllJobsFailedError, InputError
+from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, InputError
 from asynckfold.training import batches, seeding
 
 Array = npt.NDArray[Any]

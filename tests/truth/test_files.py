@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
-from asynckfold import RunStore
+from asynckfold import InputError, RunStore
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.data.sources import Source, load_samples, load_source
 from asynckfold.data.sources.columns import counts
 from asynckfold.data.sources.text_files import header_of
-from asynckfold.errors import InputError
 from asynckfold.results.report.page import write_report
 
 TABULAR = Path(__file__).parents[3] / "shared" / "data" / "tabular"

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 from sklearn.preprocessing import StandardScaler
 
+from asynckfold import InputError
 from asynckfold.cli.parser import make_parser
 from asynckfold.cli.sweep_file import sweep_parts
 from asynckfold.data.sources import Source, image_transform, load_samples, load_source
 from asynckfold.data.sources.images import open_rgb
-from asynckfold.errors import InputError
 
 
 def image(path: Path, level: int = 40, size: tuple[int, int] = (6, 4)) -> Path:

@@ -14,15 +14,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, InputError, RunStore
 from asynckfold.api.execution import replaced_notes
 from asynckfold.engines import warm_pool
-from asynckfold.errors import InputError
 from asynckfold.jobs.messages import Leftovers, Task
 from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.reproducibility import NUMERICS, reproducibility_of
 from asynckfold.jobs.result import DONE
-from asynckfold.store import RunStore
 from asynckfold.training.isolation.guard import foreign, isolated
 from asynckfold.training.worker.execute import execute
 from tests.training.tiny import Noisy, Plain, Tiny, never, samples, sgd

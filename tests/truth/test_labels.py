@@ -19,14 +19,14 @@ from asynckfold import (
     DistributedTester,
     InputError,
     PlanMismatchError,
+    RunStore,
     fit,
+    load_results,
 )
-from asynckfold.api.stored_results import load_results
 from asynckfold.cli import main
 from asynckfold.data.labels import resolve_labels
 from asynckfold.results.report.predictions import count_classes
 from asynckfold.results.report.summary import summarize
-from asynckfold.store import RunStore
 from tests.toy import samples
 
 Array = npt.NDArray[Any]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn, optim
 from torch.nn import functional as F
 
+from asynckfold import Result, TrainerParams
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.result import DONE, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.result import DONE
 from asynckfold.training import batches, losses, seeding, serial_baseline
 from asynckfold.training.dry_run import criteria, preflight
 from tests.training.fusion.test_trainer import Grouped

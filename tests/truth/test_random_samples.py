@@ -16,7 +16,7 @@ from torchvision import datasets as tv
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, InputError
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms.random_numbers import (
     Draw,
@@ -25,7 +25,6 @@ from asynckfold.data.transforms.random_numbers import (
     held_generators,
     seed_generators,
 )
-from asynckfold.errors import InputError
 from tests.truth.test_samples import COUNT, RANDOM, Rows, opened, without_files
 
 # ---- random datasets: input and target of one read ----

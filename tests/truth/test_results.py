@@ -21,13 +21,11 @@ from scipy.stats import rankdata
 from sklearn.model_selection import RepeatedStratifiedKFold, ShuffleSplit
 from torch import nn, optim
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, CVResults, Plan, Result, TrainerParams
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.plan import Plan, folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.plan import folds_fingerprint, make_jobs
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.results.candidates import rank
-from asynckfold.results.cv_results import CVResults
 from asynckfold.results.out_of_fold import layers_of
 from asynckfold.results.report.predictions import count_classes
 from asynckfold.training import setup

@@ -16,14 +16,13 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold
+from asynckfold import AsyncKFold, RunStore, StorageError
 from asynckfold.engines import server_process, warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
-from asynckfold.errors import StorageError, WorkerDiedError
+from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE, FAILED
-from asynckfold.store import RunStore
 from asynckfold.training.worker.execute import FEW_FILES, refuse_own_fault
 from tests.engines.test_pool import look
 from tests.leftovers import gone

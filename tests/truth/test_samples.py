@@ -17,11 +17,11 @@ from torchvision import datasets as tv
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from asynckfold import InputError
 from asynckfold.data.dataset import open_source
 from asynckfold.data.prepare import PreparedData, prepare
 from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.data.transforms.random_numbers import Draw, generators_kept, seed_generators
-from asynckfold.errors import InputError
 
 COUNT = 40
 RANDOM = "the dataset itself is random"

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn, optim
 from torch.optim import lr_scheduler as torch_schedules
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.result import DONE
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import lr_schedules
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.dry_run.schedule_fit import Fit, Steps, judge

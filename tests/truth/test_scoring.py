@@ -21,8 +21,8 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import get_scorer, make_scorer
 from torch import nn
 
+from asynckfold import InputError
 from asynckfold.data.labels import resolve_labels
-from asynckfold.errors import InputError
 from asynckfold.jobs import criteria
 from asynckfold.jobs.criteria import NOT_OF_PAIRS, TABLE, criterion_of, why_not_of_pairs
 from asynckfold.jobs.objective import (

@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from asynckfold import AsyncKFold, load_results
+from asynckfold import AsyncKFold, Baseline, CVResults, Result, RunStore, load_results
 from asynckfold.api.arguments import Settings
 from asynckfold.cli.summary import _numbers, result_lines
 from asynckfold.jobs.argument import arguments
-from asynckfold.jobs.result import ENDED, Baseline, Result
-from asynckfold.results.cv_results import CVResults, read_results
+from asynckfold.jobs.result import ENDED
+from asynckfold.results.cv_results import read_results
 from asynckfold.results.outcome import times_of
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts.drawings import draw_loss
@@ -33,7 +33,7 @@ from asynckfold.results.report.page import render, write_report
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.speedup import speedup_of
 from asynckfold.results.utilization import mean_use
-from asynckfold.store import RunStore, Sample
+from asynckfold.store import Sample
 from tests.results.test_cv_results import all_scores, make_results
 from tests.synthetic import Synthetic, write_run
 from tests.toy import Tiny, adam, samples

@@ -36,6 +36,7 @@ from torch.utils.data import Dataset, TensorDataset
 from asynckfold import (
     AsyncKFold,
     CVResults,
+    Fold,
     InputError,
     RunStore,
     fit,
@@ -46,7 +47,7 @@ from asynckfold.data.duplicates import copies, copies_note, digests
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.jobs.folds import Fold, make_folds
+from asynckfold.jobs.folds import make_folds
 from asynckfold.results.report.summary import summarize
 from asynckfold.training import serial_baseline
 from asynckfold.training.calls import outputs_of

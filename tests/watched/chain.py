@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import AsyncKFoldError
+from asynckfold import AsyncKFoldError, RunStore
 from asynckfold.jobs.result import DONE
-from asynckfold.store import RunStore, job_folder
+from asynckfold.store import job_folder
 from tests import accounts, stacks
 from tests.leftovers import (
     alive,

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynckfold import InputError
 from asynckfold.data.sources import Source, load_source
-from asynckfold.errors import InputError
 
 
 def save(folder: Path, **arrays: Any) -> str:

@@ -12,8 +12,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from torchvision import transforms
 
+from asynckfold import InputError
 from asynckfold.data.sources import Source, image_transform, load_source
-from asynckfold.errors import InputError
 
 
 @pytest.fixture(scope="module")

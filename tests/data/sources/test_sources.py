@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import asynckfold.data.sources
+from asynckfold import InputError
 from asynckfold.data.sources import balanced_subset, load_source
-from asynckfold.errors import InputError
 
 
 def test_every_public_name_is_there() -> None:

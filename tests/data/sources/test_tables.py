@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asynckfold import InputError
 from asynckfold.data.sources import Source, load_source
 from asynckfold.data.sources.text_files import class_indices, header_of
-from asynckfold.errors import InputError
 
 Load = Callable[..., Source]
 

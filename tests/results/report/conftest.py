@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.results.report.summary import Summary, summarize
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 Summarize = Callable[[Synthetic], Summary]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.results.report.page import render
 from asynckfold.results.report.summary import summarize
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 Page = Callable[..., str]

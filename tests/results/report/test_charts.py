@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from asynckfold import RunStore
 from asynckfold.results.report import sentences
 from asynckfold.results.report.charts import FIGURES, draw, style
 from asynckfold.results.report.charts.drawings import rendered
 from asynckfold.results.report.charts.style import plotted
 from asynckfold.results.report.summary import Summary, summarize
-from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from asynckfold import RunStore
 from asynckfold.results.cv_results import read_results
 from asynckfold.results.report.predictions import class_accuracy, count_classes
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 

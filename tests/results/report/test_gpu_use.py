@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.jobs.placement import Gpu, Load
 from asynckfold.results.report.inline import inline
 from asynckfold.results.report.page import render
 from asynckfold.results.report.summary import Summary, summarize
-from asynckfold.store import RunStore
 from asynckfold.sweep.single_task import Sampler
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.results.cv_results import read_results
 from asynckfold.results.report.page import render
 from asynckfold.results.report.summary import PICTURES, pictures_of, summarize
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 RUN = Synthetic(models=("A", "B", "C"), lr_schedules=("x",), folds=2, epochs=1, baseline=None)

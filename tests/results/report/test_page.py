@@ -19,8 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.errors import StorageError
-from asynckfold.jobs.plan import Job
+from asynckfold import Job, RunStore, StorageError
 from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.results.report.page import (
     embedded_numbers,
@@ -30,7 +29,6 @@ from asynckfold.results.report.page import (
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.report.table_files import csv_table
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 ALLOWED: Mapping[str, set[str]] = {

@@ -13,13 +13,13 @@ import pytest
 from scipy.special import softmax
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from asynckfold import RunStore
 from asynckfold.jobs.criteria import MARGINS
 from asynckfold.jobs.objective import MULTICLASS, Objective
 from asynckfold.results.cv_results import read_results
 from asynckfold.results.report.charts import FIGURES
 from asynckfold.results.report.inline import inline
 from asynckfold.results.report.summary import Summary, summarize
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 BINARY = Synthetic(classes=("no", "yes"), folds=2, epochs=1, baseline=None)

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.results.report import sentences
 from asynckfold.results.report.candidate_rows import AccuracyPair
 from asynckfold.results.report.summary import Summary, summarize
-from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
 from tests.synthetic import Synthetic
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asynckfold.jobs.plan import Job
+from asynckfold import Job, RunStore
 from asynckfold.results.report.attempts import USE_POINTS
 from asynckfold.results.report.sanitize import NAME_LIMIT
 from asynckfold.results.report.summary import summarize
-from asynckfold.store import RunStore
 from tests.results.report.conftest import Summarize
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 

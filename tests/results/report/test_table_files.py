@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from asynckfold import RunStore
 from asynckfold.cli import main
 from asynckfold.results.cv_results import read_results
 from asynckfold.results.report import charts
 from asynckfold.results.report.charts import drawings
 from asynckfold.results.report.summary import Summary, summarize
 from asynckfold.results.report.table_files import table_files
-from asynckfold.store import RunStore
 from tests.synthetic import Synthetic, write_run
 
 NAMES = ("Le_Net & 5%", "a|b<i>", "\\input{x}\n# 网络")

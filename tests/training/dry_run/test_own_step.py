@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn, optim
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.dry_run import preflight
 from tests.training.test_own_step import (
     Gan,

@@ -21,8 +21,8 @@ from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from torch import nn, optim
 from torch.nn import functional
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion.rules import linear

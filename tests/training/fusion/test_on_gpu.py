@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from asynckfold import TrainerParams
 from asynckfold.data.transforms.random_numbers import JoinedDraw
 from asynckfold.jobs.messages import Task
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding
 from asynckfold.training.fusion import trainer

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from asynckfold import Result, TrainerParams
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.messages import (
     CheckpointRef,
@@ -26,8 +27,7 @@ from asynckfold.jobs.messages import (
     RunEvent,
     Task,
 )
-from asynckfold.jobs.result import DIVERGED, DONE, FAILED, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, training_run
 from asynckfold.training.bundle import Bundle

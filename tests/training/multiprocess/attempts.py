@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn, optim
 
+from asynckfold import Result, TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, EpochEnd, RunEvent, Task
-from asynckfold.jobs.result import DONE, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.result import DONE
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess import train as several
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu

@@ -13,11 +13,9 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.errors import InputError
+from asynckfold import InputError, Plan, TrainerParams
 from asynckfold.jobs.messages import Note
-from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import reproducibility_of
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess.downpour import ReplicaClient

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn, optim
 
+from asynckfold import TrainerParams
 from asynckfold.jobs.result import DIVERGED
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess import hogwild
 from asynckfold.training.process_group.shared_tensors import (

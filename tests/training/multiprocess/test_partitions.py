@@ -14,14 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from asynckfold import Fold, InputError, Plan, Result, TrainerParams
 from asynckfold.data.batches import Batches
-from asynckfold.errors import InputError
 from asynckfold.jobs.cost import work_of
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import Note, RunEvent
-from asynckfold.jobs.plan import Plan
-from asynckfold.jobs.result import AveragingSummary, Result
-from asynckfold.jobs.trainer_params import TrainerParams
+from asynckfold.jobs.result import AveragingSummary
 from asynckfold.training.batches import EpochParts, epoch_parts, parts_of_epoch
 from tests.training.multiprocess.attempts import (
     attempt,

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
 
+from asynckfold import Plan, TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, Note, RunEvent
-from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DIVERGED, AveragingSummary
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess.base import average
 from tests.training.multiprocess.attempts import (

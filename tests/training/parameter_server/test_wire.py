@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold.errors import InputError, PeerLostError
+from asynckfold import InputError, PeerLostError
 from asynckfold.training.parameter_server import wire
 
 Pair = tuple[socket.socket, socket.socket]

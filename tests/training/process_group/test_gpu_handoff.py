@@ -12,9 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+from asynckfold import Result, TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, Note, Task
-from asynckfold.jobs.result import Result
-from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import pretraining

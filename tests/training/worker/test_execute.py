@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.errors import StorageError
+from asynckfold import Epoch, StorageError
 from asynckfold.jobs.messages import EpochEnd, Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
-from asynckfold.jobs.result import DONE, FAILED, Epoch
+from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.system import file_descriptors
 from asynckfold.training.worker import main
 from tests.training.tiny import Plain, Tiny, never

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from asynckfold.errors import StorageError
-from asynckfold.store import RunStore, job_folder
+from asynckfold import RunStore, StorageError
+from asynckfold.store import job_folder
 from asynckfold.training.job_log import LOG_BYTES, JobLog
 from tests.durability.work import FOLDS, PLAN, TARGETS
 

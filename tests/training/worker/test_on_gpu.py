@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from asynckfold import Result
 from asynckfold.jobs.placement import Command, Placement
-from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.result import DONE
 from asynckfold.training import loop
 from asynckfold.training.worker import execute
 from tests.training.tiny import Tiny, never
