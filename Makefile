@@ -50,11 +50,12 @@ strace chromium:
 	  { timeout 120 apt-get update -qq && timeout 600 apt-get install -y -qq $@; }; } \
 	  >/dev/null 2>&1 || true
 
-check: $(VENV)/installed-test  ## lint, types, import layers
+check: $(VENV)/installed-test  ## lint, types, import layers, weight
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.house
 
 durability: $(VENV)/installed-test strace  ## every kill point, I/O error, power loss and bit flip: minutes
 	$(BIN)/python -m tests.nightly durability
