@@ -127,13 +127,13 @@ def _orders(traced: Trace) -> dict[str, tuple[int, ...]]:
             for user in node.users:
                 as_weight = len(user.args) > 1 and user.args[1] is node
                 uses.setdefault(name, set()).add(user.target if as_weight else None)
-    found: dict[str, tuple[int, ...]] = {}
+    orders: dict[str, tuple[int, ...]] = {}
     for name, targets in uses.items():
         if targets == {nn.functional.linear}:
-            found[name] = (1, 0)
+            orders[name] = (1, 0)
         elif targets <= set(CONVOLUTIONS):
-            found[name] = (0, *range(2, ranks[name]), 1)
-    return found
+            orders[name] = (0, *range(2, ranks[name]), 1)
+    return orders
 
 
 class VmapPrograms:
@@ -212,7 +212,7 @@ def exchange(graph: fx.Graph) -> None:
             with graph.inserting_after(node):
                 later = graph.call_function(F.relu, (node,))
             node.replace_all_uses_with(
-                later, delete_user_cb=lambda user, own=later: user is not own
+                later, delete_user_cb=lambda user, new=later: user is not new
             )
             graph.erase_node(rectifier)
     for node in graph.nodes:

@@ -106,8 +106,8 @@ def fuse_criterion(
 
 
 def _leaf(item: torch.Tensor) -> torch.Tensor:
-    found = item.detach()
-    return found.requires_grad_() if found.is_floating_point() else found
+    leaf = item.detach()
+    return leaf.requires_grad_() if leaf.is_floating_point() else leaf
 
 
 @dataclass(frozen=True)
@@ -170,17 +170,17 @@ def backward(
     fused.zero_grad()
     if len(parts) == 1 and parts[0].replicas == range(fused.width):
         return _backward(fused, criterion, parts[0], precision)
-    found: list[tuple[range, torch.Tensor]] = []
+    losses_of: list[tuple[range, torch.Tensor]] = []
     for part in parts:
-        own = part.replicas
-        view = fused.part(own)
+        replicas = part.replicas
+        view = fused.part(replicas)
         view.zero_grad()
-        found.append((own, _backward(view, criterion.part(own), part, precision)))
+        losses_of.append((replicas, _backward(view, criterion.part(replicas), part, precision)))
         if view is not fused:
-            _copy_gradients(view, fused, own)
-    losses = found[0][1].new_full((fused.width,), float("nan"))
-    for own, values in found:
-        losses[own.start : own.stop] = values
+            _copy_gradients(view, fused, replicas)
+    losses = losses_of[0][1].new_full((fused.width,), float("nan"))
+    for replicas, values in losses_of:
+        losses[replicas.start : replicas.stop] = values
     return losses
 
 

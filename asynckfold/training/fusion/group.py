@@ -188,12 +188,12 @@ class FusionGroup:
         if first.params.clip_grad_norm is not None:
             clip_gradients(self.fused, first.params.clip_grad_norm)
         for optimizer in self.optimizers:
-            own = self._replicas_of(optimizer)
-            if busy[own[0].index]:
-                with self._ends_only(own):
+            replicas = self._replicas_of(optimizer)
+            if busy[replicas[0].index]:
+                with self._ends_only(replicas):
                     optimizer.step()
-                    schedule = own[0].lr_schedule
-                    if lr_schedules.steps_each_batch(schedule, own[0].params):
+                    schedule = replicas[0].lr_schedule
+                    if lr_schedules.steps_each_batch(schedule, replicas[0].params):
                         schedule.step()
         for replica, took_part, loss in zip(self.replicas, busy, losses.unbind(), strict=True):
             if took_part:
@@ -216,10 +216,10 @@ class FusionGroup:
         except (Exception, SystemExit) as error:
             loop.note_position(error, self)
             for replica in [replica for replica in replicas if replica in self.live]:
-                found = self.fail(replica.task, error)
-                if isinstance(found, RetryableFailure):
+                outcome = self.fail(replica.task, error)
+                if isinstance(outcome, RetryableFailure):
                     raise
-                self._end(replica, found)
+                self._end(replica, outcome)
 
     def _end(self, replica: Replica, result: Result) -> None:
         """Note the result of a job that ends before the others."""
@@ -244,11 +244,11 @@ class FusionGroup:
         scored = [(replica, self._scored(replica)) for replica in tuple(self.live)]
         epochs = {replica: epoch for replica, epoch in scored if epoch is not None}
         for optimizer in self.optimizers:
-            own = self._replicas_of(optimizer)
-            lead = own[0]
+            replicas = self._replicas_of(optimizer)
+            lead = replicas[0]
             # One that reacts to a loss has one replica; where that has ended, there is no loss.
             if lead in epochs or not lr_schedules.needs_metric(lead.lr_schedule):
-                with self._ends_only(own), lead.drawing(), warnings.catch_warnings():
+                with self._ends_only(replicas), lead.drawing(), warnings.catch_warnings():
                     # After a resume, all steps of this epoch may lie before it.
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
                     evaluation.step_lr_schedule(lead)
@@ -303,15 +303,15 @@ class FusionGroup:
     def _take_up(self, trees: dict[Replica, Tree], epoch: int, batch: int) -> None:
         self.epoch, self.batch = epoch, batch
         for optimizer in self.optimizers:
-            own = self._replicas_of(optimizer)
+            replicas = self._replicas_of(optimizer)
             # An optimizer has one count of steps: finished jobs take another replica's state.
-            tree = next((trees[replica] for replica in own if replica in trees), None)
-            for replica in own:
+            tree = next((trees[replica] for replica in replicas if replica in trees), None)
+            for replica in replicas:
                 if tree is not None:
                     replica.load_state_dict(trees.get(replica, tree))
                 if replica not in trees:
                     replica.stand_at(epoch, batch)
-            states = [replica.loaded for replica in own if replica.loaded is not None]
+            states = [replica.loaded for replica in replicas if replica.loaded is not None]
             if states:
                 optimizer.load(states)
         for replica in self.live:
@@ -384,8 +384,8 @@ class GroupBatches:
                 (*replica.bounds[batch], id(replica.data)) if batch < replica.batches else None
                 for replica in self._replicas
             ]
-            found = groupby(range(len(kinds)), kinds.__getitem__)
-            runs = [list(run) for kind, run in found if kind is not None]
+            grouped = groupby(range(len(kinds)), kinds.__getitem__)
+            runs = [list(run) for kind, run in grouped if kind is not None]
             self._runs[batch] = [range(run[0], run[-1] + 1) for run in runs]
         return self._runs[batch]
 
@@ -393,25 +393,25 @@ class GroupBatches:
         first, part = self._replicas[run.start], slice(run.start, run.stop)
         if first.device.type != "cpu":
             ordered = [replica.ordered for replica in self._replicas[part]]
-            found = first.data.train_in_order(ordered, *first.bounds[batch])
-            return ReplicaBatches(run, *found)
+            gathered = first.data.train_in_order(ordered, *first.bounds[batch])
+            return ReplicaBatches(run, *gathered)
         orders = self._orders[part, slice(*first.bounds[batch])]
         return ReplicaBatches(run, *first.data.train_together(orders, self._seeds[part], epoch))
 
     def _each(self, batch: int, guard: Guard) -> list[Any]:
-        found: list[Any] = [None] * len(self._replicas)
+        batches: list[Any] = [None] * len(self._replicas)
         busy = [(i, r) for i, r in enumerate(self._replicas) if batch < r.batches]
         for index, replica in busy:
             with guard([replica]):
-                found[index] = replica.samples_of(replica.batch)
-        there = next((item for item in found if item is not None), None)
+                batches[index] = replica.samples_of(replica.batch)
+        there = next((item for item in batches if item is not None), None)
         for index, replica in busy:
-            if found[index] is None and there is not None:
+            if batches[index] is None and there is not None:
                 # The width of a group touches bits: a job without samples takes those of another.
                 low, high = replica.bounds[batch]
                 taken = torch.arange(high - low, device=there[1].device) % len(there[1])
-                found[index] = mapped(partial(_selected, taken), there)
-        return found
+                batches[index] = mapped(partial(_selected, taken), there)
+        return batches
 
 
 def _selected(rows: torch.Tensor, item: torch.Tensor) -> torch.Tensor:

@@ -139,12 +139,12 @@ def slots_of(model: nn.Module, orders: Mapping[str, tuple[int, ...]]) -> dict[st
 def aliases_of(model: nn.Module) -> dict[str, str]:
     """Return the further names of tied tensors, each with its first name."""
     first: dict[int, str] = {}
-    found = {}
+    aliases = {}
     for named in (model.named_parameters, model.named_buffers):
         for name, tensor in named(remove_duplicate=False):
             if first.setdefault(id(tensor), name) != name:
-                found[name] = first[id(tensor)]
-    return found
+                aliases[name] = first[id(tensor)]
+    return aliases
 
 
 class Stack:
@@ -162,9 +162,9 @@ class Stack:
             for name, slot in slots.items():
                 plain = [tensors_of[name].detach().permute(slot.order) for tensors_of in named]
                 stacked = torch.stack(plain).contiguous()
-                for own, tensors_of in zip(stacked, named, strict=True):
+                for values, tensors_of in zip(stacked, named, strict=True):
                     # The objects stay, so that optimizers and ties that hold them stay valid.
-                    tensors_of[name].data = own.permute(slot.inverse)
+                    tensors_of[name].data = values.permute(slot.inverse)
                 if slot.is_parameter:
                     trained = named[0][name].requires_grad
                     stacked = nn.Parameter(stacked, requires_grad=trained)

@@ -192,9 +192,9 @@ class Lowering:
             self.kept.append(value)
             self.cells[node] = _Cell(value, [node])
             return
-        found = self.parameter(name)
-        cell = self.attributes[found.name]
-        cell.value = Value(found.node, found.layout, node.meta["example"], found.name)
+        parameter = self.parameter(name)
+        cell = self.attributes[parameter.name]
+        cell.value = Value(parameter.node, parameter.layout, node.meta["example"], parameter.name)
         cell.family.append(node)
         self.cells[node] = cell
 
@@ -295,8 +295,8 @@ class Lowering:
         def value_of(item: Any) -> Any:
             return self.cells[item].value if isinstance(item, fx.Node) else item
 
-        found: Any = fx.node.map_aggregate(tree, value_of)
-        return found
+        values: Any = fx.node.map_aggregate(tree, value_of)
+        return values
 
     def _nodes(self, tree: Any) -> Any:
         def node_of(value: Value) -> Any:

@@ -185,7 +185,7 @@ class StackedOptimizer:
 
     def state_dict_of(self, replica: int) -> dict[str, Any]:
         """Return one replica's state, as the optimizer of the plain model would."""
-        found: dict[str, Any] = self.optimizer.state_dict()
+        whole: dict[str, Any] = self.optimizer.state_dict()
         place = replica - self.replicas.start
 
         def part(name: str, key: str, value: Any) -> Any:
@@ -196,9 +196,9 @@ class StackedOptimizer:
 
         state = {
             index: {key: part(self._names[index], key, value) for key, value in entries.items()}
-            for index, entries in found["state"].items()
+            for index, entries in whole["state"].items()
         }
-        return {"state": state, "param_groups": copy.deepcopy(found["param_groups"])}
+        return {"state": state, "param_groups": copy.deepcopy(whole["param_groups"])}
 
     def load(self, states: Sequence[dict[str, Any]]) -> None:
         """Load one plain ``state_dict`` for each replica, at the same step and learning rate."""
@@ -247,8 +247,8 @@ class SeparateOptimizer:
 
     def state_dict_of(self, replica: int) -> dict[str, Any]:
         """Return a copy of the optimizer's ``state_dict``."""
-        found: dict[str, Any] = copy.deepcopy(self.optimizer.state_dict())
-        return found
+        state: dict[str, Any] = copy.deepcopy(self.optimizer.state_dict())
+        return state
 
     def load(self, states: Sequence[dict[str, Any]]) -> None:
         """Load the one replica's ``state_dict``."""

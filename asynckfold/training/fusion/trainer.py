@@ -199,6 +199,6 @@ def _ranges(jobs: Sequence[Job], samples: Sequence[_Samples]) -> Iterator[range]
         part = samples[index]
         return jobs[index].lr_schedule, len(part.bounds), index if part.reacts else -1
 
-    for _, found in groupby(range(len(jobs)), kind):
-        run = list(found)
+    for _, indices in groupby(range(len(jobs)), kind):
+        run = list(indices)
         yield range(run[0], run[-1] + 1)

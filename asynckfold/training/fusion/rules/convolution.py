@@ -64,8 +64,8 @@ def convolve_images(
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
-    found: torch.Tensor = _Images.apply(x, weight, bias, *settings)
-    return found
+    convolved: torch.Tensor = _Images.apply(x, weight, bias, *settings)
+    return convolved
 
 
 class _Images(torch.autograd.Function):
@@ -219,15 +219,15 @@ def pad(
 
 
 def _pools() -> dict[Any, Rule]:
-    found: dict[Any, Rule] = {}
+    rules: dict[Any, Rule] = {}
     for spatial in (1, 2, 3):
         for kind in ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "lp_pool"):
             function = getattr(F, f"{kind}{spatial}d")
             rule = _channelwise(function, spatial)
-            found[function] = rule
+            rules[function] = rule
             if (twin := getattr(torch, f"{kind}{spatial}d", None)) is not None:
-                found[twin] = rule
-    return found
+                rules[twin] = rule
+    return rules
 
 
 FUNCTIONS |= {

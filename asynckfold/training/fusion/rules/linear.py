@@ -31,10 +31,10 @@ def affine(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> 
     """Return ``x @ weight + bias`` for x (R, ..., in), weight (R, in, out), bias (R, out)."""
     rows = x if x.dim() == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
     if bias is None:
-        found = torch.bmm(rows, weight)
+        product = torch.bmm(rows, weight)
     else:
-        found = torch.baddbmm(bias.unsqueeze(1), rows, weight)
-    return found if x.dim() == 3 else found.reshape(*x.shape[:-1], found.shape[-1])
+        product = torch.baddbmm(bias.unsqueeze(1), rows, weight)
+    return product if x.dim() == 3 else product.reshape(*x.shape[:-1], product.shape[-1])
 
 
 def matmul(low: Lowering, input: Value, other: Value) -> Emitted:
@@ -128,11 +128,11 @@ def _embedding(
     torch_internals.assert_async(inside, "index out of range in an embedding")
     first = torch.arange(0, width * rows, rows, device=indices.device)
     shifted = indices + first.view(-1, *(1,) * (indices.dim() - 1))
-    found = F.embedding(shifted, weight.flatten(0, 1))
+    vectors = F.embedding(shifted, weight.flatten(0, 1))
     if padding_idx is None:
-        return found
+        return vectors
     is_padding = (indices == padding_idx % rows).unsqueeze(-1)
-    return torch.where(is_padding, found.detach(), found)
+    return torch.where(is_padding, vectors.detach(), vectors)
 
 
 def attention(
@@ -152,8 +152,8 @@ def attention(
         raise NotFusible("attention with grouped queries has no batched form")
     nodes = [low.stacked(item) for item in (query, key, value)]
     mask = None if attn_mask is None else low.aligned(attn_mask, query.rank)
-    found = low.emit(_attention, *nodes, mask, dropout_p, is_causal, scale, low.generators)
-    return Layout.STACKED, low.emit(_first, found)
+    both = low.emit(_attention, *nodes, mask, dropout_p, is_causal, scale, low.generators)
+    return Layout.STACKED, low.emit(_first, both)
 
 
 def _first(pair: tuple[torch.Tensor, ...]) -> torch.Tensor:
@@ -260,8 +260,8 @@ def _multihead(
         shift = torch.where(one, -math.inf, 0.0).to(query.dtype) if one.dtype == torch.bool else one
         mask = shift if mask is None else mask + shift
     queries, keys, values = projected
-    found, shares = _attention(queries, keys, values, mask, dropout_p, False, None, generators)
-    joined = affine(found.transpose(2, 3).flatten(3), out_weight.transpose(1, 2), out_bias)
+    outputs, shares = _attention(queries, keys, values, mask, dropout_p, False, None, generators)
+    joined = affine(outputs.transpose(2, 3).flatten(3), out_weight.transpose(1, 2), out_bias)
     outputs = joined if batch_first else joined.transpose(1, 2)
     if not need_weights:
         return outputs, None
@@ -272,16 +272,16 @@ def _masks(
     low: Lowering, attn_mask: Value | None, key_padding_mask: Value | None, heads: int
 ) -> list[Any]:
     """Return the nodes of those masks that there are, to broadcast with (R, B, heads, L, S)."""
-    found = []
+    masks = []
     if attn_mask is not None and attn_mask.rank == 2:
-        found.append(low.aligned(attn_mask, 4))
+        masks.append(low.aligned(attn_mask, 4))
     elif attn_mask is not None:
         node = low.aligned(attn_mask, 3)
-        found.append(low.emit(torch.unflatten, node, -3, (-1, heads)))
+        masks.append(low.emit(torch.unflatten, node, -3, (-1, heads)))
     if key_padding_mask is not None:
         node = low.aligned(key_padding_mask, 2)
-        found.append(low.emit(_before_keys, node))
-    return found
+        masks.append(low.emit(_before_keys, node))
+    return masks
 
 
 def _before_keys(mask: torch.Tensor) -> torch.Tensor:

@@ -54,11 +54,11 @@ def normalise_batch(
         # Momentum 1 leaves the statistics of this batch; then each replica's cumulative average.
         # What was there before is multiplied by 0, which keeps a NaN: so it must be numbers.
         now = (torch.zeros_like(mean).flatten(), torch.zeros_like(var).flatten())
-        found = F.batch_norm(x, *now, *affine, training=True, momentum=1.0, eps=eps)
+        normalised = F.batch_norm(x, *now, *affine, training=True, momentum=1.0, eps=eps)
         for average, batch in zip((mean, var), now, strict=True):
             share = (1 / count.to(average.dtype)).unsqueeze(1)
             average.copy_(share * batch.view_as(average) + (1 - share) * average)
-        return found
+        return normalised
     return F.batch_norm(
         x,
         _flat(mean),
@@ -143,8 +143,8 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Emitted:
     """Emit one normalisation for all, then each replica's scale and shift."""
-    found = low.emit(F.layer_norm, low.stacked(input), normalized_shape, None, None, eps)
-    return Layout.STACKED, _scaled(low, found, input.rank, weight, bias)
+    node = low.emit(F.layer_norm, low.stacked(input), normalized_shape, None, None, eps)
+    return Layout.STACKED, _scaled(low, node, input.rank, weight, bias)
 
 
 def rms_norm(
@@ -155,8 +155,8 @@ def rms_norm(
     eps: float | None = None,
 ) -> Emitted:
     """Emit one normalisation for all, then each replica's scale."""
-    found = low.emit(F.rms_norm, low.stacked(input), normalized_shape, None, eps)
-    return Layout.STACKED, _scaled(low, found, input.rank, weight, None)
+    node = low.emit(F.rms_norm, low.stacked(input), normalized_shape, None, eps)
+    return Layout.STACKED, _scaled(low, node, input.rank, weight, None)
 
 
 def _scaled(low: Lowering, node: Any, rank: int, weight: Value | None, bias: Value | None) -> Any:
@@ -231,8 +231,8 @@ def _elementwise_rule(function: Callable[..., Any]) -> Rule:
             if item is not None
         }
         nodes = low.aligned(input, rank), low.aligned(target, rank)
-        found = low.emit(function, *nodes, reduction="none", **aligned)
-        return Layout.STACKED, low.emit(_reduced, found, reduction)
+        losses = low.emit(function, *nodes, reduction="none", **aligned)
+        return Layout.STACKED, low.emit(_reduced, losses, reduction)
 
     return loss
 

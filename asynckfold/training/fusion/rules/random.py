@@ -81,13 +81,13 @@ def with_alpha(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
     """Return x where the mask is 1, and the constant of alpha dropout elsewhere, rescaled."""
     alpha = 1.7580993408473766
     scale = ((alpha**2 * p + 1) * (1 - p)) ** -0.5
-    found: torch.Tensor = x * (mask * scale) + ((mask - 1) * (alpha * scale) + alpha * scale * p)
-    return found
+    dropped: torch.Tensor = x * (mask * scale) + ((mask - 1) * (alpha * scale) + alpha * scale * p)
+    return dropped
 
 
 def mask_of(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
     """Return what is kept of (R, ...), 1 with probability 1 - p, else 0."""
-    return _drawn(x, generators, order, lambda own, g: own.bernoulli_(1 - p, generator=g))
+    return _drawn(x, generators, order, lambda rows, g: rows.bernoulli_(1 - p, generator=g))
 
 
 def _drawn(
@@ -96,8 +96,8 @@ def _drawn(
     """Return a tensor of the shape of x, each replica's part drawn from its generator."""
     dims = range(x.dim()) if order is None else (0, *(1 + dim for dim in order))
     drawn = torch.empty_permuted(x.shape, tuple(dims), dtype=x.dtype, device=x.device)
-    for own, generator in zip(drawn.unbind(), generators, strict=True):
-        draw(own, generator)
+    for rows, generator in zip(drawn.unbind(), generators, strict=True):
+        draw(rows, generator)
     return drawn
 
 
@@ -110,12 +110,12 @@ def _like_rule(draw: Callable[..., Any]) -> Rule:
 
 def uniform(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
     """``torch.rand_like``."""
-    return _drawn(x, generators, order, lambda own, g: own.uniform_(generator=g))
+    return _drawn(x, generators, order, lambda rows, g: rows.uniform_(generator=g))
 
 
 def normal(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
     """``torch.randn_like``."""
-    return _drawn(x, generators, order, lambda own, g: own.normal_(generator=g))
+    return _drawn(x, generators, order, lambda rows, g: rows.normal_(generator=g))
 
 
 FUNCTIONS: dict[Any, Rule] = {
