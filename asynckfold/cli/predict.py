@@ -326,7 +326,7 @@ def _export_weights(
 def _short(text: str) -> str:
     """Return what an entry of the metadata says, without numbers.
 
-    >>> _short('["a", "colour=red"]'), _short('{"class": "PCA", "fitted": {"mean_": [0.5]}}')
+    >>> _short('["a", "colour=red"]'), _short('{"class": "PCA", "mean_": [0.5]}')
     ('a, colour=red', 'PCA')
     """
     content = json.loads(text) if text.startswith(("[", "{")) else text

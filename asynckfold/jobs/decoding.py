@@ -29,7 +29,7 @@ Kind = TypeVar("Kind")
 def encoded(value: Any, *, is_sorted: bool = False) -> str:
     """Return a record as JSON; numbers of NumPy become plain ones.
 
-    >>> encoded({"loss": math.nan, "sizes": (1, 2)})
+    >>> encoded({"loss": float("nan"), "sizes": (1, 2)})
     '{"loss":NaN,"sizes":[1,2]}'
     """
     plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_plain)

@@ -152,7 +152,7 @@ def test_exported_weights_say_what_they_take(
         about = file.metadata()
     assert json.loads(about["classes"]) == ["no", "yes"]
     assert json.loads(about["features"]) == ["size", "colour=blue", "colour=red", "weight"]
-    scaler = json.loads(about["preprocess"])["fitted"]
+    scaler = json.loads(about["preprocess"])
     table = pd.read_csv(table_run / "table.csv")
     columns = [table["size"], table.colour == "blue", table.colour == "red", table.weight]
     rows = (np.stack(columns, axis=1).astype(float) - scaler["mean_"]) / scaler["scale_"]

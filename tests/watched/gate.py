@@ -32,7 +32,7 @@ _PHASES = (
     ("resume", re.compile(r"checkpoint-[^/]+\.safetensors")),
     ("report", re.compile(r"(?:\.html|\.png|\.csv|\.json|(?<!splits)\.npz)\.\d+\.tmp")),
 )
-_DIED = re.compile(r"UPDATE attempts SET .*outcome = '(?:died|oom|hang)', pid = (\d+)")
+_DIED = re.compile(r"""INSERT OR REPLACE INTO attempts .*,'(?:died|oom|hang)','.*"pid":(\d+)""")
 
 
 def watch() -> None:
@@ -130,7 +130,7 @@ _plain_connect = sqlite3.connect
 def _executes(statement: str) -> None:
     if statement == "COMMIT":
         reach("commit")
-    elif "outcome = 'lost'" in statement:
+    elif statement.startswith("DELETE FROM results WHERE status NOT IN"):
         reach("begun")
     elif match := _DIED.match(statement):
         reach(f"died-{match[1]}")
