@@ -64,9 +64,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Without a GPU, torch.compile lets torch's autograd see one that is not there. If the first
     # backward pass of a process comes after it, ranks forked in a test can run none.
     torch.ones(1, requires_grad=True).sum().backward()
-    # A shell lets its background jobs ignore Ctrl-C; what the tests send themselves is to be heard.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell lets its background jobs ignore Ctrl-C, nohup the end of a terminal; what the tests
+    # send themselves is to be heard.
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
+    for number, handler in usual.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
     # How long an example takes says how busy the machine is; no test asserts a speed.
     settings.register_profile("asynckfold", deadline=None, max_examples=size.examples(100))
     settings.load_profile("asynckfold")
