@@ -73,7 +73,7 @@ class Actor:
                 [sys.executable, "-c", code], pass_fds=[theirs.fileno()]
             )
         self._answers: dict[int, futures.Future[Any]] = {}
-        self._numbers, self._lock = count(), threading.Lock()
+        self._numbers, self._lock, self._death = count(), threading.Lock(), threading.Lock()
         self._send(-1, kind, arguments)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -110,11 +110,12 @@ class Actor:
         )
 
     def die(self) -> None:
-        """Kill it."""
-        self.process.kill()
-        self.process.wait()
-        self._listener.join()
-        self._pipe.close()
+        """Kill it; tests and the engine may do so at the same time."""
+        with self._death:
+            self.process.kill()
+            self.process.wait()
+            self._listener.join()
+            self._pipe.close()
 
 
 def serve(descriptor: int) -> None:
