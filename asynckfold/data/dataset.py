@@ -414,7 +414,10 @@ def how_to_undress(source: SampleSource) -> str:
     if transform is None or source.known:
         return PLAIN
     bare = redressed(source, RECORDED)
-    return RECORDED if bare.recorder is not None and _reads_alike(source, bare) else DRESSED
+    if bare.recorder is None:
+        return DRESSED
+    with generators_kept():
+        return RECORDED if all(_reads_alike(at, source, bare) for at in source.probes) else DRESSED
 
 
 def redressed(source: SampleSource, how: str) -> SampleSource:
@@ -444,12 +447,7 @@ def _redressed(dataset: Any, transform: Any, replacement: Any) -> Any:
     return dressed
 
 
-def _reads_alike(source: SampleSource, bare: SampleSource) -> bool:
-    with generators_kept():
-        return all(_reads_alike_at(index, source, bare) for index in source.probes)
-
-
-def _reads_alike_at(index: int, source: SampleSource, bare: SampleSource) -> bool:
+def _reads_alike(index: int, source: SampleSource, bare: SampleSource) -> bool:
     try:
         seed_generators(0)
         sample, label = bare.read(index)

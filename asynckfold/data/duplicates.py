@@ -31,9 +31,6 @@ NOT_LOOKED = (
     "one by one"
 )
 
-Copies = list[tuple[tuple[int, int], int, int]]
-"""For each fold its key, copies among its validation samples, and number of these."""
-
 
 def digests(samples: Array) -> npt.NDArray[np.int64]:
     """Return a number per sample, equal for equal samples and for mirrored uint8 images.
@@ -50,46 +47,16 @@ def digests(samples: Array) -> npt.NDArray[np.int64]:
         return np.fromiter(both, np.int64, len(samples))
     # Most samples differ from all others in a few places, and are not read as a whole.
     flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
-    numbers = _mixed(np.ascontiguousarray(flat[:, :: max(1, flat.shape[1] // PLACES)]))
+    some = flat[:, :: max(1, flat.shape[1] // PLACES)]
+    numbers = np.fromiter((hash(row.tobytes()) for row in some), np.int64, len(some))
     _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
     alike = np.flatnonzero(counts[places] > 1)
     numbers[alike] = np.fromiter((hash(samples[at].tobytes()) for at in alike), np.int64)
     return numbers
 
 
-def _mixed(rows: Array) -> npt.NDArray[np.int64]:
-    """Return a number per row (n, m), of its bytes; for all rows at once, unlike `hash`.
-
-    The sum of its words times odd random numbers, modulo 2**64 (multilinear hashing: Lemire and
-    Kaser, Strongly universal string hashing is fast, 2014). Rows may share a number by chance, for
-    instance if they differ in the highest bits of two words.
-    """
-    raw = rows.view(np.uint8)
-    words = np.pad(raw, ((0, 0), (0, -raw.shape[1] % 8))).view(np.uint64)
-    factors = np.random.default_rng(0).integers(0, 1 << 64, words.shape[1], np.uint64) | 1
-    numbers: npt.NDArray[np.int64] = (words * factors).sum(axis=1, dtype=np.uint64).view(np.int64)
-    return numbers
-
-
 def _are_images(samples: Array) -> bool:
     return samples.dtype == np.uint8 and samples.ndim > 2 and samples.shape[-1] >= SIDE
-
-
-def copies(numbers: npt.NDArray[np.int64], folds: Iterable[Fold]) -> Copies:
-    """Return for each fold how many of its validation samples equal a training sample.
-
-    >>> fold = Fold(0, 0, np.array([0, 1, 2]), np.array([3, 4]))
-    >>> copies(np.array([7, 8, 9, 8, 6]), [fold])
-    [((0, 0), 1, 2)]
-    """
-    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    several = counts[places] > 1
-    counted = []
-    for fold in folds:
-        train, valid = (rows[several[rows]] for rows in (fold.train, fold.valid))
-        count = int(np.isin(places[valid], places[train]).sum())
-        counted.append((fold.key, count, len(fold.valid)))
-    return counted
 
 
 def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
@@ -116,7 +83,14 @@ def records_note(records: Iterable[bytes], folds: Sequence[Fold]) -> str:
 
 
 def _note(numbers: npt.NDArray[np.int64], folds: Sequence[Fold], also: str) -> str:
-    many = [item for item in copies(numbers, folds) if item[1] >= max(LEAST, SHARE * item[2])]
+    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    several_times = counts[places] > 1
+    many: list[tuple[tuple[int, int], int, int]] = []  # key of a fold, copies, validation samples
+    for fold in folds:
+        train, valid = (rows[several_times[rows]] for rows in (fold.train, fold.valid))
+        count = int(np.isin(places[valid], places[train]).sum())
+        if count >= max(LEAST, SHARE * len(fold.valid)):
+            many.append((fold.key, count, len(fold.valid)))
     if not many:
         return ""
     several = any(repeat for (repeat, _), _, _ in many)

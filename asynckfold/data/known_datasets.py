@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
 from asynckfold.data.transforms.samples import to_array
-from asynckfold.data.transforms.steps import is_known
 from asynckfold.data.transforms.trees import Array
 from asynckfold.errors import InputError
 from asynckfold.jobs.folds import Indices
@@ -122,8 +120,3 @@ def listing(dataset: Any, rows: Indices | None) -> bytes:
         name = os.path.relpath(path, dataset.root)
         digest.update(repr((name, target, facts.st_size, facts.st_mtime_ns)).encode())
     return digest.digest()
-
-
-def all_known(steps: Sequence[Any]) -> bool:
-    """Return whether all steps are torchvision's own code."""
-    return all(is_known(step) for step in steps)

@@ -31,7 +31,10 @@ def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
     """
     pair = _arrays(dataset), _arrays(other)
     if None in pair and pair != (None, None):
-        refuse([_kind_problem(dataset, other)])
+        rule = "dataset and valid must be of one kind"
+        received = f"{type(dataset).__name__} and {type(other).__name__}"
+        remedy = "Pass two data sets, two tuples (X, y), or sample numbers as valid."
+        refuse([Problem(rule, received, remedy)])
     if pair[0] is not None:
         refuse([*_shape_problems(*pair), *column_problems(pair[0][0], pair[1][0], "valid")])
     counts = (len(dataset), len(other)) if pair[0] is None else (len(pair[0][0]), len(pair[1][0]))
@@ -108,11 +111,3 @@ def _shape(part: Any) -> Any:
         leaves, _ = leaves_by_path(part.tree)
         return {path_text(path): np.shape(leaf)[1:] for path, leaf in leaves.items()}
     return np.shape(part)[1:]
-
-
-def _kind_problem(dataset: Any, other: Any) -> Problem:
-    return Problem(
-        "dataset and valid must be of one kind",
-        f"{type(dataset).__name__} and {type(other).__name__}",
-        "Pass two data sets, two tuples (X, y), or sample numbers as valid.",
-    )

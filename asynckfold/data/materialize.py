@@ -23,7 +23,7 @@ import torch
 
 from asynckfold.data.arrays import NOT_FINITE
 from asynckfold.data.dataset import SampleSource, open_source, redressed
-from asynckfold.data.known_datasets import all_known, file_labels, listing
+from asynckfold.data.known_datasets import file_labels, listing
 from asynckfold.data.range_reader import (
     DIGEST_BYTES,
     Pass,
@@ -34,7 +34,7 @@ from asynckfold.data.range_reader import (
 )
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
 from asynckfold.data.transforms.samples import Kind, Records, records_in
-from asynckfold.data.transforms.steps import Step, flatten, same_steps
+from asynckfold.data.transforms.steps import Step, flatten, is_known, same_steps
 from asynckfold.data.transforms.trees import Array, TreeArrays, tensors_in
 from asynckfold.data.views import RecordedTracer, Views, make_views
 from asynckfold.errors import InputError, refuse
@@ -132,7 +132,7 @@ def runs_user_code(check: SampleCheck) -> bool:
     """Return whether reading samples runs code other than torch's and torchvision's."""
     source = open_source(check.dataset)
     given = (*flatten(check.train_transform), *flatten(check.eval_transform))
-    return not (source.known and all_known((*source.steps, *given)))
+    return not (source.known and all(map(is_known, (*source.steps, *given))))
 
 
 class _CannotHoldError(Exception):
@@ -299,9 +299,9 @@ def _passed(
 def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading:
     """Return labels and a digest of samples that jobs will read themselves."""
     source, view, facts = checked.source, checked.views.eval, checked.facts
-    is_known = all_known(view.pipeline)
+    all_known = all(map(is_known, view.pipeline))
     notes = [STREAMED + why]
-    if is_known and not facts.random:
+    if all_known and not facts.random:
         if source.known and source.samples is not None:
             digest = _digest_of_rows(source.samples, source.rows)
             return Reading(notes=tuple(notes), digest=digest)
@@ -314,8 +314,8 @@ def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading:
             return Reading(labels=np.asarray(targets)[rows], notes=tuple(notes), digest=digest)
     places = tuple((place,) for place in checked.views.places[1])
     # What torchvision's own steps do is known; to decode and scale all samples takes its time.
-    is_known &= checked.views.records is None
-    pipelines = () if is_known else (Pipeline(view.pipeline, places),)
+    all_known &= checked.views.records is None
+    pipelines = () if all_known else (Pipeline(view.pipeline, places),)
     work = Pass(checked.check.dataset, facts.how, pipelines, hold=False, random=facts.random)
     with closing(SharedArray(ArraySpec((len(source), DIGEST_BYTES), "uint8"))) as digests:
         labels = _passed(checked, readers, work, [digests])

@@ -307,12 +307,11 @@ def _same_here(prepared: PreparedData) -> bool:
         return all(map(same_sample, batches.samples_of(probes), single))
     pair = batches.eval(probes)[0], batches.unpacked(default_collate(single))
     ours, theirs = ([item.numpy() for item in tensors_in(inputs)] for inputs in pair)
-    return len(ours) == len(theirs) and all(map(_are_close, ours, theirs))
-
-
-def _are_close(ours: Array, theirs: Array) -> bool:
     # The last digits of a sum depend on the number of threads.
-    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-3, equal_nan=True)
+    return len(ours) == len(theirs) and all(
+        one.shape == other.shape and np.allclose(one, other, rtol=1e-3, equal_nan=True)
+        for one, other in zip(ours, theirs, strict=True)
+    )
 
 
 def _given_labels(source: SampleSource, targets: Any) -> Any:

@@ -31,7 +31,6 @@ from asynckfold.data.dataset import (
     redressed,
     unreadable,
 )
-from asynckfold.data.known_datasets import all_known
 from asynckfold.data.transforms.random_numbers import Draw, Watch, generators_kept, seeded, varies
 from asynckfold.data.transforms.samples import (
     Kind,
@@ -170,7 +169,7 @@ def _steadiness(source: SampleSource, steps: Sequence[Step]) -> tuple[tuple[str,
 
     Raises `InputError` where input and target both vary: no evaluation would see a pair.
     """
-    if source.known and all_known(steps):
+    if source.known and all(map(is_known, steps)):
         return (), True
     for index in source.probes:
         pairs = []
@@ -284,7 +283,7 @@ class _Reader:
         self.whole = open_source(work.dataset)
         self.source = redressed(self.whole, work.how)
         steps = [step for pipeline in work.pipelines for step in pipeline.steps]
-        self.is_quiet = self.source.known and all_known(steps)
+        self.is_quiet = self.source.known and all(map(is_known, steps))
         self.pipelines = [
             [
                 (step, () if is_known(step) else places)

@@ -89,27 +89,18 @@ def trace(
             with seeded(0):
                 values = [step(value) for value in values]
         except Exception as error:
-            raise InputError([_failing(step, error)]) from error
+            rule = f"transform step {step_name(step)} must work on each sample"
+            received = f"{type(error).__name__}: {error}"
+            raise InputError.one(rule, received, "Try the transform on dataset[0].") from error
         kinds.append(_common_kind(values))
-    return PipelineTrace(tuple(steps), tuple(flags), tuple(kinds), _apart(values))
-
-
-def _failing(step: Step, error: Exception) -> Problem:
-    return Problem(
-        f"transform step {step_name(step)} must work on each sample",
-        f"{type(error).__name__}: {error}",
-        "Try the transform on dataset[0].",
-    )
+    last = tuple(dict.fromkeys(map(kind_of, values)))
+    apart = last[:2] if len(last) > 1 else ()
+    return PipelineTrace(tuple(steps), tuple(flags), tuple(kinds), apart)
 
 
 def _common_kind(values: Sequence[Any]) -> Kind | None:
     kinds = {kind_of(value) for value in values}
     return kinds.pop() if len(kinds) == 1 else None
-
-
-def _apart(values: Sequence[Any]) -> tuple[Kind, ...]:
-    kinds = tuple(dict.fromkeys(map(kind_of, values)))
-    return kinds[:2] if len(kinds) > 1 else ()
 
 
 def divide(traced: PipelineTrace) -> View:

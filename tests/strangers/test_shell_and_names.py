@@ -302,6 +302,28 @@ def test_a_likely_group_is_named(
     assert "pass --groups 0" in capfd.readouterr().out
 
 
+# Numbers that may be others
+
+
+def test_numbers_that_may_be_others_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ("1E5", "1.037", "0.125", "1e-05"), ("2E3", "950", "1.250", "1.5")
+    rows = [";".join([*kinds[at % 2], str(at * 7 % 11), "ab"[at % 2]]) for at in range(24)]
+    path = tmp_path / "table.csv"
+    path.write_text("\n".join(["code;sales;share;rate;n;kind", *rows]))
+    assert main(["data", f"csv:{path}"]) == 0
+    text = capfd.readouterr().out
+    assert "column 'code' such as 1E5, read as 100000; where these are codes, pass --cat" in text
+    assert "column 'sales' such as 1.037, read as 1.037; where the point separates thous" in text
+    for name in ("share", "rate", "n"):
+        assert f"'{name}' such as" not in text
+    assert main(["data", f"csv:{path}", "--category", "code", "--drop", "sales"]) == 0
+    text = capfd.readouterr().out
+    assert "exponent" not in text
+    assert "thousands" not in text
+
+
 def test_a_comma_in_numbers_has_two_remedies(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

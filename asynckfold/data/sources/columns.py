@@ -126,6 +126,7 @@ class JudgedColumn:
     column: Column
     values: npt.NDArray[Any] | None = None
     detail: str = ""  # where it breaks the rule, which is the column's `why`
+    example: str = ""  # a number of it that may mean another
 
 
 def judge(
@@ -136,11 +137,12 @@ def judge(
     *,
     unnamed: bool,
     zeros: bool = False,
+    example: str = "",
 ) -> JudgedColumn:
     """Decide what a column other than the target is, by the rule of this module.
 
     `cells` is a Series as pandas read it. `unnamed`: the table has a header, but not for this
-    column. `zeros`: its numbers have leading zeros.
+    column. `zeros`: its numbers have leading zeros. `example` is one that may mean another.
     """
     for why, positions in (
         (_GROUPS, choice.groups),
@@ -152,7 +154,8 @@ def judge(
     is_kept, is_category = position in choice.keep, position in choice.category
     judged = _judge_kept(name, cells, is_category, zeros and not (is_kept or is_category))
     why = "" if is_kept else _idle(name, position, cells, judged, unnamed)
-    return _left_out(name, cells, why) if why else judged
+    doubted = judged if is_kept or is_category else replace(judged, example=example)
+    return _left_out(name, cells, why) if why else doubted
 
 
 def _idle(name: str, position: int, cells: Any, judged: JudgedColumn, unnamed: bool) -> str:
@@ -331,12 +334,26 @@ def column_notes(
         yield f"{word} one value only: {', '.join(constant[:_NAMED_COLUMNS])}"
     if encoded := sum(item.column.dtype == NAMES for item in judged if item.values is not None):
         yield f"{encoded} {'column' if encoded == 1 else 'columns'} of names one-hot encoded"
+    yield from _doubts(judged)
     for item in judged:
         if targets is not None and item.values is not None and _tells(item, targets):
             yield (
                 f"{_label(item.column.name)} tells the class: each class has one value of its own; "
                 f"if it follows from the class, pass --drop {flag_word(item.column.name)}"
             )
+
+
+def _doubts(judged: Sequence[JudgedColumn]) -> Iterator[str]:
+    """Yield notes on numbers that may be codes, or thousands."""
+    doubtful = [item for item in judged if item.example and item.values is not None]
+    for item in doubtful[:_NAMED_COLUMNS]:
+        remedy = (
+            "where these are codes, pass --category COLUMN or --drop COLUMN"
+            if "e" in item.example.lower()
+            else "where the point separates thousands, remove it from the file"
+        )
+        number_read = f"{item.example}, read as {float(item.example):g}"
+        yield f"numbers in {_label(item.column.name)} such as {number_read}; {remedy}"
 
 
 def _label(name: str) -> str:

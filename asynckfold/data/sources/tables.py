@@ -44,6 +44,7 @@ from asynckfold.data.sources.text_files import (
     label_problems,
     read_cells,
     read_head,
+    second_meanings,
     spelling_problems,
     with_leading_zeros,
 )
@@ -234,7 +235,7 @@ def _cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
 def _judged(
     path: Path, head: Head, cells: Any, chosen: ColumnChoice, target: int | None
 ) -> list[JudgedColumn]:
-    zeros = with_leading_zeros(path, head, cells)
+    zeros, examples = with_leading_zeros(path, head, cells), second_meanings(path, head, cells)
     return [
         judge(
             head.name(at),
@@ -243,6 +244,7 @@ def _judged(
             chosen,
             unnamed=head.has_header and not head.names[at],
             zeros=at in zeros,
+            example=examples.get(at, ""),
         )
         for at in range(head.n_columns)
         if at != target

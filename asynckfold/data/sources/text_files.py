@@ -11,6 +11,7 @@ differ.
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,8 +37,12 @@ _READING: Any = {
     "skipinitialspace": True,
     "encoding": "utf-8-sig",
 }
+_COMPRESSED = frozenset({".bz2", ".gz", ".tar", ".xz", ".zip", ".zst"})
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 _LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
+_ZERO_BYTES = re.compile(rb"""(?:^|[,;\t"' +-])0[0-9]""", re.MULTILINE)
+_EXPONENT = re.compile(r"\d+[eE]\d+")
+_GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}|[+-]?\d{1,3}|")  # 1.037 may be 1037
 _LONG_SERIES = 3
 
 
@@ -261,10 +266,41 @@ def read_cells(
 def with_leading_zeros(path: Path, head: Head, cells: Any) -> set[int]:
     """Return the columns of whole numbers that may be codes: 007 and 7 may be two."""
     whole = [int(at) for at in cells.columns if cells[at].dtype.kind in "iu"]
-    if not whole:
+    if not whole or not _may_lead_with_zeros(path):
         return set()
     written = read_cells(path, head, whole, whole)
     return {at for at in whole if written[at].str.strip().str.match(_LEADING_ZERO).any()}
+
+
+def _may_lead_with_zeros(path: Path) -> bool:
+    """Whether a table is worth a second reading; of a compressed one, nobody knows."""
+    if path.suffix.lower() in _COMPRESSED:
+        return True
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return _ZERO_BYTES.search(content) is not None
+
+
+def second_meanings(path: Path, head: Head, cells: Any) -> dict[int, str]:
+    """Return a cell of each column whose numbers may be others: 1E5 a code, 1.037 be 1037."""
+    broken = [int(at) for at in cells.columns if cells[at].dtype.kind == "f"]
+    rows = _first_rows(path)[0][head.has_header :] if broken else []
+    pointed = [at for at in broken if _is_grouped(row[at] for row in rows if at < len(row))]
+    doubtful = [at for at in broken if at in pointed or (cells[at].dropna() % 1 == 0).all()]
+    written = read_cells(path, head, doubtful, doubtful) if doubtful else None
+    examples: dict[int, str] = {}
+    for at in doubtful:
+        texts = written[at].dropna().str.strip()  # type: ignore[index]
+        if (exponents := texts.str.fullmatch(_EXPONENT)).any():
+            examples[at] = texts[exponents].iloc[0]
+        elif at in pointed and _is_grouped(texts):
+            examples[at] = texts[texts.str.contains(".", regex=False)].iloc[0]
+    return examples
+
+
+def _is_grouped(texts: Iterable[str]) -> bool:
+    """Whether points in numbers may separate thousands."""
+    texts = list(texts)
+    return any("." in text for text in texts) and all(map(_GROUPED.fullmatch, texts))
 
 
 # Class labels

@@ -22,7 +22,6 @@ from asynckfold.data.transforms.random_numbers import (
     varies,
 )
 from asynckfold.data.transforms.samples import Kind, Records, copied, native, to_array
-from asynckfold.data.transforms.trees import Array
 
 Step = Callable[[Any], Any]
 
@@ -298,15 +297,11 @@ class PerSample:
     def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
         """Return the stacked results, on the batch's device."""
         with generators_kept():
-            results = [
-                self._one(stored, seed)
-                for stored, seed in zip(batch.cpu(), draw.bits().tolist(), strict=True)
-            ]
+            results = []
+            for stored, seed in zip(batch.cpu(), draw.bits().tolist(), strict=True):
+                seed_generators(seed)
+                results.append(to_array(apply(self.steps, self.kind.restore(stored))))
         return torch.from_numpy(np.stack(results)).to(batch.device)
-
-    def _one(self, stored: Tensor, seed: int) -> Array:
-        seed_generators(seed)
-        return to_array(apply(self.steps, self.kind.restore(stored)))
 
 
 # Of torchvision
