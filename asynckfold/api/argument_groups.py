@@ -71,9 +71,9 @@ class UserTraining:
         ``on_fit_end``. Each job gets copies; what changes in one is kept by its ``state_dict`` and
         ``load_state_dict``. None sees the held-out fold.
     inner_valid : float, optional
-        Share of each training fold to set aside for callbacks and LR schedules that react to a
-        loss. It is stratified and grouped as the folds, the last part where folds are in the order
-        of time (``TimeSeriesSplit``), and the same for all candidates. Nothing is fitted on it.
+        Share of each training fold held out for early stopping, other callbacks and plateau
+        schedules. It is stratified and grouped like the folds, or the latest samples under
+        ``TimeSeriesSplit``, and equal for all candidates. Nothing is fitted on it.
     """
 
     training_step: Callable[..., Any] | None = argument(None, group="training")

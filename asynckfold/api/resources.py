@@ -44,13 +44,13 @@ class MachineArguments:
         or a size such as "8GiB". What all workers share, some 300 MiB, and this process are not
         counted.
     min_free_memory : float or str
-        Start nothing while less memory is free: a share up to 1, bytes, or a size such as "2GiB". A
-        running job is never killed for it.
+        Free memory below which no job starts: a share up to 1, bytes, or a size such as "2GiB".
+        Running jobs are never killed.
     nice : int
         Niceness of the workers and of the processes that they start, 0 to 19.
     max_wait : float or None
-        Seconds to wait while not even one job can start. Then the call ends with `NoRoomError` and
-        can be continued. One job always runs, however busy the cores are. None waits for ever.
+        Seconds to wait until the first job can start. After that the call raises `NoRoomError`;
+        the same call continues it. Busy cores never stop the last running job. None waits forever.
     yield_to_others : bool
         Let running jobs make room when other programs need their cores. A job moves to idle cores,
         or pauses between two batches while another job goes on. One job always runs.

@@ -218,7 +218,7 @@ class Batches:
     def train_together(
         self, indices: Tensor, seeds: Sequence[int], epoch: int
     ) -> tuple[Any, Tensor]:
-        """Return what `train` returns for each row of `indices` (R, B), stacked, bit-identical.
+        """Return the batches of `train` for all rows of `indices` (R, B), stacked; same bits.
 
         `seeds` has one seed per row; shapes are (R, B, ...) and (R, B) or (R, B, m).
         """

@@ -92,7 +92,7 @@ class Cost:
         )
 
     def fused(self, gain: float) -> Cost:
-        """Return the cost of a job fused with others: steps `gain` times faster, evaluation not.
+        """Return the cost within a fused group: steps `gain` times faster, evaluation unchanged.
 
         >>> Cost({1: 0.004}, {1: 0.002}).fused(2.0).seconds(Work(100, 10), threads=1)
         0.22

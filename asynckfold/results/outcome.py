@@ -134,7 +134,7 @@ class Outcome:
 
     @property
     def speedup_note(self) -> str:
-        """The speedup with both times, an estimate of it, or why there is none."""
+        """Speedup with both times, its estimate, or the reason for having neither."""
         return self.timing.text
 
     @property

@@ -140,7 +140,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SessionTimes:
-    """When a session ended, and how long it packed jobs.
+    """Times of a session: its end, and the duration of its packed part.
 
     Parameters
     ----------

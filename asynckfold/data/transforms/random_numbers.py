@@ -28,7 +28,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _mix(state: int) -> int:
-    """One state of `splitmix64`; Python integers are faster for a single number."""
+    """Mix one state of `splitmix64`, as Python integers: faster than NumPy for one number."""
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
     return state ^ (state >> 31)

@@ -1,4 +1,4 @@
-"""The page of a run over HTTP, to this machine only, drawn anew while the run goes on.
+"""Serve the page of a run over HTTP on the loopback interface, and redraw it during the run.
 
 ::
 
@@ -6,13 +6,12 @@
        ▲                                                                  │
        └───── again every 5 s, while jobs are left ◄──────────────────────┘
 
-Its script asks again, since it keeps the tab and the place; a browser without scripts does so by
-itself.
+A script refreshes the page and keeps the selected tab and scroll position; browsers without
+scripts reload it.
 
-It listens on the loopback interface. Other users of the machine reach that, too, and so do pages
-of other sites by way of the browser: the address holds a random token, and a request must name the
-host as the address does (else a foreign name that resolves to 127.0.0.1 would do). Whoever lacks
-either learns nothing, not even that there is a run.
+Other users of the machine can reach the loopback interface, and so can pages of other sites through
+the browser (DNS rebinding). The address therefore holds a random token, and the Host header must
+match it. Requests without either get an empty 404, which does not reveal that a run exists.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How one tensor holds the values of R replicas, and conversions between layouts.
+"""Memory layouts of a tensor with the values of R replicas, and conversions between them.
 
 ::
 

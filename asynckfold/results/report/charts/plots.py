@@ -107,7 +107,7 @@ def speedup(
     serial: Mapping[str, float] | None = None,
     ideal: float | None = None,
 ) -> Figure:
-    """Draw serial and packed seconds of each model, its speedup, and the ideal beside it.
+    """Plot serial and packed seconds of each model, and its speedup beside the ideal.
 
     Parameters
     ----------

@@ -170,7 +170,7 @@ def _attention(
     scale: float | None,
     generators: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return outputs and weights of (R, ..., length, features) (Vaswani et al. 2017)."""
+    """Return outputs (R, ..., length, features) and attention weights (Vaswani et al. 2017)."""
     weights = attention_weights(query, key, mask, is_causal, scale)
     if dropout_p > 0:
         weights = drop(weights, dropout_p, generators)
