@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.system import terminal
 from asynckfold.system.plain_text import one_line
-from asynckfold.system.terminal import shows_links
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -60,10 +59,7 @@ class Output:
         self.say(tables[-1])
 
     def say_path(self, name: str, path: Path) -> None:
-        """Print a path, as a hyperlink where the terminal makes links."""
-        if not shows_links():
-            self.say(f"{name}: {path}", wraps=False)
-            return
+        """Print a path, as a hyperlink on a terminal."""
         from rich.text import Text
 
         link = Text(one_line(str(path)), style=f"link {path.resolve().as_uri()}")

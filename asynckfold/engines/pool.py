@@ -58,7 +58,6 @@ class Submission:
     future: Future[Answer] = field(default_factory=Future)
     worker: Worker | None = None
     cores: tuple[int, ...] = ()  # that the worker is pinned to now
-    room_at: float | None = None  # until when a free worker is awaited
 
     def __post_init__(self) -> None:
         self.cores = self.placement.cores

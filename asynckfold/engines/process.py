@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import pickletools
@@ -35,12 +34,6 @@ if TYPE_CHECKING:
 
 CHECK_SECONDS = 0.05
 """Interval between checks for signals while jobs save themselves."""
-
-ROOM_SECONDS = 10.0
-"""Time for idle workers to exit and be reaped, to make room for a new one."""
-
-ROOM_TRIES = 3
-"""Attempts to start a worker after that."""
 
 
 @dataclass(frozen=True)
@@ -136,43 +129,19 @@ class ProcessEngine:
         return [(it.worker, it) for it in works if it.worker and it.worker.work is it]
 
     def _run_refused(self) -> None:
-        """Run work that found no worker on one that became idle, or try again to start one."""
+        """Run work that found no worker on one that became idle; fail it if none will."""
         waiting, self._waiting = [*self._waiting, *self._pool.refused(self._submitted)], []
         for work, number in waiting:
             if self._pool.idle_worker(self._key, work.placement) is not None:
                 self._run(work)
-            elif self._must_wait(work):
+            elif any(worker.alive and worker.busy for worker in list(self._pool.workers)):
                 self._waiting.append((work, number))
                 if not self._shortage_reported:
                     text = f"fewer workers: {start_failure(number)}"
                     self._tell(Note(None, "workers", text))
                 self._shortage_reported = True
-            elif work.room_at is not None and time.monotonic() < work.room_at:
-                # A worker that ended counts as a process until it is reaped.
-                work.room_at -= ROOM_SECONDS / ROOM_TRIES
-                self._run(work)
             else:
                 work.future.set_exception(StorageError(number, start_failure(number)))
-
-    def _must_wait(self, work: Submission) -> bool:
-        """Whether a worker may become idle, or is about to exit and make room for a new one.
-
-        If no worker is busy, idle ones, useless to this work, are killed. When they are gone,
-        starting a worker is tried again, at most `ROOM_TRIES` times.
-        """
-        workers = list(self._pool.workers)
-        if any(worker.alive and worker.busy for worker in workers):
-            work.room_at = math.inf
-            return True
-        for worker in workers:
-            if worker.alive:
-                self._pool.kill(worker, "made room for a new worker")
-        now = time.monotonic()
-        if work.room_at is None:
-            # Without any worker there is none whose exit could be awaited.
-            work.room_at = math.inf if workers else 0.0
-        work.room_at = min(work.room_at, now + ROOM_SECONDS)
-        return bool(workers) and now < work.room_at
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ask for checkpoints, wait, kill what is left; the pool stays warm."""

@@ -7,15 +7,13 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import filterfalse, islice
 from typing import NamedTuple
 
 from asynckfold.jobs.placement import Gpu, Load, Placement, Request
-from asynckfold.scheduling.backlog import Shape, shape_of
 
 
 class _OnGpu(NamedTuple):
@@ -59,7 +57,6 @@ class Reservations:
     """
 
     def __init__(self, placements: Iterable[Placement] = ()) -> None:
-        self._placements: Counter[Placement] = Counter()
         self._nodes: dict[str, NodeReservations] = {}
         self._count = 0
         for placement in placements:
@@ -68,30 +65,13 @@ class Reservations:
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Placement]:
-        return self._placements.elements()
-
     def add(self, placement: Placement) -> None:
         """Reserve what a placement holds."""
-        self._placements[placement] += 1
         self._count += 1
         self.on(placement.node).add(placement)
 
     def remove(self, placement: Placement) -> None:
-        """Free what a placement held.
-
-        Raises
-        ------
-        KeyError
-            It does not run.
-        """
-        left = self._placements[placement] - 1
-        if left < 0:
-            raise KeyError(placement)
-        if left:
-            self._placements[placement] = left
-        else:
-            del self._placements[placement]
+        """Free what a placement held, which runs."""
         self._count -= 1
         self.on(placement.node).remove(placement)
 
@@ -191,7 +171,6 @@ class Capacity:
     on_gpu: dict[int, _OnGpu]
     jobs: int  # number of placements there
     alone: bool = False  # for one job that must run alone, and for no other
-    _known: dict[tuple[int, int], bool] = field(default_factory=dict)
 
     def fits(self, request: Request) -> bool:
         """Whether a request can start beside the others."""
@@ -199,14 +178,13 @@ class Capacity:
             request.threads <= len(self.cores)
             and request.memory <= self.memory
             and request.alone is self.alone
-            and (not request.gpu or self._has_gpu(request))
+            and (not request.gpu or any(self._fits_on(gpu, request) for gpu in self.gpus))
         )
 
     def take(self, request: Request) -> Placement:
         """Place a request that fits on the first cores and the least crowded GPU."""
         gpu = self._least_crowded(request) if request.gpu else None
         if gpu is not None:
-            self._known.clear()
             on_gpu = self.on_gpu[gpu.index] = self.on_gpu.get(gpu.index, _EMPTY).with_(request)
             if on_gpu.is_full:
                 self.gpus.remove(gpu)
@@ -217,10 +195,7 @@ class Capacity:
         return placement
 
     def crowd(self, request: Request) -> tuple[float, ...]:
-        """Return how much a request that fits would crowd this node, against other nodes.
-
-        By its GPU, or by the cores that are left. It never falls as the capacity shrinks.
-        """
+        """Return how much a request that fits would crowd this node: its GPU, or its cores."""
         if not request.gpu:
             return (-len(self.cores),)
         return self._crowd(self._least_crowded(request))
@@ -228,12 +203,6 @@ class Capacity:
     def _least_crowded(self, request: Request) -> Gpu:
         fitting = (gpu for gpu in self.gpus if self._fits_on(gpu, request))
         return min(fitting, key=self._crowd)
-
-    def _has_gpu(self, request: Request) -> bool:
-        kind = request.gpu_memory, request.jobs_per_gpu
-        if kind not in self._known:
-            self._known[kind] = any(self._fits_on(gpu, request) for gpu in self.gpus)
-        return self._known[kind]
 
     def _fits_on(self, gpu: Gpu, request: Request) -> bool:
         on_gpu = self.on_gpu.get(gpu.index, _EMPTY)
@@ -246,18 +215,11 @@ class Capacity:
         return len(on_gpu.allowed), *emptiest(gpu, on_gpu.memory)
 
 
-_Ranked = tuple[tuple[float, ...], int, int]
-"""How crowded a node would be, its position, and the number of its jobs when that was so."""
-
-
 class Cluster:
     """The capacities of several nodes; each request is taken by one of them as a whole.
 
     A job goes where the most cores are left, a GPU job to the least crowded GPU, ties to the first
-    node. There is a heap of the nodes for each combination of requested resources. Capacities only
-    shrink, so the rank of a node in a heap may be too good, never too bad: it is corrected when it
-    comes first and the node has got a job since, and a node where a request no longer fits leaves
-    the heap for good.
+    node.
 
     Parameters
     ----------
@@ -273,41 +235,20 @@ class Cluster:
 
     def __init__(self, nodes: Sequence[Capacity]) -> None:
         self._nodes = nodes
-        self._heaps: dict[Shape, list[_Ranked]] = {}
         self.cores = sum(len(node.cores) for node in nodes)
 
     def fits(self, request: Request) -> bool:
         """Whether a request can start on any node."""
-        return self._best(request) is not None
+        return any(node.fits(request) for node in self._nodes)
 
     def take(self, request: Request) -> Placement:
         """Place a request that fits."""
-        node = self._best(request)
-        assert node is not None
+        fitting = (node for node in self._nodes if node.fits(request))
+        node = min(fitting, key=lambda node: node.crowd(request))
         before = len(node.cores)
         placement = node.take(request)
         self.cores += len(node.cores) - before
         return placement
-
-    def _best(self, request: Request) -> Capacity | None:
-        shape = shape_of(request)
-        heap = self._heaps.get(shape)
-        if heap is None:
-            fitting = ((at, node) for at, node in enumerate(self._nodes) if node.fits(request))
-            heap = self._heaps[shape] = [
-                (node.crowd(request), at, node.jobs) for at, node in fitting
-            ]
-            heapq.heapify(heap)
-        while heap:
-            _, at, jobs = heap[0]
-            node = self._nodes[at]
-            if node.jobs == jobs:
-                return node
-            if node.fits(request):
-                heapq.heapreplace(heap, (node.crowd(request), at, node.jobs))
-            else:
-                heapq.heappop(heap)
-        return None
 
 
 def emptiest(gpu: Gpu, held: int = 0) -> tuple[float, int, int]:

@@ -49,31 +49,20 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
     >>> running = Reservations([Placement(("a",), (0,)), Placement(("b",), (1,))])
     >>> obstacle(Request("c", 1.0), running, Load((0, 1), (0, 1), free_memory=1)).text
     'cores: 2 of 2 busy with own jobs'
-    >>> obstacle(Request("c", 1.0), Reservations(running), Load((0, 1, 2), (0, 1), 1)).text
+    >>> obstacle(Request("c", 1.0), running, Load((0, 1, 2), (0, 1), 1)).text
     'other processes on core 2'
     >>> load = Load((0, 1), (0, 1), 1, node="x", peers=(Load((0,), (), 1, node="y"),))
     >>> running = Reservations([Placement(("a",), (0, 1), node="x")])
     >>> obstacle(Request("c", 1.0), running, load).text
     'cores: 2 of 2 busy with own jobs (x); other processes on core 0 (y)'
     """
-    return _summary(_obstacles(request, running, load))
-
-
-def _obstacles(request: Request, running: Reservations, load: Load) -> dict[Obstacle, list[str]]:
-    """Return what is missing, and on which nodes."""
     if not load.peers:
-        return {_obstacle_on(request, running.on(load.node), load, "the machine"): []}
+        return _obstacle_on(request, running.on(load.node), load, "the machine")
     nodes: dict[Obstacle, list[str]] = {}
     for node in _large_enough(request, load.nodes):
         missing = _obstacle_on(request, running.on(node.node), node, "a node")
         nodes.setdefault(missing, []).append(node.node)
-    return nodes
-
-
-def _summary(nodes: Mapping[Obstacle, Sequence[str]]) -> Obstacle:
     most = max(nodes, key=lambda item: len(nodes[item]))
-    if not nodes[most]:
-        return most
     return Obstacle(most.kind, by_node({item.text: names for item, names in nodes.items()}))
 
 
@@ -217,19 +206,11 @@ class Waits:
     ) -> dict[Obstacle, int]:
         """Find the current obstacles; return each with its number of jobs."""
         counts: dict[Obstacle, int] = {}
-        # Where cores are missing on every node, nothing else of a request matters.
-        short: dict[tuple[int, bool, bool], Obstacle] = {}
         for account in self._accounts.values():
             account.charge(now)
             account.now = None
         for like, count in pending.kinds():
-            wanted = like.threads, like.alone, like.gpu
-            reason = short.get(wanted)
-            if reason is None:
-                nodes = _obstacles(like, running, load)
-                reason = _summary(nodes)
-                if {item.kind for item in nodes} <= {"cores", "neighbours"}:
-                    short[wanted] = reason
+            reason = obstacle(like, running, load)
             self._accounts[_kind(like)].now = reason
             counts[reason] = counts.get(reason, 0) + count
         return counts

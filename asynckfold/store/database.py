@@ -15,8 +15,7 @@ from pathlib import Path
 from asynckfold.errors import StorageError, StoreCorruptError
 from asynckfold.jobs.decoding import FAULTS
 from asynckfold.store.layout import DATABASE, SPLITS
-from asynckfold.store.lock import why_no_locks
-from asynckfold.system.files import open_plain, reading_error, storage_error
+from asynckfold.system.files import reading_error, storage_error
 from asynckfold.system.plain_text import one_line
 
 FORMAT = 3
@@ -73,7 +72,6 @@ def connect(root: Path) -> sqlite3.Connection:
     """Open the database of a run for its holder, creating it if there is none."""
     path = root / DATABASE
     check_files(root)
-    _create_private(path)
     try:
         db = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=BUSY_SECONDS
@@ -105,18 +103,6 @@ def check_files(root: Path) -> None:
                 f"{path} is not a regular file and was not opened. Remove it, or restore the run "
                 "from a copy"
             )
-
-
-def _create_private(path: Path) -> None:
-    """Create the file before SQLite would, readable by its owner only; journals follow it."""
-    try:
-        os.close(open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        return
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
 def _prepare(db: sqlite3.Connection, path: Path) -> None:
@@ -191,11 +177,8 @@ def from_sqlite(
     path = root / DATABASE
     number = _DISK_FAULTS.get(str(error))
     if number == errno.EAGAIN:
-        # SQLite takes a lock that cannot be had anywhere for one that another holds.
-        if why := why_no_locks(root):
-            text = "lies on a file system without locks (fcntl)"
-            return StorageError(errno.ENOLCK, f"{path} {text}: {why}. Move {root} to a local disk")
-        return StorageError(number, f"{path} is locked by another process's commit. Try again")
+        text = f"{path} is locked by another process's commit, or its file system has no locks"
+        return StorageError(number, f"{text}. Try again, or move {root} to a local disk")
     if number is not None:
         return disk_error(OSError(number, os.strerror(number)), path)
     known = (sqlite3.OperationalError, UnicodeDecodeError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -22,8 +21,6 @@ from asynckfold.system.files import make_folder, open_plain, storage_error
 
 # A tenth of a second in all; a reader holds the lock for microseconds.
 _TRIES, _TRY_SECONDS = 20, 0.005
-
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 def now_text() -> str:
@@ -53,8 +50,6 @@ def take_lock(root: Path) -> int:
         ) from None
     except OSError as error:
         os.close(descriptor)
-        if error.errno in _NO_LOCKS:
-            refuse([_no_locks(root, error)])
         raise storage_error(error, path) from error
     about = {"pid": os.getpid(), "host": socket.gethostname(), "started": now_text()}
     try:
@@ -64,22 +59,6 @@ def take_lock(root: Path) -> int:
         os.close(descriptor)
         raise storage_error(error, path) from error
     return descriptor
-
-
-def why_no_locks(root: Path) -> str:
-    """Return why the file system of a run has no locks of the kind that SQLite takes; or ``""``."""
-    try:
-        # Not run.db: closing that would release the locks that SQLite holds in this process.
-        descriptor = open_plain(root / LOCK, os.O_RDONLY, root)
-    except OSError:
-        return ""
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return os.strerror(error.errno) if error.errno in _NO_LOCKS else ""
-    finally:
-        os.close(descriptor)
-    return ""
 
 
 def shared_problems(root: Path) -> Iterator[Problem]:
@@ -110,14 +89,6 @@ def _user(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:
         return f"user {number}"
-
-
-def _no_locks(root: Path, error: OSError) -> Problem:
-    return Problem(
-        "root_dir must lie on a file system with locks (flock), which say who holds a run",
-        f"{root}, where flock says: {error.strerror}",
-        "Use a folder on a local disk.",
-    )
 
 
 def _take(descriptor: int) -> None:

@@ -8,7 +8,6 @@ import errno
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,16 +43,14 @@ def open_files() -> int:
 
 def die_with_parent(parent: int) -> None:
     """Let the kernel kill this process when its parent ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
+    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def adopt_orphans() -> None:
     """Adopt descendants whose parents end (subreaper), whatever their group or session."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def children() -> set[int]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+TICKS = os.sysconf("SC_CLK_TCK")
+"""Units of the kernel's counters in a second."""
 
 # Raised by psutil, and by reading the files below it.
 UNREADABLE = (
@@ -29,28 +33,13 @@ def read_core_seconds() -> dict[int, float]:
 
     Without stolen time: fewer jobs would not bring it back.
     """
-    times = psutil.cpu_times(percpu=True)
-    numbers = _online_cores(len(times))
-    if len(numbers) != len(times):
-        return {}
-    parts = ("user", "nice", "system", "irq", "softirq")
+    # Not by psutil, which numbers online cores without gaps.
+    lines = Path("/proc/stat").read_text().splitlines()
+    cores = [line[3:].split() for line in lines if re.match(r"cpu\d", line)]
     return {
-        number: sum(getattr(core, part, 0.0) for part in parts)
-        for number, core in zip(numbers, times, strict=True)
+        int(number): sum(map(int, (user, nice, system, irq, softirq))) / TICKS
+        for number, user, nice, system, _, _, irq, softirq, *_ in cores
     }
-
-
-def _online_cores(count: int) -> list[int]:
-    """Return the numbers of the online cores, which psutil numbers without gaps."""
-    try:
-        text = Path("/sys/devices/system/cpu/online").read_text().strip()
-    except OSError:
-        return list(range(count))
-    numbers: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        numbers += range(int(first), int(last or first) + 1)
-    return numbers
 
 
 def read_process(pid: int) -> tuple[float, int]:
@@ -62,12 +51,9 @@ def read_process(pid: int) -> tuple[float, int]:
 
 
 def read_age(pid: int) -> float:
-    """Return the age of a process in seconds; on Linux independent of the wall clock."""
-    try:
-        started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, IndexError, ValueError):
-        return time.time() - psutil.Process(pid).create_time()
+    """Return the age of a process in seconds, independent of the wall clock."""
+    started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / TICKS
 
 
 def read_descendants() -> dict[int, int]:

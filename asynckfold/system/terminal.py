@@ -25,24 +25,6 @@ from asynckfold.system.plain_text import plain
 _GONE = (errno.EPIPE, errno.EIO)
 """Errors of a pipe and of a terminal whose reader is gone."""
 
-_LINKING = ("DOMTERM", "KONSOLE_VERSION", "WT_SESSION")
-"""Variables of terminals that show OSC 8 as hyperlinks."""
-
-_SIMPLER = {
-    "±": "+/-",
-    "…": "...",
-    "×": "x",
-    "–": "-",
-    "—": "-",
-    "·": ".",
-    "→": "->",
-    "“": '"',
-    "”": '"',
-    "’": "'",
-    "\ufffd": "?",
-}
-"""Replacements for terminals of few characters."""
-
 
 class _Steady:
     """A stream that never fails."""
@@ -53,14 +35,15 @@ class _Steady:
         """Why it failed, unless its reader is gone."""
 
     def write(self, text: str) -> int:
-        """Write text; characters outside the stream's encoding are replaced or escaped."""
+        """Write text; characters outside the stream's encoding are escaped."""
         if self._stream is None or self._stream.closed:
             return len(text)
         try:
             try:
                 self._stream.write(text)
             except UnicodeEncodeError:
-                self._stream.write(_encodable(text, self._stream.encoding or "ascii"))
+                encoding = self._stream.encoding or "ascii"
+                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
         except BlockingIOError:
             pass  # a full pipe that its reader made non-blocking: this part is lost
         except OSError as error:
@@ -109,18 +92,6 @@ class _Steady:
         return getattr(self._stream, name)
 
 
-def _encodable(text: str, encoding: str) -> str:
-    return "".join(_simpler(sign, encoding) for sign in text)
-
-
-def _simpler(sign: str, encoding: str) -> str:
-    try:
-        sign.encode(encoding)
-    except UnicodeEncodeError:
-        return _SIMPLER.get(sign) or sign.encode("ascii", "backslashreplace").decode()
-    return sign
-
-
 def steady(stream: TextIO | None) -> TextIO:
     """Return a stream that never fails; ``None`` is a closed one."""
     if isinstance(cast("object", stream), _Steady):
@@ -163,20 +134,6 @@ def open_standard() -> None:
 def is_terminal(*, stderr: bool = False) -> bool:
     """Whether standard output, or error, is a terminal."""
     return steady(sys.stderr if stderr else sys.stdout).isatty()
-
-
-def shows_links() -> bool:
-    """Whether standard output is a terminal that is known to show OSC 8 as hyperlinks."""
-    variables = os.environ
-    return is_terminal() and (
-        any(name in variables for name in _LINKING)
-        or variables.get("TERM_PROGRAM", "") in ("ghostty", "iTerm.app", "vscode", "WezTerm")
-        or variables.get("TERM", "").startswith(
-            ("alacritty", "foot", "xterm-kitty", "xterm-ghostty")
-        )
-        # Of GNOME's library; earlier ones showed the sequence.
-        or variables.get("VTE_VERSION", "").rjust(4, "0") >= "5000"
-    )
 
 
 def complain(text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold import StorageError, TrainerParams
+from asynckfold import StorageError
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
@@ -26,7 +26,6 @@ from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import Note
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
-from asynckfold.system import process
 from tests.engines.test_pool import Sleeps, busy_worker, look
 from tests.leftovers import alive, descendants, described, gone
 from tests.nursery import Nursery
@@ -259,49 +258,6 @@ def test_engines_of_one_pool_keep_their_own_refused_work(root: Path) -> None:
         with pytest.raises(StorageError, match=r"no further worker process"):
             future.result(0)
         other.close()
-
-
-class WhereGpusAre(Tiny):
-    """On a machine with GPUs, where the worker of a job that forks ends with it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        process.has_gpu = lambda: True
-
-
-def of_several(made: ProcessEngine, bundle: Any, index: int) -> Future[Answer]:
-    job = bundle.plan.jobs[index]
-    return made.submit(Placement((job.id,), (), trainer="hogwild"), [task(job)])
-
-
-def test_a_worker_that_is_idle_makes_room_for_one_that_must_be_new(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "has_gpu", lambda: True)
-    params = TrainerParams(trainer="hogwild", processes=2, epochs=1)
-    found = engine(root, WhereGpusAre, ("forks_one_at_a_time",), params=params)
-    with found as (made, _, bundle, news):
-        used = made.submit(Placement((bundle.plan.jobs[0].id,), ()), []).result(60).pid
-        futures = [of_several(made, bundle, index) for index in range(2)]
-        watched(made, *futures)
-        assert [future.result().results[0].status for future in futures] == [DONE, DONE]
-        assert len({used, *(future.result().pid for future in futures)}) == 3
-        assert gone({used})
-    told = [item for item in drained(news) if isinstance(item, Note)]
-    assert [item.kind for item in told] == ["workers"]
-
-
-def test_where_room_was_made_in_vain_the_limit_is_named(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "has_gpu", lambda: True)
-    with engine(root, Tiny, ("forks_once",)) as (made, _, bundle, _):
-        used = made.submit(Placement((bundle.plan.jobs[0].id,), ()), []).result(60).pid
-        future = of_several(made, bundle, 0)
-        watched(made, future)
-        with pytest.raises(StorageError, match=r"no further worker process .*ulimit -u"):
-            future.result(0)
-        assert gone({used})
 
 
 RUN = """

@@ -160,7 +160,6 @@ def test_beside_blocked_nodes_a_node_is_used_like_one_machine(
 def test_a_job_goes_to_the_node_with_the_most_free_cores(
     pending: list[Request], load: Load
 ) -> None:
-    """What the heaps of the nodes find is what a look at every node finds."""
     pending = [replace(item, gpu=False, alone=False, memory=0) for item in pending]
     free = {seen.node: len(seen.idle) for seen in load.nodes}
     placed = place(pending, [], load)
@@ -262,13 +261,14 @@ def test_jobs_that_must_run_alone_start_on_all_empty_nodes_each_once() -> None:
 def test_a_node_that_vanished_frees_nothing_and_a_late_one_gets_work_at_once() -> None:
     load = replace(node("x", 1), peers=(node("y", 1),))
     pending = [Request(name, 1.0) for name in "abcd"]
-    running = Reservations(place(pending, [], load))
+    placed = place(pending, [], load)
+    running = Reservations(placed)
     left = pending[2:]
     assert place(left, running, load.peers[0]) == []
     assert place(left, running, load) == []  # back again, and its job still runs
     (found,) = place(left, running, replace(load, peers=(*load.peers, node("late", 1))))
     assert (found.jobs, found.node) == (("c",), "late")
-    running.remove(next(item for item in running if item.node == "x"))
+    running.remove(next(item for item in placed if item.node == "x"))
     assert place(left, running, load.peers[0]) == []
     assert [item.node for item in place(left, running, load)] == ["x"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import signal
 import sqlite3
@@ -28,7 +27,7 @@ from asynckfold import (
     StoreCorruptError,
     load_results,
 )
-from asynckfold.store import database, opening
+from asynckfold.store import lock, opening
 from asynckfold.system.signals import ENDINGS
 from tests.toy import Tiny, adam, samples
 
@@ -189,21 +188,13 @@ def test_a_job_that_removes_the_run_is_named_as_the_cause(root: Path) -> None:
     assert "Restore it from a copy" in str(caught.value)
 
 
-def test_a_file_system_without_locks_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite says of both that the file is locked."""
+def test_a_lock_that_cannot_be_had_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call(root)
     monkeypatch.setattr(opening, "BUSY_SECONDS", 0.01)
     other = sqlite3.connect(root / "run.db", isolation_level=None)
     try:
         other.execute("BEGIN EXCLUSIVE")
-        with pytest.raises(StorageError, match="locked by another process's commit"):
-            load_results(root)
-
-        def refuse(*_: Any) -> None:
-            raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-        monkeypatch.setattr(fcntl, "lockf", refuse)
-        with pytest.raises(StorageError, match=r"a file system without locks .*: No locks avail"):
+        with pytest.raises(StorageError, match=r"locked by another process's commit.* no locks"):
             load_results(root)
     finally:
         other.close()
@@ -218,7 +209,7 @@ def test_each_fault_of_a_disk_has_its_own_remedy(
             raise OSError(number, os.strerror(number))
 
         with monkeypatch.context() as patch:
-            patch.setattr(database, "open_plain", refuse)
+            patch.setattr(lock, "open_plain", refuse)
             with pytest.raises(StorageError, match=f"stays; {remedy}"):
                 call(root)
 
