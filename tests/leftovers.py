@@ -8,7 +8,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,9 +64,9 @@ def _stat(pid: int) -> tuple[str, int] | None:
     return state, int(parent)
 
 
-def shared_memory() -> set[str]:
-    """Return the names in ``/dev/shm``, but for what processes that are not ours have there."""
-    names = {entry.name for entry in Path("/dev/shm").iterdir()}
+def shared_memory(known: Collection[str] = ()) -> set[str]:
+    """Return further names in ``/dev/shm``, but for what processes that are not ours have there."""
+    names = {entry.name for entry in Path("/dev/shm").iterdir()} - {*known}
     names -= {name for pid, name in joblibs_memory() if pid != os.getpid()}
     return names - _mapped_by_others(names) if names else names
 
@@ -244,7 +244,7 @@ class Snapshot:
         """Look at the machine."""
         return cls(
             frozenset(processes()),
-            frozenset(shared_memory()),
+            frozenset(entry.name for entry in Path("/dev/shm").iterdir()),
             descriptors(),
             frozenset(threading.enumerate()),
             len(rays),
@@ -271,7 +271,7 @@ def _left(before: Snapshot) -> Iterator[str]:
     servers, workers = _pools(before) if mine else (set(), set())
     helping = helpers - before.processes
     yield from (f"process {text}" for text in described(mine - servers - workers - helping))
-    for name in shared_memory() - before.memory:
+    for name in shared_memory(before.memory):
         if not _is_strangers(name):
             yield f"/dev/shm/{name}"
     now = descriptors()
