@@ -33,7 +33,7 @@ needs_nvml = pytest.mark.skipif(not Machine().gpus().gpus, reason="needs NVML")
 GPU = torch.device("cuda", 0)
 
 
-@pytest.mark.parametrize("name", [name for name in ZOO if ZOO[name].way == "batched"])
+@pytest.mark.parametrize("name", ZOO)
 def test_fused_is_plain(name: str) -> None:
     animal = ZOO[name]
     models = [model.to(GPU, torch.float64).eval() for model in replicas(animal)]

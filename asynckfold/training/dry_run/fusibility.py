@@ -101,8 +101,6 @@ def _compared(trial: CandidateTrial, precision: str) -> tuple[str, str]:
         comparison = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
         if comparison.fused is None:
             return str(comparison.refusal), ""
-        if comparison.fused.why_vmap:
-            return f"it has no batched form: {comparison.fused.why_vmap}", ""
         optimizers = [opt_fn(model) for model in comparison.fused.models]
         unstackable = why_not_stackable(comparison.fused, optimizers, range(2))
         if unstackable is None:

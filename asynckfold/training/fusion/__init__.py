@@ -2,9 +2,9 @@
 
 ::
 
-    models ── trace ── a batched graph by rules, or vmap ── FusedModule      fuse
-    criterion ─────────────────────────────────────────────── GroupCriterion      fuse_criterion
-    optimizers ── one per LR schedule, on slices ────────────────────────── fuse_optimizers
+    models ── trace ── a batched graph by rules ── FusedModule      fuse
+    criterion ── the same, or vmap ───────────── GroupCriterion      fuse_criterion
+    optimizers ── one per LR schedule, on slices ─────────────── fuse_optimizers
     a step:  backward(parts) ── clip_gradients ── optimizer.step()
 
 >>> import torch
@@ -25,6 +25,7 @@
 from asynckfold.training.fusion.backward import (
     FusedCriterion,
     GroupCriterion,
+    MappedCriterion,
     ReplicaBatches,
     SeparateCriterion,
     backward,
@@ -48,6 +49,7 @@ __all__ = [
     "Equivalence",
     "FusedCriterion",
     "FusedModule",
+    "MappedCriterion",
     "NotFusible",
     "ReplicaBatches",
     "ReplicaOptimizer",

@@ -1,21 +1,18 @@
-"""Two ways to compute R replicas at once: a batched graph, and `torch.func.vmap`.
+"""The batched graphs that compute R replicas at once, and how they are improved.
 
-The batched graph is then improved, bit for bit the same: ``max(relu(x)) == relu(max(x))``, and the
-gradient goes to the same element; behind the pooling, the rectifier has a quarter of the work.
-Where it is the only reader of a layer's output, and the layer does not need it for its gradient, it
-works in place. Rectifiers of the first layer took 4 of 33 ms of a step of five LeNets (batches of
-32×3×32×32, 1 core).
+Bit for bit the same: ``max(relu(x)) == relu(max(x))``, and the gradient goes to the same element;
+behind the pooling, the rectifier has a quarter of the work. Where it is the only reader of a
+layer's output, and the layer does not need it for its gradient, it works in place. Rectifiers of
+the first layer took 4 of 33 ms of a step of five LeNets (batches of 32×3×32×32, 1 core).
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from asynckfold.training.fusion import compatibility
@@ -25,31 +22,13 @@ from asynckfold.training.fusion.rules import RULES
 from asynckfold.training.fusion.rules.convolution import CONVOLUTIONS, convolve_images
 from asynckfold.training.fusion.rules.linear import affine
 from asynckfold.training.fusion.rules.normalisation import normalise_batch
-from asynckfold.training.fusion.tracing import (
-    Arguments,
-    Trace,
-    copied,
-    first_sentence,
-    trace,
-    with_examples,
-)
+from asynckfold.training.fusion.tracing import Arguments, Trace, trace, with_examples
 
 Forward = Callable[[Stack, Sequence[torch.Generator], Sequence[Any]], Any]
 """(tensors, generators, stacked inputs) → stacked outputs."""
 
 
-class Programs(Protocol):
-    """The forwards of one architecture."""
-
-    @property
-    def slots(self) -> Mapping[str, Slot]:
-        """How the tensors are stacked."""
-
-    def forward(self, training: bool, replicas: range) -> Forward:
-        """Return the forward of some replicas in one mode."""
-
-
-class BatchedPrograms:
+class Programs:
     """The traced graph, with each function replaced by its batched counterpart."""
 
     def __init__(self, models: Sequence[nn.Module], arguments: Arguments) -> None:
@@ -134,60 +113,6 @@ def _orders(traced: Trace) -> dict[str, tuple[int, ...]]:
         elif targets <= set(CONVOLUTIONS):
             orders[name] = (0, *range(2, ranks[name]), 1)
     return orders
-
-
-class VmapPrograms:
-    """The whole model under `torch.func.vmap`, for models that cannot be traced."""
-
-    def __init__(self, models: Sequence[nn.Module], arguments: Arguments) -> None:
-        self._template = _WithBuffers(models[0], arguments)
-        self.slots: Mapping[str, Slot] = slots_of(models[0], {})
-        doubled = [torch.stack([item, item]) for item in arguments.example]
-        for training in (True, False):
-            copies = [copied(model).train(training) for model in (models[0], models[-1])]
-            try:
-                _run(_WithBuffers(copies[0], arguments), Stack.of(copies, self.slots), doubled)
-            except Exception as error:
-                raise NotFusible(f"vmap cannot run it: {first_sentence(error)}") from error
-
-    def forward(self, training: bool, replicas: range) -> Forward:
-        """Return the forward of any replicas."""
-
-        def forward(
-            stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
-        ) -> Any:
-            if self._template.model.training != training:
-                raise RuntimeError("the models are not in the mode of the program")
-            return _run(self._template, stack, inputs)
-
-        return forward
-
-
-class _WithBuffers(nn.Module):
-    """Also returns the buffers: a forward may replace one by another tensor."""
-
-    def __init__(self, model: nn.Module, arguments: Arguments) -> None:
-        super().__init__()
-        self.model, self.arguments = model, arguments
-
-    def forward(self, *leaves: Any) -> tuple[Any, dict[str, torch.Tensor]]:
-        return self.arguments.call(self.model, leaves), dict(self.model.named_buffers())
-
-
-def _run(template: _WithBuffers, stack: Stack, inputs: Sequence[Any]) -> Any:
-    def one(tensors: dict[str, torch.Tensor], own_inputs: tuple[Any, ...]) -> Any:
-        return functional_call(template, tensors, own_inputs)
-
-    tensors = {f"model.{name}": tensor for name, tensor in stack.tensors.items()}
-    with warnings.catch_warnings():
-        # The speed of fused models is measured.
-        warnings.filterwarnings("ignore", "There is a performance drop")
-        outputs, buffers = vmap(one)(tensors, tuple(inputs))
-    with torch.no_grad():
-        for name, tensor in buffers.items():
-            if tensor.data_ptr() != stack.tensors[name].data_ptr():
-                stack.tensors[name].copy_(tensor)
-    return outputs
 
 
 RECTIFIERS = frozenset({F.relu, torch.relu})

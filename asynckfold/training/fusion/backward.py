@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
+from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from asynckfold.data.transforms.trees import mapped
 from asynckfold.training.calls import outputs_of
+from asynckfold.training.fusion import compatibility
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
+from asynckfold.training.fusion.tracing import Arguments
 
 Batch = tuple[Any, torch.Tensor]
 """(inputs, targets) of one replica; inputs may be a dict or tuple of tensors."""
-
-
-class GroupCriterion(Protocol):
-    """A loss for each replica; ``criteria`` are those whose state is saved and loaded."""
-
-    criteria: list[Any]
-
-    def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Return losses (R,) of outputs and targets (R, B, ...)."""
-
-    def part(self, replicas: range) -> GroupCriterion:
-        """Return the criterion of consecutive replicas."""
-
-    def train(self, mode: bool = True) -> Any:
-        """Set the mode."""
 
 
 class SeparateCriterion:
@@ -51,13 +40,25 @@ class SeparateCriterion:
 
     def part(self, replicas: range) -> SeparateCriterion:
         """Return the criterion of consecutive replicas."""
-        return SeparateCriterion(self.criteria[replicas.start : replicas.stop])
+        return type(self)(self.criteria[replicas.start : replicas.stop])
 
     def train(self, mode: bool = True) -> None:
         """Set the mode of the criteria that are modules."""
         for criterion in self.criteria:
             if isinstance(criterion, nn.Module):
                 criterion.train(mode)
+
+
+class MappedCriterion(SeparateCriterion):
+    """Equal criteria without a changing state, computed together by `torch.func.vmap`."""
+
+    def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
+        """Return losses (R,)."""
+        with warnings.catch_warnings():
+            # The speed of fused models is measured.
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            losses: torch.Tensor = vmap(self.criteria[0])(outputs, targets)
+        return losses.reshape(len(self.criteria))
 
 
 class FusedCriterion:
@@ -81,6 +82,10 @@ class FusedCriterion:
         self.fused.train(mode)
 
 
+GroupCriterion = SeparateCriterion | FusedCriterion
+"""A loss for each replica; ``criteria`` are those whose state is saved and loaded."""
+
+
 class _AsModule(nn.Module):
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -99,10 +104,30 @@ def fuse_criterion(
     """
     copies = [copy.deepcopy(criterion) for _ in range(width)]
     modules = [item if isinstance(item, nn.Module) else _AsModule(item) for item in copies]
+    examples = [mapped(_leaf, outputs), targets]
     try:
-        return FusedCriterion(fuse(modules, [mapped(_leaf, outputs), targets]))
+        return FusedCriterion(fuse(modules, examples))
     except NotFusible:
-        return SeparateCriterion(copies)
+        pass
+    # Whatever the user's code raises under vmap, each replica computes its own.
+    try:
+        compatibility.check(modules, Arguments.of(modules[0], examples))
+        if compatibility.surely_alike(modules) and _maps(copy.deepcopy(modules), examples):
+            return MappedCriterion(copies)
+    except Exception:  # noqa: BLE001
+        pass
+    return SeparateCriterion(copies)
+
+
+def _maps(modules: list[nn.Module], examples: Sequence[Any]) -> bool:
+    """Run criteria under vmap; return whether none of their buffers changed."""
+    outputs, targets = mapped(lambda item: torch.stack([item] * len(modules)), tuple(examples))
+    before = copy.deepcopy(modules[0].state_dict())
+    together = MappedCriterion(modules)
+    for training in (True, False):
+        together.train(training)
+        together(outputs, targets)
+    return all(torch.equal(item, before[name]) for name, item in modules[0].state_dict().items())
 
 
 def _leaf(item: torch.Tensor) -> torch.Tensor:

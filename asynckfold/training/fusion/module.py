@@ -10,7 +10,7 @@ from torch import nn
 
 from asynckfold.training import seeding
 from asynckfold.training.fusion import compatibility
-from asynckfold.training.fusion.backends import BatchedPrograms, Forward, Programs, VmapPrograms
+from asynckfold.training.fusion.backends import Forward, Programs
 from asynckfold.training.fusion.layouts import NotFusible, Stack
 from asynckfold.training.fusion.tracing import Arguments, leaves_of
 
@@ -20,9 +20,8 @@ class FusedModule:
 
     The parameters and buffers of the models are views of the stack, so that each model can be
     evaluated, saved, loaded or stepped by an optimizer of its own at any time. Gradients are in
-    the stack's parameters. ``generators`` are what the dropout of each replica draws from, `first`
-    is the number of the first replica among all that were fused, and `why_vmap` says why there is
-    no batched graph.
+    the stack's parameters. ``generators`` are what the dropout of each replica draws from, and
+    `first` is the number of the first replica among all that were fused.
     """
 
     def __init__(
@@ -32,10 +31,9 @@ class FusedModule:
         stack: Stack,
         generators: Sequence[torch.Generator],
         first: int = 0,
-        why_vmap: str = "",
     ) -> None:
         self.models, self.generators = list(models), list(generators)
-        self.stack, self.why_vmap = stack, why_vmap
+        self.stack = stack
         self._programs, self._first = programs, first
         self._parts: dict[range, FusedModule] = {}
         self._forwards: dict[bool, Forward] = {}
@@ -76,7 +74,6 @@ class FusedModule:
                 self.stack.part(replicas),
                 self.generators[place],
                 self._first + replicas.start,
-                self.why_vmap,
             )
         return self._parts[replicas]
 
@@ -121,30 +118,13 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[Any]) -> FusedMod
         raise NotFusible("there is no model")
     modes = [[module.training for module in model.modules()] for model in models]
     arguments = Arguments.of(models[0], example_inputs)
-    programs, why_vmap = _programs(models, arguments)
+    with seeding.preserved():
+        compatibility.check(models, arguments)
+        programs = Programs(models, arguments)
     stack = Stack.of(models, programs.slots)
     for model, mode in zip(models, modes, strict=True):
         for module, training in zip(model.modules(), mode, strict=True):
             module.training = training
     device = arguments.example[0].device
     generators = [seeding.generator_on(device).manual_seed(index) for index in range(len(models))]
-    return FusedModule(models, programs, stack, generators, why_vmap=why_vmap)
-
-
-def _programs(models: Sequence[nn.Module], arguments: Arguments) -> tuple[Programs, str]:
-    """Return the forwards, and why they are not batched."""
-    with seeding.preserved():
-        own_functions = compatibility.check(models, arguments)
-        try:
-            for name in own_functions:
-                # A trace would look into the function, and differentiate what it finds.
-                raise NotFusible(f"the model uses {name}, an autograd function of its own")
-            return BatchedPrograms(models, arguments), ""
-        except NotFusible as error:
-            if not compatibility.surely_alike(models):
-                # vmap would compute all replicas with the attributes of the first one.
-                raise NotFusible(f"{error}; other replicas hold other objects") from error
-            try:
-                return VmapPrograms(models, arguments), str(error)
-            except NotFusible as second:
-                raise NotFusible(f"{error}; {second}") from error
+    return FusedModule(models, programs, stack, generators)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn, optim
@@ -46,22 +46,6 @@ SAME = 1e-4
 
 SHARED_STATE = frozenset({"step", "mu_product"})
 """State entries kept once per tensor: step counts, equal for all replicas of an optimizer."""
-
-
-class ReplicaOptimizer(Protocol):
-    """The optimizer of consecutive replicas, which step together."""
-
-    replicas: range
-    optimizer: Optimizer
-
-    def step(self) -> None:
-        """Take one step with the gradients of the fused parameters."""
-
-    def state_dict_of(self, replica: int) -> dict[str, Any]:
-        """Return what the optimizer of the plain model would return as its ``state_dict``."""
-
-    def load(self, states: Sequence[dict[str, Any]]) -> None:
-        """Load one plain ``state_dict`` for each replica."""
 
 
 def fuse_optimizers(
@@ -254,3 +238,7 @@ class SeparateOptimizer:
         """Load the one replica's ``state_dict``."""
         self.optimizer.load_state_dict(copy.deepcopy(states[0]))
         follow_parameters(self.optimizer)
+
+
+ReplicaOptimizer = StackedOptimizer | SeparateOptimizer
+"""The optimizer of consecutive ``replicas``, which step together."""

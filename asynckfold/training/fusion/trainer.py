@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -19,11 +18,10 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.messages import RetryableFailure, Task
-from asynckfold.jobs.plan import Job
+from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import Result
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import loop, lr_schedules, setup
+from asynckfold.training import loop, setup
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import call_model
 from asynckfold.training.fusion.backward import fuse_criterion
@@ -37,11 +35,6 @@ from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report
 
 
-def reraise(task: Task, error: BaseException) -> Result | RetryableFailure:
-    """Raise what a job's code raised, which ends all jobs of the group."""
-    raise error
-
-
 def train(
     bundle: Bundle,
     tasks: Sequence[Task],
@@ -49,8 +42,8 @@ def train(
     device: torch.device,
     report: Report,
     stop: Callable[[], bool],
-    heartbeat: Heartbeat | None = None,
-    fail: Fail = reraise,
+    heartbeat: Heartbeat,
+    fail: Fail,
 ) -> list[Result | None]:
     """Train the unfinished jobs (`tasks`) of one group of the plan as one module.
 
@@ -70,7 +63,6 @@ def train(
     NotFusible
         The models have no batched form.
     """
-    heartbeat = heartbeat or Heartbeat()
     heartbeat.begin_long_phase()
     with ExitStack() as logs:
         group = build(bundle, tasks, data, device, heartbeat, logs, fail)
@@ -89,9 +81,7 @@ def build(
     device: torch.device,
     heartbeat: Heartbeat,
     logs: ExitStack,
-    fail: Fail = reraise,
-    *,
-    logged: bool = True,
+    fail: Fail,
 ) -> FusionGroup:
     """Build the group that the tasks belong to, before its first step."""
     plan, criterion = bundle.plan, of_rows(copy.deepcopy(bundle.recipe.criterion), data)
@@ -100,21 +90,28 @@ def build(
     jobs = [by_id[name] for name in plan.group_of(tasks[0].job.id)]
     folds = [bundle.fold_of(job) for job in jobs]
     begun = [setup.build_model(bundle, job, device, criterion) for job in jobs]
-    models, own_optimizers = [pair[0] for pair in begun], [pair[1] for pair in begun]
-    seen = _data_by_job(bundle, folds, data, device)
-    samples = [
-        _Samples.of(bundle, job, *pair, fold, batches)
-        for job, fold, pair, batches in zip(jobs, folds, begun, seen, strict=True)
+    models = [model for model, _ in begun]
+    seen = [*_data_by_job(bundle, folds, data, device)]
+    bounds = [
+        setup.epoch_bounds(bundle, job, model, fold.fitted, batches)
+        for job, fold, model, batches in zip(jobs, folds, models, seen, strict=True)
     ]
-    first = samples[0]
-    inputs, targets = first.data.train(first.train[: max(2, plan.batch_size)], 0, 0)
+    inputs, targets = seen[0].train(folds[0].fitted[: max(2, plan.batch_size)], 0, 0)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
     # A forward changes buffers, and a fused model is no module of its own any more.
     example = copy.deepcopy(models[0])
     fused = fuse(models, [inputs])
     losses = fuse_criterion(criterion, len(jobs), call_model(example, inputs), targets)
-    optimizers, _ = fuse_optimizers(fused, own_optimizers, _ranges(jobs, samples))
+
+    def shared(index: int) -> tuple[str, int, int]:
+        """Equal for replicas that share an optimizer: schedule, steps, no reaction to a loss."""
+        reacts = folds[index].inner_valid.size
+        return jobs[index].lr_schedule, len(bounds[index]), index if reacts else -1
+
+    runs = [[*run] for _, run in groupby(range(len(jobs)), shared)]
+    ranges = [range(run[0], run[-1] + 1) for run in runs]
+    optimizers, _ = fuse_optimizers(fused, [optimizer for _, optimizer in begun], ranges)
     stopwatch = Stopwatch(bundle.job_timeout_s, len(jobs))
     replicas = []
     for optimizer in optimizers:
@@ -123,7 +120,7 @@ def build(
             bundle, jobs[lead], models[lead], optimizer.optimizer, folds[lead], data
         )
         for index in optimizer.replicas:
-            job, part = jobs[index], samples[index]
+            job, fold = jobs[index], folds[index]
             task = wanted.get(job.id)
             replicas.append(
                 Replica(
@@ -134,12 +131,12 @@ def build(
                     losses.criteria[index] if isinstance(criterion, nn.Module) else criterion,
                     optimizer.optimizer,
                     schedule,
-                    part.data,
-                    part.train,
-                    part.bounds,
-                    part.inner_valid,
-                    folds[index].valid,
-                    logs.enter_context(JobLog(bundle.root, job) if task and logged else NoLog()),
+                    seen[index],
+                    fold.fitted,
+                    bounds[index],
+                    fold.inner_valid,
+                    fold.valid,
+                    logs.enter_context(JobLog(bundle.root, job) if task else NoLog()),
                     heartbeat,
                     index=index,
                     shared_optimizer=optimizer,
@@ -161,44 +158,3 @@ def _data_by_job(
         if fitted_on not in made:
             made[fitted_on] = setup.to_device(fit_transform(data, preprocess, fold.fitted), device)
         yield made[fitted_on]
-
-
-@dataclass(frozen=True, eq=False)
-class _Samples:
-    """A job's data, training samples, batches, and samples for ``ReduceLROnPlateau``."""
-
-    data: Batches
-    train: Any
-    bounds: list[tuple[int, int]]
-    inner_valid: Any
-    reacts: bool
-
-    @classmethod
-    def of(
-        cls,
-        bundle: Bundle,
-        job: Job,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        fold: Fold,
-        data: Batches,
-    ) -> _Samples:
-        # An LR schedule changes the optimizer that it is made for.
-        spare = copy.copy(optimizer)
-        spare.param_groups = [dict(group) for group in optimizer.param_groups]
-        schedule = setup.build_lr_schedule(bundle, job, model, spare, fold, data)
-        train = fold.fitted
-        bounds = setup.epoch_bounds(bundle, job, model, train, data)
-        return cls(data, train, bounds, fold.inner_valid, lr_schedules.needs_metric(schedule))
-
-
-def _ranges(jobs: Sequence[Job], samples: Sequence[_Samples]) -> Iterator[range]:
-    """Replicas that can share an optimizer: one LR schedule, equal steps, no reaction to a loss."""
-
-    def kind(index: int) -> tuple[str, int, int]:
-        part = samples[index]
-        return jobs[index].lr_schedule, len(part.bounds), index if part.reacts else -1
-
-    for _, indices in groupby(range(len(jobs)), kind):
-        run = list(indices)
-        yield range(run[0], run[-1] + 1)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from asynckfold.training.fusion import (
     FusedCriterion,
+    MappedCriterion,
     SeparateCriterion,
     backward,
     fuse,
@@ -65,7 +66,7 @@ CRITERIA: dict[str, Case] = {
         nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.2),
         SCORES,
         IGNORED,
-        FusedCriterion,
+        SeparateCriterion,
     ),
     "smoothed alone": (
         nn.CrossEntropyLoss(label_smoothing=0.2),
@@ -75,7 +76,7 @@ CRITERIA: dict[str, Case] = {
     ),
     "ignoring": (nn.CrossEntropyLoss(ignore_index=2), SCORES, LABELS, FusedCriterion),
     "sum": (nn.CrossEntropyLoss(reduction="sum"), SCORES, LABELS, FusedCriterion),
-    "shares": (nn.CrossEntropyLoss(WEIGHTS), SCORES, SHARES, FusedCriterion),
+    "shares": (nn.CrossEntropyLoss(WEIGHTS), SCORES, SHARES, MappedCriterion),
     "pixels": (nn.CrossEntropyLoss(WEIGHTS), PIXELS, PIXEL_LABELS, FusedCriterion),
     "nll": (nn.NLLLoss(WEIGHTS), SCORES.log_softmax(-1), IGNORED, FusedCriterion),
     "mse": (nn.MSELoss(), SCORES, SHARES, FusedCriterion),
@@ -93,10 +94,10 @@ CRITERIA: dict[str, Case] = {
     "kl": (nn.KLDivLoss(reduction="batchmean"), SCORES.log_softmax(-1), SHARES, FusedCriterion),
     "poisson": (nn.PoissonNLLLoss(), SCORES, SHARES, FusedCriterion),
     "function": (focal, SCORES, LABELS, FusedCriterion),
-    "module of the user's": (Penalised(), SCORES, LABELS, FusedCriterion),
-    "indexing": (by_hand, SCORES, LABELS, FusedCriterion),
+    "module of the user's": (Penalised(), SCORES, LABELS, MappedCriterion),
+    "indexing": (by_hand, SCORES, LABELS, MappedCriterion),
     "choosing": (choosing, SCORES, LABELS, SeparateCriterion),
-    "margins": (nn.MultiMarginLoss(), SCORES, LABELS, FusedCriterion),
+    "margins": (nn.MultiMarginLoss(), SCORES, LABELS, MappedCriterion),
 }
 
 

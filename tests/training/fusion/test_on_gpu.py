@@ -21,7 +21,7 @@ from asynckfold.training import seeding
 from asynckfold.training.fusion import trainer
 from asynckfold.training.fusion.group import FusionGroup
 from tests.training.counting import Counting
-from tests.training.fusion.test_trainer import Grouped, grouped
+from tests.training.fusion.test_trainer import Grouped, grouped, raised
 from tests.training.test_gpu_step import META, Conv, Event, images
 
 GPU = torch.device("cuda", 0)
@@ -30,7 +30,7 @@ GPU = torch.device("cuda", 0)
 def built(tiny: Grouped, device: torch.device, logs: ExitStack, data: object = None) -> FusionGroup:
     tasks = [Task(job) for job in tiny.jobs]
     batches = data or tiny.batches
-    return trainer.build(tiny.bundle, tasks, batches, device, Heartbeat(), logs, logged=False)
+    return trainer.build(tiny.bundle, tasks, batches, device, Heartbeat(), logs, raised)
 
 
 def test_the_host_waits_for_no_step_of_a_group(

@@ -45,7 +45,8 @@ def compared(seed: int = 0) -> Equivalence:
 
 
 affine, convolve = linear.affine, convolution.convolve_images
-normalise, drop, gradients_of = normalisation.normalise_batch, random.drop, FusedModule.gradients_of
+normalise, mask_of = normalisation.normalise_batch, random.mask_of
+gradients_of = FusedModule.gradients_of
 MEAN, VAR, COUNT, WEIGHT, BIAS, USE, UPDATE, MOMENTUM, EPS = range(1, 10)
 
 
@@ -57,36 +58,6 @@ def outputs(right: Callable[..., Any], change: Callable[[Any], Any]) -> Callable
 def with_other(right: Callable[..., Any], place: int, value: Any) -> Callable[..., Any]:
     """Call a rule with another argument."""
     return lambda *args: right(*args[:place], value, *args[place + 1 :])
-
-
-def in_format(
-    right: Callable[..., Any], dtype: torch.dtype, only: Callable[[torch.Tensor], bool]
-) -> Callable[..., Any]:
-    """Compute in a short format, where `only` says so of the first argument."""
-
-    def wrong(x: torch.Tensor, *args: Any) -> Any:
-        if not only(x):
-            return right(x, *args)
-        short = [item.to(dtype) if _is_single(item) else item for item in (x, *args)]
-        return right(*short).to(x.dtype)
-
-    return wrong
-
-
-def _is_single(item: Any) -> bool:
-    return isinstance(item, torch.Tensor) and item.dtype is torch.float32
-
-
-class RoundedBackward(torch.autograd.Function):
-    """The identity, whose gradient passes bfloat16 in float32."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad.bfloat16().float() if _is_single(grad) else grad
 
 
 def shared_statistics(*args: Any) -> torch.Tensor:
@@ -118,7 +89,7 @@ def exchanged_gradients(self: FusedModule, replica: int) -> dict[str, torch.Tens
 
 
 LINEAR, CONVOLUTION = (linear, "affine"), (convolution, "convolve_images")
-NORMALISATION, DROPOUT = (normalisation, "normalise_batch"), (random, "drop")
+NORMALISATION, DROPOUT = (normalisation, "normalise_batch"), (random, "mask_of")
 
 PLANTED: dict[str, tuple[tuple[Any, str], Callable[..., Any]]] = {
     "replicas exchanged": (LINEAR, outputs(affine, lambda found: found.roll(1, 0))),
@@ -146,20 +117,13 @@ PLANTED: dict[str, tuple[tuple[Any, str], Callable[..., Any]]] = {
     "batch statistics in evaluation": (NORMALISATION, with_other(normalise, USE, True)),
     "dropout shared": (
         DROPOUT,
-        lambda x, p, generators, order=None: drop(x, p, [generators[0]] * len(generators), order),
+        lambda x, p, generators, order=None: mask_of(x, p, generators[:1] * len(generators), order),
     ),
-    "no dropout": (DROPOUT, lambda x, *_: x),
-    "more dropout": (DROPOUT, with_other(drop, 1, 0.4)),
+    "no dropout": (DROPOUT, lambda x, p, *_: torch.full_like(x, 1 - p)),
+    "more dropout": (DROPOUT, with_other(mask_of, 1, 0.4)),
     "the mean of the losses": ((backward.__globals__, "_backward"), one_loss),
     "gradients exchanged": ((FusedModule, "gradients_of"), exchanged_gradients),
     "bfloat16": (CONVOLUTION, outputs(convolve, lambda found: found.bfloat16().to(found.dtype))),
-    "bfloat16 in float32": (CONVOLUTION, in_format(convolve, torch.bfloat16, _is_single)),
-    "float16 in float32": (LINEAR, in_format(affine, torch.float16, _is_single)),
-    "bfloat16 in the evaluation": (
-        LINEAR,
-        in_format(affine, torch.bfloat16, lambda x: _is_single(x) and not torch.is_grad_enabled()),
-    ),
-    "bfloat16 in the gradient": (CONVOLUTION, outputs(convolve, RoundedBackward.apply)),
     "outputs in float64": (
         (FusedModule, "__call__"),
         outputs(FusedModule.__call__, torch.Tensor.double),

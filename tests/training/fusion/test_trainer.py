@@ -106,8 +106,21 @@ class Grouped(Tiny):
             for job in self.jobs
             if job.id not in without
         ]
-        found = fused.train(self.bundle, tasks, self.batches, CPU, events.append, stop, heartbeat)
+        found = fused.train(
+            self.bundle,
+            tasks,
+            self.batches,
+            CPU,
+            events.append,
+            stop,
+            heartbeat or Heartbeat(),
+            raised,
+        )
         return {task.job.id: item for task, item in zip(tasks, found, strict=True)}, events
+
+
+def raised(task: Task, error: BaseException) -> Result:
+    raise error
 
 
 def digests(results: dict[str, Result | None]) -> dict[str, str]:
@@ -415,7 +428,8 @@ def test_a_schedule_that_raises_ends_its_own_jobs_only(
     def fail(task: Task, error: BaseException) -> Result:
         return Result(task.job.id, 1, FAILED, error=str(error))
 
-    found = fused.train(tiny.bundle, tasks, tiny.batches, CPU, events.append, never, fail=fail)
+    given = CPU, events.append, never, Heartbeat(), fail
+    found = fused.train(tiny.bundle, tasks, tiny.batches, *given)
     ended = [item.result for item in events if isinstance(item, JobEnd)]
     assert {item.job_id for item in ended} == {
         task.job.id for task in tasks if task.job.lr_schedule == "two"

@@ -25,11 +25,10 @@ def state_of(fused: FusedModule, replica: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Animal:
-    """A model, the shape of one sample, and how it can be fused; `form` makes a tree of a batch."""
+    """A model, and the shape of one sample; `form` makes a tree of a batch."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
-    way: str = "batched"
     vocabulary: int = 0
     classes: int = CLASSES
     form: Callable[[torch.Tensor], Any] = lambda batch: batch
@@ -374,7 +373,9 @@ class AlphaDropout(nn.Sequential):
         )
 
 
-class Root(torch.autograd.Function):
+class Straight(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x: torch.Tensor) -> torch.Tensor:
         return x.sign() * x.abs().sqrt()
@@ -388,21 +389,16 @@ class Root(torch.autograd.Function):
         return gradient  # straight through: not what tracing would derive
 
 
-class Straight(Root):
-    generate_vmap_rule = True
-
-
-class OwnGradient(nn.Module):
-    def __init__(self, function: Any = Straight) -> None:
-        super().__init__()
-        self.linear, self.function = nn.Linear(6, CLASSES), function
+class OwnGradient(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(6, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.function.apply(self.linear(x))
+        return Straight.apply(super().forward(x))
 
 
 class Asking(nn.Module):
-    """Asks for a rank, which a trace does not know, but vmap does."""
+    """Asks for a rank, which a trace does not know."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -468,18 +464,6 @@ class OneTree(TwoInputs):
         return super().forward(image, age, batch["row"])
 
 
-class OneTreeAsking(OneTree):
-    """Asks for a rank, which a trace does not know; vmap has no dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.out = nn.Sequential(nn.Linear(8, CLASSES))
-
-    def forward(self, batch: dict[str, Any]) -> torch.Tensor:  # type: ignore[override]
-        out = super().forward(batch)
-        return out if batch["row"].dim() == 1 else out.flatten(1)
-
-
 def nested(batch: torch.Tensor) -> dict[str, Any]:
     image, age, row = by_position(batch)
     return {"pair": (image, age), "row": row}
@@ -517,16 +501,10 @@ ZOO: dict[str, Animal] = {
     "shapes": Animal(Shapes, (2, 3, 4)),
     "alpha dropout": Animal(AlphaDropout, (6,)),
     "linear": Animal(lambda: nn.Linear(6, CLASSES), (6,)),
-    "own gradient": Animal(OwnGradient, (6,), "vmap"),
-    "asking": Animal(Asking, (6,), "vmap"),
-    "no grad": Animal(NoGrad, (6,), "vmap"),
     "weight norm": Animal(Normed, (6,)),
-    "replaced buffer": Animal(ReplacedBuffer, (6,), "vmap"),
-    "part of a buffer": Animal(PartOfBuffer, (6,), "vmap"),
     "by name": Animal(TwoInputs, (1, 5, 5), form=by_name),
     "by position": Animal(TwoInputs, (1, 5, 5), form=by_position),
     "one tree": Animal(OneTree, (1, 5, 5), form=nested),
-    "one tree, asking": Animal(OneTreeAsking, (1, 5, 5), "vmap", form=nested),
 }
 """What can be fused, and how."""
 
@@ -603,17 +581,6 @@ class SharedNoise(nn.Linear):
         return super().forward(x) + torch.randn(x.shape[0], 1)
 
 
-class Legacy(nn.Module):
-    """A function that has neither a rule for vmap nor a graph of torch's."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return Root.apply(self.linear(x))
-
-
 def hooked() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, CLASSES))
     model[0].register_forward_hook(lambda module, inputs, output: output * 2)
@@ -621,6 +588,11 @@ def hooked() -> nn.Module:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
+    "part of a buffer": (PartOfBuffer, (6,), "writes into a part of sums"),
+    "replaced buffer": (ReplacedBuffer, (6,), "the forward replaces mean"),
+    "no grad": (NoGrad, (6,), "changes the grad or autocast mode"),
+    "asking": (Asking, (6,), "cannot be traced"),
+    "own gradient": (OwnGradient, (6,), "uses Straight, an autograd function"),
     "data-dependent control flow": (Inner, (6,), "layer gate (Choosing)"),
     "LSTM": (Recurrent, (5, 6), "layer cells (LSTM) is recurrent"),
     "Python state": (lambda: Counting(6, CLASSES), (6,), "changes its attribute calls"),
@@ -630,7 +602,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "moving weights": (lambda: Moving(6, CLASSES), (6,), "attribute data"),
     "shared noise": (lambda: SharedNoise(6, CLASSES), (6,), "randn() received"),
     "hooks": (hooked, (6,), "layer 0 (Linear) has hooks"),
-    "own autograd function without vmap": (Legacy, (6,), "uses Root, an autograd function"),
     "batch norm over one": (lambda: nn.BatchNorm1d(6), (2, 6, 3), "raises ValueError"),
 }
 """What cannot, and a part of the reason."""

@@ -22,7 +22,7 @@ RULES = Rules(
         **random.FUNCTIONS,
     },
     methods={**elementwise.METHODS, **linear.METHODS, **shapes.METHODS},
-    leaves={**convolution.LEAVES, **normalisation.LEAVES, **linear.LEAVES},
+    leaves={**normalisation.LEAVES, **linear.LEAVES},
     aliases=elementwise.ALIASES | shapes.ALIASES | random.ALIASES,
     random=random.NAMES,
 )

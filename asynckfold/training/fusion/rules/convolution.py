@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from asynckfold.training.fusion.layouts import NotFusible, Value
@@ -145,30 +144,6 @@ def _transposed_rule(function: Any, spatial: int) -> Rule:
     return transposed
 
 
-def _transposed_leaf(function: Any, spatial: int) -> Rule:
-    rule = _transposed_rule(function, spatial)
-
-    def leaf(
-        low: Lowering, path: str, module: nn.ConvTranspose2d, input: Value, output_size: Any = None
-    ) -> Emitted:
-        if output_size is not None:
-            raise NotFusible("output_size has no batched form")
-        bias = None if module.bias is None else low.parameter(f"{path}.bias")
-        return rule(
-            low,
-            input,
-            low.parameter(f"{path}.weight"),
-            bias,
-            module.stride,
-            module.padding,
-            module.output_padding,
-            module.groups,
-            module.dilation,
-        )
-
-    return leaf
-
-
 def _flat(low: Lowering, value: Value) -> Any:
     """Return (R, channels, ...) as (R·channels, ...)."""
     return low.emit(torch.flatten, low.stacked(value), 0, 1)
@@ -181,12 +156,6 @@ FUNCTIONS: dict[Any, Rule] = {
     torch.conv_transpose1d: _transposed_rule(F.conv_transpose1d, 1),
     torch.conv_transpose2d: _transposed_rule(F.conv_transpose2d, 2),
     torch.conv_transpose3d: _transposed_rule(F.conv_transpose3d, 3),
-}
-
-LEAVES: dict[type[nn.Module], Rule] = {
-    nn.ConvTranspose1d: _transposed_leaf(F.conv_transpose1d, 1),
-    nn.ConvTranspose2d: _transposed_leaf(F.conv_transpose2d, 2),
-    nn.ConvTranspose3d: _transposed_leaf(F.conv_transpose3d, 3),
 }
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)

@@ -1,17 +1,16 @@
-"""Element-wise functions take any layout that all arguments have; reductions keep the replica."""
+"""Element-wise functions take any layout that all arguments have."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from asynckfold.training.fusion.layouts import Layout, NotFusible, Value, axes, axis
+from asynckfold.training.fusion.layouts import Layout, Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule, per_replica
 
 
@@ -53,17 +52,6 @@ def of_method(name: str) -> Rule:
 def same(low: Lowering, input: Value, *args: Any, **kwargs: Any) -> Emitted:
     """Return the value: the function changes at most its memory layout."""
     return input.layout, input.node
-
-
-def prelu(low: Lowering, input: Value, weight: Value) -> Emitted:
-    """One slope for all elements, or one for each channel."""
-    x = low.stacked(input)
-    return Layout.STACKED, low.emit(_prelu, x, low.stacked(weight))
-
-
-def _prelu(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    slope = weight.reshape(weight.shape[0], 1, -1, *(1,) * (x.dim() - 3)) if x.dim() > 2 else weight
-    return torch.where(x > 0, x, slope * x)
 
 
 def assigned(low: Lowering, input: Value, value: Any) -> Emitted:
@@ -111,8 +99,6 @@ FUNCTIONS: dict[Any, Rule] = {
     **{
         getattr(operator, name): of_function(getattr(operator, name)) for name in _OPERATORS.split()
     },
-    torch.prelu: prelu,
-    F.prelu: prelu,
     torch.selu: of_function(torch.selu),
     torch.celu: of_function(torch.celu),
 }
@@ -122,7 +108,6 @@ METHODS: dict[str, Rule] = {
     "to": of_method("to"),
     "contiguous": same,
     "requires_grad": same,
-    "prelu": prelu,
     "copy": assigned,
     "fill": assigned,
     "zero": lambda low, input: assigned(low, input, 0),
@@ -130,132 +115,3 @@ METHODS: dict[str, Rule] = {
 
 _SAME_TYPE = "bfloat16 bool contiguous detach double float half int long requires_grad to type_as"
 ALIASES = frozenset(_SAME_TYPE.split())
-
-
-Dims = int | Sequence[int] | None
-
-
-def _over(function: Callable[..., Any]) -> Rule:
-    """Return the rule of a function that reduces one, several or all plain dimensions."""
-
-    def reduction(
-        low: Lowering, input: Value, dim: Dims = None, keepdim: bool = False, **kwargs: Any
-    ) -> Emitted:
-        if input.rank == 0:
-            return Layout.STACKED, low.stacked(input)
-        dims = axes(dim, input.rank)
-        return low.on_stacked(function, input, dims, keepdim=keepdim, **kwargs)
-
-    return reduction
-
-
-def _spread(function: Callable[..., Any]) -> Rule:
-    """Return the rule of ``var`` and ``std``."""
-
-    def reduction(
-        low: Lowering,
-        input: Value,
-        dim: Dims | bool = None,
-        unbiased: bool = True,
-        keepdim: bool = False,
-        *,
-        correction: int | None = None,
-    ) -> Emitted:
-        if isinstance(dim, bool):
-            unbiased, dim = dim, None
-        settings = {"keepdim": keepdim, "correction": int(unbiased)}
-        if correction is not None:
-            settings["correction"] = correction
-        node = low.emit(function, low.stacked(input), axes(dim, input.rank), **settings)
-        return Layout.STACKED, node
-
-    return reduction
-
-
-def _extreme(name: str) -> Rule:
-    """Return the rule of ``max`` and ``min``: of all, along a dimension, or of two tensors."""
-    both = getattr(torch, f"{name}imum")
-    of_all = _over(getattr(torch, f"a{name}"))
-
-    def extreme(low: Lowering, input: Value, dim: Any = None, keepdim: bool = False) -> Emitted:
-        if isinstance(dim, Value):
-            return of_function(both)(low, input, dim)
-        if dim is None:
-            return of_all(low, input)
-        node = low.emit(getattr(torch, name), low.stacked(input), axis(dim), keepdim)
-        return Layout.STACKED, node
-
-    return extreme
-
-
-def _along(function: Callable[..., Any], default: int | None = None) -> Rule:
-    """Return the rule of a function that works along one dimension."""
-
-    def along(
-        low: Lowering, input: Value, dim: int | None = default, *args: Any, **kwargs: Any
-    ) -> Emitted:
-        if dim is None:
-            raise NotFusible("a function along a dimension that is not given")
-        kwargs.pop("_stacklevel", None)
-        return low.on_stacked(function, input, axis(dim), *args, **kwargs)
-
-    return along
-
-
-def softmax(
-    function: Callable[..., Any],
-    low: Lowering,
-    input: Value,
-    dim: int | None = None,
-    _stacklevel: int = 3,
-    dtype: Any = None,
-) -> Emitted:
-    """``F.softmax`` and its like."""
-    return _along(function)(low, input, dim, dtype=dtype)
-
-
-def norm(
-    low: Lowering, input: Value, p: Any = 2, dim: Dims = None, keepdim: bool = False
-) -> Emitted:
-    """``x.norm``."""
-    if isinstance(p, str):
-        raise NotFusible(f"norm of kind {p} has no batched form")
-    return vector_norm(low, input, p, dim, keepdim)
-
-
-def vector_norm(
-    low: Lowering, x: Value, ord: Any = 2, dim: Dims = None, keepdim: bool = False
-) -> Emitted:
-    """``torch.linalg.vector_norm``."""
-    return low.on_stacked(torch.linalg.vector_norm, x, ord, axes(dim, x.rank), keepdim)
-
-
-_BOTH: dict[str, Rule] = {
-    "mean": _over(torch.mean),
-    "sum": _over(torch.sum),
-    "amax": _over(torch.amax),
-    "amin": _over(torch.amin),
-    "logsumexp": _over(torch.logsumexp),
-    "var": _spread(torch.var),
-    "std": _spread(torch.std),
-    "max": _extreme("max"),
-    "min": _extreme("min"),
-    "argmax": _along(torch.argmax),
-    "argmin": _along(torch.argmin),
-    "cumsum": _along(torch.cumsum),
-    "cumprod": _along(torch.cumprod),
-    "softmax": _along(torch.softmax),
-    "log_softmax": _along(torch.log_softmax),
-    "norm": norm,
-}
-
-FUNCTIONS |= {
-    **{getattr(torch, name): rule for name, rule in _BOTH.items()},
-    F.softmax: partial(softmax, torch.softmax),
-    F.log_softmax: partial(softmax, torch.log_softmax),
-    F.glu: _along(F.glu, -1),
-    torch.linalg.vector_norm: vector_norm,
-    torch.linalg.norm: vector_norm,
-}
-
-METHODS |= _BOTH

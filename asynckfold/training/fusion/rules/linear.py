@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import string
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from asynckfold.training import torch_internals
 from asynckfold.training.fusion.layouts import Layout, NotFusible, Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 from asynckfold.training.fusion.rules.random import drop
+from asynckfold.training.fusion.rules.shapes import mapped
 
 
 def linear(low: Lowering, input: Value, weight: Value, bias: Value | None = None) -> Emitted:
@@ -41,65 +41,9 @@ def matmul(low: Lowering, input: Value, other: Value) -> Emitted:
     """Emit a product whose plain factors are vectors, matrices or batches of matrices."""
     if other.rank == 2 and other.layout is not Layout.SHARED and input.rank >= 2:
         return low.on_stacked(affine, input, low.stacked(other), None)
-    nodes = [low.stacked(input), low.stacked(other)]
-    ranks = [input.rank, other.rank]
-    return Layout.STACKED, low.emit(_matmul, *nodes, *ranks)
-
-
-def _matmul(x: torch.Tensor, y: torch.Tensor, x_rank: int, y_rank: int) -> torch.Tensor:
-    left = x.unsqueeze(1) if x_rank == 1 else x
-    right = y.unsqueeze(-1) if y_rank == 1 else y
-    missing = left.dim() - right.dim()
-    left = left.reshape(left.shape[0], *(1,) * -missing, *left.shape[1:])
-    right = right.reshape(right.shape[0], *(1,) * missing, *right.shape[1:])
-    product = left @ right
-    if y_rank == 1:
-        product = product.squeeze(-1)
-    return product.squeeze(-1 if y_rank == 1 else -2) if x_rank == 1 else product
-
-
-def addmm(
-    low: Lowering, input: Value, mat1: Value, mat2: Value, *, beta: float = 1, alpha: float = 1
-) -> Emitted:
-    """Emit ``beta * input + alpha * mat1 @ mat2``."""
-    rank = max(mat1.rank, mat2.rank)
-    parts = [low.aligned(input, rank), low.stacked(mat1), low.stacked(mat2)]
-    return Layout.STACKED, low.emit(_addmm, *parts, beta, alpha)
-
-
-def _addmm(
-    shift: torch.Tensor, x: torch.Tensor, y: torch.Tensor, beta: float, alpha: float
-) -> torch.Tensor:
-    return beta * shift + alpha * (x @ y)
-
-
-def einsum(low: Lowering, equation: str, *operands: Any) -> Emitted:
-    """Give each operand, and the result, one more letter in front."""
-    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
-        operands = tuple(operands[0])
-    equation = equation.replace(" ", "")
-    free = [letter for letter in string.ascii_letters if letter not in equation]
-    if "->" not in equation or not free:
-        raise NotFusible("einsum without an arrow has no batched form")
-    terms, result = equation.split("->")
-    stacked = ",".join(free[0] + term for term in terms.split(","))
-    nodes = [low.stacked(operand) for operand in operands]
-    return Layout.STACKED, low.emit(torch.einsum, f"{stacked}->{free[0]}{result}", *nodes)
-
-
-FUNCTIONS: dict[Any, Rule] = {
-    F.linear: linear,
-    torch.matmul: matmul,
-    torch.mm: matmul,
-    torch.bmm: matmul,
-    torch.mv: matmul,
-    torch.dot: matmul,
-    operator.matmul: matmul,
-    torch.addmm: addmm,
-    torch.einsum: einsum,
-}
-
-METHODS: dict[str, Rule] = {"matmul": matmul, "mm": matmul, "bmm": matmul, "addmm": addmm}
+    if input.rank == other.rank >= 2:
+        return low.on_stacked(torch.matmul, input, low.stacked(other))
+    return mapped(torch.matmul)(low, input, other)
 
 
 def embedding(
@@ -153,11 +97,7 @@ def attention(
     nodes = [low.stacked(item) for item in (query, key, value)]
     mask = None if attn_mask is None else low.aligned(attn_mask, query.rank)
     both = low.emit(_attention, *nodes, mask, dropout_p, is_causal, scale, low.generators)
-    return Layout.STACKED, low.emit(_first, both)
-
-
-def _first(pair: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    return pair[0]
+    return Layout.STACKED, low.emit(operator.getitem, both, 0)
 
 
 def _attention(
@@ -171,20 +111,6 @@ def _attention(
     generators: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return outputs (R, ..., length, features) and attention weights (Vaswani et al. 2017)."""
-    weights = attention_weights(query, key, mask, is_causal, scale)
-    if dropout_p > 0:
-        weights = drop(weights, dropout_p, generators)
-    return weights @ value, weights
-
-
-def attention_weights(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    scale: float | None,
-) -> torch.Tensor:
-    """Return the weights of keys (..., length, features) for each query."""
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = (query * factor) @ key.transpose(-1, -2)
     if is_causal:
@@ -192,7 +118,10 @@ def attention_weights(
         scores = scores.masked_fill(~allowed, -math.inf)
     if mask is not None:
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    return torch.softmax(scores, -1)
+    weights = torch.softmax(scores, -1)
+    if dropout_p > 0:
+        weights = drop(weights, dropout_p, generators)
+    return weights @ value, weights
 
 
 def multihead(
@@ -288,6 +217,23 @@ def _before_keys(mask: torch.Tensor) -> torch.Tensor:
     return mask[..., :, None, None, :]
 
 
-FUNCTIONS |= {F.embedding: embedding, F.scaled_dot_product_attention: attention}
+_PRODUCTS = ("matmul", "mm", "bmm", "mv", "dot")
+
+FUNCTIONS: dict[Any, Rule] = {
+    F.linear: linear,
+    **{getattr(torch, name): matmul for name in _PRODUCTS},
+    operator.matmul: matmul,
+    torch.addmm: mapped(torch.addmm),
+    torch.einsum: mapped(torch.einsum),
+    torch.prelu: mapped(torch.prelu),
+    F.embedding: embedding,
+    F.scaled_dot_product_attention: attention,
+}
+
+METHODS: dict[str, Rule] = {
+    **dict.fromkeys(_PRODUCTS, matmul),
+    "addmm": mapped(torch.addmm),
+    "prelu": mapped(torch.prelu),
+}
 
 LEAVES: dict[type[nn.Module], Rule] = {nn.MultiheadAttention: multihead}

@@ -13,23 +13,31 @@ from torch import nn
 from torch.nn import functional as F
 
 from asynckfold.training import torch_internals
-from asynckfold.training.fusion.layouts import Layout, NotFusible, Value, axis
+from asynckfold.training.fusion.layouts import Layout, NotFusible, Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
+from asynckfold.training.fusion.rules.shapes import shifted
 
 
 def batch_norm_leaf(
     low: Lowering, path: str, module: nn.modules.batchnorm._BatchNorm, input: Value
 ) -> Emitted:
     """Emit a batch normalisation with each replica's own running statistics."""
-    tensors = [
-        low.storage[low.aliases.get(name, name)] if getattr(module, last) is not None else None
-        for last in ("running_mean", "running_var", "num_batches_tracked", "weight", "bias")
-        for name in [f"{path}.{last}"]
-    ]
+    names = ("running_mean", "running_var", "num_batches_tracked", "weight", "bias")
     use_batch = module.training or (module.running_mean is None and module.running_var is None)
     update = module.training and module.track_running_stats
     settings = (use_batch, update, module.momentum, module.eps)
+    tensors = _stored(low, path, module, names)
     return low.on_channels(normalise_batch, input, *tensors, *settings)
+
+
+def _stored(low: Lowering, path: str, module: nn.Module, names: Sequence[str]) -> list[Any]:
+    """Return the nodes of a layer's tensors, in the order of the stack; None for missing ones."""
+    return [
+        low.storage[low.aliases.get(f"{path}.{name}", f"{path}.{name}")]
+        if getattr(module, name) is not None
+        else None
+        for name in names
+    ]
 
 
 def normalise_batch(
@@ -101,11 +109,7 @@ def instance_norm_leaf(
     """Emit an instance normalisation."""
     if module.running_mean is not None:
         raise NotFusible("running statistics of instances have no batched form")
-    tensors = [
-        low.storage[low.aliases.get(name, name)] if getattr(module, last) is not None else None
-        for last in ("weight", "bias")
-        for name in [f"{path}.{last}"]
-    ]
+    tensors = _stored(low, path, module, ("weight", "bias"))
     return low.on_channels(_instance_norm, input, *tensors, module.eps)
 
 
@@ -165,13 +169,6 @@ def _scaled(low: Lowering, node: Any, rank: int, weight: Value | None, bias: Val
     return node if bias is None else low.emit(torch.add, node, low.aligned(bias, rank))
 
 
-def normalize(
-    low: Lowering, input: Value, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
-) -> Emitted:
-    """Emit a division by the norm along a dimension."""
-    return low.on_stacked(F.normalize, input, p, axis(dim), eps)
-
-
 def weight_norm(low: Lowering, v: Value, g: Value, dim: int = 0) -> Emitted:
     """Emit ``g * v / |v|``, the norm over all dimensions but one (Salimans & Kingma 2016)."""
     dims = [1 + other for other in range(v.rank) if dim < 0 or other != dim]
@@ -190,7 +187,7 @@ FUNCTIONS: dict[Any, Rule] = {
     F.group_norm: group_norm,
     F.layer_norm: layer_norm,
     F.rms_norm: rms_norm,
-    F.normalize: normalize,
+    F.normalize: shifted(F.normalize, 2, default=1),
 }
 
 LEAVES: dict[type[nn.Module], Rule] = {
@@ -203,11 +200,9 @@ LEAVES: dict[type[nn.Module], Rule] = {
 }
 
 
-def _check(reduction: str, size_average: Any, reduce: Any) -> None:
-    if size_average is not None or reduce is not None:
+def _refuse_deprecated(*settings: Any) -> None:
+    if settings != (None, None):
         raise NotFusible("size_average and reduce, which torch deprecates")
-    if reduction not in ("mean", "sum", "none", "batchmean"):
-        raise NotFusible(f"reduction {reduction!r}")
 
 
 def _elementwise_rule(function: Callable[..., Any]) -> Rule:
@@ -223,7 +218,7 @@ def _elementwise_rule(function: Callable[..., Any]) -> Rule:
         reduction: str = "mean",
         **settings: Any,
     ) -> Emitted:
-        _check(reduction, size_average, reduce)
+        _refuse_deprecated(size_average, reduce)
         rank = max(input.rank, target.rank)
         aligned = {
             name: low.aligned(item, rank) if isinstance(item, Value) else item
@@ -260,7 +255,7 @@ def _classification_rule(name: str) -> Rule:
         reduction: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Emitted:
-        _check(reduction, size_average, reduce)
+        _refuse_deprecated(size_average, reduce)
         if input.rank < 2:
             raise NotFusible(f"{name} without a batch dimension")
         probabilities = name == "cross_entropy" and target.example.dtype.is_floating_point

@@ -13,19 +13,26 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from asynckfold.training.fusion.layouts import Layout, Value
+from asynckfold.training.fusion.layouts import Value
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
 
 Generators = Sequence[torch.Generator]
 Order = tuple[int, ...] | None
 
 
-def dropout(low: Lowering, input: Value, p: float = 0.5, training: bool = True) -> Emitted:
-    """Emit each replica's own mask."""
-    if not training or p == 0:
-        return input.layout, input.node
-    node = low.emit(drop, low.stacked(input), p, low.generators, memory_order(input.example))
-    return Layout.STACKED, node
+def _rule(function: Callable[..., Any], spatial: int | None = None) -> Rule:
+    """Return the rule of a dropout, of whole channels where it has `spatial` dimensions."""
+
+    def rule(low: Lowering, input: Value, p: float = 0.5, training: bool = True) -> Emitted:
+        if not training or p == 0:
+            return input.layout, input.node
+        if spatial is None:
+            return low.on_stacked(function, input, p, low.generators, memory_order(input.example))
+        if input.rank != spatial + 2:
+            raise TypeError(f"an input of {input.rank} dimensions")
+        return low.on_stacked(function, input, p, low.generators)
+
+    return rule
 
 
 def drop(x: torch.Tensor, p: float, generators: Generators, order: Order = None) -> torch.Tensor:
@@ -42,20 +49,6 @@ def memory_order(plain: torch.Tensor) -> Order:
     return None if order == tuple(range(plain.dim())) else order
 
 
-def _feature_rule(spatial: int) -> Rule:
-    def feature_dropout(
-        low: Lowering, input: Value, p: float = 0.5, training: bool = True
-    ) -> Emitted:
-        """Emit masks of whole channels."""
-        if not training or p == 0:
-            return input.layout, input.node
-        if input.rank != spatial + 2:
-            raise TypeError(f"an input of {input.rank} dimensions")
-        return low.on_stacked(_drop_features, input, p, low.generators)
-
-    return feature_dropout
-
-
 def _drop_features(x: torch.Tensor, p: float, generators: Generators) -> torch.Tensor:
     one_each = x[(slice(None),) * 3 + (slice(1),) * (x.dim() - 3)]
     if p == 1:
@@ -63,23 +56,11 @@ def _drop_features(x: torch.Tensor, p: float, generators: Generators) -> torch.T
     return x * mask_of(one_each, p, generators).div_(1 - p)
 
 
-def alpha_dropout(low: Lowering, input: Value, p: float = 0.5, training: bool = False) -> Emitted:
-    """Emit the dropout that keeps mean and variance (Klambauer et al. 2017)."""
-    if not training or p == 0:
-        return input.layout, input.node
-    node = low.emit(_alpha_drop, low.stacked(input), p, low.generators, memory_order(input.example))
-    return Layout.STACKED, node
-
-
 def _alpha_drop(x: torch.Tensor, p: float, generators: Generators, order: Order) -> torch.Tensor:
+    """Drop with equal mean and variance (Klambauer et al. 2017), as ``F.alpha_dropout`` does."""
     if p == 1:
         return x * 0
-    return with_alpha(x, mask_of(x, p, generators, order), p)
-
-
-def with_alpha(x: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
-    """Return x where the mask is 1, and the constant of alpha dropout elsewhere, rescaled."""
-    alpha = 1.7580993408473766
+    mask, alpha = mask_of(x, p, generators, order), 1.7580993408473766
     scale = ((alpha**2 * p + 1) * (1 - p)) ** -0.5
     dropped: torch.Tensor = x * (mask * scale) + ((mask - 1) * (alpha * scale) + alpha * scale * p)
     return dropped
@@ -101,32 +82,26 @@ def _drawn(
     return drawn
 
 
-def _like_rule(draw: Callable[..., Any]) -> Rule:
-    def like(low: Lowering, input: Value) -> Emitted:
-        return low.on_stacked(draw, input, low.generators, memory_order(input.example))
+def _like_rule(draw: str) -> Rule:
+    """Return the rule of ``torch.rand_like`` or ``torch.randn_like``, by the method that draws."""
 
-    return like
+    def drawn(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
+        return _drawn(x, generators, order, lambda rows, g: getattr(rows, draw)(generator=g))
 
-
-def uniform(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
-    """``torch.rand_like``."""
-    return _drawn(x, generators, order, lambda rows, g: rows.uniform_(generator=g))
-
-
-def normal(x: torch.Tensor, generators: Generators, order: Order) -> torch.Tensor:
-    """``torch.randn_like``."""
-    return _drawn(x, generators, order, lambda rows, g: rows.normal_(generator=g))
+    return lambda low, input: low.on_stacked(
+        drawn, input, low.generators, memory_order(input.example)
+    )
 
 
 FUNCTIONS: dict[Any, Rule] = {
-    F.dropout: dropout,
-    torch.dropout: lambda low, input, p, train: dropout(low, input, p, train),
-    F.dropout1d: _feature_rule(1),
-    F.dropout2d: _feature_rule(2),
-    F.dropout3d: _feature_rule(3),
-    F.alpha_dropout: alpha_dropout,
-    torch.rand_like: _like_rule(uniform),
-    torch.randn_like: _like_rule(normal),
+    F.dropout: _rule(drop),
+    torch.dropout: lambda low, input, p, train: _rule(drop)(low, input, p, train),
+    F.dropout1d: _rule(_drop_features, 1),
+    F.dropout2d: _rule(_drop_features, 2),
+    F.dropout3d: _rule(_drop_features, 3),
+    F.alpha_dropout: _rule(_alpha_drop),
+    torch.rand_like: _like_rule("uniform_"),
+    torch.randn_like: _like_rule("normal_"),
 }
 
 # Without training they return what they were given.

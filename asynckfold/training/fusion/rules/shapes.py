@@ -1,4 +1,4 @@
-"""Functions that only move elements: STACKED, with every dimension shifted by one."""
+"""Functions that move, join or reduce elements: STACKED, with every dimension shifted by one."""
 
 from __future__ import annotations
 
@@ -8,23 +8,80 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.func import vmap
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
-from asynckfold.training.fusion.layouts import (
-    Layout,
-    NotFusible,
-    Value,
-    align,
-    axes,
-    axis,
-    plain_shape,
-)
+from asynckfold.training.fusion.layouts import Layout, NotFusible, Value, align, axes, plain_shape
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule, per_replica
 
 
-def _sizes(given: Sequence[Any]) -> Any:
+def shifted(function: Callable[..., Any], *places: int, default: int | None = None) -> Rule:
+    """Return the rule of a function whose arguments at `places`, or by name, are dimensions.
+
+    Its first argument is a tensor, or several; ``default`` is a dimension that may be left out.
+    """
+
+    def rule(low: Lowering, input: Value | Sequence[Value], *args: Any, **kwargs: Any) -> Emitted:
+        missing = places and len(args) < places[-1] and not kwargs.keys() & _DIMENSIONS
+        if missing:
+            kwargs = {**kwargs, "dim": default}
+        moved = [_behind(item) if at in places else item for at, item in enumerate(args, 1)]
+        named = {
+            name: _behind(item) if name in _DIMENSIONS else item for name, item in kwargs.items()
+        }
+        nodes = low.stacked(input) if isinstance(input, Value) else [*map(low.stacked, input)]
+        return Layout.STACKED, low.emit(function, nodes, *moved, **named)
+
+    return rule
+
+
+_DIMENSIONS = frozenset({"dim", "dim0", "dim1", "dims", "source", "destination"})
+
+
+def _behind(dims: Any) -> Any:
+    """Return the stacked dimensions of plain ones."""
+    if dims is None:
+        raise NotFusible("a function without dim has no batched form")
+    return axes(dims, 0) if isinstance(dims, (list, tuple)) else axes(dims, 0)[0]
+
+
+def reducing(function: Callable[..., Any]) -> Rule:
+    """Return the rule of a function that reduces one, several or all plain dimensions."""
+
+    def rule(
+        low: Lowering, input: Value, dim: Any = None, *settings: Any, **kwargs: Any
+    ) -> Emitted:
+        if isinstance(dim, bool):
+            raise NotFusible("a flag in place of dim has no batched form")
+        if input.rank == 0:
+            return Layout.STACKED, low.stacked(input)
+        return low.on_stacked(function, input, axes(dim, input.rank), *settings, **kwargs)
+
+    return rule
+
+
+def mapped(function: Callable[..., Any]) -> Rule:
+    """Return the rule of a function by `torch.func.vmap`, which takes longer to call."""
+
+    def rule(low: Lowering, *args: Any, **kwargs: Any) -> Emitted:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        differing = per_replica(leaves)
+
+        def plain(*items: Any) -> Any:
+            some, named = pytree.tree_unflatten(items, spec)
+            return function(*some, **named)
+
+        stacked = vmap(plain, in_dims=tuple(0 if item in differing else None for item in leaves))
+        nodes = [low.stacked(item) if item in differing else item for item in leaves]
+        return Layout.STACKED, low.emit(stacked, *nodes)
+
+    return rule
+
+
+def _sizes(sizes: Sequence[Any]) -> Any:
     """Return sizes that may come one by one, or as one sequence, or as the shape of a tensor."""
-    return given[0] if len(given) == 1 and not isinstance(given[0], int) else list(given)
+    return sizes[0] if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
 
 
 def size(low: Lowering, input: Value, dim: int | None = None) -> Emitted:
@@ -37,9 +94,7 @@ def attribute(low: Lowering, input: Value, name: str) -> Emitted:
     """``x.shape`` and its like."""
     if name == "shape":
         return size(low, input)
-    if name in ("T", "mT") and input.rank == 2:
-        return transpose(low, input, 0, 1)
-    if name == "mT":
+    if name == "mT" or (name == "T" and input.rank == 2):
         return transpose(low, input, -1, -2)
     if name in ("device", "dtype"):
         return Layout.SHARED, low.emit(builtins.getattr, low.stacked(input), name)
@@ -58,18 +113,11 @@ def _reshape(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     return x.reshape(x.shape[0], *sizes)
 
 
-def view_as(low: Lowering, input: Value, other: Value) -> Emitted:
-    """Take the shape of another value."""
-    shape = low.emit(plain_shape, low.stacked(other))
-    return low.on_stacked(_reshape, input, shape)
-
-
 def flatten(low: Lowering, input: Value, start_dim: int = 0, end_dim: int = -1) -> Emitted:
     """Merge dimensions; a number becomes a vector."""
     if input.rank == 0:
         return low.on_stacked(align, input, 1)
-    dims = axis(start_dim), axis(end_dim)
-    return low.on_stacked(torch.flatten, input, *dims)
+    return low.on_stacked(torch.flatten, input, *axes((start_dim, end_dim), input.rank))
 
 
 def permute(low: Lowering, input: Value, *dims: Any) -> Emitted:
@@ -78,123 +126,7 @@ def permute(low: Lowering, input: Value, *dims: Any) -> Emitted:
     return low.on_stacked(torch.permute, input, (0, *order))
 
 
-def transpose(low: Lowering, input: Value, dim0: int = 0, dim1: int = 1) -> Emitted:
-    """Exchange two dimensions; ``t()`` without any."""
-    return low.on_stacked(torch.transpose, input, axis(dim0), axis(dim1))
-
-
-def squeeze(low: Lowering, input: Value, dim: int | Sequence[int] | None = None) -> Emitted:
-    """Drop dimensions of one, never the replica's."""
-    dims = axes(dim, input.rank)
-    return low.on_stacked(torch.squeeze, input, dims)
-
-
-def expand(low: Lowering, input: Value, *sizes: Any) -> Emitted:
-    """Repeat without copying; may add dimensions in front of the plain ones."""
-    return low.on_stacked(_expand, input, _sizes(sizes))
-
-
-def _expand(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    return align(x, len(sizes)).expand(-1, *sizes)
-
-
-def expand_as(low: Lowering, input: Value, other: Value) -> Emitted:
-    """Repeat up to the shape of another."""
-    shape = low.emit(plain_shape, low.stacked(other))
-    return low.on_stacked(_expand, input, shape)
-
-
-def repeat(low: Lowering, input: Value, *sizes: Any) -> Emitted:
-    """Repeat with copying."""
-    return low.on_stacked(_repeat, input, _sizes(sizes))
-
-
-def _repeat(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    return align(x, len(sizes)).repeat(1, *sizes)
-
-
-def getitem(low: Lowering, input: Value, index: Any) -> Emitted:
-    """Index behind the replica; an entry of a tuple of tensors as it is."""
-    if not input.is_tensor:
-        return input.layout, low.emit(operator.getitem, input.node, index)
-    return low.on_stacked(_getitem, input, _indices(index))
-
-
-def _indices(index: Any) -> tuple[Any, ...]:
-    indices = index if isinstance(index, tuple) else (index,)
-    if per_replica(indices):
-        raise NotFusible("an index that differs between replicas has no batched form")
-    if sum(isinstance(item, Value) and item.is_tensor for item in indices) > 1:
-        raise NotFusible("more than one index tensor has no batched form")
-    return indices
-
-
-def _getitem(x: torch.Tensor, indices: tuple[Any, ...]) -> torch.Tensor:
-    index = (slice(None), *indices)
-    return x[index]
-
-
-def setitem(low: Lowering, input: Value, index: Any, value: Any) -> Emitted:
-    """A copy in which some elements are replaced."""
-    indices = _indices(index)
-    if any(isinstance(item, Value) for item in indices):
-        raise NotFusible("assignment at computed indices has no batched form")
-    if isinstance(value, Value) and value.is_tensor:
-        value = low.aligned(value, max(value.rank, input.example[indices].dim()))
-    return low.on_stacked(_setitem, input, indices, value)
-
-
-def _setitem(x: torch.Tensor, indices: tuple[Any, ...], value: Any) -> torch.Tensor:
-    changed = x.clone()
-    index = (slice(None), *indices)
-    changed[index] = value
-    return changed
-
-
-def _joining(function: Callable[..., Any]) -> Rule:
-    def join(low: Lowering, tensors: Sequence[Value], dim: int = 0) -> Emitted:
-        return Layout.STACKED, low.emit(function, [low.stacked(t) for t in tensors], axis(dim))
-
-    return join
-
-
-def _with_dim(function: Callable[..., Any], default: int | None = None) -> Rule:
-    """Return the rule of a function (input, setting, dim)."""
-
-    def rule(low: Lowering, input: Value, setting: Any, dim: int | None = default) -> Emitted:
-        if dim is None:
-            raise NotFusible("a function without dim has no batched form")
-        return low.on_stacked(function, input, setting, axis(dim))
-
-    return rule
-
-
-def _dim_first(function: Callable[..., Any], default: int | None = None) -> Rule:
-    """Return the rule of a function (input, dim, settings)."""
-
-    def rule(low: Lowering, input: Value, dim: int | None = default, *settings: Any) -> Emitted:
-        if dim is None:
-            raise NotFusible("a function without dim has no batched form")
-        return low.on_stacked(function, input, axis(dim), *settings)
-
-    return rule
-
-
-def unflatten(low: Lowering, input: Value, dim: int, sizes: Any) -> Emitted:
-    """Divide a dimension."""
-    return low.on_stacked(torch.unflatten, input, axis(dim), sizes)
-
-
-def split(low: Lowering, tensor: Value, split_size_or_sections: Any, dim: int = 0) -> Emitted:
-    """Cut into pieces of given sizes."""
-    sizes = split_size_or_sections
-    return low.on_stacked(torch.split, tensor, sizes, axis(dim))
-
-
-def movedim(low: Lowering, input: Value, source: Any, destination: Any) -> Emitted:
-    """Move dimensions."""
-    ways = axes(source, input.rank), axes(destination, input.rank)
-    return low.on_stacked(torch.movedim, input, *ways)
+transpose = shifted(torch.transpose, 1, 2)
 
 
 def flip(low: Lowering, input: Value, *dims: Any) -> Emitted:
@@ -202,14 +134,49 @@ def flip(low: Lowering, input: Value, *dims: Any) -> Emitted:
     return low.on_stacked(torch.flip, input, axes(_sizes(dims), input.rank))
 
 
-def rolled(low: Lowering, input: Value, shifts: Any, dims: Any) -> Emitted:
-    """Rotate along dimensions."""
-    return low.on_stacked(torch.roll, input, shifts, axes(dims, input.rank))
+def getitem(low: Lowering, input: Value, index: Any) -> Emitted:
+    """Index behind the replica; an entry of a tuple of tensors as it is."""
+    if not input.is_tensor:
+        return input.layout, low.emit(operator.getitem, input.node, index)
+    indices = index if isinstance(index, tuple) else (index,)
+    if any(isinstance(item, Value) and item.is_tensor for item in indices):
+        return mapped(operator.getitem)(low, input, index)
+    return low.on_stacked(_getitem, input, indices)
 
 
-def one_hot(low: Lowering, input: Value, num_classes: int) -> Emitted:
-    """One more dimension behind, of a size that is given."""
-    return low.on_stacked(F.one_hot, input, num_classes)
+def _getitem(x: torch.Tensor, indices: tuple[Any, ...]) -> torch.Tensor:
+    index = (slice(None), *indices)
+    return x[index]
+
+
+def _with_item(x: torch.Tensor, index: Any, value: Any) -> torch.Tensor:
+    """Return a copy in which some elements are replaced."""
+    changed = x.clone()
+    changed[index] = value
+    return changed
+
+
+def extreme(name: str) -> Rule:
+    """Return the rule of ``max`` and ``min``: of all, along a dimension, or of two tensors."""
+    along = shifted(getattr(torch, name), 1)
+    of_all = reducing(getattr(torch, f"a{name}"))
+
+    def rule(low: Lowering, input: Value, dim: Any = None, keepdim: bool = False) -> Emitted:
+        if isinstance(dim, Value):
+            return mapped(getattr(torch, name))(low, input, dim)
+        return of_all(low, input) if dim is None else along(low, input, dim, keepdim)
+
+    return rule
+
+
+def norm(
+    low: Lowering, x: Value, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any
+) -> Emitted:
+    """``x.norm`` and ``torch.linalg.vector_norm``."""
+    ord = kwargs.pop("p", ord)
+    if isinstance(ord, str) or kwargs:
+        raise NotFusible("such a norm has no batched form")
+    return low.on_stacked(torch.linalg.vector_norm, x, ord, axes(dim, x.rank), keepdim)
 
 
 def new(name: str) -> Rule:
@@ -221,63 +188,73 @@ def new(name: str) -> Rule:
     return rule
 
 
-_BOTH: dict[str, Rule] = {
+_MOVING: dict[str, Rule] = {
     "reshape": reshape,
     "flatten": flatten,
     "permute": permute,
     "transpose": transpose,
     "swapaxes": transpose,
     "swapdims": transpose,
-    "t": transpose,
-    "squeeze": squeeze,
-    "unsqueeze": _dim_first(torch.unsqueeze),
-    "unflatten": unflatten,
-    "movedim": movedim,
+    "t": lambda low, input: transpose(low, input, 0, 1),
+    "squeeze": lambda low, input, dim=None: low.on_stacked(
+        torch.squeeze, input, axes(dim, input.rank)
+    ),
+    "unsqueeze": shifted(torch.unsqueeze, 1),
+    "unflatten": shifted(torch.unflatten, 1),
+    "movedim": shifted(torch.movedim, 1, 2),
     "flip": flip,
-    "roll": rolled,
-    "chunk": _with_dim(torch.chunk, 0),
-    "tensor_split": _with_dim(torch.tensor_split, 0),
-    "unbind": _dim_first(torch.unbind, 0),
-    "narrow": _dim_first(torch.narrow),
-    "select": _dim_first(torch.select),
-    "index_select": _dim_first(torch.index_select),
-    "tril": lambda low, input, diagonal=0: (
-        Layout.STACKED,
-        low.emit(torch.tril, low.stacked(input), diagonal),
-    ),
-    "triu": lambda low, input, diagonal=0: (
-        Layout.STACKED,
-        low.emit(torch.triu, low.stacked(input), diagonal),
-    ),
+    "roll": shifted(torch.roll, 2),
+    "chunk": shifted(torch.chunk, 2, default=0),
+    "split": shifted(torch.split, 2, default=0),
+    "tensor_split": shifted(torch.tensor_split, 2, default=0),
+    "unbind": shifted(torch.unbind, 1, default=0),
+    "narrow": shifted(torch.narrow, 1),
+    "select": shifted(torch.select, 1),
+    "index_select": shifted(torch.index_select, 1),
+    "tril": shifted(torch.tril),
+    "triu": shifted(torch.triu),
+}
+
+_REDUCING: dict[str, Rule] = {
+    **{
+        name: reducing(getattr(torch, name))
+        for name in ("mean", "sum", "amax", "amin", "logsumexp", "var", "std")
+    },
+    **{
+        name: shifted(getattr(torch, name), 1)
+        for name in ("argmax", "argmin", "cumsum", "cumprod", "softmax", "log_softmax")
+    },
+    "max": extreme("max"),
+    "min": extreme("min"),
+    "norm": norm,
 }
 
 FUNCTIONS: dict[Any, Rule] = {
-    **{getattr(torch, name): rule for name, rule in _BOTH.items()},
-    torch.cat: _joining(torch.cat),
-    torch.concat: _joining(torch.cat),
-    torch.stack: _joining(torch.stack),
-    torch.split: split,
-    F.one_hot: one_hot,
+    **{getattr(torch, name): rule for name, rule in (_MOVING | _REDUCING).items()},
+    torch.cat: shifted(torch.cat, 1, default=0),
+    torch.concat: shifted(torch.cat, 1, default=0),
+    torch.stack: shifted(torch.stack, 1, default=0),
+    torch.linalg.vector_norm: norm,
+    torch.linalg.norm: norm,
+    F.softmax: shifted(F.softmax, 1),
+    F.log_softmax: shifted(F.log_softmax, 1),
+    F.glu: shifted(F.glu, 1, default=-1),
+    F.one_hot: shifted(F.one_hot),
     builtins.getattr: attribute,
     operator.getitem: getitem,
-    operator.setitem: setitem,
+    operator.setitem: mapped(_with_item),
 }
 
 METHODS: dict[str, Rule] = {
-    **_BOTH,
+    **_MOVING,
+    **_REDUCING,
+    **{name: mapped(getattr(torch.Tensor, name)) for name in ("expand", "expand_as", "repeat")},
     "view": reshape,
-    "view_as": view_as,
-    "reshape_as": view_as,
-    "expand": expand,
-    "expand_as": expand_as,
-    "repeat": repeat,
-    "split": lambda low, input, split_size, dim=0: split(low, input, split_size, dim),
+    "view_as": mapped(torch.Tensor.reshape_as),
+    "reshape_as": mapped(torch.Tensor.reshape_as),
     "size": size,
     "dim": lambda low, input: (Layout.SHARED, low.emit(_rank, low.stacked(input))),
-    "new_zeros": new("new_zeros"),
-    "new_ones": new("new_ones"),
-    "new_full": new("new_full"),
-    "new_tensor": new("new_tensor"),
+    **{name: new(name) for name in ("new_zeros", "new_ones", "new_full", "new_tensor")},
 }
 
 
@@ -287,7 +264,7 @@ def _rank(x: torch.Tensor) -> int:
 
 ALIASES = frozenset(
     {
-        *_BOTH.keys() - {"flip", "roll", "index_select", "tril", "triu"},
-        *("view", "view_as", "reshape_as", "expand", "expand_as", "split", "getitem", "getattr"),
+        *_MOVING.keys() - {"flip", "roll", "index_select", "tril", "triu"},
+        *("view", "view_as", "reshape_as", "expand", "expand_as", "getitem", "getattr"),
     }
 )
