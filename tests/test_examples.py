@@ -7,7 +7,7 @@ import pytest
 from tests.engines.ray_start import needs_ray
 from tests.integrations.test_lightning import needs_lightning
 from tests.integrations.test_optuna import needs_optuna
-from tests.nursery import Nursery
+from tests.started import Nursery
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

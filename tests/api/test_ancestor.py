@@ -19,7 +19,7 @@ import torch
 from asynckfold import AsyncKFold, InputError, RunStore, export, get_scheduler, load_results
 from asynckfold.training.parameter_server import wire
 from tests import cifar
-from tests.nursery import Nursery, Started
+from tests.started import Nursery, Started
 from tests.synthetic import write_run
 
 KFOLD = """

@@ -15,7 +15,7 @@ from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore, fit
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.errors import OUT_OF_TIME
 from asynckfold.system.signals import Interruption
-from tests.nursery import Nursery
+from tests.started import Nursery
 from tests.toy import Tiny, adam, samples
 
 BATCH_SECONDS = 0.05

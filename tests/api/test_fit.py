@@ -30,7 +30,7 @@ from asynckfold import (
 from asynckfold.cli import main
 from asynckfold.data.made_datasets import joined, repeated
 from tests.leftovers import descendants, gone
-from tests.nursery import Nursery, Started
+from tests.started import Nursery, Started
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples(90)

@@ -19,7 +19,7 @@ import pytest
 
 from tests import notebooks
 from tests.leftovers import descendants, gone
-from tests.nursery import Nursery
+from tests.started import Nursery
 
 BODY = """
 import sys

@@ -30,7 +30,7 @@ from asynckfold import (
 from asynckfold.cli import main
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.training.checkpoint import weights_digest
-from tests.nursery import Nursery
+from tests.started import Nursery
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()

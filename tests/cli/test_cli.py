@@ -31,8 +31,8 @@ from asynckfold.models import ARCHITECTURES
 from asynckfold.store import WaitReasons
 from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone
-from tests.nursery import Nursery, Started
 from tests.records import write_checksums
+from tests.started import Nursery, Started
 from tests.sweep.test_loop import open_store
 from tests.synthetic import Synthetic, write_run
 

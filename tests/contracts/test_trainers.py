@@ -28,11 +28,10 @@ from asynckfold import (
 )
 from asynckfold.cli.status import state_of
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.models import MLP
 from tests import here
 from tests.leftovers import descendants, gone
-from tests.nursery import Nursery, Started
+from tests.started import Nursery, Started
 from tests.toy import samples
 
 Start = Callable[[Path, Any], Started]
@@ -166,7 +165,7 @@ def test_close_to_each_job_by_itself(tmp_path: Path, fuse: Any) -> None:
     )
     for name, result in found.results.items():
         other = plain.results[name]
-        assert result.status == DONE
+        assert result.status == "done"
         assert result.outputs is not None
         np.testing.assert_allclose(result.outputs, other.outputs, atol=2e-2)
         for mine, theirs in zip(result.epochs, other.epochs, strict=True):
@@ -287,4 +286,4 @@ def test_the_same_bits_after_kill_9_of_a_worker(
     with RunStore.read(root) as store:
         statuses = {result.status for result in store.results().values()}
         assert any(attempt.outcome == "died" for attempt in store.attempts())
-    assert statuses == {DONE, DIVERGED}
+    assert statuses == {"done", "diverged"}

@@ -28,7 +28,7 @@ from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
 from tests.engines.test_pool import Sleeps, busy_worker, look
 from tests.leftovers import alive, descendants, described, gone
-from tests.nursery import Nursery
+from tests.started import Nursery
 from tests.toy import Tiny, task, toy_bundle
 
 

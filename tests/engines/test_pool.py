@@ -33,7 +33,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training.isolation.torch_settings import SHARE, denormals_are_flushed
 from tests.fake_gpu import OnFakeGpu
 from tests.leftovers import alive, descendants, gone
-from tests.nursery import Nursery
+from tests.started import Nursery
 from tests.toy import Tiny, task, toy_bundle
 
 

@@ -20,7 +20,7 @@ from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.jobs.result import DONE, FAILED
 from tests.leftovers import descendants, gone
-from tests.nursery import Nursery
+from tests.started import Nursery
 from tests.toy import Tiny, adam, samples
 
 TIMEOUT = 1.5

@@ -16,7 +16,7 @@ from asynckfold import AsyncKFold, AsyncKFoldError, CVResults, RunReader, RunSto
 from asynckfold.cli.status import state_of
 from asynckfold.jobs.result import DONE
 from tests.leftovers import descendants, gone, parent_of
-from tests.nursery import Nursery, Started
+from tests.started import Nursery, Started
 from tests.toy import Tiny, adam, samples
 
 SCRIPT = """

@@ -18,7 +18,7 @@ from asynckfold.cli.status import state_of
 from asynckfold.system.files import sha256
 from tests import here
 from tests.leftovers import descendants, gone
-from tests.nursery import Nursery, Started
+from tests.started import Nursery, Started
 
 Start = Callable[..., Started]
 

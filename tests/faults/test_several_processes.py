@@ -25,7 +25,7 @@ from tests.faults.test_hogwild import (
     wait_for,
 )
 from tests.leftovers import gone
-from tests.nursery import Nursery
+from tests.started import Nursery
 from tests.toy import Tiny, adam, samples
 
 BOTH = pytest.mark.parametrize("trainer", ["allreduce", "averaging"])

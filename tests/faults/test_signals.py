@@ -35,8 +35,8 @@ from asynckfold.store.run_file import RunFile
 from asynckfold.system.signals import ENDINGS, Interruption, listening
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory, until
-from tests.nursery import Nursery
 from tests.size import NIGHTLY
+from tests.started import Nursery
 from tests.toy import Tiny, adam, samples
 
 HOME = Path(__file__).parents[2]

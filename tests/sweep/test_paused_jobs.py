@@ -36,7 +36,7 @@ from tests.faults.test_other_programs import (
     skip_if_others_came,
 )
 from tests.leftovers import gone
-from tests.nursery import Nursery
+from tests.started import Nursery
 from tests.toy import Tiny, adam, samples, task, toy_bundle
 
 __all__ = ["quiet_machine"]  # fixtures

@@ -43,10 +43,8 @@ from asynckfold.training.batches import EpochParts
 from asynckfold.training.multiprocess.base import (
     SteppingTraining,
     average,
-    frozen,
     set_settings,
     settings_of,
-    thawed,
 )
 from asynckfold.training.optimizers import follow_parameters, leave_open
 from asynckfold.training.process_group.ranks import ProcessGroup
@@ -155,7 +153,7 @@ class AveragingTraining(SteppingTraining):
             self.heartbeat.begin_long_phase()
             criterion = self.criterion
             kept = criterion.state_dict() if isinstance(criterion, nn.Module) else {}
-            self.ahead.order(_Start(frozen(super().optimizer_state()["ranks"]), frozen(kept)))
+            self.ahead.order(_Start(super().optimizer_state()["ranks"], kept))
             self.ahead.gather()
 
     def enter(self) -> None:
@@ -184,10 +182,10 @@ class AveragingTraining(SteppingTraining):
             return losses
         if not self.is_on_gpu:
             return None
-        self.optimizer.load_state_dict(thawed(order.optimizers[self.rank]))
+        self.optimizer.load_state_dict(order.optimizers[self.rank])
         follow_parameters(self.optimizer)
         if isinstance(self.criterion, nn.Module):
-            self.criterion.load_state_dict(thawed(order.criterion))
+            self.criterion.load_state_dict(order.criterion)
         return None
 
     def catch_up(self) -> None:

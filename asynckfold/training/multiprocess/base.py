@@ -17,11 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from asynckfold.jobs.folds import Indices
 from asynckfold.system import process
@@ -31,15 +28,6 @@ from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_state
 from asynckfold.training.training_run import Training
-
-
-@dataclass(frozen=True)
-class _TensorBytes:
-    """A tensor as bytes."""
-
-    bytes_: npt.NDArray[np.uint8]
-    dtype: torch.dtype
-    shape: torch.Size
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,7 @@ class MultiprocessTraining(Training):
         first = evaluate(indices[self._share_of(indices)])
         self.process_group.gather()
         others = [self.process_group.answers[rank] for rank in range(1, self.params.processes)]
-        parts = (thawed(item).to(first.device) for item in others if item is not None)
+        parts = (item.to(first.device) for item in others if item is not None)
         columns = self.objective.columns
         if order.by_batch or columns is None:
             return torch.cat([first, *parts])
@@ -166,8 +154,8 @@ class MultiprocessTraining(Training):
                 way = self.model, self.data, part, self.params, lambda: None
                 if order.by_batch:
                     batches = evaluation.batches_of(*way)
-                    return frozen(evaluation.figures_of(batches, self.criterion, self.objective))
-                return frozen(evaluation.outputs_on(*way, self.objective.columns))
+                    return evaluation.figures_of(batches, self.criterion, self.objective)
+                return evaluation.outputs_on(*way, self.objective.columns)
         finally:
             # Where ranks share the buffers, rank 0 restores them once all others have answered.
             kept.restore()
@@ -233,13 +221,13 @@ class SteppingTraining(MultiprocessTraining):
             self.process_group.order(_TellState(), self.apart)
             self.process_group.gather()
             for rank in self.apart:
-                entries[rank]["state"] = thawed(self.process_group.answers[rank])
+                entries[rank]["state"] = self.process_group.answers[rank]
         return {"ranks": entries}
 
     def carry_out(self, rank: int, order: Any) -> Any:
         """On ranks > 0: carry out any order."""
         if isinstance(order, _TellState):
-            return frozen(self.optimizer.state_dict()["state"])
+            return self.optimizer.state_dict()["state"]
         return super().carry_out(rank, order)
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
@@ -251,33 +239,6 @@ class SteppingTraining(MultiprocessTraining):
             loaded.insert(0, self.optimizer.state)
         missing = self.params.processes - len(loaded)
         self.states = [*loaded, *loaded[:1] * missing]
-
-
-def frozen(tree: Any) -> Any:
-    """Replace tensors on any device, also in dicts, lists and tuples, by bytes.
-
-    Torch would send a tensor as the name of shared memory, which a kill leaves behind.
-
-    Examples
-    --------
-    >>> thawed(frozen({"step": torch.tensor(2.0), "groups": [("x", torch.tensor(1))]}))
-    {'step': tensor(2.), 'groups': [('x', tensor(1))]}
-    """
-
-    def packed(tensor: torch.Tensor) -> _TensorBytes:
-        plain = tensor.detach().cpu().contiguous()
-        return _TensorBytes(plain.reshape(-1).view(torch.uint8).numpy(), plain.dtype, plain.shape)
-
-    return pytree.tree_map_only(torch.Tensor, packed, tree)
-
-
-def thawed(tree: Any) -> Any:
-    """Undo `frozen`; tensors are on the CPU."""
-
-    def tensor(item: _TensorBytes) -> torch.Tensor:
-        return torch.from_numpy(item.bytes_).view(item.dtype).view(item.shape)
-
-    return pytree.tree_map_only(_TensorBytes, tensor, tree)
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 ::
 
-    rank 0 (the worker)  first batch ─ fork ┬ threads: the parameters ◄─ how far a replica moved,
-                                            │              └─► as they are       every n_push steps
-                                            └ a replica ─ batches 0, n … ┐           ┌ evaluate, LR
+    shared memory        the parameters ◄─ how far a replica moved, every n_push steps
+                                └─► as they are, every n_pull steps
+    rank 0 (the worker)  first batch ─ fork ─ a replica ─ batches 0, n … ┐           ┌ evaluate, LR
     rank 1                                    a replica ─ batches 1, … ──┴─ at rest ─┤ schedule,
                                                       all pushed and fetched         └ checkpoint
 
@@ -16,7 +16,7 @@ all with momentum, need smaller learning rates than one process does. Running st
 are not parameters; all ranks share them.
 
 Results depend on timing, as under Hogwild. One process needs no server, and has the bits of the
-plain trainer. Socket pairs made before the fork connect the replicas: there is no port.
+plain trainer. The server is shared memory with a lock: there is no port.
 
 A replica that dies ends the attempt, which is retried from its last checkpoint. The others could
 continue, as those of `Server` do, but the epoch would miss the samples of its part, and candidates
@@ -31,9 +31,8 @@ References
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import threading
+import fcntl
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,34 +44,37 @@ from asynckfold.jobs.messages import Note
 from asynckfold.jobs.result import Epoch
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.multiprocess.hogwild import HogwildTraining
-from asynckfold.training.parameter_server import wire
-from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, as_bytes
-from asynckfold.training.parameter_server.server import ServerParameters
-from asynckfold.training.process_group.ranks import ProcessGroup
-from asynckfold.training.process_group.shared_tensors import place
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, ServedParameters
+from asynckfold.training.process_group.shared_tensors import place, shared
 from asynckfold.training.training_run import Report
 
 
-class ReplicaClient:
+class _Lock:
+    """A lock between processes, which the kernel releases when its holder dies."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *exception: object) -> None:
+        fcntl.lockf(self.file, fcntl.LOCK_UN)
+
+
+class Replica:
     """The parameters of one rank, with their movement since the last push.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Has the parameters.
-    line : socket
-        Connection to the server, which has the same parameters now.
-    params : TrainerParams
-        ``n_push`` and ``n_pull`` are the steps between exchanges.
+    ``model`` has the served parameters now; ``n_push`` and ``n_pull`` of `params` are the steps
+    between exchanges.
     """
 
-    def __init__(self, model: nn.Module, line: socket.socket, params: TrainerParams) -> None:
-        self._model, self._line, self._params = model, line, params
+    def __init__(self, model: nn.Module, served: ServedParameters, params: TrainerParams) -> None:
+        self._model, self._served, self._params = model, served, params
         self._layout = ParameterLayout.of(model)
-        self._known, self._moved = self._layout.empty(), self._layout.empty()
+        self._known, self._moved = self._layout.vector(model), self._layout.empty()
+        self._seen = int(served.counts[0])
         self._steps = self._unpushed = 0
-        self._note()
-        self._moved.zero_()
 
     def stepped(self) -> None:
         """Count a step of the optimizer, and exchange what is due."""
@@ -84,14 +86,16 @@ class ReplicaClient:
             self.pull()
 
     def settle(self) -> None:
-        """Push the rest, and fetch; the server has then applied all pushes."""
+        """Push the rest, and fetch."""
         if self._unpushed:
             self._push()
         self.pull()
 
     def _push(self) -> None:
         self._note()
-        wire.send(self._line, {"kind": "push"}, as_bytes(self._moved.numpy()))
+        self._served.push(self._moved.numpy(), self._seen)
+        # The replica has moved its own parameters too.
+        self._seen += 1
         self._moved.zero_()
         self._unpushed = 0
 
@@ -99,9 +103,7 @@ class ReplicaClient:
     def pull(self) -> None:
         """Fetch the parameters; movement that is not pushed yet is not in them, and stays."""
         self._note()
-        wire.send(self._line, {"kind": "pull"})
-        _, size = wire.receive(self._line)
-        wire.fill(self._line, as_bytes(self._known.numpy()), size)
+        self._seen = self._served.fetch(self._known.numpy())
         for parameter, known, _ in self._parts():
             parameter.copy_(known)
             # Rounding to a smaller type is not movement.
@@ -123,49 +125,38 @@ class ReplicaClient:
 class DownpourTraining(HogwildTraining):
     """A job in progress of which each process trains a replica.
 
-    ``served`` are the server's ends of the connections to the replicas, by rank, and ``lines`` the
-    replicas' ends; rank 0 serves ``held`` in ``threads``. ``before`` is `pushed` of earlier
-    attempts.
+    ``counts`` are those of the ``served`` parameters, of earlier attempts, too; both are shared.
     """
 
-    served: dict[int, socket.socket] = field(default_factory=dict)
-    lines: dict[int, socket.socket] = field(default_factory=dict)
-    held: ServerParameters | None = None
-    threads: list[threading.Thread] = field(default_factory=list)
-    replica: ReplicaClient = field(init=False)
-    before: Sequence[int] = (0, 0, 0)
+    counts: torch.Tensor = field(init=False)
+    lock: _Lock | None = None
+    served: ServedParameters = field(init=False)
+    replica: Replica | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        (self.counts,) = shared([torch.zeros(3, dtype=torch.int64)])
 
     def share(self) -> None:
-        """Share the running statistics; make the sockets."""
+        """Share the running statistics, and a copy of the parameters to push to."""
         super().share()
-        for rank in range(self.params.processes):
-            self.served[rank], self.lines[rank] = socket.socketpair()
+        self.lock = _Lock()
+        (values,) = shared([ParameterLayout.of(self.model).vector(self.model)])
+        self.served = ServedParameters(
+            values.numpy(), self.counts.numpy(), self.lock, self.params.staleness_aware
+        )
+        self.replica = Replica(self.model, self.served, self.params)
 
     def enter(self) -> None:
         """Take parameters of the rank's own, to be fetched before the first step."""
         super().enter()
         parameters = list(self.model.parameters())
         place(parameters, [item.detach().clone() for item in parameters])
-        self.replica = self._replica()
-
-    def assembled(self) -> ProcessGroup | None:
-        """Return the other ranks; serve them from the fork on, since threads do not survive it."""
-        process_group = super().assembled()
-        if process_group is not None and self.held is None:
-            aware = self.params.staleness_aware
-            self.held = ServerParameters(self.model, staleness_aware=aware)
-            for line in self.served.values():
-                thread = threading.Thread(target=_serve, args=(self.held, line), daemon=True)
-                thread.start()
-                self.threads.append(thread)
-            self.replica = self._replica()
-        return process_group
-
-    def _replica(self) -> ReplicaClient:
-        return ReplicaClient(self.model, self.lines[self.rank], self.params)
+        self.replica = Replica(self.model, self.served, self.params)
 
     def obey(self, order: Any) -> int:
         """Train on the rank's part with the newest parameters; leave nothing unpushed."""
+        assert self.replica is not None
         self.replica.pull()
         peak = super().obey(order)
         self.replica.settle()
@@ -173,33 +164,25 @@ class DownpourTraining(HogwildTraining):
 
     def catch_up(self) -> None:
         """Fetch the served parameters."""
+        assert self.replica is not None
         self.replica.pull()
 
     def train_on(self, batches: Sequence[int]) -> None:
         """Take one step with this rank's replica."""
         super().train_on(batches)
-        if self.lines:
+        if self.replica is not None:
             self.replica.stepped()
 
     def quiesce(self) -> None:
         """Stop every rank; rank 0 then has the result of all pushes."""
         super().quiesce()
-        if self.held is not None:
+        if self.replica is not None:
             self.replica.settle()
-
-    @property
-    def pushed(self) -> list[int]:
-        """Number of pushes, and the sum and maximum of their staleness."""
-        pushes, staleness, most = self.before
-        held = self.held
-        if held is None:
-            return [pushes, staleness, most]
-        return [pushes + held.pushes, staleness + held.staleness, max(most, held.max_staleness)]
 
     def record_epoch(self, item: Epoch, started: float, report: Report) -> None:
         """After the last epoch, report pushes and their staleness."""
         super().record_epoch(item, started, report)
-        pushes, staleness, most = self.pushed
+        pushes, staleness, most = self.counts.tolist()
         if self.ended and pushes:
             text = (
                 f"{pushes} pushes, with a mean staleness of {staleness / pushes:.1f} pushes of "
@@ -210,35 +193,15 @@ class DownpourTraining(HogwildTraining):
 
     def state_dict(self) -> dict[str, Any]:
         """Add the counts of pushes."""
-        return {**super().state_dict(), "pushed": self.pushed}
+        return {**super().state_dict(), "pushed": self.counts.tolist()}
 
     def load_state_dict(self, tree: dict[str, Any]) -> None:
         """Restore the job, with the counts of pushes."""
         super().load_state_dict(tree)
-        self.before = tree["pushed"]
+        self.counts.copy_(torch.tensor(tree["pushed"]))
 
     def close(self) -> None:
-        """End the other ranks, and the threads that serve them."""
+        """End the other ranks."""
         super().close()
-        for line in self.served.values():
-            _end(line)
-        for thread in self.threads:
-            thread.join()
-        for line in (*self.served.values(), *self.lines.values()):
-            line.close()
-
-
-def _serve(held: ServerParameters, line: socket.socket) -> None:
-    """Serve one replica in a thread until the job ends."""
-    try:
-        with contextlib.suppress(OSError):
-            held.obey(line)
-    finally:
-        # If the server fails, the replica must not wait for it.
-        _end(line)
-
-
-def _end(line: socket.socket) -> None:
-    """End a connection for both sides, even while one waits in it."""
-    with contextlib.suppress(OSError):
-        line.shutdown(socket.SHUT_RDWR)
+        if self.lock is not None:
+            self.lock.file.close()

@@ -31,13 +31,7 @@ from asynckfold.jobs.result import Epoch
 from asynckfold.system import process
 from asynckfold.system.heartbeat import PAUSE_SECONDS
 from asynckfold.training import gradients, lr_schedules
-from asynckfold.training.multiprocess.base import (
-    SteppingTraining,
-    frozen,
-    set_settings,
-    settings_of,
-    thawed,
-)
+from asynckfold.training.multiprocess.base import SteppingTraining, set_settings, settings_of
 from asynckfold.training.process_group.shared_tensors import share_model, shared
 from asynckfold.training.training_run import Report
 
@@ -94,7 +88,7 @@ class _EpochOrder:
     """Order: work on an epoch, with these settings of the parameter groups."""
 
     epoch: int
-    settings: Any  # frozen
+    settings: list[dict[str, Any]]
 
 
 @dataclass(eq=False)
@@ -124,7 +118,7 @@ class HogwildTraining(SteppingTraining):
         if process_group is not None and not self.working:
             self.board.pause(False)
             self.working = True
-            self.send(_EpochOrder(self.epoch, frozen(settings_of(self.optimizer))))
+            self.send(_EpochOrder(self.epoch, settings_of(self.optimizer)))
         batches = self.board.next_of(0, self.params.accumulate)
         if batches:
             self.train_on(batches)
@@ -164,7 +158,7 @@ class HogwildTraining(SteppingTraining):
         """Train on the rest of the rank's part of an epoch; return the peak memory."""
         self.begin(order.epoch, int(self.board.done[self.rank]))
         if not lr_schedules.steps_each_batch(self.lr_schedule, self.params):
-            set_settings(self.optimizer, thawed(order.settings))
+            set_settings(self.optimizer, order.settings)
         count = self.params.accumulate
         while not self.board.paused and (batches := self.board.next_of(self.rank, count)):
             if self.heartbeat.pause_requested:

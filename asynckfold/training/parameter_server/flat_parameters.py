@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.training.parameter_server.wire import FrameError
+from asynckfold.training.process_group.shared_tensors import copy_each
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -64,6 +66,12 @@ class ParameterLayout:
         """Return a vector of zeros."""
         return torch.zeros(self.total, dtype=getattr(torch, self.dtype))
 
+    def vector(self, model: nn.Module) -> torch.Tensor:
+        """Return a copy of a model's parameters."""
+        vector = self.empty()
+        copy_each(self.views(vector), model.parameters())
+        return vector
+
     def views(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """Return the parameters as views of a vector."""
         sizes = [math.prod(shape) for _, shape in self.shapes]
@@ -102,6 +110,37 @@ class ParameterLayout:
             raise FrameError(f"the message does not describe a model: {error}") from error
         known = {np.dtype(name).str: name for name in ("float32", "float64")}
         return cls(shapes, known.get(code, code))
+
+
+@dataclass(frozen=True)
+class ServedParameters:
+    """Parameters, or a part of them, to which several replicas push.
+
+    ``counts`` are the pushes, and the sum and maximum of their staleness: the number of pushes of
+    others since the replica fetched the parameters. ``lock`` admits one replica at a time.
+    """
+
+    values: Floats
+    counts: npt.NDArray[np.int64]
+    lock: AbstractContextManager[Any]
+    staleness_aware: bool
+
+    def push(self, update: Floats, seen: int) -> None:
+        """Subtract an update of a replica, whose parameters include `seen` pushes."""
+        with self.lock:
+            staleness = int(self.counts[0]) - seen
+            self.counts[:2] += (1, staleness)
+            self.counts[2] = max(self.counts[2], staleness)
+            if self.staleness_aware:
+                update /= max(1, staleness)
+            # NumPy stays in this thread; torch would start a thread pool for each of ours.
+            np.subtract(self.values, update, out=self.values)
+
+    def fetch(self, room: Floats) -> int:
+        """Copy the parameters to a buffer; return how many pushes are in them."""
+        with self.lock:
+            np.copyto(room, self.values)
+            return int(self.counts[0])
 
 
 def _parameter_problems(named: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Problem]:

@@ -7,10 +7,8 @@ import socket
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import torch
 from torch import nn
 
 from asynckfold.errors import PeerLostError, refuse
@@ -18,6 +16,7 @@ from asynckfold.training.parameter_server import discovery, wire
 from asynckfold.training.parameter_server.flat_parameters import (
     Floats,
     ParameterLayout,
+    ServedParameters,
     as_bytes,
     count_problems,
     model_problems,
@@ -54,87 +53,6 @@ class ServerSummary:
     pushes: int
     mean_staleness: float
     max_staleness: int
-
-
-class ServerParameters:
-    """The parameters of a model, or a part (index, count) of them, to which pushes are applied.
-
-    Several threads may serve a replica each. ``pushes`` counts updates, ``staleness`` is the sum of
-    their staleness.
-    """
-
-    def __init__(
-        self, model: nn.Module, shard: tuple[int, int] = (0, 1), staleness_aware: bool = False
-    ) -> None:
-        self.layout = ParameterLayout.of(model)
-        self._model, self._shard, self._aware = model, shard, staleness_aware
-        self._part = self.layout.part(*shard)
-        self._lock = threading.Lock()
-        self.pushes = self.staleness = self.max_staleness = 0
-        self.take_up()
-
-    def take_up(self) -> None:
-        """Copy the parameters of the model."""
-        self._values: Floats = self._vector().numpy()[self._part].copy()
-
-    def _vector(self) -> torch.Tensor:
-        vector = self.layout.empty()
-        copy_each(self.layout.views(vector), self._model.parameters())
-        return vector
-
-    def give_back(self) -> None:
-        """Copy the served part back to the model."""
-        vector = self._vector()
-        vector.numpy()[self._part] = self._values
-        copy_each(self._model.parameters(), self.layout.views(vector))
-
-    def give(self, line: socket.socket, room: Floats | None = None) -> int:
-        """Send the parameters, through the buffer `room`; return how many pushes are in them."""
-        room = np.empty_like(self._values) if room is None else room
-        with self._lock:
-            seen = self.pushes
-            np.copyto(room, self._values)
-        wire.send(line, {"kind": "values", "shard": self._shard}, as_bytes(room))
-        return seen
-
-    def obey(self, line: socket.socket, seen: int = 0) -> None:
-        """Serve one replica, whose parameters include `seen` pushes, until it leaves.
-
-        Raises
-        ------
-        OSError
-            It ended without leaving, or sent an invalid message.
-        """
-        room = np.empty_like(self._values)
-        while True:
-            header, size = wire.receive(line)
-            kind = header.get("kind")
-            if kind == "push":
-                wire.fill(line, as_bytes(room), size)
-                with self._lock:
-                    self._apply(room, self.pushes - seen)
-                # The replica has moved its own parameters too.
-                seen += 1
-            elif kind == "pull":
-                seen = self.give(line, room)
-            elif kind == "leave":
-                wire.send(line, {"kind": "left"})
-                return
-            else:
-                self.answer(line, header)
-
-    def answer(self, line: socket.socket, header: dict[str, Any]) -> None:
-        """Answer a message that is not about parameters."""
-        raise wire.FrameError(f"a message of unknown kind {header.get('kind')!r:.40}")
-
-    def _apply(self, update: Floats, staleness: int) -> None:
-        self.pushes += 1
-        self.staleness += staleness
-        self.max_staleness = max(self.max_staleness, staleness)
-        if self._aware:
-            update /= max(1, staleness)
-        # NumPy stays in this thread; torch would start a thread pool for each of ours.
-        np.subtract(self._values, update, out=self._values)
 
 
 class Server:
@@ -192,11 +110,11 @@ class Server:
         timeout_s: float = 60.0,
     ) -> None:
         refuse(model_problems(model))
-        total = ParameterLayout.of(model).total
-        refuse([*shard_problems(shard, total), *timeout_problems(timeout_s)])
+        self._layout = ParameterLayout.of(model)
+        refuse([*shard_problems(shard, self._layout.total), *timeout_problems(timeout_s)])
         self.model, self.shard, self.staleness_aware = model, shard, staleness_aware
         self.timeout_s = timeout_s
-        self._held = ServerParameters(model, shard, staleness_aware)
+        self._served = self._taken_up()
         self._lock = threading.Lock()
         self._lines: dict[socket.socket, str] = {}
         self._came = 0
@@ -243,7 +161,7 @@ class Server:
             No replica joined.
         """
         refuse(count_problems(replicas=replicas))
-        self._held.take_up()
+        self._served = self._taken_up()
         threads: list[threading.Thread] = []
         try:
             self._accept(replicas, threads)
@@ -251,14 +169,20 @@ class Server:
             self.close()
             for thread in threads:
                 thread.join()
-            self._held.give_back()
+            vector = self._layout.vector(self.model)
+            vector.numpy()[self._layout.part(*self.shard)] = self._served.values
+            copy_each(self.model.parameters(), self._layout.views(vector))
+        pushes, staleness, most = self._served.counts.tolist()
+        mean = staleness / max(1, pushes)
         return ServerSummary(
-            self._came,
-            tuple(self._lost),
-            tuple(self._refused),
-            self._held.pushes,
-            self._held.staleness / max(1, self._held.pushes),
-            self._held.max_staleness,
+            self._came, tuple(self._lost), tuple(self._refused), pushes, mean, most
+        )
+
+    def _taken_up(self) -> ServedParameters:
+        """Return a copy of the parameters to serve."""
+        values = self._layout.vector(self.model).numpy()[self._layout.part(*self.shard)].copy()
+        return ServedParameters(
+            values, np.zeros(3, np.int64), threading.Lock(), self.staleness_aware
         )
 
     def _accept(self, replicas: int, threads: list[threading.Thread]) -> None:
@@ -297,7 +221,7 @@ class Server:
         try:
             seen = self._admit(line)
             ends = self._lost
-            self._held.obey(line, seen)
+            self._obey(line, seen)
         except OSError as error:
             end = f"{self._lines[line]}: {error.strerror or error}"
         finally:
@@ -311,17 +235,45 @@ class Server:
         """Send the parameters to a replica with the same model, and wait until it begins."""
         line.settimeout(self.timeout_s)
         header, _ = wire.receive(line)
-        difference = self._held.layout.difference(ParameterLayout.from_json(header.get("model")))
+        difference = self._layout.difference(ParameterLayout.from_json(header.get("model")))
         if difference:
             wire.send(line, {"kind": "refused", "difference": difference})
             raise wire.FrameError(f"another model, {difference}")
-        seen = self._held.give(line)
+        seen = self._give(line, np.empty_like(self._served.values))
         # The replica may find that the servers do not hold all parts of one model.
         wire.receive(line)
         line.settimeout(None)
         with self._lock:
             self._came += 1
         return seen
+
+    def _give(self, line: socket.socket, room: Floats) -> int:
+        """Send the parameters, through a buffer; return how many pushes are in them."""
+        seen = self._served.fetch(room)
+        wire.send(line, {"kind": "values", "shard": self.shard}, as_bytes(room))
+        return seen
+
+    def _obey(self, line: socket.socket, seen: int) -> None:
+        """Serve one replica, whose parameters include `seen` pushes, until it leaves.
+
+        Raises `OSError` if it ends without leaving, or sends an invalid message.
+        """
+        room = np.empty_like(self._served.values)
+        while True:
+            header, size = wire.receive(line)
+            kind = header.get("kind")
+            if kind == "push":
+                wire.fill(line, as_bytes(room), size)
+                self._served.push(room, seen)
+                # The replica has moved its own parameters too.
+                seen += 1
+            elif kind == "pull":
+                seen = self._give(line, room)
+            elif kind == "leave":
+                wire.send(line, {"kind": "left"})
+                return
+            else:
+                raise wire.FrameError(f"a message of unknown kind {kind!r:.40}")
 
     def close(self) -> None:
         """Stop listening, and disconnect all replicas, which then raise `PeerLostError`."""

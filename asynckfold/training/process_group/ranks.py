@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import time
 import traceback
@@ -26,6 +27,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+from torch.utils import _pytree as pytree
 
 from asynckfold.errors import WorkerDiedError
 from asynckfold.system import process, terminal
@@ -75,9 +77,29 @@ class ProcessGroup:
             raise
 
     def _forked(self, number: int) -> _Rank:
+        """Fork a rank that obeys by a pipe."""
         mine, theirs = Pipe()
-        others = [mine, *(rank.pipe for rank in self._ranks)]
-        pid = _fork(number, theirs, others, self._work, self._cores[number : number + 1])
+        parent = os.getpid()
+        terminal.flush()
+        with warnings.catch_warnings():
+            # The only other thread of a worker shortens its log, and holds no lock of ours.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            try:
+                for other in (mine, *(rank.pipe for rank in self._ranks)):
+                    other.close()
+                process.die_with_parent(parent)
+                process.pin(0, self._cores[number : number + 1])
+                torch.set_num_threads(1)
+                _obey(number, theirs, self._work)
+            except BaseException:  # noqa: BLE001
+                traceback.print_exc()
+            finally:
+                with contextlib.suppress(Exception):
+                    terminal.flush()
+                os._exit(0)
+        theirs.close()
         return _Rank(number, pid, mine)
 
     def order(self, what: Any, ranks: Container[int] | None = None) -> None:
@@ -85,16 +107,17 @@ class ProcessGroup:
 
         Raises what a rank raised, or `WorkerDiedError` if one has ended.
         """
+        packed = _packed(what)
         for rank in self._ranks:
             if ranks is not None and rank.number not in ranks:
                 continue
             rank.busy = True
             try:
-                rank.pipe.send(what)
+                rank.pipe.send_bytes(packed)
             except OSError:
                 # What it raised before it ended, if it did, comes first.
                 self.receive()
-                raise self._death(rank) from None
+                raise _death(rank) from None
 
     def receive(self, timeout_s: float = 0.0) -> None:
         """Wait up to `timeout_s` for the first answer; take all that have come.
@@ -104,9 +127,9 @@ class ProcessGroup:
         ready = wait([rank.pipe for rank in self._ranks], timeout_s)
         for rank in [rank for rank in self._ranks if rank.pipe in ready]:
             try:
-                answer, error, text = rank.pipe.recv()
+                answer, error, text = pickle.loads(rank.pipe.recv_bytes())
             except (EOFError, OSError):
-                raise self._death(rank) from None
+                raise _death(rank) from None
             rank.busy = False
             if text:
                 raise _unpacked(error, text) from _RemoteTraceback(text)
@@ -129,13 +152,9 @@ class ProcessGroup:
             rank.pipe.close()
         self._ranks = []
 
-    def _death(self, rank: _Rank) -> WorkerDiedError:
-        """Return the error for a rank whose pipe has just closed."""
-        return WorkerDiedError(rank.pid, _sentence(rank))
 
-
-def _sentence(rank: _Rank) -> str:
-    """Say how a rank ended whose pipe has just closed; it stays to be reaped."""
+def _death(rank: _Rank) -> WorkerDiedError:
+    """Return the error for a rank whose pipe has just closed; it stays to be reaped."""
     how = "its pipe closed"
     for _ in range(100):
         try:
@@ -148,60 +167,42 @@ def _sentence(rank: _Rank) -> str:
             how = f"exit code {code}" if is_exit else signal.Signals(code).name
             break
         time.sleep(0.01)
-    return f"process {rank.number + 1} of the job ended ({how}), and with it the attempt"
-
-
-def _fork(
-    number: int,
-    pipe: Connection[Any, Any],
-    others: Iterable[Connection[Any, Any]],
-    work: RankWork,
-    cores: Sequence[int],
-) -> int:
-    """Fork a rank that obeys by a pipe, which is closed here; the rank closes `others`."""
-    parent = os.getpid()
-    terminal.flush()
-    with warnings.catch_warnings():
-        # The only other thread of a worker shortens its log, and holds no lock of ours.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        try:
-            for other in others:
-                other.close()
-            process.die_with_parent(parent)
-            process.pin(0, cores)
-            torch.set_num_threads(1)
-            _obey(number, pipe, work)
-        except BaseException:  # noqa: BLE001
-            traceback.print_exc()
-        finally:
-            with contextlib.suppress(Exception):
-                terminal.flush()
-            os._exit(0)
-    pipe.close()
-    return pid
+    sentence = f"process {rank.number + 1} of the job ended ({how}), and with it the attempt"
+    return WorkerDiedError(rank.pid, sentence)
 
 
 def _obey(number: int, pipe: Connection[Any, Any], work: RankWork) -> None:
     while True:
         try:
-            what = pipe.recv()
+            what = pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             return
         try:
-            pipe.send((work(number, what), None, ""))
+            pipe.send_bytes(_packed((work(number, what), None, "")))
         except BaseException as error:  # noqa: BLE001
             # The user's code may raise anything, picklable or not.
             text = traceback.format_exc()
             try:
-                packed = cloudpickle.dumps(error)
+                dumped = cloudpickle.dumps(error)
             except Exception:  # noqa: BLE001
-                packed = b""
+                dumped = b""
             # Rank 0 may have hung up during the order: then this reaches nobody.
             with contextlib.suppress(OSError):
-                pipe.send((None, packed, text))
+                pipe.send_bytes(_packed((None, dumped, text)))
             return
+
+
+def _packed(tree: Any) -> bytes:
+    """Pickle a tree with the values of its tensors, from any device.
+
+    A pipe of torch would send a tensor as the name of shared memory, which a kill leaves behind.
+    """
+    return pickle.dumps(pytree.tree_map_only(torch.Tensor, _on_cpu, tree))
+
+
+def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    # A view would be pickled with all of its storage.
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _unpacked(packed: bytes, text: str) -> BaseException:

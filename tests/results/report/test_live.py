@@ -18,7 +18,7 @@ import pytest
 from asynckfold.results.report import live
 from asynckfold.results.report.live import REFRESH_SECONDS, LivePage, LiveServer
 from tests.leftovers import until
-from tests.nursery import Nursery
+from tests.started import Nursery
 from tests.synthetic import Synthetic, write_run
 
 

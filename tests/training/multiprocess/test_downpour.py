@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -18,8 +16,8 @@ from asynckfold.jobs.messages import Note
 from asynckfold.jobs.reproducibility import reproducibility_of
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.multiprocess.downpour import ReplicaClient
-from asynckfold.training.parameter_server.server import ServerParameters
+from asynckfold.training.multiprocess.downpour import Replica
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, ServedParameters
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     attempt,
@@ -42,38 +40,16 @@ class One(nn.Module):
             self.value -= 1
 
 
-@contextmanager
-def served(
-    model: nn.Module, replicas: int, **given: Any
-) -> Iterator[tuple[ServerParameters, list[Any]]]:
-    """A server in threads, and the lines to it."""
-    held = ServerParameters(model, **given)
-    pairs = [socket.socketpair() for _ in range(replicas)]
-
-    def serve(line: socket.socket) -> None:
-        with pytest.raises(OSError):
-            held.obey(line)
-
-    threads = [threading.Thread(target=serve, args=(line,)) for line, _ in pairs]
-    for thread in threads:
-        thread.start()
-    try:
-        yield held, [line for _, line in pairs]
-    finally:
-        for pair in pairs:
-            pair[1].close()
-        for thread in threads:
-            thread.join()
-        for pair in pairs:
-            pair[0].close()
+def served(model: nn.Module) -> ServedParameters:
+    values = ParameterLayout.of(model).vector(model).numpy()
+    return ServedParameters(values, np.zeros(3, np.int64), threading.Lock(), staleness_aware=False)
 
 
-def replica(line: socket.socket, model: One, n_push: int = 1, n_pull: int = 1) -> ReplicaClient:
-    given = params("parameter_server", n_push=n_push, n_pull=n_pull)
-    return ReplicaClient(model, line, given)
+def replica(held: ServedParameters, model: One, n_push: int = 1, n_pull: int = 1) -> Replica:
+    return Replica(model, held, params("parameter_server", n_push=n_push, n_pull=n_pull))
 
 
-def stepped(model: One, ours: ReplicaClient, count: int = 1) -> float:
+def stepped(model: One, ours: Replica, count: int = 1) -> float:
     for _ in range(count):
         model.step()
         ours.stepped()
@@ -81,21 +57,19 @@ def stepped(model: One, ours: ReplicaClient, count: int = 1) -> float:
 
 
 def test_what_was_not_pushed_survives_a_fetch() -> None:
-    one, other = One(), One()
-    with served(One(), 2) as (held, lines):
-        ours, theirs = replica(lines[0], one, n_push=3, n_pull=2), replica(lines[1], other)
-        stepped(other, theirs)
-        # After two steps the server's -1 is fetched, after three all of them are pushed.
-        assert [stepped(one, ours) for _ in range(3)] == [-1, -1, -2]
-        # A push is not answered; what is asked on the same line is, after it.
-        ours.pull()
-        theirs.pull()
-        assert other.value.item() == -4
-        stepped(one, ours)
-        ours.settle()
-        ours.settle()
-        assert one.value.item() == -5
-        assert held.pushes == 3  # where nothing is left, nothing is pushed
+    one, other, held = One(), One(), served(One())
+    ours, theirs = replica(held, one, n_push=3, n_pull=2), replica(held, other)
+    stepped(other, theirs)
+    # After two steps the server's -1 is fetched, after three all of them are pushed.
+    assert [stepped(one, ours) for _ in range(3)] == [-1, -1, -2]
+    theirs.pull()
+    assert other.value.item() == -4
+    stepped(one, ours)
+    ours.settle()
+    ours.settle()
+    assert one.value.item() == -5
+    # Where nothing is left, nothing is pushed; one push of ours was behind that of the other.
+    assert held.counts.tolist() == [3, 0, 0]
 
 
 def test_rounding_is_no_movement() -> None:
@@ -103,13 +77,12 @@ def test_rounding_is_no_movement() -> None:
     with torch.no_grad():
         model.value.fill_(1.001)
         coarse.value.fill_(1.0)
-    with served(model, 1) as (held, lines):
-        ours = replica(lines[0], coarse)
-        ours.pull()
-        ours._push()
-        ours.pull()
-        held.give_back()
-    assert model.value.item() == pytest.approx(1.001)
+    held = served(model)
+    ours = replica(held, coarse)
+    ours.pull()
+    ours._push()
+    ours.pull()
+    assert held.values[0] == pytest.approx(1.001)
 
 
 def test_one_replica_takes_the_steps_of_the_plain_trainer_to_rounding(tmp_path: Path) -> None:

@@ -293,12 +293,12 @@ def test_a_plan_keeps_sizes_by_kind_of_process() -> None:
     )
     assert len({kept.params, Plan.from_json(text).params}) == 2
     assert kept.params.by_kind == "partition_size={'cpu': 30, 'gpu': 30}"
-    told = kept.first_difference(Plan.from_json(text))
-    assert told == "params.gpu_partition_size: 30 there, null here"
+    difference = kept.first_difference(Plan.from_json(text))
+    assert difference == "params.gpu_partition_size: 30 there, null here"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ({"partition_size": 0}, "partition_size must be a whole number of at least 1: received 0"),
         ({"partition_size": {"cpu": 2.5}}, "partition_size must be a whole number"),
@@ -356,8 +356,8 @@ def test_a_plan_keeps_sizes_by_kind_of_process() -> None:
         ({"trainer": "allreduce", "epochs_per_round": 2}, "epochs_per_round applies to the train"),
     ],
 )
-def test_words_that_make_no_sense_are_refused(words: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_words_that_make_no_sense_are_refused(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         TrainerParams.from_mapping({"trainer": "averaging", "processes": 2, **words})
 
 

@@ -18,7 +18,6 @@ from asynckfold.models import DBN, Pretraining
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import pretraining
 from asynckfold.training.multiprocess import train as several
-from asynckfold.training.multiprocess.base import frozen, thawed
 from asynckfold.training.process_group import gpu_handoff
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu, hide_gpus, open_gpu
 from tests.fake_gpu import CpuToTake
@@ -226,17 +225,6 @@ def test_a_criterion_with_a_state_begins_as_those_of_the_others(tmp_path: Path) 
         return found
 
     assert train(made("gpu"), CpuToTake(tmp_path / "taken")).digest == train(made("cpus")).digest
-
-
-def test_no_tensor_goes_to_the_gpus_process_as_one() -> None:
-    tree = {"param_groups": [{"lr": torch.tensor(0.1), "betas": (torch.tensor([0.9]), 0.99)}]}
-    (told,) = frozen(tree)["param_groups"]
-    kinds = [type(item) for item in (told["lr"], *told["betas"])]
-    assert (torch.Tensor not in kinds, kinds[-1]) == (True, float)
-    (group,) = thawed(frozen(tree))["param_groups"]
-    assert torch.equal(group["lr"], torch.tensor(0.1))
-    assert torch.equal(group["betas"][0], torch.tensor([0.9]))
-    assert group["betas"][1] == 0.99
 
 
 class Busy:
