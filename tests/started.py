@@ -1,4 +1,4 @@
-"""The fixture ``warm``, and the processes that it starts, as tests see them: see `tests.nursery`."""
+"""The fixture ``warm`` and the processes that it starts, as tests see them: see `tests.nursery`."""
 
 from __future__ import annotations
 

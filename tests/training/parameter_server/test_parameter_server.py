@@ -7,6 +7,7 @@ import copy
 import itertools
 import signal
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -319,6 +320,25 @@ def test_they_meet_where_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> None:
         Hogwild(model.parameters(), 0.1, 1, 1, model).close()
 
 
+@pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:x", "host:65536", "host:-1"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InputError, match=r"must be host:port.* Write for instance '127"):
+        Server(net(), address=address)
+
+
+@pytest.mark.parametrize("address", ["203.0.113.1:0", "no.such.host.invalid:0"])
+def test_an_address_of_another_machine_is_refused(address: str) -> None:
+    with pytest.raises(InputError, match="an address of this machine"):
+        Server(net(), address=address)
+
+
+def test_an_address_that_does_not_answer_is_told_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(PeerLostError, match=rf"no parameter server answered at {address} within"):
+        hogwild(net(), address, timeout_s=0.3)
+
+
 def test_nobody_comes() -> None:
     server = Server(net(), address=ANY, timeout_s=0.2)
     with pytest.raises(PeerLostError, match=f"no replica joined {server.address} within 0.2"):
@@ -354,11 +374,24 @@ def _speak_http(listener: socket.socket) -> None:
             line.recv(1 << 16)
 
 
-WRONG: dict[str, Callable[[socket.socket], None]] = {
-    "noise": lambda line: line.sendall(b"\0" * 64),
-    "an unknown kind": lambda line: wire.send(line, {"kind": "what"}),
-    "a payload too long": lambda line: wire.send(line, {"kind": "push"}, memoryview(bytes(999))),
-    "half a push": lambda line: line.sendall(b"AKF1\0\0\0\x10"),
+def framed(text: bytes, size: int = 0, length: int | None = None) -> bytes:
+    """A message of this header, which announces a payload of so many bytes."""
+    return struct.pack("!4sIQ", b"AKF1", len(text) if length is None else length, size) + text
+
+
+WRONG = {
+    "noise": b"\0" * 64,
+    "another protocol": b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    "an endless header": framed(b"{}", length=(16 << 20) + 1),
+    "half a header": framed(b"{}", length=9),
+    "half an object": framed(b"{"),
+    "no text": framed(b"\xff"),
+    "deep nesting": framed(b"[" * 100_000),
+    "no object": framed(b"[1]"),
+    "an unknown kind": framed(b'{"kind": "what"}'),
+    "a payload too long": framed(b'{"kind": "push"}', 999),
+    "half a push": framed(b'{"kind": "push"}')[:8],
+    "nothing": b"",
 }
 
 
@@ -373,7 +406,7 @@ def test_a_replica_that_talks_nonsense_harms_nobody(name: str) -> None:
             _, size = wire.receive(line)
             wire.fill(line, memoryview(bytearray(size)), size)
             wire.send(line, {"kind": "begin"})
-            WRONG[name](line)
+            line.sendall(WRONG[name])
         for hello in ({}, {"model": {"shapes": 1, "dtype": "<f4"}}, {"model": [float("inf")]}):
             with wire.connect(addresses[0], 5) as line:
                 wire.send(line, hello)
