@@ -230,12 +230,11 @@ def _copy_gradients(view: FusedModule, fused: FusedModule, replicas: range) -> N
         parameter.grad = None
 
 
-def clip_gradients(fused: FusedModule, max_norm: float) -> torch.Tensor:
-    """Clip each replica's gradients as `torch.nn.utils.clip_grad_norm_`; return norms (R,)."""
+def clip_gradients(fused: FusedModule, max_norm: float) -> None:
+    """Clip each replica's gradients as `torch.nn.utils.clip_grad_norm_` does."""
     gradients = [p.grad for p in fused.parameters().values() if p.grad is not None]
     norms = torch.stack([gradient.reshape(fused.width, -1).norm(dim=1) for gradient in gradients])
     totals: torch.Tensor = norms.norm(dim=0)
     factors = (max_norm / (totals + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
         gradient.mul_(factors.view(-1, *(1,) * (gradient.dim() - 1)))
-    return totals

@@ -61,11 +61,6 @@ class FusedModule:
         """Return consecutive replicas as a module over the same memory, with leaves of its own."""
         if replicas == range(self.width):
             return self
-        if replicas.step != 1 or not 0 <= replicas.start < replicas.stop <= self.width:
-            raise ValueError(
-                f"replicas must be consecutive ones of {self.width}: received {replicas}. "
-                "Divide them into ranges"
-            )
         if replicas not in self._parts:
             place = slice(replicas.start, replicas.stop)
             self._parts[replicas] = FusedModule(

@@ -64,11 +64,6 @@ def fuse_optimizers(
         gets an optimizer, or each of its replicas where they cannot be stacked.
     """
     ranges = list(ranges)
-    if [replica for part in ranges for replica in part] != list(range(fused.width)):
-        raise ValueError(
-            f"the ranges of the optimizers must divide {fused.width} replicas in order: "
-            f"received {ranges}"
-        )
     reasons = (why_not_stackable(fused, optimizers, part) for part in ranges)
     if (reason := next(filter(None, reasons), None)) is not None:
         return [SeparateOptimizer(fused, i, optimizers[i]) for i in range(fused.width)], reason

@@ -27,8 +27,6 @@ from asynckfold.training.fusion import (
 from tests.training.fusion.zoo import ZOO, state_of
 
 REPLICAS = 4
-ANIMALS = ["branching", "tied", "lists"]
-"""Without a bias before a batch normalisation, whose rounding noise some optimizers blow up."""
 
 OptFn = Callable[[nn.Module], optim.Optimizer]
 
@@ -153,44 +151,41 @@ def assert_close(mine: dict, theirs: dict) -> None:
             assert one == (other if other is None else pytest.approx(other, rel=1e-9))
 
 
-@pytest.mark.nightly(
-    but=[
-        "lists-SGD with momentum",
-        "lists-Adam",
-        "lists-AdamW in groups",
-        "lists-RMSprop",
-        "branching-rate in a tensor",
-        "branching-Rprop",
-    ]
+def state_at(race: Race) -> tuple[list[dict], list[dict]]:
+    """Weights and optimizer states of all replicas, as plain ones have them."""
+    replicas = range(REPLICAS)
+    weights = [state_of(race.fused, replica) for replica in replicas]
+    return weights, [race.optimizer(replica).state_dict_of(replica) for replica in replicas]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [*(("lists", kind) for kind in (*STACKED, *OWN)), ("frozen", "SGD")]
 )
-@pytest.mark.parametrize("kind", STACKED)
-@pytest.mark.parametrize("name", ANIMALS)
-def test_stacked_optimizers_are_the_plain_ones(name: str, kind: str) -> None:
-    race = Race(name, STACKED[kind], [range(0, 1), range(1, 4)])
-    assert race.reason is None
-    assert [type(optimizer) for optimizer in race.stepping] == [StackedOptimizer, StackedOptimizer]
-    for number in range(4):
-        race.step(number)
+def test_fused_optimizers_are_the_plain_ones_also_after_a_checkpoint(name: str, kind: str) -> None:
+    opt_fn, reason = OWN.get(kind) or (STACKED[kind], "")
+    race = Race(name, opt_fn, [range(0, 1), range(1, 4)])
+    assert reason in (race.reason or "")
+    assert [type(item) for item in race.stepping] == (
+        [SeparateOptimizer] * REPLICAS if reason else [StackedOptimizer] * 2
+    )
+    race.step(0)
+    # Muon computes in bfloat16, in which rounding becomes large.
+    race.step(1, clip=None if reason else 0.3)
     race.check()
+    weights, states = state_at(race)
+    again = Race(name, opt_fn, [range(4)])
+    for replica, (weight, state) in enumerate(zip(weights, states, strict=True)):
+        again.plain[replica].load_state_dict(weight)
+        again.optimizers[replica].load_state_dict(copy.deepcopy(state))
+        again.fused.models[replica].load_state_dict(weight)
+    for optimizer in again.stepping:
+        optimizer.load([states[replica] for replica in optimizer.replicas])
+    again.step(2)
+    again.check()
 
 
-@pytest.mark.parametrize("kind", OWN)
-@pytest.mark.parametrize("name", ANIMALS)
-def test_other_optimizers_step_each_replica(name: str, kind: str) -> None:
-    opt_fn, part = OWN[kind]
-    race = Race(name, opt_fn, [range(4)])
-    assert race.reason is not None
-    assert part in race.reason
-    assert [type(optimizer) for optimizer in race.stepping] == [SeparateOptimizer] * REPLICAS
-    for number in range(3):
-        race.step(number)
-    race.check()
-
-
-@pytest.mark.parametrize("kind", ["Adam", "SGD with momentum", "AdamW in groups"])
-def test_each_stacked_optimizer_has_an_lr_schedule_of_its_own(kind: str) -> None:
-    ranges = [range(0, 2), range(2, 4)]
-    race = Race("grouped", STACKED[kind], ranges)
+def test_each_stacked_optimizer_has_an_lr_schedule_of_its_own() -> None:
+    race = Race("grouped", STACKED["AdamW in groups"], [range(0, 2), range(2, 4)])
     rules = [
         lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
         lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
@@ -199,55 +194,13 @@ def test_each_stacked_optimizer_has_an_lr_schedule_of_its_own(kind: str) -> None
         rule(optimizer.optimizer) for rule, optimizer in zip(rules, race.stepping, strict=True)
     ]
     plain = [rules[replica // 2](optimizer) for replica, optimizer in enumerate(race.optimizers)]
-    for number in range(4):
+    for number in range(3):
         race.step(number)
         for schedule in (*fused, *plain):
             schedule.step()
     race.check()
     rates = [optimizer.optimizer.param_groups[0]["lr"] for optimizer in race.stepping]
     assert rates[0] != rates[1]
-
-
-def test_gradients_are_clipped_for_each_replica() -> None:
-    race = Race("grouped", STACKED["SGD"], [range(4)])
-    for number in range(3):
-        race.step(number, clip=0.3)
-    race.check()
-
-
-def test_clipping_returns_the_norms_before() -> None:
-    race = Race("lists", STACKED["SGD"], [range(4)])
-    batches = [race.batch(replica, 0) for replica in range(REPLICAS)]
-    backward(race.fused, race.criterion, parts_of(batches))
-    expected = [
-        torch.stack([g.norm() for g in race.fused.gradients_of(replica).values()]).norm()
-        for replica in range(REPLICAS)
-    ]
-    smallest = float(min(expected))
-    torch.testing.assert_close(clip_gradients(race.fused, smallest), torch.stack(expected))
-    after = clip_gradients(race.fused, 1e9)
-    torch.testing.assert_close(after, torch.full_like(after, smallest), rtol=1e-4, atol=0)
-
-
-@pytest.mark.parametrize("kind", ["Adam", "NAdam", "AdamW in groups", "RMSprop"])
-def test_a_plain_checkpoint_continues_fused_and_a_fused_one_plain(kind: str) -> None:
-    race = Race("branching", STACKED[kind], [range(0, 2), range(2, 4)])
-    for number in range(2):
-        race.step(number)
-    weights = [state_of(race.fused, replica) for replica in range(REPLICAS)]
-    states = [race.optimizer(replica).state_dict_of(replica) for replica in range(REPLICAS)]
-
-    again = Race("branching", STACKED[kind], [range(4)])
-    for replica, (weight, state) in enumerate(zip(weights, states, strict=True)):
-        again.plain[replica].load_state_dict(weight)
-        again.optimizers[replica].load_state_dict(copy.deepcopy(state))
-        again.fused.models[replica].load_state_dict(weight)
-    for optimizer in again.stepping:
-        optimizer.load([states[replica] for replica in optimizer.replicas])
-    again.check()
-    for number in range(2, 4):
-        again.step(number)
-    again.check()
 
 
 def test_a_stacked_optimizer_refuses_replicas_at_different_steps() -> None:
@@ -295,39 +248,3 @@ def test_optimizers_with_hooks_or_foreign_tensors_are_not_stacked() -> None:
     assert Race("lists", foreign, [range(4)]).reason == (
         "SGD steps a tensor that is no parameter of the model"
     )
-
-
-@pytest.mark.parametrize("ranges", [[range(0, 2)], [range(2, 4), range(0, 2)], [range(0, 5)]])
-def test_ranges_must_divide_the_replicas(ranges: list[range]) -> None:
-    with pytest.raises(ValueError, match="must divide 4 replicas in order"):
-        Race("lists", STACKED["SGD"], ranges)
-
-
-def test_an_optimizer_that_does_not_step_leaves_its_replicas() -> None:
-    race = Race("grouped", STACKED["Adam"], [range(0, 2), range(2, 4)])
-    race.step(0)
-    before = [state_of(race.fused, replica) for replica in range(REPLICAS)]
-    batches = [race.batch(replica, 1) if replica > 1 else None for replica in range(REPLICAS)]
-    backward(race.fused, race.criterion, parts_of(batches))
-    race.stepping[1].step()
-    for replica in range(REPLICAS):
-        after = state_of(race.fused, replica)
-        same = all(torch.equal(after[key], before[replica][key]) for key in after)
-        assert same == (replica < 2)
-
-
-def test_frozen_parameters_stay() -> None:
-    animal = ZOO["frozen"]
-    models = [animal.make().train() for _ in range(2)]
-    optimizers = [optim.SGD(model.parameters(), lr=0.1) for model in models]
-    fused = fuse(models, [animal.inputs(4)])
-    before = [state_of(fused, replica) for replica in range(2)]
-    stepping, reason = fuse_optimizers(fused, optimizers, [range(2)])
-    assert reason is None
-    batches = [animal.batch(4, replica) for replica in range(2)]
-    criterion = fuse_criterion(nn.CrossEntropyLoss(), 2, torch.zeros(4, 3), batches[0][1])
-    backward(fused, criterion, parts_of(batches))
-    stepping[0].step()
-    for replica in range(2):
-        for key, value in state_of(fused, replica).items():
-            assert torch.equal(value, before[replica][key]) == key.startswith("features")

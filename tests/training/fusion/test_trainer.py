@@ -23,13 +23,12 @@ from asynckfold.jobs.messages import (
     JobEnd,
     NewCheckpoint,
     Note,
-    Progress,
     RunEvent,
     Task,
 )
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpoint, training_run
+from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import trainer as fused
 from asynckfold.training.fusion.group import Replica
@@ -147,47 +146,6 @@ def grouped(root: Path, model: str = "mlp", **changes: Any) -> Grouped:
     return Grouped(root, {model: MODELS[model]}, **{**defaults, **changes})
 
 
-@pytest.mark.nightly(but=["batch and clipped-conv", "epoch-mlp"])
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(
-    "params",
-    [
-        TrainerParams(epochs=2),
-        TrainerParams(epochs=3, lr_step="batch", clip_grad_norm=0.5),
-    ],
-    ids=["epoch", "batch and clipped"],
-)
-def test_a_group_is_close_to_its_plain_jobs(
-    tmp_path: Path, model: str, params: TrainerParams
-) -> None:
-    tiny = grouped(tmp_path / "fused", model, params=params)
-    plain = grouped(tmp_path / "plain", model, params=params)
-    results, events = tiny.group()
-    assert len(results) == 6
-    for job in tiny.jobs:
-        mine, other = results[job.id], plain.train(job)
-        assert mine is not None
-        assert mine.status == DONE
-        assert mine.outputs is not None
-        np.testing.assert_allclose(mine.outputs, other.outputs, rtol=1e-3, atol=1e-4)
-        for one, two in zip(mine.epochs, other.epochs, strict=True):
-            assert (one.number, one.lr, one.accuracy) == (two.number, two.lr, two.accuracy)
-            assert one.train_loss == pytest.approx(two.train_loss, rel=1e-4)
-            assert one.valid_loss == pytest.approx(two.valid_loss, rel=1e-4)
-        told = [
-            item.epoch for item in events if isinstance(item, EpochEnd) and item.job_id == job.id
-        ]
-        assert tuple(told) == mine.epochs
-
-
-def test_each_job_has_its_own_samples_and_learning_rates(tmp_path: Path) -> None:
-    tiny = grouped(tmp_path)
-    results, _ = tiny.group()
-    first = {name: item.epochs[1].lr for name, item in results.items() if item}
-    assert set(first.values()) == {0.1, 0.05}
-    assert len(set(digests(results).values())) == 6
-
-
 @pytest.mark.nightly(but=["mlp"])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_group_stopped_after_every_step_gives_the_same_bits(tmp_path: Path, model: str) -> None:
@@ -277,50 +235,6 @@ def test_a_damaged_checkpoint_is_told_and_the_group_starts_anew(tmp_path: Path) 
     results, events = tiny.group(refs, attempt=3)
     assert [item.job_id for item in events if isinstance(item, Note)] == [name]
     assert digests(results) == digests(whole)
-
-
-def test_a_checkpoint_goes_from_the_group_to_the_plain_loop_and_back(tmp_path: Path) -> None:
-    tiny = grouped(tmp_path, "linear")
-    whole, _ = tiny.group()
-    left = iter(range(2))
-    _, events = tiny.group(stop=lambda: next(left, None) is None, attempt=2)
-    refs = refs_of(events)
-    written: dict[str, list[CheckpointRef]] = {}
-    for job in tiny.jobs:
-        plain, _ = tiny.attempt(job, 3, refs[job.id])
-        mine = whole[job.id]
-        assert plain is not None
-        assert mine is not None
-        np.testing.assert_allclose(plain.outputs, mine.outputs, rtol=1e-3, atol=1e-4)
-        left = iter(range(2))
-        _, events = tiny.attempt(job, 4, (), lambda: next(left, None) is None)  # noqa: B023
-        written |= refs_of(events)
-    trees = [
-        {
-            name: checkpoint.load(tiny.root / found[0].file, found[0].sha256, tiny.root)
-            for name, found in some.items()
-        }
-        for some in (refs, written)
-    ]
-    for name in refs:
-        assert shape(trees[0][name]) == shape(trees[1][name])
-    back, _ = tiny.group(written, attempt=5)
-    for name, result in back.items():
-        mine = whole[name]
-        assert result is not None
-        assert mine is not None
-        np.testing.assert_allclose(result.outputs, mine.outputs, rtol=1e-3, atol=1e-4)
-
-
-def shape(tree: Any) -> Any:
-    """A tree with types and sizes in place of its values."""
-    if isinstance(tree, dict):
-        return {key: shape(value) for key, value in tree.items()}
-    if isinstance(tree, (list, tuple)):
-        return type(tree), [shape(value) for value in tree]
-    if isinstance(tree, (torch.Tensor, np.ndarray)):
-        return tree.dtype, tuple(tree.shape)
-    return type(tree)
 
 
 def test_random_numbers_are_those_of_the_plain_job(tmp_path: Path) -> None:
@@ -489,43 +403,6 @@ def test_want_of_memory_is_no_matter_of_one_job(
     tiny = grouped(tmp_path)
     found = tiny.execute(*tiny.jobs, trainer="fused")
     assert {item.outcome for item in found} == {"oom"}
-
-
-def test_it_is_told_in_which_epoch_what_ends_a_group_was_raised(tmp_path: Path) -> None:
-    def factor(epoch: int) -> float:
-        if epoch == 2:
-            raise ValueError("later")
-        return 1.0
-
-    schedules = {"s": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, factor)}
-    tiny = grouped(tmp_path, lr_schedules=schedules, params=TrainerParams(epochs=3))
-    errors = {item.error for item in tiny.execute(*tiny.jobs, trainer="fused")}
-    assert errors == {"ValueError: later (epoch 2, end of the epoch)"}
-
-
-def test_one_beat_a_step(tmp_path: Path) -> None:
-    class Counted(Heartbeat):
-        beats = 0
-
-        def beat(self) -> None:
-            self.beats += 1
-
-    heartbeat = Counted()
-    tiny = grouped(tmp_path, params=TrainerParams(epochs=1))
-    tiny.group(heartbeat=heartbeat)
-    # Four steps, the last of 10 or 11 samples, and one batch of evaluation for each of six jobs.
-    assert heartbeat.beats == 4 + 6
-
-
-def test_progress_is_told_of_each_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_run, "EVENT_SECONDS", 0.0)
-    tiny = grouped(tmp_path, params=TrainerParams(epochs=1, print_frequency=2))
-    _, events = tiny.group()
-    for job in tiny.jobs:
-        told = [item for item in events if isinstance(item, Progress) and item.job_id == job.id]
-        count = told[0].batches
-        assert [item.batch for item in told] == list(range(1, count + 1))
-        assert f"epoch 1/1 batch 2/{count} loss" in tiny.log(job)
 
 
 def test_a_worker_answers_for_each_job(tmp_path: Path) -> None:

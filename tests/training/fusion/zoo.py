@@ -80,22 +80,6 @@ class Branching(nn.Module):
         return self.head(torch.cat((pooled, both.amax((-2, -1))), -1))
 
 
-class SharedWeights(nn.Module):
-    """One layer, used three times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(6, 5)
-        self.again = nn.Linear(5, 5)
-        self.head = nn.Linear(5, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.sigmoid(self.first(x))
-        for _ in range(3):
-            x = torch.tanh(self.again(x)) + x
-        return self.head(x)
-
-
 class Tied(nn.Module):
     """The embedding's table is the output layer's weight, and two layers share a bias."""
 
@@ -469,10 +453,6 @@ def nested(batch: torch.Tensor) -> dict[str, Any]:
     return {"pair": (image, age), "row": row}
 
 
-def vgg_quarter() -> nn.Module:
-    return models.VGG("VGG11", CLASSES, width=0.25)
-
-
 ZOO: dict[str, Animal] = {
     "mlp": Animal(lambda: models.MLP(6, (5, 4), CLASSES), (6,)),
     "lenet": Animal(lambda: models.LeNet(CLASSES), (3, 32, 32)),
@@ -482,7 +462,6 @@ ZOO: dict[str, Animal] = {
     "vgg": Animal(lambda: models.VGG("VGG13", CLASSES, width=0.0625), (3, 32, 32)),
     "residual": Animal(Residual, (2, 5, 5)),
     "branching": Animal(Branching, (2, 5, 5)),
-    "shared weights": Animal(SharedWeights, (6,)),
     "tied": Animal(Tied, (4,), vocabulary=CLASSES),
     "transformer": Animal(Transformer, (5,), vocabulary=11),
     "pre-norm": Animal(lambda: Transformer(0.0, norm_first=True), (5,), vocabulary=11),

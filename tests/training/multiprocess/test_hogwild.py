@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import math
-import os
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import optim
 
 from asynckfold import TrainerParams
 from asynckfold.jobs.result import DIVERGED
 from asynckfold.training import checkpoint
 from asynckfold.training.multiprocess import hogwild
-from asynckfold.training.process_group.shared_tensors import (
-    share_model,
-    share_state,
-    shared,
-)
+from asynckfold.training.process_group.shared_tensors import shared
 from tests.training.multiprocess import attempts
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     Fragile,
     attempt,
-    check_that_all_see_each_sample_once_an_epoch,
     check_that_the_learning_rate_is_that_of_one,
     counting,
     problems,
     train,
 )
-from tests.training.tiny import FEATURES, Tiny
+from tests.training.tiny import Tiny
 
 params = partial(attempts.params, "hogwild")
 
 
-@pytest.mark.parametrize("shared_state", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_all_together_see_each_sample_once_an_epoch(
-    tmp_path: Path, optimizer: str, shared_state: bool
-) -> None:
-    given = params(3, shared_state=shared_state)
-    check_that_all_see_each_sample_once_an_epoch(tmp_path, given, OPTIMIZERS[optimizer])
-
-
-@pytest.mark.parametrize("step", ["epoch", "batch"])
-def test_the_learning_rate_follows_what_all_have_done(tmp_path: Path, step: str) -> None:
-    alone = TrainerParams(3, lr_step=step)
-    check_that_the_learning_rate_is_that_of_one(tmp_path, params(2, lr_step=step), alone)
+def test_the_learning_rate_follows_what_all_have_done(tmp_path: Path) -> None:
+    alone = TrainerParams(3, lr_step="batch")
+    check_that_the_learning_rate_is_that_of_one(tmp_path, params(2, lr_step="batch"), alone)
 
 
 def test_a_checkpoint_has_what_each_optimizer_keeps(tmp_path: Path) -> None:
@@ -131,33 +115,3 @@ def test_shared_tensors_keep_shape_layout_and_values() -> None:
         assert torch.equal(mine, theirs)
         assert mine.dtype == theirs.dtype
         assert mine.stride() == theirs.stride()
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_a_shared_model_is_what_it_was_and_seen_from_elsewhere() -> None:
-    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
-    model[2].weight = model[2].weight
-    tied = nn.Sequential(model, model[0])
-    before = {name: value.clone() for name, value in tied.state_dict().items()}
-    parameter = model[0].weight
-    share_model(tied)
-    assert tied[1].weight is parameter
-    assert all(torch.equal(value, before[name]) for name, value in tied.state_dict().items())
-    pid = os.fork()
-    if pid == 0:
-        with torch.no_grad():
-            tied[1].weight.fill_(3.0)
-            model[1].running_mean.fill_(2.0)
-        os._exit(0)
-    os.waitpid(pid, 0)
-    assert torch.equal(parameter, torch.full_like(parameter, 3.0))
-    assert torch.equal(tied.state_dict()["0.1.running_mean"], torch.full((4,), 2.0))
-
-
-def test_the_state_of_an_optimizer_is_copied_and_the_rest_stays() -> None:
-    item = torch.zeros(2)
-    state = {item: {"moment": torch.ones(2), "count": 3}}
-    found = share_state(state)
-    assert found[item]["count"] == 3
-    assert torch.equal(found[item]["moment"], torch.ones(2))  # type: ignore[arg-type]
-    assert found[item]["moment"] is not state[item]["moment"]
