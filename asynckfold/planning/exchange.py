@@ -1,6 +1,6 @@
 """How fast a job of several processes trains, compared with one process. Pure.
 
-A step of one process takes `step` seconds. Each of several processes takes a batch of its own, or
+A step of one process takes `step` seconds. Each of several processes takes a separate batch, or
 with ``allreduce`` a part of one; then they exchange parameters or gradients::
 
     plain        ├── step ──┤

@@ -92,7 +92,7 @@ def gain(flops: float, jobs: int) -> float:
     """Return the speed-up of training steps by fusion on cores, for a forecast.
 
     Interpolated in `GAINS` by the logarithms of operations and jobs. Evaluation and checkpoints
-    gain nothing: each job of a group does its own.
+    gain nothing: they are not shared.
 
     Parameters
     ----------

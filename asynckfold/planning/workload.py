@@ -198,7 +198,7 @@ def requests(
 ) -> dict[str, Request]:
     """Return the request of each job, by its id.
 
-    The jobs of a group share the seconds of its training steps in proportion to their own; they
+    The jobs of a group share the seconds of its training steps in proportion; they
     evaluate separately.
     """
     together = {name: len(group) for group in groups for name in group}

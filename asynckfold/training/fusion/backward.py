@@ -109,7 +109,7 @@ def fuse_criterion(
         return FusedCriterion(fuse(modules, examples))
     except NotFusible:
         pass
-    # Whatever the user's code raises under vmap, each replica computes its own.
+    # Whatever the user's code raises under vmap, the criteria are computed one by one.
     try:
         compatibility.check(modules, Arguments.of(modules[0], examples))
         if compatibility.surely_alike(modules) and _maps(copy.deepcopy(modules), examples):
@@ -213,7 +213,7 @@ def _backward(
     fused: FusedModule, criterion: GroupCriterion, part: ReplicaBatches, precision: str
 ) -> torch.Tensor:
     losses = criterion(outputs_of(fused, part.inputs, precision), part.targets)
-    # No replica's loss depends on another's parameters: the sum has each one's own gradients.
+    # No replica's loss depends on another's parameters: the gradients of the sum are theirs.
     losses.sum().backward()  # type: ignore[no-untyped-call]
     return losses.detach()
 

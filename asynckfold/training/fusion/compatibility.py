@@ -60,7 +60,7 @@ def _differences(models: Sequence[nn.Module]) -> Iterator[str]:
 
 
 def _kind(module: nn.Module) -> Any:
-    # Each parametrized layer has a class of its own.
+    # Each parametrized layer has a distinct class.
     if nn.utils.parametrize.is_parametrized(module):
         return type(module).__name__, type(module).__bases__
     return type(module)
@@ -111,7 +111,7 @@ def _run(model: nn.Module, arguments: Arguments, *, training: bool) -> None:
         raise NotFusible(problem)
     for name in _custom_functions(outputs):
         # A trace would look into the function, and differentiate what it finds.
-        raise NotFusible(f"the model uses {name}, an autograd function of its own")
+        raise NotFusible(f"the model uses {name}, a custom autograd function")
 
 
 def _custom_functions(outputs: Any) -> Iterator[str]:

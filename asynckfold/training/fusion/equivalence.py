@@ -48,7 +48,7 @@ SHORT = 5e-2
 """The same in bfloat16, whose numbers have 2 to 3 digits."""
 
 FLOOR = 1e-3
-"""A tensor is measured against its own size, or this share of the largest of its kind: values that
+"""A tensor is measured against its size, or this share of the largest of its kind: values that
 are zero but for rounding have no digits to agree in."""
 
 
@@ -97,30 +97,13 @@ class Equivalence:
         return f"largest deviation from separate training: {' and '.join(each)}"
 
 
-@dataclass(frozen=True)
-class Check:
-    """A comparison in one precision: ``name`` is the field of `Equivalence`.
-
-    Parameters
-    ----------
-    dtype, precision : torch.dtype, str
-        Of the parameters, and of the computation.
-    allowed : float
-        Largest difference between fused and plain.
-    flips : bool
-        Gradients may differ by any finite amount.
-    """
-
-    name: str
-    dtype: torch.dtype
-    precision: str
-    allowed: float
-    flips: bool = True
-
-
-_FLOAT64 = Check("float64", torch.float64, "fp32", EXACT, flips=False)
-_FLOAT32 = Check("float32", torch.float32, "fp32", SINGLE)
-_BFLOAT16 = Check("bfloat16", torch.float32, "bf16", SHORT)
+CHECKS = {
+    "float64": (torch.float64, "fp32", EXACT),
+    "float32": (torch.float32, "fp32", SINGLE),
+    "bfloat16": (torch.float32, "bf16", SHORT),
+}
+"""Type of the parameters, precision of the computation, and largest allowed difference, by the
+fields of `Equivalence`. Only in float64 the sizes of gradients count."""
 
 
 def check_equivalence(
@@ -146,25 +129,27 @@ def check_equivalence(
         What the models will compute in; float64 and float32 are always compared.
     """
     reached: dict[str, Any] = {}
-    for check in (_FLOAT64, _FLOAT32, *([_BFLOAT16] if precision == "bf16" else [])):
+    for name, (dtype, _, allowed) in CHECKS.items():
+        if name == "bfloat16" and precision != "bf16":
+            continue
         # Whatever the user's code raises, say in another precision, is the reason.
         try:
-            with seeding.preserved(), naming(check.dtype):
-                comparison = _Comparison(models, criterion, steps, opt_fn, check)
+            with seeding.preserved(), naming(dtype):
+                comparison = _Comparison(models, criterion, steps, opt_fn, name)
                 differences = comparison.run()
         except NotFusible as error:
             return Equivalence(**reached, refusal=str(error))
         except Exception as error:  # noqa: BLE001
-            text = f"{type(error).__name__} was raised in {check.name}: {error}"
+            text = f"{type(error).__name__} was raised in {name}: {error}"
             return Equivalence(**reached, refusal=text)
-        if check.flips and math.isfinite(differences.gradients):
+        if name != "float64" and math.isfinite(differences.gradients):
             differences = replace(differences, gradients=0.0)
-        reached[check.name] = differences
+        reached[name] = differences
         for kind, apart in asdict(differences).items():
-            if apart > check.allowed:
+            if apart > allowed:
                 text = (
-                    f"the fused {kind} differ from the plain ones by {apart:.1e} in {check.name}, "
-                    f"and at most {check.allowed:.0e} is allowed"
+                    f"the fused {kind} differ from the plain ones by {apart:.1e} in {name}, "
+                    f"and at most {allowed:.0e} is allowed"
                 )
                 return Equivalence(**reached, refusal=text)
     return Equivalence(**reached, fused=comparison.fused)
@@ -227,9 +212,10 @@ class _Comparison:
         criterion: Callable[..., Any],
         steps: Sequence[Sequence[Batch]],
         opt_fn: Callable[[nn.Module], Optimizer],
-        check: Check,
+        name: str,
     ) -> None:
-        self.check, dtype = check, check.dtype
+        self.name = name
+        dtype, self.precision, _ = CHECKS[name]
         self.plain = [copied(model).to(dtype).train() for model in models]
         self.steps = [[_cast(batch, dtype) for batch in batches] for batches in steps]
         inputs, targets = self.steps[0][0]
@@ -245,9 +231,8 @@ class _Comparison:
 
     def run(self) -> Differences:
         """Return the differences between fused and plain."""
-        precision = self.check.precision
         for batches in self.steps:
-            losses = backward(self.fused, self.criterion, parts_of(batches), precision)
+            losses = backward(self.fused, self.criterion, parts_of(batches), self.precision)
             for index, batch in enumerate(batches):
                 self._step(index, batch, losses[index])
         self._evaluate(self.steps[-1])
@@ -258,7 +243,7 @@ class _Comparison:
         plain.zero_grad()
         # A plain model draws the numbers of its replica.
         torch.set_rng_state(self.generators[index].get_state())
-        outputs = outputs_of(plain, batch[0], self.check.precision)
+        outputs = outputs_of(plain, batch[0], self.precision)
         loss: torch.Tensor = self.criteria[index](outputs, batch[1])
         loss.backward()  # type: ignore[no-untyped-call]
         self.generators[index].set_state(torch.get_rng_state())
@@ -272,7 +257,7 @@ class _Comparison:
         fused.load_state_dict(plain.state_dict())
 
     def _evaluate(self, batches: Sequence[Batch]) -> None:
-        precision = self.check.precision
+        precision = self.precision
         self.fused.train(False)
         with torch.no_grad():
             for part in parts_of(batches):
@@ -293,7 +278,7 @@ class _Comparison:
         ]
         for mine, theirs in pairs:
             if mine.dtype is not theirs.dtype:
-                text = f"the fused {kind} are {_short(mine.dtype)} in {self.check.name}"
+                text = f"the fused {kind} are {_short(mine.dtype)} in {self.name}"
                 raise NotFusible(f"{text}, the plain ones {_short(theirs.dtype)}")
         self.worst[kind] = max(self.worst[kind], _distance(pairs))
 

@@ -1,4 +1,4 @@
-"""A fusion group in training: its jobs as replicas of one module, each with its own numbers.
+"""A fusion group in training: its jobs as replicas of one module, with the numbers of each.
 
 ::
 
@@ -131,7 +131,7 @@ class Replica(Training):
 class FusionGroup:
     """All jobs of a group in progress: the `Course` that the training loop drives.
 
-    ``wanted`` are the ids of jobs without a result; `fail` makes the result of a job whose own code
+    ``wanted`` are the ids of jobs without a result; `fail` makes the result of a job whose code
     raised.
     """
 
@@ -254,7 +254,7 @@ class FusionGroup:
                     evaluation.step_lr_schedule(lead)
         self._report_ended(report)
         now = time.perf_counter()
-        # Each job is told its share of the group's time, as its stopwatch is.
+        # The seconds of a job are its share of the group's time, as its stopwatch is.
         share = (now - started) / len(self.replicas)
         for replica in self.replicas:
             if replica in self.live:
@@ -349,7 +349,7 @@ def _tree(replica: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
 
 
 Guard = Callable[[Sequence[Any]], AbstractContextManager[None]]
-"""Replicas → a context in which what their own code raises ends them alone."""
+"""Replicas → a context in which what their code raises ends them alone."""
 
 
 class GroupBatches:

@@ -155,7 +155,7 @@ class Stack:
 
     @classmethod
     def of(cls, models: Sequence[nn.Module], slots: Mapping[str, Slot]) -> Stack:
-        """Stack the models' tensors, and make each model's own tensors views of the stack."""
+        """Stack the models' tensors, and make them views of the stack."""
         named = [dict(m.named_parameters()) | dict(m.named_buffers()) for m in models]
         tensors: dict[str, torch.Tensor] = {}
         with torch.no_grad():
@@ -172,7 +172,7 @@ class Stack:
         return cls(slots, tensors)
 
     def part(self, replicas: range) -> Stack:
-        """Return consecutive replicas as a view of this stack, with leaves of their own."""
+        """Return consecutive replicas as a view of this stack, with separate leaves."""
         tensors = {}
         for name, tensor in self.tensors.items():
             part = tensor.detach()[replicas.start : replicas.stop]

@@ -287,7 +287,7 @@ class Lowering:
     ) -> Any:
         of = key or value
         if (id(of), layout) not in self.converted:
-            self.kept.append(of)  # so that its id stays its own
+            self.kept.append(of)  # so that its id is not reused
             self.converted[id(of), layout] = self.emit(function, value.node, *extra)
         return self.converted[id(of), layout]
 

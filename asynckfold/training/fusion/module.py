@@ -19,7 +19,7 @@ class FusedModule:
     """Models that compute together; made by `fuse`.
 
     The parameters and buffers of the models are views of the stack, so that each model can be
-    evaluated, saved, loaded or stepped by an optimizer of its own at any time. Gradients are in
+    evaluated, saved, loaded or stepped by a separate optimizer at any time. Gradients are in
     the stack's parameters. ``generators`` are what the dropout of each replica draws from, and
     `first` is the number of the first replica among all that were fused.
     """
@@ -58,7 +58,7 @@ class FusedModule:
         return self
 
     def part(self, replicas: range) -> FusedModule:
-        """Return consecutive replicas as a module over the same memory, with leaves of its own."""
+        """Return consecutive replicas as a module over the same memory, with separate leaves."""
         if replicas == range(self.width):
             return self
         if replicas not in self._parts:
@@ -96,8 +96,8 @@ def fuse(models: Sequence[nn.Module], example_inputs: Sequence[Any]) -> FusedMod
     Parameters
     ----------
     models : sequence of nn.Module
-        Replicas of one architecture: the same structure and settings, each with its own parameters
-        and buffers, which become views of the stack.
+        Replicas of one architecture: the same structure and settings, each with separate
+        parameters and buffers, which become views of the stack.
     example_inputs : sequence of Tensor, or of a tree of them
         What the forward of one replica takes for one batch, two samples or more. A single dict or
         tuple is passed by name or by position where the forward takes it so.

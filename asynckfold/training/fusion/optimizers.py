@@ -39,7 +39,7 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
         optim.Rprop,
     }
 )
-"""The step of each element depends on its own gradients alone."""
+"""The step of each element depends on its gradients alone."""
 
 SAME = 1e-4
 """Tolerance of parameters after equal gradients, which may be summed in another order."""

@@ -48,7 +48,7 @@ def train(
     """Train the unfinished jobs (`tasks`) of one group of the plan as one module.
 
     ``stop`` is called after every batch; when it returns true, all jobs are saved and left. `fail`
-    makes the result of a job whose own code raised: its LR schedule, the transforms of its samples,
+    makes the result of a job whose code raised: its LR schedule, the transforms of its samples,
     the loss of its evaluation.
 
     Returns
@@ -99,7 +99,7 @@ def build(
     inputs, targets = seen[0].train(folds[0].fitted[: max(2, plan.batch_size)], 0, 0)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
-    # A forward changes buffers, and a fused model is no module of its own any more.
+    # A forward changes buffers, and a fused model cannot run alone.
     example = copy.deepcopy(models[0])
     fused = fuse(models, [inputs])
     losses = fuse_criterion(criterion, len(jobs), call_model(example, inputs), targets)

@@ -67,7 +67,7 @@ class AllReduceTraining(MultiprocessTraining):
         place(self.statistics, self.buffers[0])
 
     def enter(self) -> None:
-        """Take the rank's own running statistics."""
+        """Take the rank's running statistics."""
         place(self.statistics, self.buffers[self.rank])
 
     def obey(self, order: Any) -> frozenset[int]:

@@ -16,7 +16,7 @@ over them. They are forked before the first step (`hide_gpus`) and keep a copy o
 which they fetch before a round or an evaluation and return after a round; they send their optimizer
 state when a checkpoint is written.
 
-Parameters and running statistics are averaged; each rank has its own optimizer state. Within a
+Parameters and running statistics are averaged; optimizer states are separate. Within a
 round the learning rate stays, and nothing is saved, stopped or paused. The mean is summed in the
 order of the ranks: the same plan gives the same bits each time. One process is the plain trainer.
 Random numbers of ranks > 0 are seeded for each round; rank 0 continues those of the job.
@@ -157,7 +157,7 @@ class AveragingTraining(SteppingTraining):
             self.ahead.gather()
 
     def enter(self) -> None:
-        """Take the rank's own clone."""
+        """Take the rank's clone."""
         if not self.is_on_gpu:
             super().enter()
             place(tensors_of(self.model), self.clones[self.rank])

@@ -111,7 +111,7 @@ class MultiprocessTraining(Training):
         """Return the outputs on some samples; each rank evaluates its share, of whole batches.
 
         No bit depends on which rank computes it, unless the model draws random numbers in
-        evaluation, which are the rank's own.
+        evaluation, which differ by rank.
         """
         return self._shared(_Evaluate(indices, by_batch=False), super().outputs_on)
 
@@ -162,7 +162,7 @@ class MultiprocessTraining(Training):
             evaluation.set_mode(self.model, self.criterion, train=True)
 
     def begin(self, epoch: int, step: int) -> None:
-        """On ranks > 0: begin or continue an epoch, with random numbers of its own."""
+        """On ranks > 0: begin or continue an epoch, with random numbers of the rank."""
         if self.epoch != epoch:
             self.epoch = epoch
             self.order_samples()
@@ -182,7 +182,7 @@ class MultiprocessTraining(Training):
 
 @dataclass(eq=False)
 class SteppingTraining(MultiprocessTraining):
-    """A job whose ranks take steps of their own; ``states`` are the optimizer states by rank."""
+    """A job whose ranks take separate steps; ``states`` are the optimizer states by rank."""
 
     states: list[Any] = field(default_factory=list)
 
@@ -192,7 +192,7 @@ class SteppingTraining(MultiprocessTraining):
         return range(0)
 
     def share(self) -> None:
-        """Give each rank the present optimizer state, or its own from a checkpoint."""
+        """Give each rank the present optimizer state, or that of a checkpoint."""
         count = self.params.processes
         loaded = self.states or [self.optimizer.state] * count
         if self.params.shared_state:
@@ -205,7 +205,7 @@ class SteppingTraining(MultiprocessTraining):
         self.optimizer.state = self.states[0]
 
     def enter(self) -> None:
-        """Take the rank's own state."""
+        """Take the rank's state."""
         self.optimizer.state = self.states[self.rank]
 
     def optimizer_state(self) -> dict[str, Any]:

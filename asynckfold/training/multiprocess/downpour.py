@@ -9,7 +9,7 @@
                                                       all pushed and fetched         └ checkpoint
 
 As under Hogwild the batches of an epoch are dealt out, so that all replicas together see each
-sample once, and all stop for evaluations and checkpoints; but each has its own parameters and
+sample once, and all stop for evaluations and checkpoints; but each has separate parameters and
 optimizer. It pushes how far its parameters moved since its last push: for plain SGD the sum of
 learning rate × gradient over its steps, as in the paper [1]_. Pushes add up: rare exchanges, above
 all with momentum, need smaller learning rates than one process does. Running statistics (BatchNorm)
@@ -94,7 +94,7 @@ class Replica:
     def _push(self) -> None:
         self._note()
         self._served.push(self._moved.numpy(), self._seen)
-        # The replica has moved its own parameters too.
+        # The replica has moved its parameters too.
         self._seen += 1
         self._moved.zero_()
         self._unpushed = 0
@@ -148,7 +148,7 @@ class DownpourTraining(HogwildTraining):
         self.replica = Replica(self.model, self.served, self.params)
 
     def enter(self) -> None:
-        """Take parameters of the rank's own, to be fetched before the first step."""
+        """Take separate parameters, to be fetched before the first step."""
         super().enter()
         parameters = list(self.model.parameters())
         place(parameters, [item.detach().clone() for item in parameters])

@@ -7,11 +7,11 @@
     replica: the user's loop ─ step ─ step …  ◄────────────────────────────────────►┘ (or several,
                                                                                      a part each)
 
-Each replica trains on its own samples and moves its own copy of the parameters; no replica waits
+Each replica trains on its samples and moves its copy of the parameters; no replica waits
 for another, so results depend on timing. A replica pushes the sum, over its last `n_push` steps, of
 gradients times the learning rate of their step and parameter group, so that torch's LR schedules
 work on a replica as on any optimizer. Buffers (running statistics of BatchNorm) are not parameters:
-each replica has its own.
+each replica keeps its buffers.
 
 A replica may die: what it had not pushed is lost, and another may take its place at any time. This
 is why replicas use plain TCP (`wire`) and not ``torch.distributed``. With its gloo backend (torch

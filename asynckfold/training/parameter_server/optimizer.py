@@ -153,7 +153,7 @@ class Hogwild(torch.optim.Optimizer):
         self._take_up()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Add the gradients to the next push, and move this replica's own parameters.
+        """Add the gradients to the next push, and move this replica's parameters.
 
         Parameters
         ----------

@@ -265,7 +265,7 @@ class Server:
             if kind == "push":
                 wire.fill(line, as_bytes(room), size)
                 self._served.push(room, seen)
-                # The replica has moved its own parameters too.
+                # The replica has moved its parameters too.
                 seen += 1
             elif kind == "pull":
                 seen = self._give(line, room)

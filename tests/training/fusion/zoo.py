@@ -571,7 +571,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "replaced buffer": (ReplacedBuffer, (6,), "the forward replaces mean"),
     "no grad": (NoGrad, (6,), "changes the grad or autocast mode"),
     "asking": (Asking, (6,), "cannot be traced"),
-    "own gradient": (OwnGradient, (6,), "uses Straight, an autograd function"),
+    "own gradient": (OwnGradient, (6,), "uses Straight, a custom autograd function"),
     "data-dependent control flow": (Inner, (6,), "layer gate (Choosing)"),
     "LSTM": (Recurrent, (5, 6), "layer cells (LSTM) is recurrent"),
     "Python state": (lambda: Counting(6, CLASSES), (6,), "changes its attribute calls"),

@@ -1,4 +1,4 @@
-"""Convolutions: CHANNELS in, CHANNELS out, each replica a group of its own.
+"""Convolutions: CHANNELS in, CHANNELS out, one group for each replica.
 
 Channels last in memory, a grouped convolution of small nets was 2 times faster than R plain ones;
 in torch's default format it was slower than they are. Images have their gradients by `_Images`.
@@ -59,7 +59,7 @@ def convolve_images(
 ) -> torch.Tensor:
     """Return ``F.conv2d`` of these and its settings, with gradients by `_Images`."""
     if torch.is_autocast_enabled(x.device.type):
-        # Autocast does not look into a function with a gradient of its own.
+        # Autocast does not look into a custom autograd function.
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)

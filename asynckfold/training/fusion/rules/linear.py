@@ -56,7 +56,7 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Emitted:
-    """Emit one table of R·V rows, in which each replica's indices start at its own."""
+    """Emit one table of R·V rows, in which each replica's indices are shifted."""
     if max_norm is not None or scale_grad_by_freq or sparse:
         raise NotFusible("embedding with max_norm, scale_grad_by_freq or sparse")
     nodes = low.stacked(input), low.stacked(weight)

@@ -21,7 +21,7 @@ from asynckfold.training.fusion.rules.shapes import shifted
 def batch_norm_leaf(
     low: Lowering, path: str, module: nn.modules.batchnorm._BatchNorm, input: Value
 ) -> Emitted:
-    """Emit a batch normalisation with each replica's own running statistics."""
+    """Emit a batch normalisation with the running statistics of each replica."""
     names = ("running_mean", "running_var", "num_batches_tracked", "weight", "bias")
     use_batch = module.training or (module.running_mean is None and module.running_var is None)
     update = module.training and module.track_running_stats

@@ -1,4 +1,4 @@
-"""Random functions: each replica draws from its own generator, as its plain model would.
+"""Random functions: each replica draws from its generator, as its plain model would.
 
 On a CPU these are the numbers that the plain model draws from the global generator in the same
 state: each replica's part of a mask has the memory order of the plain mask, because some kernels
