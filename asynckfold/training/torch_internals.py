@@ -25,6 +25,12 @@ pop_saved_tensors_hooks = _C._autograd._pop_saved_tensors_default_hooks
 # Settings of `fp32_precision`, since torch 2.9
 has_fp32_precision = hasattr(_C, "_get_fp32_precision_getter")
 
+# What `torch.func.vmap` calls; vmap takes longer than a function of small tensors
+enter_vmap = _C._functorch._vmap_increment_nesting
+leave_vmap = _C._functorch._vmap_decrement_nesting
+batched = _C._functorch._add_batch_dim
+unbatched = _C._functorch._remove_batch_dim
+
 # Functions that models call: `weight_norm` of the older kind, and a check that never waits
 weight_norm = torch._weight_norm
 assert_async = torch._assert_async

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.func import vmap
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
+from asynckfold.training import torch_internals
 from asynckfold.training.fusion.layouts import Layout, NotFusible, Value, align, axes, plain_shape
 from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule, per_replica
 
@@ -62,17 +62,32 @@ def reducing(function: Callable[..., Any]) -> Rule:
 
 
 def mapped(function: Callable[..., Any]) -> Rule:
-    """Return the rule of a function by `torch.func.vmap`, which takes longer to call."""
+    """Return the rule of a function that is called once for all replicas, as by `vmap`."""
 
     def rule(low: Lowering, *args: Any, **kwargs: Any) -> Emitted:
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        differing = per_replica(leaves)
+        differing, width = per_replica(leaves), low.width
+        places = [item in differing for item in leaves]
 
-        def plain(*items: Any) -> Any:
-            some, named = pytree.tree_unflatten(items, spec)
-            return function(*some, **named)
+        def stacked(*items: Any) -> Any:
+            level = torch_internals.enter_vmap(width, "error")
 
-        stacked = vmap(plain, in_dims=tuple(0 if item in differing else None for item in leaves))
+            def inner(item: torch.Tensor) -> Any:
+                return torch_internals.batched(item, 0, level)
+
+            def outer(item: torch.Tensor) -> Any:
+                return torch_internals.unbatched(item, level, width, 0)
+
+            try:
+                plain = [
+                    pytree.tree_map_only(torch.Tensor, inner, item) if differs else item
+                    for item, differs in zip(items, places, strict=True)
+                ]
+                some, named = pytree.tree_unflatten(plain, spec)
+                return pytree.tree_map_only(torch.Tensor, outer, function(*some, **named))
+            finally:
+                torch_internals.leave_vmap()
+
         nodes = [low.stacked(item) if item in differing else item for item in leaves]
         return Layout.STACKED, low.emit(stacked, *nodes)
 
