@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from asynckfold.data.transforms.steps import Step, describe, is_known, step_name
+from asynckfold.data.transforms.steps import Step, is_known, step_name
 from asynckfold.errors import InputError
 from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.digests.run import digest_of
 
 _LAYERS = "torch.nn.functional"
 _FUNCTIONS = ("torch", "torch.special", _LAYERS)
@@ -55,7 +56,7 @@ def stored_step(step: Step) -> dict[str, Any] | None:
             return {"function": f"{place}.{name}"}
     try:
         stored = _stored_instance(step)
-        return stored if stored and describe(restored_step(stored)) == describe(step) else None
+        return stored if stored and digest_of(restored_step(stored)) == digest_of(step) else None
     except (_NotPlainError, AttributeError, InputError, TypeError, ValueError):
         return None
 

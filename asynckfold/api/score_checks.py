@@ -5,7 +5,6 @@ Decided after the dry run, which has seen outputs, and before a plan is written.
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs import criteria
 from asynckfold.jobs import objective as objectives
 from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.digests.run import digest_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import Objective, OutputSample
 from asynckfold.jobs.plan import Plan
@@ -129,8 +129,9 @@ def with_objective(
     if _may_be_classes(settings, data):
         given, classes = replace(given, kind=objectives.BINARY), ("0", "1")
     label, problems = objectives.pos_label_of(settings.pos_label, given, classes)
+    digest = "" if settings.output_transform is None else digest_of(settings.output_transform)
     objective, notes = objectives.decided(
-        given, settings.known_criterion, output_samples, label, _digest(settings.output_transform)
+        given, settings.known_criterion, output_samples, label, digest
     )
     models = list(dict.fromkeys(job.model for job in draft.jobs))
     known = [model for model in models if model in output_samples] or models
@@ -196,15 +197,6 @@ def _task_notes(
         f"task {task}: {by}, targets {targets.dtype} of shape {targets.shape[1:]}; ranked by "
         f"{names[0]}" + (f", also scored by {', '.join(names[1:])}" if len(names) > 1 else "")
     )
-
-
-def _digest(transform: Any) -> str:
-    if transform is None:
-        return ""
-    from asynckfold.data.transforms.steps import describe
-
-    text = describe(transform).encode("utf-8", "backslashreplace")
-    return hashlib.sha256(text).hexdigest()[:16]
 
 
 # Floats that are 0 and 1 only, of a criterion of the user's own

@@ -301,7 +301,7 @@ def _export_weights(
         expected = {"features": json.dumps(features)} if features else {}
         expected |= ensemble.expects()
     except InputError as error:
-        scaler = str(results.plan.recipe.get("preprocess") or "").rpartition(" ")[0]
+        scaler = str(results.plan.recipe.get("preprocess") or "")
         expected = {"preprocess": scaler} if scaler else {}
         if results.plan.classes:
             expected["classes"] = json.dumps(results.plan.classes)

@@ -20,7 +20,6 @@ from asynckfold.data.device_copies import Prefetcher, sent
 from asynckfold.data.shared_arrays import ArraySpec
 from asynckfold.data.target_encoding import Encoding
 from asynckfold.data.transforms.random_numbers import (
-    AnyDraw,
     Draw,
     JoinedDraw,
     generators_kept,
@@ -43,7 +42,7 @@ class _ViewBatches(Protocol):
     @property
     def arrays(self) -> tuple[Tensor, ...]: ...
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor | None]:
+    def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None]:
         """Return inputs, and targets if these come with each read."""
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _ViewBatches: ...
@@ -65,7 +64,7 @@ class _ArrayView:
     def is_moved_by_batch(self) -> bool:
         return self.device.type == "cuda" and self.array.device != self.device
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, None]:
+    def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, None]:
         if self.array.device == self.device:
             return self.view(self.array.index_select(0, rows), draw), None
         # Moved before its steps, so that a batch has the same bits wherever the array is.
@@ -89,12 +88,12 @@ class _Read:
     def arrays(self) -> tuple[Tensor, ...]:
         return ()
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor | None]:
+    def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None]:
         samples, targets = self.samples(draw)
         batch: Tensor = default_collate(samples)
         return batch.to(self.device), None if targets is None else targets.to(self.device)
 
-    def samples(self, draw: AnyDraw) -> tuple[list[Any], Tensor | None]:
+    def samples(self, draw: Draw) -> tuple[list[Any], Tensor | None]:
         """Return samples, and targets if these come with each read."""
         samples, labels = [], []
         with generators_kept():
@@ -125,10 +124,10 @@ class _RaggedView:
     def arrays(self) -> tuple[Tensor, ...]:
         return ()
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, None]:
+    def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, None]:
         raise TypeError("samples of different length need a collate_fn")
 
-    def samples(self, draw: AnyDraw) -> tuple[list[Any], Tensor | None]:
+    def samples(self, draw: Draw) -> tuple[list[Any], Tensor | None]:
         """Return samples; their targets are stored elsewhere."""
         places = torch.from_numpy(draw.indices)
         edges = zip(self.offsets[places].tolist(), self.offsets[places + 1].tolist(), strict=True)
@@ -150,10 +149,10 @@ class _MappedView:
     def arrays(self) -> tuple[Tensor, ...]:
         return ()
 
-    def gather(self, rows: Tensor, draw: AnyDraw) -> tuple[Tensor, Tensor | None]:
+    def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None]:
         batch, targets = self.view.gather(torch.from_numpy(draw.indices), draw)
         # Each of several batches alone, since products of matrices round by their shape.
-        count = len(draw.batches) if isinstance(draw, JoinedDraw) else 1
+        count = len(draw.seeds) if isinstance(draw, JoinedDraw) else 1
         changed = [self.change(part) for part in np.split(exact(batch), count)]
         return torch.cat(changed).to(self.device), targets
 
@@ -222,7 +221,8 @@ class Batches:
 
         `seeds` has one seed per row; shapes are (R, B, ...) and (R, B) or (R, B, m).
         """
-        return self._gather_joined(indices, JoinedDraw(seeds, epoch, indices.cpu().numpy()))
+        numbers = indices.cpu().numpy().reshape(-1)
+        return self._gather_joined(indices, JoinedDraw(0, epoch, numbers, seeds=seeds))
 
     def _gather_joined(self, rows: Tensor, draw: JoinedDraw) -> tuple[Any, Tensor]:
         inputs, targets = self.gathered(self._train, rows.reshape(-1), draw)
@@ -241,9 +241,10 @@ class Batches:
         rows, draws = torch.stack([there for there, _ in parts]), [draw for _, draw in parts]
         first = draws[0]
         joined = JoinedDraw(
-            [draw.seed for draw in draws],
+            0,
             first.epoch,
-            np.stack([draw.indices for draw in draws]),
+            np.concatenate([draw.indices for draw in draws]),
+            seeds=[draw.seed for draw in draws],
             sent={place: torch.cat([draw.sent[place] for draw in draws]) for place in first.sent},
         )
         return self._gather_joined(rows, joined)
@@ -330,7 +331,7 @@ class Batches:
         rows = torch.as_tensor(indices)
         return self.gathered(view, rows, Draw(seed, epoch, rows.cpu().numpy()))
 
-    def gathered(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Any, Tensor]:
+    def gathered(self, view: _ViewBatches, rows: Tensor, draw: Draw) -> tuple[Any, Tensor]:
         """Return inputs and targets of a view for the samples `rows` of a draw."""
         if self.collation is not None:
             return self._collated(view, rows, draw)
@@ -340,7 +341,7 @@ class Batches:
             return self.unpacked(batch), self.targets.index_select(0, rows)
         return self.unpacked(batch), targets.to(batch.device)
 
-    def _collated(self, view: _ViewBatches, rows: Tensor, draw: AnyDraw) -> tuple[Any, Tensor]:
+    def _collated(self, view: _ViewBatches, rows: Tensor, draw: Draw) -> tuple[Any, Tensor]:
         assert isinstance(view, (_Read, _RaggedView))
         assert self.collation is not None
         device = self.targets.device

@@ -25,7 +25,6 @@ from asynckfold.data.arrays import NOT_FINITE
 from asynckfold.data.dataset import SampleSource, open_source, redressed
 from asynckfold.data.known_datasets import file_labels, listing
 from asynckfold.data.range_reader import (
-    DIGEST_BYTES,
     Pass,
     Pipeline,
     RangeRead,
@@ -33,7 +32,7 @@ from asynckfold.data.range_reader import (
     SampleFacts,
 )
 from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
-from asynckfold.data.transforms.samples import Kind, Records, records_in
+from asynckfold.data.transforms.samples import DIGEST_BYTES, Kind, Records, records_in
 from asynckfold.data.transforms.steps import Step, flatten, is_known, same_steps
 from asynckfold.data.transforms.trees import Array, TreeArrays, tensors_in
 from asynckfold.data.views import RecordedTracer, Views, make_views

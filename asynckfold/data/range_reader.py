@@ -11,7 +11,6 @@ generators at each step of each sample: a step that draws for one sample in a th
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,17 +32,17 @@ from asynckfold.data.dataset import (
 )
 from asynckfold.data.transforms.random_numbers import Draw, Watch, generators_kept, seeded, varies
 from asynckfold.data.transforms.samples import (
-    Kind,
     Misfit,
     Records,
     copied,
+    digest_of,
     kind_of,
     same_sample,
     to_array,
     unstorable,
 )
 from asynckfold.data.transforms.steps import Step, apply, is_known
-from asynckfold.data.transforms.trees import Array, is_tree, leaves_by_path, mapped
+from asynckfold.data.transforms.trees import Array, is_tree, mapped
 from asynckfold.data.views import (
     LiveTracer,
     Place,
@@ -54,13 +53,9 @@ from asynckfold.data.views import (
     train_steps,
 )
 from asynckfold.errors import InputError, Problem
-from asynckfold.jobs.schema import path_text
 
 BASE: Place = ("dataset", 0)
 """The place of what a dataset does itself."""
-
-DIGEST_BYTES = 16
-"""Size of a sample's digest."""
 
 Beat = Callable[[int], bool]
 """Called with each sample number before it is read, and with -1 before a longer phase; returns
@@ -350,22 +345,3 @@ class _Reader:
         if len(record) != high - low:
             raise _EndedError(odd=f"sample {index} has another size when it is read again")
         output[low:high] = record
-
-
-def digest_of(sample: Any) -> bytes:
-    """Return a digest of a sample."""
-    kind = kind_of(sample)
-    if is_tree(sample):
-        leaves, _ = leaves_by_path(sample)
-        # joblib hashes the storage of a tensor by its address, too.
-        if any(isinstance(leaf, Tensor) for leaf in leaves.values()):
-            parts = [path_text(path).encode() + digest_of(leaf) for path, leaf in leaves.items()]
-            return hashlib.sha256(b"".join(parts)).digest()[:DIGEST_BYTES]
-    digest = hashlib.sha256(repr(kind if kind.storable else Kind("other")).encode())
-    if kind.storable:
-        digest.update(to_array(sample).tobytes())
-    else:
-        import joblib
-
-        digest.update(joblib.hash(sample).encode())
-    return digest.digest()[:DIGEST_BYTES]

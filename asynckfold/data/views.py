@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from asynckfold.data.dataset import SampleSource
-from asynckfold.data.transforms.random_numbers import AnyDraw, seeded
+from asynckfold.data.transforms.random_numbers import Draw, seeded
 from asynckfold.data.transforms.samples import Kind, Records, copied, kind_of, records_in
 from asynckfold.data.transforms.steps import (
     BatchStep,
@@ -42,7 +42,7 @@ class View:
         kinds = (RandomCrop, RandomFlip)
         return [place for place, step in enumerate(self.steps) if isinstance(step, kinds)]
 
-    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
         """Apply the batch steps to stored samples (B, ...)."""
         for place, step in enumerate(self.steps):
             batch = step(batch, draw.at(place))

@@ -81,28 +81,11 @@ NOT_OF_PAIRS: Mapping[str, str] = {
 """Those that take something else than outputs and labels or numbers, and what to do instead."""
 
 _FUNCTIONS: Mapping[str, str] = {
-    "binary_cross_entropy": "BCELoss",
-    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
-    "cosine_embedding_loss": "CosineEmbeddingLoss",
-    "cross_entropy": "CrossEntropyLoss",
-    "ctc_loss": "CTCLoss",
-    "gaussian_nll_loss": "GaussianNLLLoss",
-    "hinge_embedding_loss": "HingeEmbeddingLoss",
-    "huber_loss": "HuberLoss",
-    "kl_div": "KLDivLoss",
-    "l1_loss": "L1Loss",
-    "margin_ranking_loss": "MarginRankingLoss",
-    "mse_loss": "MSELoss",
-    "multi_margin_loss": "MultiMarginLoss",
-    "multilabel_margin_loss": "MultiLabelMarginLoss",
-    "multilabel_soft_margin_loss": "MultiLabelSoftMarginLoss",
-    "nll_loss": "NLLLoss",
-    "poisson_nll_loss": "PoissonNLLLoss",
-    "smooth_l1_loss": "SmoothL1Loss",
-    "soft_margin_loss": "SoftMarginLoss",
-    "triplet_margin_loss": "TripletMarginLoss",
-    "triplet_margin_with_distance_loss": "TripletMarginWithDistanceLoss",
+    **{name.lower().removesuffix("loss"): name for name in (*TABLE, *NOT_OF_PAIRS)},
+    "binarycrossentropy": "BCELoss",
+    "binarycrossentropywithlogits": "BCEWithLogitsLoss",
 }
+"""Classes by the names of their functions, without underscores and ``loss`` at the end."""
 
 
 def criterion_of(criterion: Any) -> Criterion | None:
@@ -165,7 +148,8 @@ def _name_and_words(criterion: Any) -> tuple[str, Mapping[str, Any]]:
         criterion = criterion.func
     module = getattr(criterion, "__module__", "") or ""
     if module.startswith("torch.nn.functional"):
-        return _FUNCTIONS.get(getattr(criterion, "__name__", ""), ""), words
+        name = getattr(criterion, "__name__", "").replace("_", "").removesuffix("loss")
+        return _FUNCTIONS.get(name, ""), words
     base = next((kind for kind in type(criterion).__mro__ if _is_torch(kind)), None)
     return ("", words) if base is None else (base.__name__, vars(criterion))
 

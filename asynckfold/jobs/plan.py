@@ -272,10 +272,6 @@ class Plan:
         """
         mine, theirs = (json.loads(json.dumps(asdict(plan))) for plan in (self, other))
         code = mine["recipe"].pop("code", {}), theirs["recipe"].pop("code", {})
-        for recipe, name in itertools.product(
-            (mine["recipe"], theirs["recipe"]), ("criterion", "preprocess")
-        ):
-            recipe.pop(name, None)  # compared by code, which docstrings do not change
         order = ("batch_size", "params", "random_state", "jobs")
         later = ("dataset", "folds", "scoring")
         rest = [*later, *(name for name in mine if name not in (*order, *later))]

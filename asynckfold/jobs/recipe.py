@@ -351,6 +351,7 @@ def _function_parts(function: FunctionType) -> Iterator[tuple[str, Any]]:
     yield from ((f".{name}", scope[name]) for name in names if name in scope)
     for index, part in enumerate(function.__defaults__ or ()):
         yield f".__defaults__[{index}]", part
+    yield ".__kwdefaults__", function.__kwdefaults__
     yield from ((f".{name}", part) for name, part in vars(function).items())
 
 

@@ -1,21 +1,18 @@
 """Are a run's results reproducible, and if not, why not?
 
 Equal plans give equal bits with equal software on an equal kind of processor. A run records the
-software of each session; each rule is a pure function from these records to reasons. A new reason
-is a new rule.
+software of each session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from asynckfold.jobs.plan import Plan
 
 Software = Mapping[str, str]
 """What one session trained with, by name; empty where it was not recorded."""
-
-Rule = Callable[[Plan, Sequence[Software]], Iterator[str]]
 
 TORCH, BUILD, CPU, ENVIRONMENT, THREADS = (
     "torch",
@@ -88,23 +85,6 @@ def differences(there: Software, here: Software) -> tuple[str, ...]:
     )
 
 
-def _one_software(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
-    if not all(sessions):
-        yield "the software that some of its jobs were trained with was not recorded"
-        return
-    for session in sessions[1:]:
-        changed = differences(sessions[0], session)
-        if changed:
-            changes = "; ".join(changed).replace(" there, ", " at first, ")
-            changes = changes.replace(" here", " later")
-            yield f"its sessions trained with different software: {changes}"
-
-
-def _deterministic_kernels(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
-    if plan.device == "cuda" and not all(item.get(KERNELS) == "yes" for item in sessions):
-        yield "CUDA was used without deterministic kernels (torch.use_deterministic_algorithms)"
-
-
 _WITHOUT_ORDER = {
     "hogwild": "updated each model without locks",
     "parameter_server": "pushed to the server of each model when they were ready",
@@ -112,37 +92,32 @@ _WITHOUT_ORDER = {
 """What the processes of a job do, by trainer."""
 
 
-def _one_process(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
+def _reasons(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
+    """Yield why a run is not reproducible."""
+    if not all(sessions):
+        yield "the software that some of its jobs were trained with was not recorded"
+    for session in sessions[1:] if all(sessions) else ():
+        if changed := differences(sessions[0], session):
+            changes = "; ".join(changed).replace(" there, ", " at first, ")
+            changes = changes.replace(" here", " later")
+            yield f"its sessions trained with different software: {changes}"
+    for session in sessions:
+        if session.get(NODES):
+            yield f"its nodes have different kinds of processor: {session[NODES]}"
+    if plan.device == "cuda" and not all(item.get(KERNELS) == "yes" for item in sessions):
+        yield "CUDA was used without deterministic kernels (torch.use_deterministic_algorithms)"
     count, trainer = plan.params.processes, plan.params.trainer
     if count > 1 and trainer in _WITHOUT_ORDER:
         yield (
             f"{count} processes {_WITHOUT_ORDER[trainer]} ({trainer}), so the order of their "
             "updates was left to chance"
         )
-
-
-def _nothing_left(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
     for session in sessions:
         if session.get(LEFT):
             yield (
                 "jobs were trained in a process in which earlier jobs had changed settings that "
                 f"could not be restored: {session[LEFT]}"
             )
-
-
-def _one_kind_of_node(plan: Plan, sessions: Sequence[Software]) -> Iterator[str]:
-    for session in sessions:
-        if session.get(NODES):
-            yield f"its nodes have different kinds of processor: {session[NODES]}"
-
-
-RULES: tuple[Rule, ...] = (
-    _one_software,
-    _one_kind_of_node,
-    _deterministic_kernels,
-    _one_process,
-    _nothing_left,
-)
 
 
 @dataclass(frozen=True)
@@ -168,9 +143,8 @@ class Reproducibility:
 
 
 def reproducibility_of(plan: Plan, sessions: Sequence[Software]) -> Reproducibility:
-    """Apply all rules to the plan and the software of each session, the first one first."""
-    reasons = (reason for rule in RULES for reason in rule(plan, sessions))
-    return Reproducibility(tuple(dict.fromkeys(reasons)))
+    """Return the verdict on a plan and the software of each session, the first one first."""
+    return Reproducibility(tuple(dict.fromkeys(_reasons(plan, sessions))))
 
 
 def with_left(software: Software, text: str) -> dict[str, str]:

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.data.sources.text_files import number
+from asynckfold.data.sources.text_files import LEADING_ZERO, number
 from asynckfold.errors import Problem
 
 MAX_CATEGORIES = 50
@@ -136,13 +136,12 @@ def judge(
     choice: ColumnChoice,
     *,
     unnamed: bool,
-    zeros: bool = False,
     example: str = "",
 ) -> JudgedColumn:
     """Decide what a column other than the target is, by the rule of this module.
 
     `cells` is a Series as pandas read it. `unnamed`: the table has a header, but not for this
-    column. `zeros`: its numbers have leading zeros. `example` is one that may mean another.
+    column. `example` is a number that may mean another, or be a code.
     """
     for why, positions in (
         (_GROUPS, choice.groups),
@@ -151,8 +150,9 @@ def judge(
     ):
         if position in positions:
             return _left_out(name, cells, why)
+    is_code = LEADING_ZERO.match(example) is not None
     is_kept, is_category = position in choice.keep, position in choice.category
-    judged = _judge_kept(name, cells, is_category, zeros and not (is_kept or is_category))
+    judged = _judge_kept(name, cells, is_category, is_code and not (is_kept or is_category))
     why = "" if is_kept else _idle(name, position, cells, judged, unnamed)
     doubted = judged if is_kept or is_category else replace(judged, example=example)
     return _left_out(name, cells, why) if why else doubted

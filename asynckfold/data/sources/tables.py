@@ -46,7 +46,6 @@ from asynckfold.data.sources.text_files import (
     read_head,
     second_meanings,
     spelling_problems,
-    with_leading_zeros,
 )
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
@@ -235,7 +234,7 @@ def _cells(path: Path, head: Head, texts: Sequence[int]) -> Any:
 def _judged(
     path: Path, head: Head, cells: Any, chosen: ColumnChoice, target: int | None
 ) -> list[JudgedColumn]:
-    zeros, examples = with_leading_zeros(path, head, cells), second_meanings(path, head, cells)
+    examples = second_meanings(path, head, cells)
     return [
         judge(
             head.name(at),
@@ -243,7 +242,6 @@ def _judged(
             cells[at],
             chosen,
             unnamed=head.has_header and not head.names[at],
-            zeros=at in zeros,
             example=examples.get(at, ""),
         )
         for at in range(head.n_columns)

@@ -39,7 +39,7 @@ _READING: Any = {
 }
 _COMPRESSED = frozenset({".bz2", ".gz", ".tar", ".xz", ".zip", ".zst"})
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
-_LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
+LEADING_ZERO = re.compile(r"\s*[+-]?0\d")
 _ZERO_BYTES = re.compile(rb"""(?:^|[,;\t"' +-])0[0-9]""", re.MULTILINE)
 _EXPONENT = re.compile(r"\d+[eE]\d+")
 _GROUPED = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}|[+-]?\d{1,3}|")  # 1.037 may be 1037
@@ -263,15 +263,6 @@ def read_cells(
         raise InputError.one(rule, size, remedy) from error
 
 
-def with_leading_zeros(path: Path, head: Head, cells: Any) -> set[int]:
-    """Return the columns of whole numbers that may be codes: 007 and 7 may be two."""
-    whole = [int(at) for at in cells.columns if cells[at].dtype.kind in "iu"]
-    if not whole or not _may_lead_with_zeros(path):
-        return set()
-    written = read_cells(path, head, whole, whole)
-    return {at for at in whole if written[at].str.strip().str.match(_LEADING_ZERO).any()}
-
-
 def _may_lead_with_zeros(path: Path) -> bool:
     """Whether a table is worth a second reading; of a compressed one, nobody knows."""
     if path.suffix.lower() in _COMPRESSED:
@@ -281,19 +272,26 @@ def _may_lead_with_zeros(path: Path) -> bool:
 
 
 def second_meanings(path: Path, head: Head, cells: Any) -> dict[int, str]:
-    """Return a cell of each column whose numbers may be others: 1E5 a code, 1.037 be 1037."""
-    broken = [int(at) for at in cells.columns if cells[at].dtype.kind == "f"]
+    """Return a cell of each column whose numbers may be others: 007 or 1E5 a code, 1.037 be 1037.
+
+    Codes with leading zeros differ where numbers do not: 007 and 7.
+    """
+    kinds = {int(at): cells[at].dtype.kind for at in cells.columns}
+    whole = [at for at, kind in kinds.items() if kind in "iu"]
+    whole = whole if whole and _may_lead_with_zeros(path) else []
+    broken = [at for at, kind in kinds.items() if kind == "f"]
     rows = _first_rows(path)[0][head.has_header :] if broken else []
     pointed = [at for at in broken if _is_grouped(row[at] for row in rows if at < len(row))]
-    doubtful = [at for at in broken if at in pointed or (cells[at].dropna() % 1 == 0).all()]
-    written = read_cells(path, head, doubtful, doubtful) if doubtful else None
+    columns = [at for at in broken if at in pointed or (cells[at].dropna() % 1 == 0).all()] + whole
+    written = read_cells(path, head, columns, columns) if columns else None
     examples: dict[int, str] = {}
-    for at in doubtful:
+    for at in columns:
         texts = written[at].dropna().str.strip()  # type: ignore[index]
-        if (exponents := texts.str.fullmatch(_EXPONENT)).any():
-            examples[at] = texts[exponents].iloc[0]
-        elif at in pointed and _is_grouped(texts):
-            examples[at] = texts[texts.str.contains(".", regex=False)].iloc[0]
+        odd = texts.str.match(LEADING_ZERO) if at in whole else texts.str.fullmatch(_EXPONENT)
+        if at in pointed and not odd.any() and _is_grouped(texts):
+            odd = texts.str.contains(".", regex=False)
+        if odd.any():
+            examples[at] = texts[odd].iloc[0]
     return examples
 
 
@@ -386,7 +384,7 @@ def spelling_problems(what: str, labels: Iterable[str]) -> Iterator[Problem]:
     spellings: dict[Decimal | str, str] = {}
     for label in dict.fromkeys(labels):
         other = spellings.setdefault(_key(label), label)
-        if other != label and (_LEADING_ZERO.match(label) or _LEADING_ZERO.match(other)):
+        if other != label and (LEADING_ZERO.match(label) or LEADING_ZERO.match(other)):
             yield Problem(
                 f"classes of {what} must differ as numbers, too",
                 f"{other!r} and {label!r}",

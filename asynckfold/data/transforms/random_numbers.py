@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from itertools import islice
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from asynckfold.data.transforms.samples import same_sample
+from asynckfold.jobs.recipe import parts_of
 
 _WORD = (1 << 64) - 1
 
@@ -82,38 +83,16 @@ class Draw:
 
 
 @dataclass(frozen=True, eq=False)
-class JoinedDraw:
+class JoinedDraw(Draw):
     """The draws of several batches of one size, joined."""
 
-    seeds: Sequence[int]  # of each batch's job
-    epoch: int
-    batches: npt.NDArray[np.int64]  # sample numbers, (R, B)
-    place: int = 0
-    sent: Mapping[int, Tensor] = field(default_factory=dict)  # as in `Draw`, of all batches
-
-    @property
-    def indices(self) -> npt.NDArray[np.int64]:
-        """Sample numbers, of all batches."""
-        return self.batches.reshape(-1)
+    seeds: Sequence[int] = ()  # of each batch's job
 
     def bits(self) -> npt.NDArray[np.uint64]:
         """Return one 64-bit number per sample, the same as in its own batch."""
-        parts = zip(self.seeds, self.batches, strict=True)
+        parts = zip(self.seeds, np.split(self.indices, len(self.seeds)), strict=True)
         draws = [Draw(seed, self.epoch, indices, self.place) for seed, indices in parts]
         return np.concatenate([draw.bits() for draw in draws])
-
-    def at(self, place: int) -> JoinedDraw:
-        """Return the draw of another step for the same samples."""
-        return replace(self, place=place)
-
-    def bits_on(self, device: torch.device) -> Tensor:
-        """Return `bits` as int64 on a device; they were sent before, or are now."""
-        if self.place in self.sent:
-            return self.sent[self.place]
-        return torch.from_numpy(self.bits().view(np.int64)).to(device)
-
-
-AnyDraw = Draw | JoinedDraw
 
 
 # The global generators
@@ -259,40 +238,16 @@ def _state(item: Any) -> bytes | None:
 
 def _parts(item: Any) -> Iterator[Any]:
     kind = type(item)
-    if issubclass(kind, (str, bytes, int, float, type, ModuleType, np.ndarray, torch.Tensor)):
+    if issubclass(kind, (str, bytes, int, float, ModuleType, np.ndarray, torch.Tensor)):
         return
-    if issubclass(kind, dict):
-        yield from list(item.values())[:_MOST_OBJECTS]
-    elif issubclass(kind, (list, tuple)):
-        # A long list is one of samples.
-        yield from item[:100]
-    elif issubclass(kind, partial):
-        yield from (item.func, item.args, item.keywords)
-    elif issubclass(kind, MethodType):
-        yield from (item.__self__, item.__func__)
-    elif issubclass(kind, FunctionType):
-        yield from _function_parts(item)
-    else:
-        yield getattr(item, "__dict__", None)
-        yield from _methods(kind)
+    if isinstance(item, type) and item.__module__.partition(".")[0] in _LIBRARIES:
+        return
+    # A long list is one of samples.
+    most = 100 if issubclass(kind, (list, tuple)) else _MOST_OBJECTS
+    for path, part in islice(parts_of(item), most):
+        # Of classes, only those of objects: their methods may use a generator of their module.
+        if not isinstance(part, type) or path in (".__class__", ".__bases__"):
+            yield part
 
 
-def _function_parts(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # empty until its variable is assigned
-            continue
-    yield function.__defaults__
-    yield function.__kwdefaults__
-    scope = function.__globals__
-    for name in function.__code__.co_names:
-        if name in scope and not isinstance(scope[name], ModuleType):
-            yield scope[name]
-
-
-def _methods(kind: type) -> Iterator[FunctionType]:
-    """Yield the methods of a user's class, which may use a generator of their module."""
-    for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in ("builtins", "torch", "torchvision", "numpy"):
-            yield from (part for part in vars(base).values() if isinstance(part, FunctionType))
+_LIBRARIES = ("builtins", "torch", "torchvision", "numpy")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import CodeType
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,12 +13,13 @@ import torch
 from torch import Tensor
 
 from asynckfold.data.transforms.random_numbers import (
-    AnyDraw,
+    Draw,
     generators_kept,
     seed_generators,
     varies,
 )
 from asynckfold.data.transforms.samples import Kind, Records, copied, native, to_array
+from asynckfold.jobs.digests.run import digest_of
 
 Step = Callable[[Any], Any]
 
@@ -117,38 +115,6 @@ def _is_range(setting: Any) -> bool:
     return isinstance(setting, Sequence) and len(set(setting)) > 1
 
 
-def describe(step: Any, depth: int = 3) -> str:
-    """Return a text that equal steps share in any process, and others most likely do not.
-
-    `depth` limits how deep attributes are followed; they may refer back.
-
-    >>> describe(lambda x: x + 1) == describe(lambda x: x + 2)
-    False
-    """
-    name = f"{type(step).__module__}.{getattr(step, '__qualname__', type(step).__qualname__)}"
-    parts = [name, re.sub(r" at 0x[0-9a-f]+", "", repr(step))]
-    return "|".join(parts + [describe(inner, depth - 1) for inner in _inside(step) if depth])
-
-
-def _inside(step: Any) -> list[Any]:
-    """Return what a step's repr does not show: code, settings, parts."""
-    if isinstance(step, CodeType):
-        constants = [value for value in step.co_consts if isinstance(value, CodeType)]
-        plain = [value for value in step.co_consts if not isinstance(value, CodeType)]
-        digest = hashlib.sha256(step.co_code).hexdigest()
-        return [digest, repr(plain), repr(step.co_names), *constants]
-    if isinstance(step, (tuple, list)):
-        return list(step)
-    code = getattr(step, "__code__", None)
-    if isinstance(code, CodeType):
-        cells = [cell.cell_contents for cell in getattr(step, "__closure__", None) or ()]
-        return [code, *(getattr(step, "__defaults__", None) or ()), *cells]
-    if not callable(step) or isinstance(step, type):
-        return []
-    settings = sorted(getattr(step, "__dict__", {}).items())
-    return [pair for pair in settings if not pair[0].startswith("_")]
-
-
 def same_steps(one: Sequence[Step], other: Sequence[Step]) -> bool:
     """Tell whether two lists of steps do the same: the same objects, or equal torchvision ones."""
     return len(one) == len(other) and all(map(_same_step, one, other))
@@ -157,8 +123,7 @@ def same_steps(one: Sequence[Step], other: Sequence[Step]) -> bool:
 def _same_step(one: Step, other: Step) -> bool:
     if one is other:
         return True
-    plain = is_torchvision(one) and not is_torchvision(one, "Lambda")
-    return plain and type(one) is type(other) and describe(one) == describe(other)
+    return is_known(one) and type(one) is type(other) and digest_of(one) == digest_of(other)
 
 
 # Steps for whole batches
@@ -167,7 +132,7 @@ def _same_step(one: Step, other: Step) -> bool:
 class BatchStep(Protocol):
     """One step of a view, for a whole batch; it may change the batch in place and returns it."""
 
-    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
         """Transform a batch of shape (B, ...)."""
         ...
 
@@ -176,7 +141,7 @@ class BatchStep(Protocol):
 class NoChange:
     """A step that leaves stored samples as they are, such as PILToTensor."""
 
-    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
         """Return the batch."""
         return batch
 
@@ -189,7 +154,7 @@ class ToFloat:
     scale: str = "divide"  # divide by 255 (ToTensor), multiply by 1/255 (v2.ToDtype), or keep
     channels_last: bool = False  # the batch is (B, H, W) or (B, H, W, C)
 
-    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
         """Return (B, C, H, W) of `dtype`."""
         if self.channels_last:
             batch = batch.unsqueeze(-1) if batch.dim() == 3 else batch
@@ -207,7 +172,7 @@ class Normalize:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
-    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
         """Return the normalised batch (B, C, H, W), changed in place."""
         mean = _per_channel(self.mean, batch.dtype, batch.device)
         return batch.sub_(mean).div_(_per_channel(self.std, batch.dtype, batch.device))
@@ -225,7 +190,7 @@ class RandomFlip:
     p: float = 0.5
     dim: int = -1  # -1: left and right; -2: top and bottom
 
-    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
         """Return the batch (B, C, H, W), changed in place."""
         if batch.device.type != "cpu":
             flips = self.flips(draw.bits_on(batch.device)).view(-1, 1, 1, 1)
@@ -250,7 +215,7 @@ class RandomCrop:
     padding: tuple[int, int, int, int] = (0, 0, 0, 0)  # left, top, right, bottom
     fill: float = 0
 
-    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
         """Return (B, C, height, width)."""
         left, top, right, bottom = self.padding
         if any(self.padding):
@@ -268,7 +233,7 @@ class RandomCrop:
 
     @staticmethod
     def corners(
-        n_tops: int, n_lefts: int, draw: AnyDraw
+        n_tops: int, n_lefts: int, draw: Draw
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Draw upper left corners from ``range(n_tops)`` and ``range(n_lefts)``.
 
@@ -294,7 +259,7 @@ class PerSample:
     steps: tuple[Step, ...]
     kind: Kind  # what stored samples are turned back into
 
-    def __call__(self, batch: Tensor, draw: AnyDraw) -> Tensor:
+    def __call__(self, batch: Tensor, draw: Draw) -> Tensor:
         """Return the stacked results, on the batch's device."""
         with generators_kept():
             results = []

@@ -54,14 +54,11 @@ Measured: of timm, 5,546 functions would be followed, in 60 s.
 MODULE_STEPS = 20
 """A module that a function imports is compiled, which takes as long as following functions."""
 
-_UNTOLD = {
-    *("__module__", "__doc__", "__dict__", "__weakref__", "__qualname__", "__annotations__"),
-    *("__firstlineno__", "__static_attributes__", "__dataclass_fields__", "__dataclass_params__"),
-    *("__match_args__", "__abstractmethods__", "__parameters__", "__orig_bases__", "__slots__"),
-    *("__annotate__", "__annotate_func__", "__annotations_cache__", "__conditional_annotations__"),
-    *("__repr__", "__str__", "extra_repr", "_abc_impl", "__hash__", "__eq__", "__replace__"),
+_UNUSED = {
+    *("__repr__", "__str__", "extra_repr", "__hash__", "__eq__", "__replace__"),
+    *("__annotate__", "__annotate_func__"),
 }
-"""What a class has that no result depends on."""
+"""Methods of a class that no result depends on."""
 
 
 class LargePackageError(Exception):
@@ -443,7 +440,7 @@ class PartDigests:
             ]
             self._put(f"the members of {label}", "#" + sha(repr(members)))
         for name, value in sorted(vars(kind).items()):
-            if name in _UNTOLD or (is_enum and not functions_of(value)):
+            if name in _UNUSED or (is_enum and not functions_of(value)):
                 continue
             if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
                 continue

@@ -11,7 +11,7 @@ from typing import Any
 from asynckfold.jobs.digests import bytecode, changes
 from asynckfold.jobs.digests.changes import PYTHON
 from asynckfold.jobs.digests.parts import LargePackageError, PartDigests, short_name
-from asynckfold.jobs.digests.values import Tensors
+from asynckfold.jobs.digests.values import Tensors, sha
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,15 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
         skipped.update(dict.fromkeys(f"{name}: {text}" for text in part.skipped))
         modules |= part.modules
     return Digest(components, tuple(skipped), tuple(sorted(modules)))
+
+
+def digest_of(value: Any) -> str:
+    """Return a digest that equal values share in any process, and others do not.
+
+    >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 2)
+    False
+    """
+    return sha(repr(digested({"": value}).parts))
 
 
 def _taken(value: Any, tensors: Tensors, *, is_used: bool, is_data: bool) -> PartDigests:

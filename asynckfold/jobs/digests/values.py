@@ -143,8 +143,6 @@ class Values:
         if kind.__module__.startswith("pandas.") and hasattr(value, "__array__"):
             array = sys.modules["numpy"].asarray(value)
             return f"={kind.__name__}" if self.named.is_data else self.text(array, path, depth)
-        if kind.__module__.startswith("torch.jit") and hasattr(value, "code"):
-            return "#" + sha(str(value.code))
         for package, function in (("torch", self._torch), ("numpy", self._numpy)):
             library = sys.modules.get(package)
             text = function(library, value, path, depth) if library is not None else None
@@ -159,19 +157,12 @@ class Values:
             return f"=seed {value.initial_seed()}"
         if isinstance(value, torch.dtype):
             return f"={value!r}"
-        if isinstance(value, torch.device):
-            return "=device"
-        if isinstance(value, torch.optim.Optimizer):
-            kind = self.text(type(value), path, depth)
-            return "#" + sha(f"{kind} {self.text(value.state_dict(), path, depth)}")
-        return None
+        return "=device" if isinstance(value, torch.device) else None
 
     def _numpy(self, numpy: Any, value: Any, path: str, depth: int) -> str | None:
         if isinstance(value, numpy.ndarray):
             if self._is_samples(value.size):
                 return "=ndarray"
-            if value.dtype.names:  # between fields, bytes may be anything
-                return self.text({name: value[name] for name in value.dtype.names}, path, depth)
             if value.dtype.hasobject:
                 return "#" + sha(f"{value.shape} {self.text(value.ravel().tolist(), path, depth)}")
             data = numpy.ascontiguousarray(value).reshape(-1)

@@ -32,7 +32,7 @@ from asynckfold.training.dry_run.fusibility import fusibility
 from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs
 from asynckfold.training.evaluation import kept_key
 from asynckfold.training.isolation.guard import isolated
-from asynckfold.training.losses import SUMS, as_given
+from asynckfold.training.losses import SUMS
 from asynckfold.training.user_steps import StepError
 
 
@@ -163,10 +163,9 @@ class _DryRun:
         recorded = {
             "architecture": self.architectures,
             "settings": self.settings,
-            "criterion": fingerprints.criterion_text(as_given(recipe.criterion)),
-            "preprocess": None
+            "preprocess": ""
             if recipe.preprocess is None
-            else fingerprints.transformer_text(recipe.preprocess),
+            else fingerprints.text_of(recipe.preprocess),
             **(SUMS if self.sums else {}),
         }
         return replace(

@@ -75,7 +75,7 @@ def test_batches_by_orders_that_were_sent_are_those_that_are_gathered_together()
 
 def test_draws_that_were_sent_are_taken_and_not_sent_again() -> None:
     bits = torch.arange(6)
-    draw = JoinedDraw([1, 2], 0, np.arange(6).reshape(2, 3), sent={2: bits})
+    draw = JoinedDraw(0, 0, np.arange(6), seeds=[1, 2], sent={2: bits})
     assert draw.at(2).bits_on(META) is bits
     assert (
         draw.at(1).bits_on(torch.device("cpu")).tolist()
