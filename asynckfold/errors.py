@@ -60,7 +60,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 class _ShortError(BaseException):
-    """An error that is printed with the user's own frames only; `__traceback__` keeps all.
+    """An error that is printed with frames of the user only; `__traceback__` keeps all.
 
     In IPython and notebooks, and in scripts, unless another has set `sys.excepthook`, or in
     Python's development mode.
@@ -74,7 +74,7 @@ class _ShortError(BaseException):
         return made
 
     def _render_traceback_(self) -> list[str]:
-        """Return the traceback; IPython calls this in place of its own formatter."""
+        """Return the traceback; IPython calls this in place of its formatter."""
         return [line for shown in _shown(self) for line in _rendered(*shown)]
 
 
@@ -91,7 +91,7 @@ def _print(kind: type[BaseException], error: BaseException, trace: TracebackType
 
 
 def _shown(error: BaseException) -> list[tuple[BaseException, TracebackType | None]]:
-    """Return an error with the user's own frames, after those of its causes that have any."""
+    """Return an error with the frames of the user, after those of its causes that have any."""
     shown: list[tuple[BaseException, TracebackType | None]] = []
     cause: BaseException | None = error
     while cause is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,10 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold.jobs.placement import Placement
-from asynckfold.planning import gpu_rule
-from asynckfold.training.process_group.gpu_handoff import HiddenGpu
-from asynckfold.training.worker import execute
 from tests.system.test_gpus import FakeNvml
 from tests.toy import Tiny
 
@@ -45,11 +42,11 @@ def install(monkeypatch: pytest.MonkeyPatch, load: Any = load_nvml) -> None:
     """Let this process see the fake, and take it for one that torch can use."""
     monkeypatch.setattr("asynckfold.system.machine.load_nvml", load)
     monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: "12.8")
-    monkeypatch.setattr(gpu_rule, "START_SECONDS", 0.0)
+    monkeypatch.setattr("asynckfold.planning.gpu_rule.START_SECONDS", 0.0)
 
 
 @contextmanager
-def on_stand_in(placement: Placement) -> Iterator[torch.device]:
+def on_stand_in(placement: Any) -> Iterator[torch.device]:
     """What `execute._device` does, on a core; says so in the log of the job."""
     if placement.gpu is not None:
         print(f"GPU {placement.gpu} is {placement.gpu_uuid}", flush=True)
@@ -61,10 +58,11 @@ class StandIn(torch.nn.CrossEntropyLoss):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        execute._device = on_stand_in
+        worker: Any = importlib.import_module("asynckfold.training.worker.execute")
+        worker._device = on_stand_in
 
 
-def take(gpu: HiddenGpu) -> torch.device:
+def take(gpu: Any) -> torch.device:
     """Say so in the log of the job."""
     uuid = gpu.environment.get("CUDA_VISIBLE_DEVICES")
     print(f"GPU {gpu.index} taken by {os.getpid()}, a child of {os.getppid()}: {uuid}", flush=True)
@@ -76,4 +74,5 @@ class OnFakeGpu(Tiny):
 
     def __init__(self) -> None:
         super().__init__()
-        HiddenGpu.take = take  # type: ignore[method-assign]
+        handoff: Any = importlib.import_module("asynckfold.training.process_group.gpu_handoff")
+        handoff.HiddenGpu.take = take

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,16 +10,20 @@ from typing import Any
 import pytest
 
 from asynckfold import InterruptedRunError
-from asynckfold.training import checkpoint
 
 
 @contextmanager
 def interrupted(
-    monkeypatch: pytest.MonkeyPatch, owner: type, method: str, call: int
+    monkeypatch: pytest.MonkeyPatch, owner: type | str, method: str, call: int
 ) -> Iterator[None]:
-    """Interrupt what runs in the block, in this process, at a call of a method, from 1."""
-    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))
+    """Interrupt what runs in the block, in this process, at a call of a method, from 1.
+
+    `owner` is a class, or the address of one below ``asynckfold``.
+    """
+    monkeypatch.setattr("asynckfold.training.checkpoint.EPOCH_SECONDS", 0.0)
+    monkeypatch.setattr("asynckfold.training.checkpoint.SHARE", float("inf"))
+    if isinstance(owner, str):
+        owner = pkgutil.resolve_name(f"asynckfold.{owner}")
     whole, calls = getattr(owner, method), []
 
     def cut(self: Any, *args: Any, **settings: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -36,15 +35,40 @@ def settings_problems(settings: Settings) -> Iterator[Problem]:
     yield from root_problems(settings.root, bool(settings.refit))
     yield from settings.machine_problems()
     yield from _engine_problems(settings)
-    transform: object = settings.output_transform
-    if transform is not None and not callable(transform):
-        rule, remedy = "output_transform must be a function of outputs", "Pass torch.sigmoid."
-        yield Problem(rule, one_line(transform), remedy)
+    for name, (shape, example) in _FUNCTIONS.items():
+        function: object = getattr(settings, name)
+        if function is not None and not callable(function):
+            rule, remedy = f"{name} must be a function {shape}", f"Write for instance: {example}."
+            yield Problem(rule, one_line(function), remedy)
     yield from _plan_from_problems(settings)
     yield from _task_problems(settings)
 
 
 # Arguments of AsyncKFold
+
+
+_FUNCTIONS = {
+    "training_step": (
+        "(model, batch, state) → loss",
+        "def training_step(model, batch, state): inputs, targets = batch; "
+        "return state.criterion(model(inputs), targets)",
+    ),
+    "validation_step": (
+        "(model, batch, state) → loss, or a dict of numbers",
+        "def validation_step(model, batch, state): inputs, targets = batch; "
+        "return {'margin': model(inputs).amax(1).mean()}",
+    ),
+    "fit_fn": (
+        "of one context",
+        "def fit_fn(context): ..., with a loop over context.train_loader",
+    ),
+    "collate_fn": (
+        "of a list of samples",
+        "def collate(samples): ...; return inputs, targets",
+    ),
+    "output_transform": ("of outputs", "torch.sigmoid"),
+}
+"""Functions of the user: what each takes, and how it is written."""
 
 
 def _engine_problems(settings: Settings) -> Iterator[Problem]:
@@ -55,32 +79,13 @@ def _engine_problems(settings: Settings) -> Iterator[Problem]:
             "Drop one of them.",
         )
         return
-    for name, why in _OF_WORKERS.items():
-        if getattr(settings, name) and settings.engine not in ("process", "ray"):
-            yield Problem(
-                f"{name} {why}, and {settings.asked_engine} starts none",
-                f"{name}={getattr(settings, name)!r}",
-                "Drop one of them.",
-            )
-    for name in ("ray_address", "ray_runtime_env"):
-        if getattr(settings, name) and settings.engine != "ray":
-            yield Problem(
-                f"{name} is for engine='ray'",
-                f"{name}={getattr(settings, name)!r} and {settings.asked_engine}",
-                "Drop one of them.",
-            )
-    if settings.engine == "ray" and settings.yield_to_others:
-        yield Problem(
-            "yield_to_others moves and pauses the workers of one machine",
-            "yield_to_others=True and engine='ray'",
-            "Drop one of them.",
-        )
-    if settings.engine == "joblib" and isinstance(settings.stall_timeout, (int, float)):
-        yield Problem(
-            "stall_timeout needs heartbeats, which no joblib backend has",
-            f"stall_timeout={settings.stall_timeout!r} and engine='joblib'",
-            "Drop one of them; job_timeout_s works with every engine.",
-        )
+    engine, drop = settings.engine, "Drop one of them."
+    for name, engines, rule in _OF_ENGINES:
+        value = getattr(settings, name)
+        # Seconds, in place of a word, ask for what joblib has not.
+        is_used = isinstance(value, (int, float)) if name == "stall_timeout" else bool(value)
+        if is_used and engine not in engines:
+            yield Problem(rule, f"{name}={value!r} and {settings.asked_engine}", drop)
 
 
 def _fold_problems(settings: Settings) -> Iterator[Problem]:
@@ -119,11 +124,22 @@ def _plan_from_problems(settings: Settings) -> Iterator[Problem]:
         )
 
 
-_OF_WORKERS = {
-    "nice": "is for worker processes",
-    "yield_to_others": "moves and pauses workers",
-}
-"""What needs workers, and why."""
+_OF_ENGINES = (
+    ("nice", ("process", "ray"), "nice is for worker processes, and this engine starts none"),
+    (
+        "yield_to_others",
+        ("process",),
+        "yield_to_others moves and pauses the workers of one machine",
+    ),
+    ("ray_address", ("ray",), "ray_address is for engine='ray'"),
+    ("ray_runtime_env", ("ray",), "ray_runtime_env is for engine='ray'"),
+    (
+        "stall_timeout",
+        ("process", "serial", "ray"),
+        "stall_timeout needs heartbeats, which no joblib backend has; job_timeout_s needs none",
+    ),
+)
+"""Arguments that only some engines take: name, engines, rule."""
 
 
 def _criterion_problems(criterion: Any) -> Iterator[Problem]:
@@ -164,36 +180,7 @@ def root_problems(root: Path, refit: bool) -> Iterator[Problem]:
     if str(root) in ("", ".") or "\0" in str(root):
         yield Problem("root_dir must be a folder of its own", repr(str(root)), "Pass 'runs/first'.")
         return
-    too_long = list(path_problems(root, refit))
-    if too_long:
-        yield from too_long
-        return
-    unusable = list(folder_problems("root_dir", root))
-    yield from unusable or shared_problems(root)
-
-
-def folder_problems(name: str, folder: Path) -> Iterator[Problem]:
-    """Yield why nothing can be written into a folder, or why it cannot be made."""
-    places = (folder.absolute(), *folder.absolute().parents)
-    existing = next(part for part in places if os.path.lexists(part))
-    if not existing.is_dir():
-        yield Problem(
-            f"{name} must be a folder", _at(folder, existing, "a file"), "Choose another."
-        )
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield Problem(
-            f"{name} must be a folder that may be written",
-            _at(folder, existing, "read-only"),
-            "Choose another folder, or change who may write there.",
-        )
-
-
-def _at(root: Path, existing: Path, what: str) -> str:
-    return (
-        f"{root}, which is {what}"
-        if existing == root.absolute()
-        else f"{root}, where {existing} is {what}"
-    )
+    yield from list(path_problems(root, refit)) or shared_problems(root)
 
 
 def _sample_problems(settings: Settings) -> Iterator[Problem]:
@@ -201,11 +188,6 @@ def _sample_problems(settings: Settings) -> Iterator[Problem]:
     if settings.target_key is not None and isinstance(settings.dataset, tuple):
         rule, received = "target_key is for a data set whose items are dicts", "a tuple"
         yield Problem(rule, f"target_key={settings.target_key!r}, and {received}", "Drop it.")
-    function: object = settings.collate_fn
-    if function is not None and not callable(function):
-        rule = "collate_fn must be a function of a list of samples"
-        remedy = "Write for instance: def collate(samples): ...; return inputs, targets."
-        yield Problem(rule, one_line(function), remedy)
     sampler = settings.sampler
     is_word = isinstance(sampler, str) and sampler != "balanced"
     if is_word or isinstance(sampler, type) or hasattr(sampler, "__next__"):
@@ -348,37 +330,10 @@ def _opt_fn_problems(opt_fn: Any) -> Iterator[Problem]:
 # Code of the user that trains
 
 
-_SHAPES = {
-    "training_step": (
-        "(model, batch, state) → loss",
-        "def training_step(model, batch, state): inputs, targets = batch; "
-        "return state.criterion(model(inputs), targets)",
-    ),
-    "validation_step": (
-        "(model, batch, state) → loss, or a dict of numbers",
-        "def validation_step(model, batch, state): inputs, targets = batch; "
-        "return {'margin': model(inputs).amax(1).mean()}",
-    ),
-    "fit_fn": (
-        "of one context",
-        "def fit_fn(context): ..., with a loop over context.train_loader",
-    ),
-}
-"""Functions of the user: what each takes, and how it is written."""
-
-_OF_BUILT_IN = {"precision": ("bf16", "fp16"), "lr_step": ("batch",)}
-"""Parameters of the built-in loop, and the values that a `fit_fn` would not see."""
-
-
 def _own_training_problems(settings: Settings, params: TrainerParams) -> Iterator[Problem]:
     """Yield why code of the user cannot train the jobs."""
-    functions = [name for name in _SHAPES if getattr(settings, name) is not None]
-    for name in functions:
-        shape, example = _SHAPES[name]
-        if not callable(getattr(settings, name)):
-            value = one_line(getattr(settings, name))
-            rule, remedy = f"{name} must be a function {shape}", f"Write for instance: {example}."
-            yield Problem(rule, value, remedy)
+    names = ("training_step", "validation_step", "fit_fn")
+    functions = [name for name in names if getattr(settings, name) is not None]
     if "fit_fn" in functions and len(functions) > 1:
         rule, remedy = "a fit_fn trains and validates a job alone", "Drop one of them."
         yield Problem(rule, " and ".join(functions), remedy)
@@ -440,15 +395,15 @@ def _callback_problems(settings: Settings) -> Iterator[Problem]:
 
 def _unseen_problems(params: TrainerParams) -> Iterator[Problem]:
     """Yield parameters of the built-in loop that would have no effect."""
+    without_effect = {
+        "precision": params.precision in ("bf16", "fp16"),
+        "lr_step": params.lr_step == "batch",
+        "clip_grad_norm": params.clip_grad_norm is not None,
+        "accumulate": params.accumulate > 1,
+    }
     unseen = [
-        f"{name}={getattr(params, name)!r}"
-        for name, values in _OF_BUILT_IN.items()
-        if getattr(params, name) in values
+        f"{name}={getattr(params, name)!r}" for name, is_set in without_effect.items() if is_set
     ]
-    if params.clip_grad_norm is not None:
-        unseen.append(f"clip_grad_norm={params.clip_grad_norm!r}")
-    if params.accumulate > 1:
-        unseen.append(f"accumulate={params.accumulate}")
     if unseen:
         yield Problem(
             "a fit_fn sets precision, accumulates and clips gradients, and steps the LR schedule",

@@ -5,24 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 
-from asynckfold.api.argument_groups import SampleArguments, TaskSettings, UserTraining
-from asynckfold.api.resources import MachineArguments
 from asynckfold.data.reconstruction import lacks_targets, with_input_as_target
-from asynckfold.errors import Problem
-from asynckfold.jobs.argument import argument, plain, whole
+from asynckfold.errors import InputError, Problem
+from asynckfold.jobs.argument import argument, plain, problems, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import RECONSTRUCTION, Transform
 from asynckfold.jobs.schema import with_leaves
 from asynckfold.jobs.trainer_params import JobTrainer
 from asynckfold.results.score_fit import with_reported
+from asynckfold.system.units import gibibytes, in_bytes
 
 if TYPE_CHECKING:
-    pass
+    from asynckfold.jobs.trainer_params import TrainerParams
+    from asynckfold.system.machine import Machine
+
+Task = Literal[
+    "binary",
+    "multiclass",
+    "multilabel",
+    "regression",
+    "segmentation",
+    "reconstruction",
+    "custom",
+]
 
 
 def words_of(text: str) -> list[str]:
@@ -30,8 +40,201 @@ def words_of(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MachineArguments:
+    """The arguments of `AsyncKFold` about the machine.
+
+    Parameters
+    ----------
+    n_jobs : int, "auto" or None
+        Number of jobs at a time: -1 for all cores, as in joblib; "auto" for what is idle now. None
+        takes the number of ``joblib.parallel_config(n_jobs=...)`` around the call, and is "auto"
+        outside of one.
+    threads_per_job : int or "auto"
+        Threads of each job. They change bits and are part of the plan. "auto" decides for each
+        model by a rule over its operations, the number of jobs and the allotted cores, whether
+        these are idle or busy, and gives the last jobs the cores that would be idle. 1 gives the
+        same bits on any number of cores.
+    devices : {"auto", "cpu", "cuda"} or list
+        Devices to use: "auto" for cores and visible GPUs, "cpu", "cuda" for GPUs alone, or a list.
+        A list names GPUs by their numbers, and cores by "cpu": ``["cpu", 0]``. On both kinds, a
+        rule decides which candidates run where; all folds of a candidate run on one kind, which is
+        part of the plan. Jobs of several processes then run on cores.
+    reserve_cores : int
+        Number of cores to leave free. The threads of the models are decided without them.
+    max_memory : float, str or None
+        Limit on the estimated memory of all running jobs and their workers: a share up to 1, bytes,
+        or a size such as "8GiB". What all workers share, some 300 MiB, and this process are not
+        counted.
+    min_free_memory : float or str
+        Free memory below which no job starts: a share up to 1, bytes, or a size such as "2GiB".
+        Running jobs are never killed.
+    nice : int
+        Niceness of the workers and of the processes that they start, 0 to 19.
+    max_wait : float or None
+        Seconds to wait until the first job can start. After that the call raises `NoRoomError`;
+        the same call continues it. Busy cores never stop the last running job. None waits forever.
+    yield_to_others : bool
+        Let running jobs make room when other programs need their cores. A job moves to idle cores,
+        or pauses between two batches while another job goes on. One job always runs.
+    """
+
+    n_jobs: int | Literal["auto"] | None = argument(
+        "auto", group="machine", is_common=True, has_own_check=True, none=""
+    )
+    threads_per_job: int | Literal["auto"] = argument("auto", group="machine", least=1)
+    devices: Literal["auto", "cpu", "cuda"] | Sequence[int | Literal["cpu"]] = argument(
+        "auto", group="machine", unit="GPU numbers"
+    )
+    reserve_cores: int = argument(
+        0, group="machine", least=0, remedy="Pass reserve_cores=1 to leave one core free."
+    )
+    max_memory: float | str | None = argument(None, group="machine", metavar="M")
+    min_free_memory: float | str = argument("256MiB", group="machine", metavar="M")
+    nice: int = argument(0, group="machine", least=0, most=19)
+    max_wait: float | None = argument(
+        3600.0, group="machine", above=0, unit="seconds", remedy="Pass max_wait=3600, or None."
+    )
+    yield_to_others: bool = argument(False, group="machine")
+
+    def sharing(self) -> MachineArguments:
+        """Return these arguments alone, for another machine."""
+        return MachineArguments(
+            **{item.name: getattr(self, item.name) for item in fields(MachineArguments)}
+        )
+
+    def machine(self) -> Machine:
+        """Return the machine as far as this run may use it."""
+        from asynckfold.system.machine import Machine, total_memory
+
+        total = total_memory()
+        most = self.max_memory
+        return Machine(
+            "cpu" if self._lists_cores_only else self.devices,
+            reserve_cores=self.reserve_cores,
+            max_memory=None if most is None else in_bytes(most, total),
+            min_free_memory=in_bytes(self.min_free_memory, total),
+            yields=self.yield_to_others,
+        )
+
+    def present_machine(self) -> Machine:
+        """Return the machine; refuse GPUs that were asked for and are not there."""
+        machine = self.machine()
+        reading = machine.gpus()
+        needed = self.devices not in ("auto", "cpu") and not self._lists_cores_only
+        if needed and (not reading.gpus or (self.devices != "cuda" and reading.reason)):
+            raise InputError.one(
+                "devices must name GPUs that are there",
+                f"{self.devices!r}: {reading.reason or 'it names none'}",
+                "See `asynckfold doctor`, or pass devices='auto'.",
+            )
+        return machine
+
+    @property
+    def _lists_cores_only(self) -> bool:
+        return {*self.devices} == {"cpu"}
+
+    @property
+    def names_gpus_only(self) -> bool:
+        """Whether `devices` names GPUs and no cores."""
+        if isinstance(self.devices, str):
+            return self.devices == "cuda"
+        return "cpu" not in self.devices
+
+    def kinds(self, machine: Machine, params: TrainerParams) -> tuple[str, ...]:
+        """Return the kinds of device that the jobs may run on."""
+        if not machine.gpus().gpus:
+            return ("cpu",)
+        if params.on_gpu or params.precision == "fp16" or self.names_gpus_only:
+            return ("cuda",)
+        return ("cpu", "cuda") if params.processes == 1 else ("cpu",)
+
+    @property
+    def trains_here(self) -> bool:
+        """Whether all jobs run on this machine, so that its cores are the most for one."""
+        return True
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of each job; None where they are decided for each model."""
+        return self.threads_per_job if isinstance(self.threads_per_job, int) else None
+
+    def problems(self) -> Iterator[Problem]:
+        """Yield all that is wrong with these arguments on this machine."""
+        yield from problems(self)
+        yield from self.machine_problems()
+
+    def machine_problems(self) -> Iterator[Problem]:
+        """Yield what is wrong with these arguments on this machine, each of them being valid."""
+        from asynckfold.system.limits import allowed_cores
+        from asynckfold.system.machine import resolve_n_jobs
+
+        cores, reserved = len(allowed_cores()), self.reserve_cores
+        if _is_whole(reserved) and reserved >= cores:
+            yield Problem(
+                "reserve_cores must leave at least one core to the run",
+                f"{reserved} of the {cores} that this process may use",
+                f"Pass reserve_cores={cores - 1} or less.",
+            )
+        cores, left = self.cores()
+        try:
+            resolve_n_jobs(self.n_jobs, cores)
+        except InputError as error:
+            yield from error.problems
+        threads = self.threads_per_job
+        if _is_whole(threads) and threads > cores and self.trains_here:
+            yield Problem(
+                "threads_per_job must not exceed the cores that this process may use",
+                f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}{left}",
+                f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
+                "to 80 times slower.",
+            )
+        yield from self._memory_problems()
+
+    def cores(self) -> tuple[int, str]:
+        """Return how many cores may be used, and what was reserved, for a message."""
+        from asynckfold.system.limits import allowed_cores
+
+        cores, reserved = len(allowed_cores()), self.reserve_cores
+        if _is_whole(reserved) and 0 < reserved < cores:
+            return cores - reserved, f", less {reserved} reserved"
+        return cores, ""
+
+    def _memory_problems(self) -> Iterator[Problem]:
+        from asynckfold.system.machine import total_memory
+
+        total = total_memory()
+        for name, value in (
+            ("max_memory", self.max_memory),
+            ("min_free_memory", self.min_free_memory),
+        ):
+            if value is None and name == "max_memory":
+                continue
+            try:
+                size = in_bytes(value, total)
+            except ValueError:
+                yield Problem(
+                    f"{name} must be a share of the memory up to 1, or bytes such as '2GiB'",
+                    repr(value),
+                    f"Pass {name}=0.1, '10%' or '2GiB'.",
+                )
+                continue
+            if name == "max_memory" and not size:
+                yield Problem(
+                    "max_memory must leave some memory to the run",
+                    f"{value!r} of {gibibytes(total, 2)}",
+                    "Pass max_memory='8GiB', or leave it out.",
+                )
+            if name == "min_free_memory" and 0 < total <= size:
+                yield Problem(
+                    "min_free_memory must be less than the memory that this process may use",
+                    f"{value!r}, which is {gibibytes(size, 2)} of {gibibytes(total, 2)}",
+                    "Pass min_free_memory=0.1 or less.",
+                )
+
+
 @dataclass(frozen=True, eq=False)
-class Settings(SampleArguments, MachineArguments, UserTraining, JobTrainer, TaskSettings):
+class Settings(MachineArguments, JobTrainer):
     """The arguments of `AsyncKFold`.
 
     Parameters
@@ -154,7 +357,7 @@ class Settings(SampleArguments, MachineArguments, UserTraining, JobTrainer, Task
         counts an equal share. A batch that never ends is left to `stall_timeout`.
     refit : bool or str
         Train the best candidate on all samples at the end; or a candidate by name, as
-        ``"LeNet5/cosine"``. ``"best"`` is True. The result is a run of its own below
+        ``"LeNet5/cosine"``. ``"best"`` is True. The result is a separate run below
         ``refit`` in the run's folder: `CVResults.refitted`, and ``results.state_dict(fold="all")``.
         That of another candidate than the best is ``results.on_all_samples(name)``.
     random_samples : bool
@@ -167,8 +370,55 @@ class Settings(SampleArguments, MachineArguments, UserTraining, JobTrainer, Task
         scikit-learn.
     output_transform : callable, optional
         Maps outputs, a tensor of shape (n, ...), to what is scored and predicted: class
-        probabilities, or numbers. Needed with a loss function of your own where the outputs are not
+        probabilities, or numbers. Needed with a custom loss function where the outputs are not
         clear, such as one output for two classes: ``torch.sigmoid``.
+    task : str, optional
+        Task of the models, where it cannot be inferred from criterion, targets and outputs.
+        "segmentation" is a class for each pixel, or for each step of a sequence; "reconstruction"
+        takes the input as the target; "custom" needs functions in `scoring`. A task that
+        contradicts criterion or targets is refused.
+    rank_by : str, optional
+        Name of the score that ranks the candidates. Default: the first of `scoring`.
+    keep_outputs_gib : float
+        Outputs of held-out samples are kept if all of them take at most so many GiB. Else each
+        fold is scored, and its outputs are dropped: then there is no `CVResults.oof`. Metrics of
+        torchmetrics and scores of pixels then get a batch at a time, so that no more is held.
+    training_step : callable, optional
+        Computes the loss of a batch, (model, (inputs, targets), state) → loss, or a dict of
+        ``loss`` and what else to record. Backward, clipping, autocast, optimizer and LR schedule
+        stay ours. ``opt_fn`` may return a tuple of several optimizers: the step then calls
+        ``state.backward(loss, optimizer)``. The held-out fold is scored as always.
+    validation_step : callable, optional
+        Measures a batch of the held-out fold after each epoch, (model, batch, state) → numbers. It
+        returns a loss or a dict, or calls ``state.log``. Means over the fold are in the table of
+        epochs, and a loss is its ``valid_loss``. A number with the name of a score is that score.
+    fit_fn : callable, optional
+        Trains a whole job. It gets a context with model, loaders of this fold,
+        optimizer, LR schedule, and the functions ``report``, ``save`` and ``load``. A reported
+        metric with the name of a score is that score; all others are computed on the held-out fold.
+    callbacks : sequence of object, optional
+        Objects whose methods are called after batches and epochs, such as `EarlyStopping` and
+        `BestWeights`. The methods are ``on_fit_start``, ``on_batch_end``, ``on_epoch_end`` and
+        ``on_fit_end``. Each job gets copies; what changes in one is kept by its ``state_dict`` and
+        ``load_state_dict``. None sees the held-out fold.
+    inner_valid : float, optional
+        Share of each training fold held out for early stopping, other callbacks and plateau
+        schedules. It is stratified and grouped like the folds, or the latest samples under
+        ``TimeSeriesSplit``, and equal for all candidates. Nothing is fitted on it.
+    target_key : str, optional
+        Key of the target, where the items of the data set are dicts. Default: ``"labels"`` or
+        ``"target"``.
+    collate_fn : callable, optional
+        Makes a batch of a list of items, as in torch's ``DataLoader``. It returns (inputs, target),
+        or a dict of both where items are dicts. Samples may then have inputs of different length,
+        which are stored once as offsets and values. Used in training, scoring, prediction and
+        refit. Classes arrive as their index. Such jobs are not fused.
+    sampler : array-like of shape (n_samples,), callable or "balanced", optional
+        Draws the samples of each epoch from the training fold. Weights of all samples, drawn with
+        replacement, as many as the fold has; ``"balanced"``, by which each class is as frequent; or
+        a function (targets of the training fold) → their weights, or a torch ``Sampler`` of places
+        in the fold, of any length that all epochs have. The generator is that of the job and its
+        epoch. Scores are those of the held-out fold as it is.
     """
 
     kfolds: Any = argument(group="data", spelled="folds", reads=whole, fallback=5, is_common=True)
@@ -242,22 +492,47 @@ class Settings(SampleArguments, MachineArguments, UserTraining, JobTrainer, Task
     random_samples: bool = argument(False, group="data")
     pos_label: Any = argument(None, group="training", metavar="CLASS", reads=str)
     output_transform: Callable[[Any], Any] | None = argument(None, group="training")
+    task: Task | None = argument(None, group="training", none="")
+    rank_by: str | None = argument(None, group="training", metavar="SCORE", none="")
+    keep_outputs_gib: float = argument(
+        2.0, group="output", spelled="keep-outputs", unit="GiB", least=0
+    )
+    training_step: Callable[..., Any] | None = argument(None, group="training")
+    validation_step: Callable[..., Any] | None = argument(None, group="training")
+    fit_fn: Callable[[Any], Any] | None = argument(None, group="training")
+    callbacks: Any = argument(None, group="training")
+    inner_valid: float | None = argument(None, group="training", above=0, below=1)
+    target_key: str | None = argument(None, group="data", spelled="", none="")
+    collate_fn: Callable[[list[Any]], Any] | None = argument(None, group="data")
+    sampler: Any = argument(None, group="training", metavar="balanced", reads=str)
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            object.__setattr__(self, item.name, plain(getattr(self, item.name)))
-        object.__setattr__(self, "about", dict(self.about or {}))
-        object.__setattr__(self, "scoring", self._scoring_with_reported())
-        object.__setattr__(self, "dataset", keyed(self.dataset, self.target_key))
+        values: dict[str, Any] = {
+            item.name: plain(getattr(self, item.name)) for item in fields(self)
+        }
+        values["about"] = dict(self.about or {})
+        if self.fit_fn is not None or self.validation_step is not None:
+            # Code of the user may report scores of other names.
+            values["scoring"] = with_reported(self.scoring)
+        values["dataset"] = dataset = keyed(self.dataset, self.target_key)
         if not self.parallelize and self.engine == "process":
-            object.__setattr__(self, "engine", "serial")
-        for name, value in _with_task(vars(self)).items():
+            values["engine"] = "serial"
+        if self.task == RECONSTRUCTION or (self.task is None and lacks_targets(dataset)):
+            values |= {"task": RECONSTRUCTION, "dataset": with_input_as_target(dataset)}
+            values["scoring"] = values["scoring"] or "neg_mean_squared_error"
+        for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _scoring_with_reported(self) -> Any:
-        """Return `scoring`; code of the user may report scores of other names."""
-        reports = self.fit_fn is not None or self.validation_step is not None
-        return with_reported(self.scoring) if reports else self.scoring
+    @property
+    def trains_itself(self) -> bool:
+        """Whether code of the user computes the loss that trains."""
+        return self.training_step is not None or self.fit_fn is not None
+
+    @property
+    def called_back(self) -> tuple[Any, ...]:
+        """The callbacks; none where they are no list."""
+        items = self.callbacks
+        return tuple(items) if isinstance(items, Sequence) and not isinstance(items, str) else ()
 
     @property
     def root(self) -> Path:
@@ -277,7 +552,7 @@ class Settings(SampleArguments, MachineArguments, UserTraining, JobTrainer, Task
 
     @property
     def known_criterion(self) -> Criterion | None:
-        """What the criterion expects; None for a criterion of the user's own."""
+        """What the criterion expects; None for one that the user wrote."""
         if self.criterion is None or not is_factory(self.criterion):
             return criterion_of(self.criterion)
         from asynckfold.training.losses import kind_made_by
@@ -332,18 +607,6 @@ def keyed(dataset: Any, target_key: str | None) -> Any:
     return dataset if isinstance(dataset, KeyedTargets) else KeyedTargets(dataset, target_key)
 
 
-def _with_task(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return task, data set and scoring, where the input is the target."""
-    task, dataset = arguments["task"], arguments["dataset"]
-    if task != RECONSTRUCTION and (task is not None or not lacks_targets(dataset)):
-        return {}
-    return {
-        "task": RECONSTRUCTION,
-        "dataset": with_input_as_target(dataset),
-        "scoring": arguments["scoring"] or "neg_mean_squared_error",
-    }
-
-
 def of_arrays(transform: Callable[[Any], Any]) -> Transform:
     """Return a function of tensors as one of arrays."""
     import torch
@@ -356,3 +619,7 @@ def of_arrays(transform: Callable[[Any], Any]) -> Transform:
         return np.asarray(made)
 
     return apply
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

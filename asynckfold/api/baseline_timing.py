@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 from asynckfold.api.context import Call, interrupted
-from asynckfold.api.execution import batches_of
 from asynckfold.errors import NoRoomError, WorkerDiedError
-from asynckfold.jobs.placement import Command, Placement, Request
+from asynckfold.jobs.messages import EpochEnd, Progress
+from asynckfold.jobs.placement import Command
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.result import DONE, Baseline
@@ -54,10 +50,14 @@ def time_serial_loop(call: Call) -> None:
             store.event("baseline", "there is no serial baseline: no GPU is there")
             return
         if placement.threads < min(usual, len(make.machine.unreserved())):
-            store.event("baseline", _fewer_threads_text(placement.threads, usual))
+            text = (
+                f"the serial loop uses {placement.threads} in place of {usual} threads: other "
+                "programs use the other cores, where threads would wait for each other"
+            )
+            store.event("baseline", text)
         try:
-            hear = _shown(call, ordinary, placement) if wanted == "measure" else None
-            baseline = ask(engine, placement, make.max_wait, call.signals, sampler, hear)
+            show = _counting(call, len(done)) if wanted == "measure" else None
+            baseline = ask(engine, placement, make.max_wait, call.signals, sampler, show)
         except (WorkerDiedError, NoRoomError) as error:
             store.event("baseline", f"the serial baseline could not run: {error}")
             return
@@ -82,29 +82,20 @@ def time_serial_loop(call: Call) -> None:
         store.event("baseline", baseline.disturbance)
 
 
-def _shown(call: Call, bundle: Any, placement: Placement) -> Callable[[], None]:
-    """Show a bar for the serial loop; return what takes its events."""
-    display, inbox, jobs = call.display, call.make.inbox, bundle.plan.jobs
-    before = display.progress.results if display.progress else {}
-    # The packed jobs tell how long a job takes, compared with others.
-    seconds = {job.id: before[job.id].fit_seconds if job.id in before else 0.0 for job in jobs}
-    requests = {name: Request(name, expected) for name, expected in seconds.items()}
-    with suppress(queue.Empty):
-        while True:
-            inbox.get_nowait()  # nobody waits for what the sweep left
-    display.doing("")
-    display.begin(bundle.plan, requests, [], batches_of(bundle), title="serial baseline")
-    display.placed(replace(placement, jobs=tuple(requests), command=Command.TRAIN))
+def _counting(call: Call, count: int) -> Callable[[], None]:
+    """Return what shows how many jobs of the serial loop have begun."""
+    inbox, begun = call.make.inbox, set[str]()
+    while not inbox.empty():
+        inbox.get()  # nobody waits for what the sweep left
 
-    def hear() -> None:
-        with suppress(queue.Empty):
-            while True:
-                item = inbox.get_nowait()
-                if not isinstance(item, Future):
-                    display.heard(item)
-        display.ticked()
+    def show() -> None:
+        while not inbox.empty():
+            item = inbox.get()
+            if isinstance(item, (Progress, EpochEnd)):
+                begun.add(item.job_id)
+        call.display.doing(f"measuring the serial baseline: job {max(1, len(begun))} of {count}")
 
-    return hear
+    return show
 
 
 def _other_samples(params: TrainerParams) -> str:
@@ -131,10 +122,3 @@ def _others(samples: Sequence[Sample], phase: str) -> float:
     """Mean number of cores that other programs used during a phase; NaN if that is not known."""
     used, ours = mean_use(samples, phase)
     return max(used - ours, 0.0)
-
-
-def _fewer_threads_text(threads: int, usual: int) -> str:
-    return (
-        f"the serial loop uses {threads} in place of {usual} threads: other programs use the other "
-        "cores, where threads would wait for each other"
-    )

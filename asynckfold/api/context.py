@@ -65,7 +65,7 @@ class Call:
     stack : ExitStack
         Closes pool, cluster and data.
     data, samples, folds : Prepared, CheckedDataset, tuple of Fold
-        The samples, what was found out about the data set, and the folds.
+        The samples, the facts about the data set, and the folds.
     pool, is_fresh, cluster : WorkerPool or None, bool, RayCluster or None
         Workers of this machine, and whether none had started; nodes of the engine "ray".
     digest : Digest
@@ -181,7 +181,7 @@ def software_of(call: Call, draft: Plan) -> dict[str, str]:
         in_workers=settings.engine != "serial",
     )
     if settings.threads is None:
-        # The threads that were decided are the run's own; of a new run they are told later.
+        # The threads that were decided belong to the run; those of a new run are set later.
         del here[THREADS]
         begun = next(iter(store.reader.software() if call.stored is not None else ()), {})
         here |= {THREADS: begun[THREADS]} if THREADS in begun else {}

@@ -6,16 +6,15 @@ and stages as DEBUG, jobs and notes as INFO, failed jobs and warnings as WARNING
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -58,31 +57,6 @@ def is_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def warn(text: str, category: type[Warning], stacklevel: int, cell: Cell | None = None) -> None:
-    """Warn of something; a notebook shows it in the output of a cell.
-
-    Parameters
-    ----------
-    text, category, stacklevel
-        As for `warnings.warn`.
-    cell : Cell, optional
-        The output that shows it; a new one by default.
-    """
-    if cell is None and not is_notebook():
-        warnings.warn(text, category, stacklevel + 1)
-        return
-    from asynckfold.api.notebook import Cell
-
-    # Not into the cell itself: to show it, ipykernel flushes standard error.
-    with redirect_stderr(io.StringIO()) as written:
-        warnings.warn(text, category, stacklevel + 1)
-    # Nothing of a warning that is recorded, or filtered.
-    if written.getvalue():
-        cell = cell or Cell(Group)
-        cell.write(written.getvalue())
-        cell.flush()
-
-
 @contextmanager
 def shown(what: Live | Cell | Status) -> Iterator[None]:
     """Show something for a while; no signal keeps the cursor."""
@@ -94,41 +68,31 @@ def shown(what: Live | Cell | Status) -> Iterator[None]:
 
 
 class Display:
-    """The sweep's watch for people.
+    """The sweep's watch for people, on standard error or in a notebook.
 
     Parameters
     ----------
     verbose : int
         0 silent, 1 bars or some lines, 2 also a line for each job and how it is trained, 3 also a
         line for each epoch.
-    stream : file, optional
-        Standard error by default.
-    clock : callable
-        Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        verbose: int = 1,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, verbose: int = 1) -> None:
         self._verbose = verbose
-        self._clock = clock
         cell: Cell | None = None
-        if stream is None and is_notebook():
+        if is_notebook():
             from asynckfold.api.notebook import Cell
 
             cell = Cell(self._render)
-        self._animates = cell is not None or animates(stderr=True, stream=stream)
+        self._animates = cell is not None or animates(stderr=True)
         # A terminal gets lines broken between words; a file gets them whole.
-        is_file = not steady(stream or sys.stderr).isatty()
-        terminal = console(stderr=True, stream=stream, force_jupyter=False, soft_wrap=is_file)
+        is_file = not steady(sys.stderr).isatty()
+        terminal = console(stderr=True, force_jupyter=False, soft_wrap=is_file)
         self._cell, self._console = cell, cell.console if cell else terminal
         self._live: Live | Cell | None = None
         self._progress: SweepProgress | None = None
         self._lock = threading.Lock()  # of the progress, which a thread draws
-        self._printed = clock()
+        self._printed = time.monotonic()
         self._spinner = Spinner(spinner(self._console), style="dim")
         self._doing = ""
         self._publish: Callable[[SweepProgress], None] = lambda progress: None
@@ -160,14 +124,9 @@ class Display:
             self._live = None
 
     def warn(self, text: str, category: type[Warning]) -> None:
-        """Warn of something; a notebook shows it in the same output."""
+        """Warn of something, at the line of the call."""
         LOG.warning("%s", one_line(text))
-        warn(text, category, 6, self._cell)
-
-    @property
-    def progress(self) -> SweepProgress | None:
-        """How far the sweep is; None before its jobs are known."""
-        return self._progress
+        warnings.warn(text, category, stacklevel=6)
 
     def doing(self, text: str) -> None:
         """Say which stage the run is in."""
@@ -186,20 +145,17 @@ class Display:
         plan: Plan,
         requests: Mapping[str, Request],
         results: Sequence[Result],
-        batches: Mapping[str, int] | None = None,
-        title: str = "",
-        publish: Callable[[SweepProgress], None] = lambda progress: None,
+        batches: Mapping[str, int],
+        publish: Callable[[SweepProgress], None],
     ) -> None:
-        """Begin the sweep, or what `title` names; its jobs are known, see `SweepProgress`.
+        """Begin the sweep, whose jobs are known, see `SweepProgress`.
 
         `publish` gets its progress now and then, and when the last job has ended.
         """
-        progress = SweepProgress(plan, requests, results, batches, title, self._clock)
+        progress = SweepProgress(plan, requests, results, batches)
         with self._lock:
             self._progress = progress
         self._publish = publish
-        if title:
-            return
         before = f", {len(results)} of them finished before" if results else ""
         count = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
         self.note(f"{count}{before}; {len(progress.waiting)} to do")
@@ -216,7 +172,7 @@ class Display:
             return
         with self._lock:
             self._progress.heard(event)
-        if isinstance(event, EpochEnd) and not self._progress.title:
+        if isinstance(event, EpochEnd):
             item = event.epoch
             measures = {"train_loss": item.train_loss, "valid_loss": item.valid_loss}
             if item.accuracy is not None:
@@ -241,13 +197,13 @@ class Display:
             self._publish(self._progress)
             self.note(overview(self._progress))
 
-    def ticked(self, load: Load | None = None) -> None:
+    def ticked(self, load: Load) -> None:
         """Note that time passed, and the load."""
         if self._progress is None:
             return
-        self._progress.load = load or self._progress.load
+        self._progress.load = load
         self._publish(self._progress)
-        now = self._clock()
+        now = time.monotonic()
         if not self._live and now - self._printed >= LINE_SECONDS:
             self._printed = now
             self.note(overview(self._progress))

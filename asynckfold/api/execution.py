@@ -11,12 +11,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asynckfold.api import planner
-from asynckfold.api.arguments import Settings
+from asynckfold.api.call import accumulators
 from asynckfold.api.context import Call, interrupted
 from asynckfold.api.progress import SweepProgress
 from asynckfold.errors import StorageError
@@ -34,11 +33,9 @@ from asynckfold.store import Interim, RunStore
 from asynckfold.store.layout import network_notes
 from asynckfold.sweep.attempts import Finish
 from asynckfold.sweep.loop import Sweep
-from asynckfold.system.machine import Machine
-from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import PreparedData
+    pass
 
 PUBLISH_SECONDS = 2.0
 """Between two interim results for other programs."""
@@ -56,8 +53,12 @@ def begin(call: Call) -> None:
     # Last, so that a refusal leaves the earlier run where it is.
     is_anew = settings.resume == "never" and store.reader.has_plan
     earlier = store.file.start_over() if is_anew else None
+    words = settings.about.get("cli")
+    # A script's arguments may be secrets.
+    script = [Path(name).name for name in sys.argv[:1]] + ["..."] * bool(sys.argv[1:])
     about = {
-        **_about(call.machine, settings.about.get("cli", ())),
+        "machine": call.machine.describe(),
+        "command": ["asynckfold", *words] if words else script,
         **settings.about,
         "decision": call.choice,
     }
@@ -70,12 +71,16 @@ def begin(call: Call) -> None:
     _log(call)
     _fail_refused(call)
     plan = store.reader.plan
-    call.bundle = replace(call.bundle, plan=plan, accumulators=planner.accumulators(call, plan))
+    call.bundle = replace(call.bundle, plan=plan, accumulators=accumulators(call, plan))
     requests = workload.requests(call.choice, call.work, call.groups.groups)
     call.requests, results = requests, list(store.reader.results().values())
     call.display.doing("")
-    publish = _Publisher(store, call.folds)
-    call.display.begin(plan, requests, results, batches_of(call.bundle), publish=publish)
+    # A few samples may be left out.
+    batches = {
+        job.id: math.ceil(len(call.bundle.fold_of(job).train) / plan.batch_size)
+        for job in plan.jobs
+    }
+    call.display.begin(plan, requests, results, batches, _Publisher(store, call.folds))
     call.is_complete = len(results) == len(plan.jobs)
 
 
@@ -109,24 +114,14 @@ def _log(call: Call) -> None:
         store.event("plan", f"{added} jobs were added to the plan")
 
 
-def batches_of(bundle: Any) -> dict[str, int]:
-    """Return the expected batches of an epoch by job: a few samples may be left out."""
-    plan = bundle.plan
-    return {
-        job.id: math.ceil(len(bundle.fold_of(job).train) / plan.batch_size) for job in plan.jobs
-    }
-
-
 @contextmanager
 def training(call: Call, stop_reason: StopReason | None = None) -> Iterator[Sweep]:
     """Yield what trains the jobs that have no result yet, with its engine started."""
-    settings, store, make, plan = call.settings, call.run, call.make, call.bundle.plan
-    keeps = not _why_not_kept(call)
-    finish: Finish = _Scorer(job_by_id(plan), call.bundle, call.data, settings, store.event, keeps)
+    settings, store, make = call.settings, call.run, call.make
+    finish: Finish = _Scorer(call)
     if stop_reason is not None:
-        finish = _StopWatch(finish, plan, dict(store.reader.results()), stop_reason, call.signals)
-        finish.look()
-    store.set_software({THREADS: plan.threads_text, **call.software})
+        finish = _stopping(call, finish, stop_reason)
+    store.set_software({THREADS: call.bundle.plan.threads_text, **call.software})
     store.packing(time.monotonic() - call.started)
     try:
         with make(call.bundle) as engine:
@@ -206,20 +201,15 @@ class _Scorer:
     Where the plan scores by batch, the job's worker has scored it.
     """
 
-    jobs: Mapping[str, Job]
-    bundle: Any
-    data: PreparedData
-    settings: Settings
-    say: Callable[[str, str, str], None]
-    keeps: bool
+    call: Call
 
     def __call__(self, result: Result) -> Result:
         if result.status != DONE:
             return result
-        job = self.jobs[result.job_id]
+        job = self._jobs[result.job_id]
         if result.outputs is None:
             return self._scored_by_batch(job, result)
-        targets = self.data.targets[self.bundle.fold_of(job).valid]
+        targets = self.call.data.targets[self.call.bundle.fold_of(job).valid]
         scores = {}
         try:
             for name, score in self.scores[job.model].items():
@@ -230,12 +220,12 @@ class _Scorer:
                     value = score(targets, result.outputs) if reported is None else reported
                     scores[name] = float(value)
                 for text in _score_notes(name, scores[name], caught):
-                    self.say("score", text, result.job_id)
+                    self.call.run.event("score", text, result.job_id)
         except Exception as error:  # noqa: BLE001
-            # A score may be the user's own function: its failure is the job's.
+            # A score may be a function of the user: its failure is the job's.
             line = f"scoring raised {type(error).__name__}: {error}"
             return replace(result, status=FAILED, error=line, traceback=line)
-        return replace(result, scores=scores, outputs=result.outputs if self.keeps else None)
+        return replace(result, scores=scores, outputs=result.outputs if self._keeps else None)
 
     def _scored_by_batch(self, job: Job, result: Result) -> Result:
         """Keep of what its worker accumulated and measured what was asked for."""
@@ -247,38 +237,42 @@ class _Scorer:
         scores = {name: result.scores[name] for name in names}
         for name, value in scores.items():
             for text in _score_notes(name, value, ()):
-                self.say("score", text, result.job_id)
+                self.call.run.event("score", text, result.job_id)
         return replace(result, scores=scores)
+
+    @cached_property
+    def _jobs(self) -> dict[str, Job]:
+        return job_by_id(self.call.bundle.plan)
+
+    @cached_property
+    def _keeps(self) -> bool:
+        return not _why_not_kept(self.call)
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Score]]:
         """Scores by model: their outputs may have different scales."""
-        plan, settings = self.bundle.plan, self.settings
+        plan, settings = self.call.bundle.plan, self.call.settings
         return {
             model: resolve(settings.scoring, plan.objective_of(model), settings.transform)
             for model in dict.fromkeys(job.model for job in plan.jobs)
         }
 
 
-@dataclass(frozen=True, eq=False)
-class _StopWatch:
-    """Lets a caller end the run, given the scores so far."""
+def _stopping(call: Call, finish: Finish, stop_reason: StopReason) -> Callable[[Result], Result]:
+    """Let a caller end the run, given the scores so far."""
+    plan, results = call.bundle.plan, dict(call.run.reader.results())
 
-    finish: Finish
-    plan: Plan
-    results: dict[str, Result]
-    stop_reason: StopReason
-    signals: Interruption
+    def look() -> None:
+        if reason := stop_reason(plan, results):
+            call.signals.end(reason)
 
-    def __call__(self, result: Result) -> Result:
-        self.results[result.job_id] = finished = self.finish(result)
-        self.look()
+    def finish_and_look(result: Result) -> Result:
+        results[result.job_id] = finished = finish(result)
+        look()
         return finished
 
-    def look(self) -> None:
-        """Ask whether to go on."""
-        if reason := self.stop_reason(self.plan, self.results):
-            self.signals.end(reason)
+    look()
+    return finish_and_look
 
 
 def _score_notes(
@@ -336,12 +330,3 @@ def replaced_notes() -> Iterator[str]:
             "Workers have torch's own, unless a module that the models import replaces them; "
             "engine='serial' trains with those of this process"
         )
-
-
-def _about(machine: Machine, words: Sequence[str]) -> dict[str, Any]:
-    """Return what is recorded of machine and command. A script's arguments may be secrets."""
-    script = [Path(name).name for name in sys.argv[:1]] + ["..."] * bool(sys.argv[1:])
-    return {
-        "machine": machine.describe(),
-        "command": ["asynckfold", *words] if words else script,
-    }

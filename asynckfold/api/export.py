@@ -17,26 +17,21 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.api.argument_checks import folder_problems
 from asynckfold.api.stored_results import load_results
-from asynckfold.errors import InputError, Problem, StoreCorruptError
+from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.predictions import count_classes
 from asynckfold.store import RunReader, open_run
 from asynckfold.system.files import make_folder, slug, storage_error, write_whole
-
-_RULE = "folder must be one that files can be written into"
 
 
 def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]:
@@ -62,7 +57,9 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     Raises
     ------
     InputError
-        `root_dir` holds no run, or `folder` cannot be written.
+        `root_dir` holds no run.
+    StorageError
+        `folder` cannot be written.
 
     Notes
     -----
@@ -83,10 +80,7 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     ['checkpoint_latest.tar', 'confusion_matrix.npy', 'time.json', 'train-loss-epoch-0.npy']
     """
     files: dict[str, bytes] = {}
-    unusable = [] if folder is None else list(_folder_problems(folder))
-    with open_run(root_dir, "root_dir", unusable) as store:
-        if folder is not None:
-            _make(Path(folder))
+    with open_run(root_dir, "root_dir") as store:
         results = load_results(store)
         targets = store.splits()[1]
         for candidate in results.candidates:
@@ -105,22 +99,6 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
                 for rank in range(results.plan.params.processes):
                     files[f"train_data_{rank}.csv"] = table
     return [_written(Path(folder or root_dir) / name, data) for name, data in files.items()]
-
-
-def _folder_problems(folder: object) -> Iterator[Problem]:
-    if not isinstance(folder, (str, PathLike)):
-        yield Problem(_RULE, f"{folder!r:.80}", "Pass its path, such as 'exported'.")
-    else:
-        yield from folder_problems("folder", Path(folder))
-
-
-def _make(folder: Path) -> None:
-    """Make a folder: rights alone do not tell, such as on a file system of the kernel."""
-    try:
-        make_folder(folder)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise InputError.one(_RULE, f"{folder}: {why}", "Choose another folder.") from error
 
 
 def as_npy(array: npt.NDArray[Any]) -> bytes:

@@ -23,11 +23,9 @@ import numpy.typing as npt
 
 from asynckfold.api.arguments import Settings
 from asynckfold.api.export import as_npy
-from asynckfold.api.kfold import AsyncKFold
+from asynckfold.api.kfold import AsyncKFold, checked
 from asynckfold.api.refit import SEEN, SEEN_AGAIN
-from asynckfold.api.signature import checked
 from asynckfold.errors import OUT_OF_TIME, InputError, InterruptedRunError, Problem, refuse
-from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Indices
 from asynckfold.jobs.recipe import InitialState
 from asynckfold.jobs.result import Epoch, Result
@@ -103,7 +101,7 @@ def fit(
     optimizer : callable or torch.optim.Optimizer
         Model → optimizer, or an optimizer of the module's parameters.
     criterion : callable
-        (outputs, targets) → scalar loss. Parameters of its own are trained in place, too.
+        (outputs, targets) → scalar loss. Its parameters are trained in place, too.
     root_dir : str or Path
         Folder of the run: checkpoints, log, results.
     batch_size : int or "full"
@@ -298,31 +296,28 @@ class DistributedTester:
         Raises
         ------
         InputError
-            No module, no samples, targets that are not class indices, or more outputs than classes.
+            No samples, targets that are not class indices, or more outputs than classes.
         """
         import torch
+        from sklearn.metrics import confusion_matrix
 
-        refuse(_tester_problems(model, self.num_classes))
         device = next((item.device for item in model.parameters()), torch.device("cpu"))
-        before, confusion = model.training, np.zeros((0, 0), np.int64)
+        before, truth, guesses, size = model.training, [], [], self.num_classes or 0
         model.eval()
         try:
             with torch.no_grad():
                 for inputs, targets in self.data_loader:
                     outputs = model(inputs.to(device)).cpu()
-                    targets = targets.cpu()
-                    refuse(_target_problems(outputs, targets, self.num_classes))
-                    size = max(len(confusion), outputs.shape[1], self.num_classes or 0)
-                    pairs = targets.numpy() * size + outputs.argmax(1).numpy()
-                    grown = size - len(confusion)
-                    confusion = np.pad(confusion, (0, grown)) + np.bincount(
-                        pairs, minlength=size * size
-                    ).reshape(size, size)
+                    refuse(_target_problems(outputs, targets.cpu(), self.num_classes))
+                    truth += targets.tolist()
+                    guesses += outputs.argmax(1).tolist()
+                    size = max(size, outputs.shape[1])
         finally:
             model.train(before)
-        count = int(confusion.sum())
+        count = len(truth)
         if not count:
             raise InputError.one("data_loader must give samples", "none", "Check its data set.")
+        confusion = confusion_matrix(truth, guesses, labels=range(size))
         accuracy = float(confusion.trace() / count)
         tested = Accuracy(count, accuracy, class_accuracy(confusion, len(confusion)))
         make_folder(self.root_dir)
@@ -373,20 +368,17 @@ def _given(
     """Return the factories of optimizer and LR schedule."""
     if not hasattr(optimizer, "param_groups"):
         return optimizer, _schedule_of(scheduler, None)
-    own_parameters = (
-        {id(item): item for item in _parameters_of(model, criterion)} if is_module else {}
-    )
+    trained = {id(item): item for item in _parameters_of(model, criterion)} if is_module else {}
     held = [item for group in optimizer.param_groups for item in group["params"]]
-    if not all(id(item) in own_parameters for item in held):
+    if not all(id(item) in trained for item in held):
         kind = model.__name__ if isinstance(model, type) else type(model).__name__
         raise InputError.one(
             "an optimizer must hold parameters of the module that is trained, and of the criterion",
             f"{type(optimizer).__name__} and {kind}",
             "Pass the module itself, or model → optimizer.",
         )
-    return _SameOptimizer(optimizer, list(own_parameters.values())), _schedule_of(
-        scheduler, optimizer
-    )
+    schedule = _schedule_of(scheduler, optimizer)
+    return _SameOptimizer(optimizer, list(trained.values())), schedule
 
 
 def _schedule_of(scheduler: Any, optimizer: Any) -> Any:
@@ -427,23 +419,12 @@ def _gives_pairs(valid: Any) -> bool:
     return len(valid) > 0 and isinstance(valid[0], (tuple, list))
 
 
-def _tester_problems(model: Any, num_classes: Any) -> Iterator[Problem]:
-    if isinstance(model, type) or not hasattr(model, "parameters"):
-        yield Problem("a tester needs a module", one_line(model), "Pass the trained module.")
-    if num_classes is not None and not isinstance(num_classes, (int, np.integer)):
-        rule = "num_classes must be a whole number"
-        yield Problem(rule, one_line(num_classes), "Leave num_classes out.")
-
-
 def _target_problems(outputs: Any, targets: Any, num_classes: int | None) -> Iterator[Problem]:
     shapes = f"targets of shape {tuple(targets.shape)}, outputs {tuple(outputs.shape)}"
     are_classes = outputs.ndim == 2 and outputs.shape[1] > 1
     if not are_classes or targets.ndim != 1 or targets.is_floating_point():
-        rule, remedy = (
-            "a tester needs class indices, and one output a class",
-            "Pass a loader of both.",
-        )
-        yield Problem(rule, shapes, remedy)
+        rule = "a tester needs class indices, and one output a class"
+        yield Problem(rule, shapes, "Pass a loader of both.")
         return
     count = outputs.shape[1]
     if num_classes is not None and num_classes < count:

@@ -14,22 +14,21 @@ the model changed.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from asynckfold.api.arguments import Settings
 from asynckfold.api.prediction import (
-    BatchForm,
     InputForm,
     Member,
     PredictionModels,
     columns_of,
-    outputs_by_batch,
     transformed,
 )
 from asynckfold.api.saved_models import TrainedModels
@@ -49,9 +48,9 @@ from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.results.candidates import candidates
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.ensemble import Outputs
 from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.results.out_of_fold import wide, without_outputs
+from asynckfold.store import RunStore
 from asynckfold.training import preprocessing, seeding, setup
 from asynckfold.training.isolation.guard import isolated
 
@@ -73,34 +72,30 @@ class RunModels:
         Of the run.
     recipe : Recipe
         The live objects that it was started with.
-    dataset, train_transform, eval_transform
-        As `AsyncKFold` got them.
-    targets : callable
-        Returns the run's targets.
+    settings : Settings
+        The arguments of `AsyncKFold`.
     facts : SampleFacts or None
-        What the run found of its samples; None: some are read again.
-    transform : callable, optional
-        The user's `output_transform`, of arrays.
-    output_transform : callable, optional
-        The same, of tensors.
-    scoring
-        The user's scores.
-    collate_fn : callable, optional
-        The user's, which makes batches.
+        Facts about the run's samples; None: some are read again.
+    default_dtype : torch.dtype
+        That of the call.
     """
 
     results: CVResults
     recipe: Recipe
-    dataset: Any
-    train_transform: Any
-    eval_transform: Any
-    targets: Callable[[], Array]
-    facts: SampleFacts | None = None
-    transform: Transform | None = None
-    output_transform: Any = None
-    scoring: Any = None
-    collate_fn: Any = None
-    default_dtype: torch.dtype = torch.float32
+    settings: Settings
+    facts: SampleFacts | None
+    default_dtype: torch.dtype
+
+    @property
+    def transform(self) -> Transform | None:
+        """The user's `output_transform`, of arrays."""
+        return self.settings.transform
+
+    @cached_property
+    def targets(self) -> Array:
+        """The run's targets."""
+        with RunStore.read(self.results.root_dir) as reader:
+            return reader.splits()[1]
 
     def model(self, job: Job) -> nn.Module:
         """Return the module of a job that is done, in evaluation mode, on the CPU."""
@@ -118,8 +113,7 @@ class RunModels:
 
     def predictor(self, jobs: Sequence[Job]) -> TrainedModels:
         """Return the models of these jobs, which predict."""
-        models = RebuiltModels(self, jobs)
-        return TrainedModels(models.prediction, models.outputs)
+        return TrainedModels(cache(lambda: self._prediction(jobs)))
 
     def compare_with(self, estimators: Any) -> EstimatorComparison:
         """Fit scikit-learn estimators on the folds of the run, see `CVResults.compare_with`."""
@@ -127,18 +121,15 @@ class RunModels:
 
         results, pairs = self.results, sklearn.named_estimators(estimators)
         objective = results.plan.objective_of("")
-        refuse(sklearn.estimator_problems(pairs, self.scoring, objective))
+        refuse(sklearn.estimator_problems(pairs, self.settings.scoring, objective))
         with seeding.preserved():
-            if self.collate_fn is not None:
-                rule = "estimators need samples of one array"
-                remedy = "Fit them on (fold.train, fold.valid) of results.folds yourself."
-                raise InputError.one(rule, "a collate_fn", remedy)
-            data = one_by_one(*self.samples, self.targets())
-            first = data.eval(np.zeros(1, np.int64))[0]
+            data = one_by_one(*self.samples, self.targets)
+            first = "a collate_fn" if self.collation else data.eval(np.zeros(1, np.int64))[0]
             if not isinstance(first, torch.Tensor):
                 rule = "estimators need samples of one array"
+                received = first if self.collation else kinds_text(first, samples=True)
                 remedy = "Fit them on (fold.train, fold.valid) of results.folds yourself."
-                raise InputError.one(rule, kinds_text(first, samples=True), remedy)
+                raise InputError.one(rule, received, remedy)
             rows = data.inputs(np.arange(data.n_samples))
         scores = sklearn.on_folds(
             pairs,
@@ -146,7 +137,7 @@ class RunModels:
             data.targets.numpy(),
             results.folds,
             self.recipe.preprocess,
-            self.scoring,
+            self.settings.scoring,
             objective,
         )
         # Without `error_score`, which is not a sample.
@@ -157,9 +148,9 @@ class RunModels:
     def given(self) -> DataArguments:
         """The run's data set and transforms."""
         return as_given(
-            self.dataset,
-            self.train_transform,
-            self.eval_transform,
+            self.settings.dataset,
+            self.settings.train_transform,
+            self.settings.eval_transform,
             preprocessed=self.recipe.preprocess is not None,
         )
 
@@ -170,17 +161,17 @@ class RunModels:
             given.dataset,
             given.train_transform,
             given.eval_transform,
-            collates=self.collate_fn is not None,
+            collates=self.settings.collate_fn is not None,
         )
         return check_samples(check, Here()) if self.facts is None else with_facts(check, self.facts)
 
     @cached_property
     def collation(self) -> Collation | None:
         """What makes batches of samples, if the user passed it."""
-        if self.collate_fn is None:
+        if self.settings.collate_fn is None:
             return None
         columns = self.results.plan.objective_of("").targets
-        return Collation(self.collate_fn, self._checked.facts.form, columns)
+        return Collation(self.settings.collate_fn, self._checked.facts.form, columns)
 
     @cached_property
     def samples(self) -> tuple[SampleSource, tuple[Step, ...]]:
@@ -192,90 +183,61 @@ class RunModels:
             refuse([Problem(rule, str(len(source)), "Pass the data set of the run.")])
         return source, views.eval.pipeline
 
-
-class RebuiltModels:
-    """Some models of a run, rebuilt and checked at their first prediction.
-
-    Parameters
-    ----------
-    run : RunModels
-        The run.
-    jobs : sequence of Job
-        Which trained the models.
-    """
-
-    def __init__(self, run: RunModels, jobs: Sequence[Job]) -> None:
-        self.run, self.jobs = run, jobs
-
-    def outputs(self, inputs: Any) -> Iterator[Outputs]:
-        """Yield what each model says of each batch, shape (models, batch, ...)."""
-        with seeding.preserved():
-            form, steps = self.form, self.run.samples[1]
-            collation = self.run.collation
-        batches = None if collation is None else BatchForm(collation, self.run.targets()[:1])
-        yield from outputs_by_batch(
-            form, steps, self.run.dataset, lambda: self._members, inputs, batches
-        )
-
-    def prediction(self) -> PredictionModels:
-        """Return the models, built and checked at the first use."""
-        run, plan = self.run, self.run.results.plan
+    def _prediction(self, jobs: Sequence[Job]) -> PredictionModels:
+        """Build the models of some jobs, and check them by their outputs."""
+        source, steps = self.samples
+        data = one_by_one(source, steps, self.targets, self.collation)
+        form, plan = self._form(source, data), self.results.plan
         return PredictionModels(
-            self.form,
-            run.samples[1],
-            self._members,
-            tuple(map(plan.is_channels_last, self.jobs)),
-            run.default_dtype,
-            run.output_transform,
+            form,
+            steps,
+            self._members(jobs, data, form),
+            tuple(map(plan.is_channels_last, jobs)),
+            self.default_dtype,
+            self.settings.output_transform,
             {
-                "jobs": [job.id for job in self.jobs],
+                "jobs": [job.id for job in jobs],
                 "plan": plan.fingerprint,
-                "results": run.results.fingerprint,
+                "results": self.results.fingerprint,
             },
+            self.settings.dataset,
+            self.collation,
+            self.targets[:1],
         )
 
-    @cached_property
-    def form(self) -> InputForm:
-        """What samples must be: that of the run's first one."""
-        source, data = self.run.samples[0], self._own
+    def _form(self, source: SampleSource, data: Batches) -> InputForm:
+        """Return what samples must be: that of the run's first one."""
         kind = kind_of(source.read(0)[0])
-        preprocessed = self.run.recipe.preprocess is not None
+        preprocessed = self.recipe.preprocess is not None
         first = transformed(data, np.zeros(1, np.int64), preprocessed)
-        collates = self.run.collation is not None
+        collates = self.collation is not None
         is_one = isinstance(first, torch.Tensor) and not collates
         return InputForm(
             kind.form,
             kind.shape,
             tuple(first.shape[1:]) if is_one else (),
             str(first.dtype)[6:] if is_one else "",
-            columns_of(self.run.dataset),
+            columns_of(self.settings.dataset),
             bool(source.steps),
-            self.run.given.exact,
+            self.given.exact,
             preprocessed,
-            self.run.results.plan.params.eval_batch_size,
+            self.results.plan.params.eval_batch_size,
             structure(first) if collates else "" if is_one else kinds_text(first, samples=True),
         )
 
-    @cached_property
-    def _own(self) -> Batches:
-        """The run's samples."""
-        return one_by_one(*self.run.samples, self.run.targets(), self.run.collation)
-
-    @cached_property
-    def _members(self) -> list[Member]:
-        run, data, preprocess = self.run, self._own, self.run.recipe.preprocess
-        plan = run.results.plan
+    def _members(self, jobs: Sequence[Job], data: Batches, form: InputForm) -> list[Member]:
+        plan, preprocess = self.results.plan, self.recipe.preprocess
         rows = None if preprocess is None else data.inputs(np.arange(data.n_samples))
         members = []
-        for job in self.jobs:
-            fold, fit = plan.fold_of(job, run.results.folds), None
+        for job in jobs:
+            fold, fit = plan.fold_of(job, self.results.folds), None
             if rows is not None:
                 fit = preprocessing.fit_on(preprocess, rows, data.targets, fold.fitted)
             columns = plan.objective_of(job.model).columns
-            member = Member(run.model(job), fit, plan.params.precision_on_cores, columns)
-            refuse(self._difference(member, job, fold))
+            member = Member(self.model(job), fit, plan.params.precision_on_cores, columns)
+            refuse(self._difference(member, job, fold, data, form))
             members.append(member)
-        if without_outputs({job.id: run.results.results[job.id] for job in self.jobs}):
+        if without_outputs({job.id: self.results.results[job.id] for job in jobs}):
             warnings.warn(
                 "the run kept no outputs of held-out samples (see keep_outputs_gib), so nothing "
                 "shows that data set, transforms and preprocess are those of the run",
@@ -283,18 +245,20 @@ class RebuiltModels:
             )
         return members
 
-    def _difference(self, member: Member, job: Job, fold: Fold) -> Iterator[Problem]:
+    def _difference(
+        self, member: Member, job: Job, fold: Fold, data: Batches, form: InputForm
+    ) -> Iterator[Problem]:
         """Yield that a model's outputs for held-out samples are not those that the run recorded."""
-        plan, stored = self.run.results.plan, self.run.results.results[job.id].outputs
+        plan, stored = self.results.plan, self.results.results[job.id].outputs
         if stored is None:
             return  # the caller warns of it
         exact = plan.params.precision == "fp32" and plan.device_of(job.candidate) == "cpu"
         some = np.unique(np.linspace(0, len(fold.valid) - 1, CHECKED).round().astype(np.int64))
         # The outputs of some models depend on the whole batch: then compare the run's first one.
-        for places in (some, np.arange(min(len(fold.valid), self.form.batch_size))):
+        for places in (some, np.arange(min(len(fold.valid), form.batch_size))):
             recorded = stored[places]
             rows = fold.valid[places]
-            outputs = member.outputs(transformed(self._own, rows, self.form.preprocessed))
+            outputs = member.outputs(transformed(data, rows, form.preprocessed))
             if member.columns is not None and member.columns.ragged:
                 outputs, recorded = wide(outputs, recorded)
             size = float(np.abs(recorded[np.isfinite(recorded)]).max(initial=0.0))

@@ -7,21 +7,18 @@ import functools
 import inspect
 import io
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Concatenate, ParamSpec
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.call import check, dry_run, look_ahead, make_plan, open_data
+from asynckfold.api.call import check, dry_run, look_ahead, make_draft, make_plan, open_data
 from asynckfold.api.context import Call, hold_run, look_into
 from asynckfold.api.display import Display
 from asynckfold.api.execution import StopReason, begin, training
-from asynckfold.api.planner import make_draft
 from asynckfold.api.reading import folds_of, read_alone
-from asynckfold.api.refit import BEST, chosen, chosen_epochs, on_all_samples
 from asynckfold.api.report import keep_pictures, leave_report
-from asynckfold.api.signature import check_call, checked, renamed
 from asynckfold.api.stored_results import load_results, with_models
 from asynckfold.errors import (
     OUT_OF_TIME,
@@ -29,14 +26,17 @@ from asynckfold.errors import (
     InterruptedRunError,
     JobFailedError,
     RefitFailedError,
+    SignatureError,
+    nearest,
     refuse,
 )
-from asynckfold.jobs.argument import with_parameters
+from asynckfold.jobs.argument import arguments, with_parameters
 from asynckfold.jobs.candidate_names import base_of, values_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, cause, own_frames
 from asynckfold.jobs.schema import leaves_of
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.forecast import Forecast
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.out_of_fold import without_outputs
@@ -48,6 +48,91 @@ class JobsFailedWarning(UserWarning):
 
 
 P = ParamSpec("P")
+Returned = TypeVar("Returned")
+
+OTHER_NAMES = {
+    **dict.fromkeys(("root", "out", "output_dir", "default_root_dir", "path"), "root_dir"),
+    **dict.fromkeys(("seed", "random_seed"), "random_state"),
+    **dict.fromkeys(("k", "folds", "num_folds"), "kfolds"),
+    **dict.fromkeys(("data", "X", "train_data", "train_dataset"), "dataset"),
+    **dict.fromkeys(("loss", "loss_fn", "criterion_fn"), "criterion"),
+    **dict.fromkeys(("metric", "metrics", "scorer"), "scoring"),
+    **dict.fromkeys(("device", "gpus", "accelerator"), "devices"),
+    **dict.fromkeys(("workers", "max_workers", "num_workers", "jobs"), "n_jobs"),
+    **dict.fromkeys(("timeout", "time_limit"), "time_budget_s"),
+    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs"), "epochs"),
+    **dict.fromkeys(("amp", "dtype"), "precision"),
+}
+"""What other libraries call our arguments."""
+
+OF_OPTIMIZER = ("optimizer", "optim", "lr", "learning_rate", "momentum", "weight_decay")
+"""Arguments of other libraries that `opt_fn` stands for."""
+
+
+ANCESTOR_NAMES = {"train_dataset": "dataset", "get_optimizer": "opt_fn"}
+"""What the project that this one grew out of calls two arguments; its scripts may pass them."""
+
+
+def _renamed(kwargs: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return keyword arguments under our names, where the call has not used these itself."""
+    ours = {
+        name: ANCESTOR_NAMES[name]
+        for name in kwargs
+        if ANCESTOR_NAMES.get(name) in {*known} - {*kwargs}
+    }
+    return {ours.get(name, name): value for name, value in kwargs.items()}
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    """Say where an argument belongs, or what it is called here.
+
+    >>> _hint("seed", ["random_state"]), _hint("n_job", ["n_jobs"])
+    (" It is called 'random_state' here.", " Did you mean 'n_jobs'?")
+    """
+    right = OTHER_NAMES.get(name, name)
+    if right in known:
+        return f" It is called {right!r} here."
+    if right in arguments(TrainerParams):
+        return f" It is a key of trainer_params: {{{right!r}: ...}}."
+    if name in OF_OPTIMIZER:
+        return " opt_fn, an argument of the call, makes the optimizer of a model."
+    return nearest(name, known)
+
+
+def checked(
+    called: str, settings: Callable[..., Any] | None = None
+) -> Callable[[Callable[P, Returned]], Callable[P, Returned]]:
+    """Check each call of a function; its ``**kwargs`` are arguments of `settings`.
+
+    >>> @checked("half")
+    ... def half(number):
+    ...     return number / 2
+    >>> half()
+    Traceback (most recent call last):
+    asynckfold.errors.SignatureError: half: missing a required argument: 'number'
+    """
+
+    def decorated(function: Callable[P, Returned]) -> Callable[P, Returned]:
+        signature = inspect.signature(function)
+        more = () if settings is None else inspect.signature(settings).parameters
+        known = {*signature.parameters, *more}
+
+        @functools.wraps(function, updated=())
+        def call(*args: P.args, **kwargs: P.kwargs) -> Returned:
+            names: Any = _renamed(kwargs, signature.parameters)
+            for name in names:
+                if name not in known:
+                    text = f"{called} got an unexpected keyword argument {name!r}."
+                    raise SignatureError(text + _hint(name, known))
+            try:
+                signature.bind(*args, **names)
+            except TypeError as error:
+                raise SignatureError(f"{called}: {error}") from None
+            return function(*args, **names)
+
+        return call
+
+    return decorated
 
 
 def _takes(
@@ -56,11 +141,11 @@ def _takes(
     """Give a constructor the typed signature of a declaration."""
 
     def decorated(init: Callable[[Any, Settings], None]) -> Callable[Concatenate[Any, P], None]:
+        make = checked("AsyncKFold")(declared)
+
         @functools.wraps(init)
         def constructor(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> None:
-            names: Any = renamed(kwargs, signature.parameters)
-            check_call("AsyncKFold", signature, args, names)
-            init(self, declared(*args, **names))
+            init(self, make(*args, **kwargs))
 
         signature = inspect.signature(declared)
         itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
@@ -77,7 +162,7 @@ class AsyncKFold:
     Raises
     ------
     InputError
-        All problems found in the arguments, each with the rule, the value and the remedy.
+        All problems of the arguments, each with the rule, the value and the remedy.
 
     Examples
     --------
@@ -119,8 +204,8 @@ class AsyncKFold:
             Each call returns a new module. An instance is copied for each job.
         schedulers : list of names or callables, or dict of name to these
             LR schedules: ``constant``, ``cosine``, ``exponential``, ``multistep``, ``onecycle``,
-            ``reduce``, ``step``, ``warm``, or optimizer → LR schedule. LightningModules bring their
-            own, where this and `opt_fn` are left out.
+            ``reduce``, ``step``, ``warm``, or optimizer → LR schedule. LightningModules bring
+            theirs, where this and `opt_fn` are left out.
         opt_fn : callable
             Model → optimizer. It gets the job's criterion, too, if it has a parameter of the name
             ``criterion``.
@@ -188,6 +273,8 @@ class AsyncKFold:
 
     def _refit(self, call: Call, results: CVResults) -> None:
         """Train the best candidate, or the one that is named, on all samples."""
+        from asynckfold.api.refit import BEST, chosen, chosen_epochs, on_all_samples
+
         run, refit = call.run, self.settings.refit
         best = chosen(results, refit)
         if best is None:

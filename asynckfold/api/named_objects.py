@@ -1,7 +1,7 @@
 """Objects of torch, torchvision and scikit-learn in files, without pickle.
 
 Transforms of torch and torchvision are JSON: a class by name, and its settings. Transformers of
-scikit-learn are written and read by skops. Reading makes objects of these libraries' own classes
+scikit-learn are written and read by skops. Reading makes objects of classes of these libraries
 only: nothing in a file can name other code. What cannot be written so is refused when it is saved.
 """
 
@@ -152,7 +152,7 @@ def packed_fit(fit: Any) -> torch.Tensor:
         data = skops.io.dumps(fit)
         others = set(skops.io.get_untrusted_types(data=data)) - {*TRUSTED}
     except Exception as error:
-        # It calls the user's own objects, which may raise anything.
+        # It calls objects of the user, which may raise anything.
         raise ValueError(f"{type(fit).__name__}, which raised {one_line(error)}") from error
     if others:
         raise ValueError(f"{type(fit).__name__} with {', '.join(sorted(others))}")

@@ -1,6 +1,6 @@
 """The progress of a sweep in a notebook: one output of the cell, updated in place.
 
-Nothing goes to standard error, which notebooks show in red, and a saved or converted notebook shows
+Only warnings go to standard error, which notebooks show in red. A saved or converted notebook shows
 the last state.
 """
 
@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -39,25 +39,9 @@ _LOOK: dict[str, Any] = {
     "force_jupyter": False,
     "force_terminal": True,
     "color_system": "truecolor",
-    # On white and on black; rich's own are for black.
+    # On white and on black; those of rich are for black.
     "theme": Theme({"bar.back": "#a0a0a0", "bar.complete": "#0072b2", "bar.finished": "#009e73"}),
 }
-
-
-class Handle(Protocol):
-    """An output of a cell, such as `IPython.display.DisplayHandle`."""
-
-    def update(self, bundle: Bundle, *, raw: bool) -> Any:
-        """Replace the output."""
-
-
-def show(bundle: Bundle) -> Handle:
-    """Add an output to the running cell."""
-    from IPython import display
-
-    publish: Any = display.display
-    handle: Handle = publish(bundle, raw=True, display_id=True)
-    return handle
 
 
 class Cell(io.TextIOBase):
@@ -67,8 +51,6 @@ class Cell(io.TextIOBase):
     ----------
     live : callable
         Returns the live part.
-    show : callable
-        Adds an output to the cell.
 
     Attributes
     ----------
@@ -76,13 +58,10 @@ class Cell(io.TextIOBase):
         Prints to the output.
     """
 
-    def __init__(
-        self, live: Callable[[], RenderableType], show: Callable[[Bundle], Handle] = show
-    ) -> None:
+    def __init__(self, live: Callable[[], RenderableType]) -> None:
         self.console = console(stream=cast("TextIO", self), **_LOOK)
         self._live = live
-        self._show = show
-        self._handle: Handle | None = None
+        self._handle: Any = None
         self._lines = deque[str](maxlen=LINES)
         self._shown: Bundle = {}
         self._lock = threading.RLock()
@@ -130,7 +109,10 @@ class Cell(io.TextIOBase):
                 return
             self._shown = bundle
             if self._handle is None:
-                self._handle = self._show(bundle)
+                from IPython import display
+
+                publish: Any = display.display
+                self._handle = publish(bundle, raw=True, display_id=True)
             else:
                 self._handle.update(bundle, raw=True)
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,69 +79,68 @@ class Member:
 
 
 @dataclass(frozen=True, eq=False)
-class BatchForm:
-    """How batches are made, if by the user's `collate_fn`."""
-
-    collation: Collation
-    target: Any  # an array with the target of one sample, of the form of all
-
-    def opened(self, given: Any, steps: Sequence[Step]) -> Batches:
-        """Return batches of samples without targets, in whose place stand zeros."""
-        targets = np.zeros((len(given), *self.target.shape[1:]), self.target.dtype)
-        return one_by_one(given, steps, targets, self.collation)
-
-
-@dataclass(frozen=True, eq=False)
 class PredictionModels:
-    """All that predicts: form of the samples, eval transform, models."""
+    """All that predicts: form of the samples, eval transform, models.
+
+    Parameters
+    ----------
+    form, steps, members
+        What samples must be, their transform, and the models.
+    channels_last : tuple of bool
+        Memory format by model.
+    default_dtype : torch.dtype
+        That of the run.
+    output_transform : callable, optional
+        The user's, of tensors.
+    about : Mapping
+        Jobs, and fingerprints of the run.
+    table : object
+        A data set whose columns the inputs must have.
+    collation : Collation, optional
+        Makes batches, if the user's `collate_fn` does; `target` is then that of one sample.
+    """
 
     form: InputForm
     steps: tuple[Step, ...]
     members: Sequence[Member]
-    channels_last: tuple[bool, ...]  # in memory, by model
+    channels_last: tuple[bool, ...]
     default_dtype: torch.dtype
-    output_transform: Any = None  # the user's, of tensors
-    about: Mapping[str, Any] = field(default_factory=dict)  # jobs, fingerprints of the run
+    output_transform: Any = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    table: Any = None
+    collation: Collation | None = None
+    target: Any = None
 
-
-def outputs_by_batch(
-    form: InputForm,
-    steps: Sequence[Step],
-    columns: Any,
-    members: Callable[[], Sequence[Member]],
-    inputs: Any,
-    batches: BatchForm | None = None,
-) -> Iterator[Outputs]:
-    """Yield what each model says of each batch, shape (models, batch, ...).
-
-    `columns` is a table whose columns the inputs must have. `members` is called after the inputs
-    were found to have the form.
-    """
-    with seeding.preserved():
-        refuse(_column_problems(columns, inputs))
-        given = open_inputs(
-            inputs,
-            undress=form.undressed,
-            exact=form.exact,
-            several=bool(form.several) if batches is None else form.form == "tree",
-            lists=batches is not None,
-        )
-        data = (
-            one_by_one(given, steps, np.zeros(len(given), np.int64))
-            if batches is None
-            else batches.opened(given, steps)
-        )
-    size = form.batch_size
-    for low in range(0, len(given), size):
-        rows = np.arange(low, min(len(given), low + size))
+    def outputs(self, inputs: Any) -> Iterator[Outputs]:
+        """Yield what each model says of each batch, shape (models, batch, ...)."""
+        form, collates = self.form, self.collation is not None
         with seeding.preserved():
-            batch = _as_the_run_saw_it(form, data, rows)
-            refuse(_kind_problems(form, batch, collated=batches is not None))
-            each, columns = [one.outputs(batch) for one in members()], members()[0].columns
-            is_ragged = columns is not None and columns.ragged
-            outputs = np.stack(wide(*each) if is_ragged else each)
-        refuse(_nan_problems(outputs, rows))
-        yield outputs
+            refuse(_column_problems(self.table, inputs))
+            samples = open_inputs(
+                inputs,
+                undress=form.undressed,
+                exact=form.exact,
+                several=form.form == "tree" if collates else bool(form.several),
+                lists=collates,
+            )
+            count = len(samples)
+            targets = np.zeros(count, np.int64)
+            if collates:
+                targets = np.zeros((count, *self.target.shape[1:]), self.target.dtype)
+            data = one_by_one(samples, self.steps, targets, self.collation)
+        for low in range(0, count, form.batch_size):
+            rows = np.arange(low, min(count, low + form.batch_size))
+            with seeding.preserved():
+                batch = _as_the_run_saw_it(form, data, rows)
+                refuse(_kind_problems(form, batch, collated=collates))
+                each, columns = (
+                    [one.outputs(batch) for one in self.members],
+                    self.members[0].columns,
+                )
+                is_ragged = columns is not None and columns.ragged
+                outputs = np.stack(wide(*each) if is_ragged else each)
+            refuse(_nan_problems(outputs, rows))
+            yield outputs
 
 
 def transformed(data: Batches, rows: Indices, preprocessed: bool) -> Any:

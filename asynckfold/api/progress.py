@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from asynckfold.jobs.messages import EpochEnd, Progress, RunEvent
@@ -41,7 +41,7 @@ class PlacementProgress:
 
 
 class SweepProgress:
-    """How far a sweep is, or the serial baseline.
+    """How far a sweep is.
 
     Parameters
     ----------
@@ -51,12 +51,8 @@ class SweepProgress:
         Expected seconds by job id.
     results : sequence of Result
         What earlier sessions finished.
-    batches : Mapping of str to int, optional
+    batches : Mapping of str to int
         Expected batches of an epoch by job id, until the job reports them.
-    title : str
-        What is running, if it is not the sweep itself.
-    clock : callable
-        Monotonic seconds.
     """
 
     def __init__(
@@ -64,21 +60,17 @@ class SweepProgress:
         plan: Plan,
         requests: Mapping[str, Request],
         results: Sequence[Result],
-        batches: Mapping[str, int] | None = None,
-        title: str = "",
-        clock: Callable[[], float] = time.monotonic,
+        batches: Mapping[str, int],
     ) -> None:
         self.plan = plan
-        self.title = title
         self.results: dict[str, Result] = {}
         self.running: dict[str, PlacementProgress] = {}
         self.load: Load | None = None
-        self._clock = clock
-        self._began = clock()
+        self._began = time.monotonic()
         self._jobs = {job.id: job for job in plan.jobs}
         self.waiting = set(self._jobs)
         self._seconds = {name: request.seconds or 1.0 for name, request in requests.items()}
-        self._batches = {name: (batches or {}).get(name, 1) for name in self._jobs}
+        self._batches = {name: batches.get(name, 1) for name in self._jobs}
         self._done: dict[str, int] = {}  # steps of running jobs
         self._restored: dict[str, int] = {}  # of these, steps that a checkpoint held
         self._trained = 0  # steps of ended jobs that this session trained
@@ -101,11 +93,6 @@ class SweepProgress:
             return
         name, item = event.job_id, self.running[event.job_id]
         item.job, epochs = name, self.plan.params.epochs
-        if item.placement.is_job_batch:
-            # Nobody reports the results of the serial baseline's jobs, which run in turn.
-            for before in item.placement.jobs[: item.placement.jobs.index(name)]:
-                if self.running.get(before) is item:
-                    self._done[before] = self._steps_of(before)
         if isinstance(event, Progress):
             self._batches[name] = event.batches
             item.epoch, item.batch = f"{event.epoch}/{epochs}", f"{event.batch}/{event.batches}"
@@ -172,7 +159,7 @@ class SweepProgress:
         for name in self.running:
             share = self._done.get(name, 0) / max(1, self._steps_of(name))
             left += self._seconds.get(name, 1.0) * max(0.0, 1 - share)
-        elapsed = self._clock() - self._began
+        elapsed = time.monotonic() - self._began
         return left * elapsed / worked if worked > 0 and elapsed > 0 else None
 
     def _trained_of(self, name: str) -> int:
@@ -197,17 +184,13 @@ class SweepProgress:
         means = {name: sum(every) / most for name, every in scores.items() if len(every) == most}
         if not means:
             return ""
-        first, *others = sorted(name for name, mean in means.items() if mean == max(means.values()))
+        first = max(sorted(means), key=means.__getitem__)
         text = f"{metric} {means[first]:.4f} ({most} {'fold' if most == 1 else 'folds'})"
-        if others:
-            return f"so far {first} is tied with {len(others)} more at {text}"
         # One alone is not the best: the others have fewer folds.
         return f"{'best so far' if len(means) > 1 else 'so far'} {first} {text}"
 
     def summary(self) -> str:
         """Return the number of jobs by state."""
-        if self.title:
-            return f"{self.title}: job {max(1, len(self._done))} of {len(self._jobs)}"
         statuses = Counter(result.status for result in self.results.values())
         counts = {"planned": len(self._jobs), **{name: statuses[name] for name in ENDED}}
         counts |= {"pending": len(self.waiting | {*self.running}), "running": len(self.running)}
@@ -215,7 +198,7 @@ class SweepProgress:
 
     def times(self) -> str:
         """Return the time that passed and is left, and the mean speed of this session."""
-        elapsed, left = self._clock() - self._began, self.seconds_left()
+        elapsed, left = time.monotonic() - self._began, self.seconds_left()
         parts = [f"{duration(elapsed)} elapsed"]
         if left is not None and not self.is_over:
             trained = self._trained + sum(map(self._trained_of, self.running))
@@ -238,7 +221,7 @@ class SweepProgress:
             name = jobs[0].candidate if is_one else jobs[0].model
             group = f"{len(jobs)} {'folds' if is_one else 'jobs'} fused"
             valid = [item.valid[job.id] for job in jobs if job.id in item.valid]
-        elif not self.title:
+        else:
             others = sum(self.running.get(job.id) is item for job in jobs) - 1
             group = f"then {others} more" if others else ""
         parts = [name, f"epoch {item.epoch}" if item.epoch else "starting", group]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
-from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.errors import InputError, refuse
 from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
 from asynckfold.jobs.objective import MULTILABEL
 from asynckfold.sweep.reading import WorkerReaders
@@ -128,7 +128,7 @@ def read_alone(settings: Settings, machine: Machine) -> Iterator[PreparedData]:
 def folds_of(settings: Settings, data: PreparedData) -> tuple[Fold, ...]:
     """Divide the samples; refuse unknown scores."""
     folds = divided(settings, data.n_samples, data.labels)
-    score_checks.refuse_early(settings, data, folds)
+    score_checks.refuse_early(settings, data)
     return folds
 
 
@@ -138,7 +138,7 @@ def with_leaks_noted(
     """Return the data with notes about validation samples that copy or vary training samples."""
     from asynckfold.data.duplicates import copies_note, random_note, records_note
 
-    notes = [random_note(data.notes), absent_note(data.labels, folds)]
+    notes = [random_note(data.notes)]
     # Scoring training samples is intended here, and the report says so.
     if not settings.about.get("scored"):
         handle = data.handle()
@@ -148,26 +148,6 @@ def with_leaks_noted(
             copies_note(opened.stored, folds) if records is None else records_note(records, folds)
         )
     return replace(data, notes=(*data.notes, *filter(None, notes)))
-
-
-def data_problems(settings: Settings) -> Sequence[Problem]:
-    """Return what is wrong with labels and folds, as far as a few samples tell."""
-    from asynckfold.data.arrays import by_position
-    from asynckfold.data.dataset import open_source
-    from asynckfold.data.labels import resolve_labels
-
-    try:
-        source = open_source(settings.dataset)
-        targets = source.labels
-        if settings.targets is not None:
-            targets = by_position(settings.targets, "targets")
-        if targets is None or (settings.targets is None and source.rows is not None):
-            return ()
-        labels = resolve_labels(targets, source.names, settings.known_criterion)
-        divided(settings, len(source), labels)
-    except InputError as error:
-        return error.problems
-    return ()
 
 
 def divided(settings: Settings, n_samples: int, labels: Labels) -> tuple[Fold, ...]:
@@ -229,26 +209,6 @@ def strata_of(stratify: Any, labels: Labels, n_splits: int) -> Strata | None:
         strata = strata.astype(str)
     names, codes = np.unique(strata, return_inverse=True)
     return codes, tuple(map(str, names.tolist()))
-
-
-def absent_note(labels: Labels, folds: Sequence[Fold]) -> str:
-    """Return a note about labels that no held-out sample of a fold has; "" without any."""
-    if labels.objective.kind != MULTILABEL or labels.targets.ndim != 2:
-        return ""
-    absent = [
-        (label, fold)
-        for fold in folds
-        for label in np.flatnonzero(~(labels.targets[fold.valid] != 0).any(axis=0)).tolist()
-    ]
-    if not absent:
-        return ""
-    (label, fold), more = absent[0], len(absent) - 1
-    where = f"fold {fold.index}" + f" of repeat {fold.repeat}" * bool(fold.repeat)
-    others = f", and {more} more such {'pair' if more == 1 else 'pairs'}" * bool(more)
-    return (
-        f"{where} holds out no sample with label {label}{others}: there, scores that average over "
-        "labels say little"
-    )
 
 
 def _quantiles(stratify: str | int, labels: Labels, n_splits: int) -> Strata:

@@ -1,4 +1,4 @@
-"""`refit`: a candidate, trained on all samples, as a run of its own in the run's folder.
+"""`refit`: a candidate, trained on all samples, as a separate run in the run's folder.
 
 ::
 
@@ -45,11 +45,6 @@ def refit_problems(settings: Settings, names: Sequence[str]) -> Iterator[Problem
     guess = nearest(asked, [BEST, *names]) if isinstance(asked, str) else ""
     remedy = f"The candidates are {', '.join(names)}. The first in scoring chooses the best.{guess}"
     yield Problem(rule, one_line(asked), remedy)
-
-
-def refits(refit: bool | str, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the candidates that `refit` may choose."""
-    return (refit,) if isinstance(refit, str) and refit in names else tuple(names) if refit else ()
 
 
 def chosen(results: CVResults, refit: bool | str) -> Candidate | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.display import warn
 from asynckfold.errors import (
     AllJobsFailedError,
     AsyncKFoldError,
@@ -50,7 +50,7 @@ def _leave(settings: Settings) -> None:
         _, fault = written(settings.root)
     if fault:
         text = f"{fault}. The results stay; `asynckfold report {settings.root}` tries again"
-        warn(text, RuntimeWarning, 6)
+        warnings.warn(text, RuntimeWarning, stacklevel=6)
 
 
 def written(root: Path) -> tuple[Path | None, str]:

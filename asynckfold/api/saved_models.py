@@ -22,7 +22,6 @@ import platform
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from asynckfold.api.arguments import of_arrays
 from asynckfold.api.named_objects import (
@@ -43,9 +41,10 @@ from asynckfold.api.named_objects import (
     stored_step,
     unpacked_fit,
 )
-from asynckfold.api.prediction import InputForm, Member, PredictionModels, outputs_by_batch
+from asynckfold.api.prediction import InputForm, Member, PredictionModels
 from asynckfold.data.transforms.steps import step_name
 from asynckfold.errors import InputError, Problem, StoreCorruptError, refuse
+from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.decoding import FAULTS, decoded, parsed
 from asynckfold.jobs.objective import Objective
 from asynckfold.results.ensemble import FoldEnsemble, Outputs
@@ -57,7 +56,7 @@ from asynckfold.training.isolation.guard import isolated
 FORMAT = 1
 """Raised when older versions cannot read the file."""
 
-_OWN = "own"
+_UNNAMED = "unnamed"
 """An `output_transform` without a name: the user passes it again."""
 
 _NEAR = 1e-2
@@ -82,7 +81,7 @@ class Header:
     objective: Objective
     input: InputForm
     eval_transform: tuple[Any, ...]
-    output_transform: Any  # JSON of a function of torch; None, or "own"
+    output_transform: Any  # JSON of a function of torch; None, or "unnamed"
     precision: str
     channels_last: tuple[bool, ...]
     default_dtype: str
@@ -127,7 +126,7 @@ def save_models(
         ensemble.objective,
         prediction.form,
         tuple(steps),
-        None if transform is None else stored_step(transform) or _OWN,
+        None if transform is None else stored_step(transform) or _UNNAMED,
         prediction.members[0].precision,
         prediction.channels_last,
         str(prediction.default_dtype)[6:],
@@ -319,6 +318,11 @@ def load_model(
     precision, columns = header.precision, header.objective.columns
     pairs = zip(models, fits, strict=True)
     members = tuple(Member(model, fit, precision, columns) for model, fit in pairs)
+    table = None
+    if header.input.columns is not None:
+        import pandas as pd
+
+        table = pd.DataFrame(columns=list(header.input.columns))
     prediction = PredictionModels(
         header.input,
         steps,
@@ -327,6 +331,7 @@ def load_model(
         getattr(torch, header.default_dtype),
         transform,
         {"jobs": header.jobs, "plan": header.plan, "results": header.results},
+        table,
     )
     refuse(_output_problems(prediction, tensors, made_of))
     objective = header.objective
@@ -335,7 +340,7 @@ def load_model(
         header.classes,
         len(members),
         objective,
-        TrainedModels(lambda: prediction, partial(_outputs_of, prediction)),
+        TrainedModels(lambda: prediction),
         None if transform is None else of_arrays(transform),
         objective.all_labels(header.columns) if objective.is_classes else None,
     )
@@ -349,16 +354,15 @@ class TrainedModels:
     ----------
     load : callable
         Returns the models, which are built at the first use.
-    outputs : callable
-        Yields what each model says of each batch of samples, shape (models, batch, ...).
     """
 
     load: Callable[[], PredictionModels]
-    outputs: Callable[[Any], Iterator[Outputs]]
 
     def __call__(self, inputs: Any) -> Iterator[Outputs]:
-        """Yield the outputs for samples, see `outputs`."""
-        yield from self.outputs(inputs)
+        """Yield what each model says of each batch of samples, shape (models, batch, ...)."""
+        with seeding.preserved():
+            models = self.load()
+        yield from models.outputs(inputs)
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -380,15 +384,6 @@ class TrainedModels:
         """Describe what the first model takes."""
         with seeding.preserved():
             return expected_by(self.load())
-
-
-def _outputs_of(prediction: PredictionModels, inputs: Any) -> Iterator[Outputs]:
-    form, table = prediction.form, None
-    if form.columns is not None:
-        import pandas as pd
-
-        table = pd.DataFrame(columns=list(form.columns))
-    return outputs_by_batch(form, prediction.steps, table, lambda: prediction.members, inputs)
 
 
 def _read(path: Path) -> tuple[Header, dict[str, torch.Tensor]]:
@@ -418,13 +413,13 @@ def _read(path: Path) -> tuple[Header, dict[str, torch.Tensor]]:
 
 def _output_transform(header: Header, given: Any) -> Any:
     stored = header.output_transform
-    if stored == _OWN and given is None:
+    if stored == _UNNAMED and given is None:
         rule = "output_transform must be passed again, since the run's has no name in torch"
         raise InputError.one(rule, "none", "Pass output_transform= as the run got it.")
-    if stored != _OWN and given is not None:
+    if stored != _UNNAMED and given is not None:
         rule = "output_transform is only for models that were saved with one without a name"
         raise InputError.one(rule, step_name(given), "Leave it out: the file has what it needs.")
-    return given if stored in (_OWN, None) else restored_step(stored)
+    return given if stored in (_UNNAMED, None) else restored_step(stored)
 
 
 def _rebuilt(
@@ -447,33 +442,14 @@ def _rebuilt(
     weights = {
         name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)
     }
-    refuse(_misfit_problems(model, weights, made_of))
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        rule = f"factory must build the model whose weights are in {made_of}"
+        raise InputError.one(
+            rule, one_line(error, 500), "Pass the model as the run got it."
+        ) from error
     return model.eval()
-
-
-def _misfit_problems(
-    model: nn.Module, weights: Mapping[str, torch.Tensor], made_of: str
-) -> Iterator[Problem]:
-    """Yield how the model differs from the weights, by name and shape."""
-    state = model.state_dict()
-    differences = [f"{name} is missing in the model" for name in weights if name not in state]
-    differences += [f"{name} is not in the file" for name in state if name not in weights]
-    for name in weights.keys() & state.keys():
-        if is_lazy(state[name]):
-            continue
-        shapes = [tuple(item.shape) for item in (weights[name], state[name])]
-        if shapes[0] != shapes[1]:
-            differences.append(
-                f"{name} has shape {shapes[0]} in the file, {shapes[1]} in the model"
-            )
-    if differences:
-        more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-        yield Problem(
-            f"factory must build the model whose weights are in {made_of}",
-            "; ".join(sorted(differences)[:5]) + more,
-            "Pass the model as the run got it.",
-        )
 
 
 def _output_problems(

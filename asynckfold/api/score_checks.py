@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,8 +51,8 @@ def must_be_numbered(
     return objectives.must_be_numbered(data.labels.highest, criterion, output_samples)
 
 
-def refuse_early(settings: Settings, data: PreparedData, folds: Sequence[Fold]) -> None:
-    """Refuse scores that fit the labels in no case, before a process is started for a dry run.
+def refuse_early(settings: Settings, data: PreparedData) -> None:
+    """Refuse scores that fit the targets in no case, before a process is started for a dry run.
 
     Raises
     ------
@@ -68,34 +67,6 @@ def refuse_early(settings: Settings, data: PreparedData, folds: Sequence[Fold]) 
             *_unclear_problems(settings, data),
         ]
     )
-    given = data.labels.objective
-    known = (
-        given.kind in (objectives.BINARY, objectives.MULTILABEL)
-        or given.is_dense
-        or (
-            not _may_be_classes(settings, data)
-            if given.kind == objectives.REGRESSION
-            else not data.labels.may_be_numbered
-            and (settings.known_criterion is not None or len(data.classes) > 2)
-        )
-    )
-    if not known:
-        return
-    label, problems = objectives.pos_label_of(settings.pos_label, given, data.classes)
-    is_known = given.scale != criteria.UNKNOWN and settings.output_transform is None
-    scale = (
-        given.scale
-        if is_known
-        else criteria.VALUES
-        if given.kind == objectives.REGRESSION
-        else criteria.LOGITS
-    )
-    given = replace(given, pos_label=label, scale=scale)
-    if not problems:
-        problems += fit_problems(settings.scoring, given, [])
-    if not problems:
-        problems += _trial_problems(settings, given, data, folds[0].valid, {})
-    refuse(problems)
 
 
 def with_objective(
@@ -137,8 +108,7 @@ def with_objective(
     known = [model for model in models if model in output_samples] or models
     problems += _shape_problems(objective, output_samples)
     problems += fit_problems(settings.scoring, objective, known)
-    problems += _transform_problems(settings, objective, output_samples)
-    problems += _count_problems(settings, objective, data.targets, output_samples)
+    problems += _prediction_problems(settings, objective, data.targets, output_samples)
     if not problems:
         problems += _trial_problems(settings, objective, data, folds[0].valid, output_samples)
         problems += _metric_problems(
@@ -148,8 +118,7 @@ def with_objective(
     names = ranked(settings, scores.resolve(settings.scoring, objective))
     plan = replace(draft, scoring=names, classes=classes).with_objective(objective)
     assumed = score_notes(settings.scoring, objective, known, settings.known_criterion is not None)
-    said = _task_notes(settings, objective, data.targets, names)
-    return plan, tuple(dict.fromkeys((*notes, *assumed, *_own_notes(settings, objective), *said)))
+    return plan, tuple(dict.fromkeys((*notes, *assumed)))
 
 
 def ranked(settings: Settings, names: Iterable[str]) -> tuple[str, ...]:
@@ -184,22 +153,7 @@ def _missing_problems(settings: Settings, data: PreparedData) -> Iterator[Proble
         )
 
 
-def _task_notes(
-    settings: Settings, objective: Objective, targets: Array, names: Sequence[str]
-) -> Iterator[str]:
-    """Say the task and who ranks, where it is new to the reader: said, or of more than a label."""
-    if settings.task is None and targets.ndim < 3 and settings.rank_by is None:
-        return
-    task = settings.task or objectives.task_of(objective.kind)
-    criterion = settings.known_criterion
-    by = "a criterion of your own" if criterion is None else criterion.name
-    yield (
-        f"task {task}: {by}, targets {targets.dtype} of shape {targets.shape[1:]}; ranked by "
-        f"{names[0]}" + (f", also scored by {', '.join(names[1:])}" if len(names) > 1 else "")
-    )
-
-
-# Floats that are 0 and 1 only, of a criterion of the user's own
+# Floats that are 0 and 1 only, of a custom criterion
 
 
 def _are_unclear(settings: Settings, data: PreparedData) -> bool:
@@ -272,55 +226,43 @@ def _shape_problems(
             )
 
 
-def _transform_problems(
-    settings: Settings, objective: Objective, output_samples: Mapping[str, OutputSample]
-) -> Iterator[Problem]:
-    """Yield what is wrong with what `output_transform` makes of outputs that were seen."""
-    if settings.transform is None or objective.scale != criteria.TRANSFORMED:
-        return
-    for model, sample in output_samples.items():
-        try:
-            if objective.kind == objectives.REGRESSION:
-                made = objectives.predicted(objective.of(model), sample.rows, settings.transform)
-            else:
-                made = objectives.probabilities(
-                    objective.of(model), sample.rows, settings.transform
-                )
-        except Exception as error:  # noqa: BLE001
-            # The user's own function may raise anything.
-            received = f"{type(error).__name__} on outputs of {model}: {one_line(error)}"
-        else:
-            if len(made) == len(sample.rows):
-                continue
-            received = f"{len(made)} rows of {len(sample.rows)} samples of {model}"
-        what = "predictions" if objective.kind == objectives.REGRESSION else "probabilities"
-        yield Problem(
-            f"output_transform must return {what}, one row per sample",
-            received,
-            "Pass a function of one tensor of shape (n, ...), such as torch.sigmoid.",
-        )
-
-
-def _count_problems(
+def _prediction_problems(
     settings: Settings,
     objective: Objective,
     targets: Array,
     output_samples: Mapping[str, OutputSample],
 ) -> Iterator[Problem]:
-    """Yield that scikit-learn's scores would compare each target with more or fewer outputs."""
+    """Yield what is wrong with predictions made of outputs that were seen.
+
+    `output_transform` may fail, and scikit-learn's scores would compare each target with more or
+    fewer numbers.
+    """
+    is_transformed = settings.transform is not None and objective.scale == criteria.TRANSFORMED
+    is_number = objective.kind == objectives.REGRESSION
     pairs = scores.named_scores(settings.scoring, objective.kind)
-    names = [str(name) for name, item in pairs if scores.is_from_sklearn(item)]
-    if objective.kind != objectives.REGRESSION or not names:
-        return
-    for model, sample in output_samples.items():
+    names = [str(name) for name, item in pairs if scores.is_from_sklearn(item)] * is_number
+    make = objectives.predicted if is_number else objectives.probabilities
+    for model, sample in output_samples.items() if is_transformed or names else ():
+        received = ""
         try:
-            made = objectives.predicted(objective.of(model), sample.rows[:1], settings.transform)
-        except Exception:  # noqa: BLE001
-            continue  # the user's own function, which was refused for it
-        if made.size != targets[:1].size:
+            made = make(objective.of(model), sample.rows, settings.transform)
+        except Exception as error:  # noqa: BLE001
+            # A function of the user may raise anything.
+            received = f"{type(error).__name__} on outputs of {model}: {one_line(error)}"
+        else:
+            if len(made) != len(sample.rows):
+                received = f"{len(made)} rows of {len(sample.rows)} samples of {model}"
+        if received and is_transformed:
+            what = "predictions" if is_number else "probabilities"
+            yield Problem(
+                f"output_transform must return {what}, one row per sample",
+                received,
+                "Pass a function of one tensor of shape (n, ...), such as torch.sigmoid.",
+            )
+        elif names and not received and made[:1].size != targets[:1].size:
             yield Problem(
                 "scores of numbers need one output for each number of a target",
-                f"{made.size} of model {model} for {targets[:1].size}, scored by {names[0]!r}",
+                f"{made[:1].size} of model {model} for {targets[:1].size}, scored by {names[0]!r}",
                 "Pass scoring={'name': function}, of (targets, outputs) → float; or "
                 "output_transform= with a function from outputs to predictions.",
             )
@@ -337,7 +279,7 @@ def _trial_problems(
     targets = data.targets[valid]
     if objective.is_dense or objective.targets is not None:
         return
-    # Of the user's own transform only its results are known.
+    # Of a transform of the user only its results are known.
     tried = replace(objective, scale=_tried_scale(objective), apart=(), transform="", outputs=())
     seen = (sample.columns for sample in output_samples.values() if sample.tree is None)
     columns = max([len(data.classes), *seen])
@@ -354,14 +296,12 @@ def _trial_problems(
         if not scores.is_from_sklearn(item):
             continue
         if why := _why_not(item, tried, targets, outputs):
-            others = (name for name in _others(item) if not _why_not(name, tried, targets, outputs))
-            fitting = [repr(name) for name in islice(others, 3)]
+            shown = repr(item) if isinstance(item, str) else item
             yield Problem(
                 "scoring must fit the labels",
-                f"{item if not isinstance(item, str) else repr(item)}, which says: {why}",
-                f"Choose another, such as {', '.join(fitting)}."
-                if fitting
-                else "Pass scoring={'name': function}, of (targets, outputs) → float.",
+                f"{shown}, which says: {why}",
+                "Choose another, such as accuracy, f1_macro or r2; or pass scoring={'name': "
+                "function}, of (targets, outputs) → float.",
             )
 
 
@@ -374,18 +314,6 @@ def _why_not(item: Any, objective: Objective, targets: Array, outputs: Array) ->
     except (ValueError, TypeError, AttributeError) as error:
         return one_line(error).rstrip(".")
     return ""
-
-
-def _others(item: Any) -> Iterator[str]:
-    """Yield other scores: variants of this one, such as ``roc_auc_ovr``, and common ones.
-
-    >>> list(_others("f1"))[:4]
-    ['f1_macro', 'f1_micro', 'f1_samples', 'f1_weighted']
-    """
-    from sklearn.metrics import get_scorer_names
-
-    yield from (name for name in get_scorer_names() if name.startswith(f"{item}_"))
-    yield from ("accuracy", "f1_macro", "neg_log_loss", "r2")
 
 
 def _metric_problems(
@@ -446,7 +374,7 @@ def _good_outputs(objective: Objective, targets: Array, columns: int) -> Array:
     return (np.log(shares / (1 - shares)) if signed else shares).astype(np.float32)
 
 
-# Functions of the user's own, which get labels as the data have them
+# Functions of the user, which get labels as the data have them
 
 
 def _own_problems(
@@ -477,18 +405,5 @@ def _tried(item: Any, truth: Array, outputs: Array) -> float:
             warnings.simplefilter("ignore")
             return float(item(truth, outputs))
     except Exception:  # noqa: BLE001
-        # The user's own function may raise anything; its jobs tell it again.
+        # A function of the user may raise anything; its jobs report it again.
         return float("-inf")
-
-
-def _own_notes(settings: Settings, objective: Objective) -> Iterator[str]:
-    if not objective.labels or objective.kind not in (
-        objectives.MULTICLASS,
-        objectives.BINARY,
-        objectives.MULTILABEL,
-    ):
-        return
-    pairs = scores.named_scores(settings.scoring, objective.kind)
-    names = [str(name) for name, item in pairs if scores.is_custom(item)]
-    if names:
-        yield f"{', '.join(names)} gets the labels of the data, not class indices"

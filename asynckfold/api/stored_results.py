@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy.typing as npt
-
 from asynckfold.api.arguments import Settings
-from asynckfold.api.display import warn
-from asynckfold.api.refit import on_all_samples
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.result import Result
 from asynckfold.results.candidates import Candidate
@@ -109,7 +106,7 @@ def _told_unfinished(store: RunReader) -> RunReader:
         state = "the call that began it continues it"
         if holder:
             state = f"process {holder['pid']} on {holder['host']} works on them"
-        warn(
+        warnings.warn(
             f"{store.root} is unfinished: {counts['pending']} of {counts['planned']} jobs have no "
             f"result yet; {state}",
             RuntimeWarning,
@@ -129,10 +126,6 @@ def with_models(
 
     default_dtype = torch.get_default_dtype()
 
-    def load_targets() -> npt.NDArray[Any]:
-        with RunStore.read(results.root_dir) as reader:
-            return reader.splits()[1]
-
     from_disk, known = results._load_refit, dict[str, CVResults]()
 
     def load_refit(candidate: Candidate) -> CVResults | None:
@@ -140,6 +133,8 @@ def with_models(
         if refit is None or not refit.counts["done"]:
             return None
         if candidate.name not in known:
+            from asynckfold.api.refit import on_all_samples
+
             # Once only, since its samples may be a copy.
             alone = on_all_samples(settings, candidate, None)
             known[candidate.name] = with_models(refit, alone, recipe, samples)
@@ -149,19 +144,7 @@ def with_models(
     def load_models() -> RunModels:
         from asynckfold.api.fold_models import RunModels
 
-        return RunModels(
-            results,
-            recipe,
-            settings.dataset,
-            settings.train_transform,
-            settings.eval_transform,
-            load_targets,
-            None if samples is None else samples.facts,
-            settings.transform,
-            settings.output_transform,
-            settings.scoring,
-            settings.collate_fn,
-            default_dtype,
-        )
+        facts = None if samples is None else samples.facts
+        return RunModels(results, recipe, settings, facts, default_dtype)
 
     return replace(results, _load_models=load_models, _load_refit=load_refit)

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from asynckfold.api.arguments import Settings
-from asynckfold.api.resources import MachineArguments
+from asynckfold.api.arguments import MachineArguments, Settings
 from asynckfold.cli.flags import flag_values
 from asynckfold.cli.output import Output
 from asynckfold.errors import refuse

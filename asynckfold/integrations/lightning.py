@@ -15,13 +15,14 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 
 from asynckfold.errors import Problem
 from asynckfold.jobs.argument import one_line
+from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import lr_schedules, seeding
 from asynckfold.training.user_steps import TAKEN, StepError, StepState
 
@@ -45,6 +46,49 @@ _HOOKS = (
 
 _UNUSED = ("on_test_", "on_predict_", "test_", "predict_", "teardown")
 """Hooks that a `Trainer` does not call while it fits, or when nothing follows."""
+
+
+def schedules_and_optimizer(epochs: int) -> tuple[dict[str, Any], ConfiguredOptimizer]:
+    """Return what stands for ``configure_optimizers`` where a call has neither."""
+    return {NAME: lr_schedules.attached}, ConfiguredOptimizer(epochs)
+
+
+def module_notes(models: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a note for each LightningModule that is trained as a module like any other."""
+    for name, model in models.items():
+        kind = model if isinstance(model, type) else type(getattr(model, "module", None))
+        if issubclass(kind, module_types()):
+            yield (
+                f"model {name} is a LightningModule: with an opt_fn it trains by the criterion, "
+                "not by its training_step; leave schedulers and opt_fn out to change that"
+            )
+
+
+def with_steps(
+    settings: Any, models: Mapping[str, Any], params: TrainerParams, trainer_params: Any
+) -> tuple[Any, TrainerParams, list[Problem]]:
+    """Return settings and parameters by which modules train by their own steps, or problems.
+
+    `models` are factories by name, `trainer_params` what the caller passed.
+    """
+    modules = look_into(models, params.epochs)
+    problems = list(modules.problems)
+    for name in ("training_step", "validation_step", "fit_fn"):
+        if getattr(settings, name) is not None:
+            remedy = f"Drop {name}, or pass schedulers and opt_fn too."
+            rule = "a LightningModule trains by its own steps"
+            problems.append(Problem(rule, f"{name}= and no opt_fn", remedy))
+    lr_step: Literal["epoch", "batch"] = "batch" if modules.each == "step" else "epoch"
+    passed = {**settings.trainer_params, **(trainer_params or {})}.get("lr_step", lr_step)
+    if passed != lr_step:
+        rule = "lr_step must be the interval of the LR schedule in configure_optimizers"
+        received = f"lr_step={passed!r}, interval={modules.each!r}"
+        problems.append(Problem(rule, received, "Leave lr_step out."))
+    if problems:
+        return settings, params, problems
+    names = ["training_step", *["validation_step"] * modules.validates]
+    steps = {name: ModuleStep(name, params.epochs, settings.target_key) for name in names}
+    return replace(settings, **steps), replace(params, lr_step=lr_step), []
 
 
 def module_types() -> tuple[Any, ...]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from asynckfold.errors import AbsentError, AsyncKFoldError, InputError
 from asynckfold.jobs import reproducibility
@@ -17,9 +17,11 @@ from asynckfold.jobs.result import Result
 from asynckfold.results import tables
 from asynckfold.results.candidates import Candidate
 from asynckfold.results.ensemble import FoldEnsemble, FoldModels, done_job, done_jobs, find_job
-from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.results.outcome import Outcome
 from asynckfold.store import RunReader
+
+if TYPE_CHECKING:
+    from asynckfold.results.estimator_scores import EstimatorComparison
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,10 @@ from asynckfold.jobs.objective import (
 )
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Result
-from asynckfold.results.estimator_scores import EstimatorComparison
 from asynckfold.results.out_of_fold import of_one_width, ragged_problems
+
+if TYPE_CHECKING:
+    from asynckfold.results.estimator_scores import EstimatorComparison
 
 Outputs = npt.NDArray[np.float32]
 

@@ -38,9 +38,14 @@ from asynckfold.jobs.reproducibility import with_left
 from asynckfold.scheduling.preemption import reassign_cores
 from asynckfold.scheduling.wait_reasons import Obstacle, blocked_everywhere
 from asynckfold.store import RunStore, WaitReasons
-from asynckfold.sweep.attempts import Attempts, Finish, SweepObserver
+from asynckfold.sweep.attempts import (
+    Attempts,
+    Finish,
+    RunningJobs,
+    RunningPlacement,
+    SweepObserver,
+)
 from asynckfold.sweep.pending import PendingJobs
-from asynckfold.sweep.running import RunningJobs, RunningPlacement
 from asynckfold.sweep.single_task import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.signals import Interruption
 

@@ -84,7 +84,7 @@ class WorkerReaders:
         try:
             with os.fdopen(os.dup(packed), "wb") as file:
                 dump(task, _SizeLimit(file, room))
-        # Pickling runs the user's own code, which may raise anything.
+        # Pickling runs code of the user, which may raise anything.
         except Exception as error:  # noqa: BLE001
             os.close(packed)
             self._say_here(f"it cannot be sent to another: {type(error).__name__}: {error}")

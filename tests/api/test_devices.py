@@ -14,6 +14,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, RunStore
 from tests import fake_gpu
+from tests.several_inputs import TwoInputs, arrays
 from tests.system.test_gpus import Divided, FakeNvml, FakeNvmlError, Rebooted
 from tests.toy import Tiny, adam, samples
 
@@ -63,9 +64,9 @@ def test_small_models_train_on_cores_beside_large_ones_on_the_gpu(
         "GPU 0 is GPU-a00" in (root / "both" / "Wide" / "cosine" / "fold-0" / "log.txt").read_text()
     )
     with RunStore.read(root / "both") as store:
-        told = [event.text for event in store.events() if event.kind == "note"]
         software = next(iter(store.software()))
-    assert any(text.startswith("candidates: 1 on cores, 1 on GPUs, by the rule") for text in told)
+    notes = told(root / "both", "note")
+    assert any(text.startswith("candidates: 1 on cores, 1 on GPUs, by the rule") for text in notes)
     assert software["GPU"] == "Fake"
     # One job at a time and in this process: the same numbers.
     alone = sweep(root / "alone", n_jobs=1, parallelize=False, devices=["cpu", 0])
@@ -133,9 +134,8 @@ def test_a_gpu_that_torch_cannot_use_is_left_out_or_refused(
     monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: None)
     found = sweep(root / "auto", [Tiny])
     assert set(found.to_frame("fold")["device"]) == {"cpu"}
-    with RunStore.read(root / "auto") as store:
-        told = [event.text for event in store.events() if event.kind == "note"]
-    assert any(text.startswith(f"no GPU is used: {why}") for text in told)
+    notes = told(root / "auto", "note")
+    assert any(text.startswith(f"no GPU is used: {why}") for text in notes)
     for devices in ("cuda", [0], ["cpu", 0]):
         with pytest.raises(InputError, match=why):
             sweep(root / "asked", [Tiny], devices=devices)
@@ -230,3 +230,87 @@ def test_a_forecast_tells_who_runs_where(root: Path) -> None:
     assert {span.gpu for span in found.simulation.spans if "Wide" in span.job} == {0}
     assert found.choice.devices.startswith("candidates: 1 on cores, 1 on GPUs")
     assert not root.exists()
+
+
+# Fusion groups on a GPU
+
+
+def fused(root: Path, *models: Any, epochs: int = 2, **settings: Any) -> CVResults:
+    return sweep(root, models, epochs, **{"devices": "cuda", "fuse": True, **settings})
+
+
+class Recurrent(nn.Module):
+    """One that cannot be fused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.RNN(8, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(inputs)[0]
+        return found
+
+
+def told(root: Path, kind: str) -> list[str]:
+    with RunStore.read(root) as store:
+        return [event.text for event in store.events() if event.kind == kind]
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_jobs_on_a_gpu_are_fused_where_that_is_asked_for(root: Path) -> None:
+    found = fused(root / "run", Tiny)
+    names = tuple(f"Tiny/cosine/fold-{fold}" for fold in range(3))
+    assert found.plan.groups == (names,)
+    assert set(found.to_frame("fold")["device"]) == {"cuda:0"}
+    assert found.counts["done"] == 3
+    (why,) = told(root / "run", "fusing")
+    assert "fused: 3 of 3 jobs; largest deviation from separate training" in why
+    # The same numbers one after another in this process.
+    alone = fused(root / "alone", Tiny, n_jobs=1, parallelize=False)
+    assert alone.fingerprint == found.fingerprint
+    # Continued: the groups stay, whatever is asked now.
+    again = fused(root / "run", Tiny, fuse="auto")
+    assert (again.plan.groups, again.fingerprint) == (found.plan.groups, found.fingerprint)
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_jobs_of_several_inputs_are_fused_on_a_gpu(root: Path) -> None:
+    settings = {"baseline": None, "verbose": 0, "devices": "cuda", "parallelize": False}
+    runs = [
+        AsyncKFold(3, arrays(), root / f"{fuse}", fake_gpu.StandIn(), 10, fuse=fuse, **settings)(
+            [TwoInputs], ["constant"], adam, {"epochs": 2}
+        )
+        for fuse in (True, False)
+    ]
+    assert [len(run.plan.groups) for run in runs] == [1, 0]
+    for fold in range(3):
+        fused, plain = (run.state_dict("TwoInputs/constant", fold=fold) for run in runs)
+        torch.testing.assert_close(fused, plain, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_what_cannot_be_fused_is_refused_or_with_auto_trained_separately(root: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        fused(root, Tiny, Recurrent)
+    assert "model Recurrent: layer layer (RNN) is recurrent" in str(refused.value)
+    assert "Tiny" not in str(refused.value)
+    assert not root.exists()
+    # A sweep of seconds does not pay for the check.
+    found = fused(root, Tiny, Recurrent, fuse="auto", epochs=1)
+    assert found.plan.groups == ()
+    assert found.counts["done"] == 6
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_gpu")
+def test_a_group_on_a_gpu_that_was_interrupted_ends_with_the_same_bits(root: Path) -> None:
+    whole = fused(root / "whole", Tiny, epochs=3000)
+    begun, sessions = fused(root / "cut", Tiny, epochs=3000, time_budget_s=3.0), 1
+    while begun.counts["pending"]:
+        started = time.monotonic()
+        begun = fused(root / "cut", Tiny, epochs=3000, fuse=False, time_budget_s=3.0)
+        sessions += 1
+        assert time.monotonic() - started < 60
+    assert sessions > 1
+    assert begun.plan.groups == whole.plan.groups != ()
+    assert begun.fingerprint == whole.fingerprint

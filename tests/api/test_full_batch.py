@@ -13,7 +13,6 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from asynckfold import AsyncKFold, InputError
-from asynckfold.training.optimizers import NamedOptimizer
 from tests.toy import samples
 
 COUNT, FOLDS, EPOCHS = 61, 3, 4
@@ -37,6 +36,10 @@ def sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
 
 
+def rprop(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Rprop(model.parameters(), 0.01)
+
+
 def kfold(root: Path, batch_size: Any = "full", **settings: Any) -> AsyncKFold:
     settings = {
         "engine": "serial", "verbose": 0, "baseline": None, "threads_per_job": 1, **settings
@@ -57,7 +60,7 @@ def by_hand(train: Any, opt_fn: Callable[[nn.Module], Any]) -> dict[str, torch.T
     return model.state_dict()
 
 
-@pytest.mark.parametrize("opt_fn", [NamedOptimizer("rprop", 0.01), sgd], ids=["rprop", "sgd"])
+@pytest.mark.parametrize("opt_fn", [rprop, sgd], ids=["rprop", "sgd"])
 @pytest.mark.parametrize("fuse", [False, 3])
 def test_it_is_the_loop_that_one_writes_by_hand(
     root: Path, opt_fn: Callable[[nn.Module], Any], fuse: Any

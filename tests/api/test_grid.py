@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, load_results
 from asynckfold.cli import main
-from asynckfold.engines.warm_pool import close_warm
 from tests.toy import samples
 
 X, Y = samples()
@@ -42,12 +40,6 @@ def falling(optimizer: torch.optim.Optimizer, gamma: float = 0.9) -> Exponential
 
 def adam(model: nn.Module, lr: float = 0.1) -> torch.optim.Optimizer:
     return torch.optim.Adam(model.parameters(), lr)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
-    yield
-    close_warm()
 
 
 def kfold(root: Path, **settings: Any) -> AsyncKFold:

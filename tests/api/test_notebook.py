@@ -1,25 +1,18 @@
-"""What a cell of a notebook shows: one output, its last state, no word on standard error."""
+"""What a cell of a notebook shows: one output, whose last state stays."""
 
 from __future__ import annotations
 
-import contextvars
-import functools
 import json
 import re
 import subprocess
-import sys
-import time
-import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
-from rich.text import Text
 
-from asynckfold.api import display, notebook
-from asynckfold.api.display import Display
-from asynckfold.api.notebook import HTML, LINES, PLAIN, REFRESH_SECONDS, Bundle, Cell
+from asynckfold import JobsFailedWarning
 from tests import notebooks
-from tests.api.test_display import drive, make_plan
+from tests.api.test_display import Moody, Slow, called
 
 
 class Output:
@@ -27,104 +20,45 @@ class Output:
 
     def __init__(self) -> None:
         self.count = 0
-        self.states: list[Bundle] = []
+        self.states: list[dict[str, str]] = []
 
-    def show(self, bundle: Bundle) -> Output:
+    def display(self, bundle: dict[str, str], *, raw: bool, display_id: bool) -> Output:
+        assert raw
+        assert display_id
         self.count += 1
         self.states.append(bundle)
         return self
 
-    def update(self, bundle: Bundle, *, raw: bool) -> None:
+    def update(self, bundle: dict[str, str], *, raw: bool) -> None:
         assert raw
-        sys.stderr.flush()  # as ipykernel does
         self.states.append(bundle)
-
-    @property
-    def text(self) -> str:
-        return self.states[-1][PLAIN]
 
 
 @pytest.fixture
 def output(monkeypatch: pytest.MonkeyPatch) -> Output:
-    """The output of a cell in which `Display` finds itself."""
-    found = Output()
-    monkeypatch.setattr(display, "is_notebook", lambda: True)
-    monkeypatch.setattr(notebook, "Cell", functools.partial(Cell, show=found.show))
-    return found
+    """The output of the cell in which a call finds itself."""
+    cell = Output()
+    monkeypatch.setattr("asynckfold.api.display.is_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", cell.display)
+    return cell
 
 
 def test_a_sweep_is_one_output_even_with_forced_colours(
-    output: Output, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    root: Path, output: Output, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    drive(Display(1), make_plan())
+    models: Any = {"<script>x<script>": Slow, "moody": Moody}
+    with pytest.warns(JobsFailedWarning):
+        called(root, models, verbose=2)
     assert capfd.readouterr() == ("", "")
     assert output.count == 1
-    lines = output.text.splitlines()
-    assert lines[0] == "labels were numbered"
-    assert sum("ValueError: no" in line for line in lines) == 2
-    assert re.search("4.* 2 failed", output.text)
-    assert "reading the data" not in output.text
-
-
-def test_notes_and_warnings_after_the_end_join_the_output(
-    output: Output, capfd: pytest.CaptureFixture[str]
-) -> None:
-    shown = Display(1)
-    with shown:
-        pass
-    shown.note("now A/step on all samples")
-    with pytest.warns(UserWarning, match="2 of 6"):
-        shown.warn("2 of 6 jobs failed", UserWarning)
-    assert "2 of 6" not in output.text  # whoever records warnings gets them
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        # As Python does it where nobody records warnings, as pytest does.
-        warnings.showwarning = lambda text, kind, *_: print(kind.__name__, text, file=sys.stderr)
-        shown.warn("2 of 6 jobs failed", UserWarning)
-    assert output.count == 1
-    assert "now A/step on all samples" in output.text
-    assert "UserWarning 2 of 6 jobs failed" in output.text
-    assert capfd.readouterr().err == ""
-
-
-def test_names_are_inert(output: Output) -> None:
-    drive(Display(2), make_plan(models=("<script>x<script>",)))
-    assert "<script>x<script>/step/fold-0" in output.text
-    assert "<script>" not in output.states[-1][HTML]
-    assert "&lt;script&gt;" in output.states[-1][HTML]
-
-
-def test_the_output_stays_small() -> None:
-    output = Output()
-    cell = Cell(lambda: Text("live"), output.show)
-    for number in range(LINES + 50):
-        cell.console.print(f"line {number}")
-    lines = output.text.splitlines()
-    assert lines[0] == "line 50"
-    assert lines[-2:] == [f"line {LINES + 49}", "live"]
-
-
-def test_the_live_part_is_kept_fresh_in_the_context_of_its_cell() -> None:
-    where = contextvars.ContextVar("where", default="elsewhere")
-    where.set("this cell")
-    seen = []
-
-    def live() -> Text:
-        seen.append(where.get())
-        if len(seen) == 2:
-            raise RuntimeError("dictionary changed size during iteration")
-        return Text(f"{len(seen)}")
-
-    output = Output()
-    cell = Cell(live, output.show)
-    cell.start()
-    time.sleep(3.5 * REFRESH_SECONDS)
-    cell.stop()
-    assert len(seen) >= 4
-    assert set(seen) == {"this cell"}
-    assert output.count == 1
-    assert output.text == f"{len(seen)}"
+    assert len(output.states) > 3  # kept fresh
+    last = output.states[-1]
+    assert last["text/plain"].count("failed: ValueError: seven") == 1
+    assert "5 of 6 jobs finished, 1 failed" in last["text/plain"]
+    assert "reading the data" not in last["text/plain"]
+    assert "<script>" not in last["text/html"]
+    assert "&lt;script&gt;" in last["text/html"]
 
 
 BODY = """
@@ -174,9 +108,10 @@ def test_failures_and_a_refit_in_a_real_kernel(
     )
     assert done.returncode == 0, done.stderr
     outputs = json.loads(done.stdout)
-    assert all(map(notebooks.is_quiet, outputs))
+    # The warning of failed jobs alone is on standard error.
+    assert all(map(notebooks.is_quiet, outputs[:1] + outputs[2:]))
     _, some, results, failed, wrong, unknown, figure = map(notebooks.text_of, outputs)
-    assert "JobsFailedWarning: 2 of 6 jobs failed" in some
+    assert "2 of 6 jobs failed" in some
     assert "on all 200 samples" in some
     assert "incomplete" in results
     failed, wrong, unknown = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,18 +27,11 @@ from asynckfold import (
     load_results,
 )
 from asynckfold.cli import main
-from asynckfold.engines.warm_pool import close_warm
-from asynckfold.training.checkpoint import weights_digest
+from tests.api.test_fold_models import same
 from tests.started import Nursery
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
-    yield
-    close_warm()
 
 
 def called(
@@ -67,11 +59,11 @@ def test_it_is_what_fit_trains_on_all_samples(root: Path, settings: dict[str, An
     assert results.refitted is not None
     assert results.refitted.fingerprint == alone.results.fingerprint
     state = results.state_dict(fold="all")
-    assert weights_digest(state) == weights_digest(alone.model.state_dict())
+    assert same(state, alone.model.state_dict())
     again = results.best_estimator_
     assert isinstance(again, Tiny)
     assert not again.training
-    assert weights_digest(again.state_dict()) == weights_digest(state)
+    assert same(again.state_dict(), state)
     assert results.refitted.ensemble().predict(X).shape == Y.shape
     place = f"refit/Tiny/{best['scheduler']}"
     assert results.refitted.root_dir == root / place
@@ -130,9 +122,8 @@ def test_the_folds_are_as_without_it_and_nothing_is_trained_twice(root: Path) ->
     assert again.seconds == first.seconds
     assert len(told(root)) == 1
     with RunStore.read(root) as store:
-        assert weights_digest(load_results(store).state_dict(fold="all")) == weights_digest(
-            results.state_dict(fold="all")
-        )
+        stored = load_results(store).state_dict(fold="all")
+    assert same(stored, results.state_dict(fold="all"))
 
 
 class Named(Dataset[tuple[Any, int]]):

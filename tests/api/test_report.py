@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,11 +32,6 @@ from asynckfold import (
     load_results,
     plots,
 )
-from asynckfold.api import report
-from asynckfold.api.report import leave_report
-from asynckfold.results.report import page
-from asynckfold.results.report.charts import FIGURES
-from tests.synthetic import Synthetic, write_run
 from tests.toy import Tiny, adam, samples
 
 
@@ -107,7 +101,7 @@ def test_a_call_whose_jobs_all_fail_leaves_a_report(root: Path) -> None:
 def test_a_fault_in_drawing_is_a_warning_and_a_line_in_the_log(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page, "write_report", refuses)
+    monkeypatch.setattr("asynckfold.results.report.page.write_report", refuses)
     with pytest.warns(RuntimeWarning, match=r"no ink.*asynckfold report .* tries again") as told:
         results = call(root)
     assert results.counts["done"] == 2
@@ -126,13 +120,28 @@ def test_a_warning_of_failed_jobs_points_at_the_line_of_the_call(root: Path) -> 
     assert [item.filename for item in told] == [__file__]
 
 
+class Struck(Tiny):
+    """Ctrl-C comes while its second job trains."""
+
+    jobs = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training and (inputs == torch.from_numpy(samples(30)[0][0])).all(dim=1).any():
+            raise KeyboardInterrupt
+        return super().forward(inputs)
+
+
+def unfinished(root: Path) -> Path:
+    """A run of which the job is done that holds the first sample out."""
+    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
+        call(root, Struck, report=True)
+    return root
+
+
+@pytest.mark.reports
 def test_an_interrupted_call_leaves_a_partial_report(root: Path) -> None:
-    run = Synthetic(("A",), ("x",), 2, status=lambda job: "pending" if job.fold else "done")
-    write_run(root, run)
-    settings = AsyncKFold(2, ([0], [0]), root, nn.CrossEntropyLoss(), 8).settings
-    with pytest.raises(InterruptedRunError), leave_report(settings):
-        raise InterruptedRunError("interrupted by SIGINT")
-    assert "1 of 2 jobs finished" in (root / "report" / "index.html").read_text()
+    unfinished(root)
+    assert " of 2 jobs finished" in (root / "report" / "index.html").read_text()
 
 
 @pytest.mark.nightly
@@ -161,19 +170,27 @@ kfold({{"linear": lambda: torch.nn.Linear(4, 3)}}, ["constant"],
 # Results by their folder
 
 
-def test_results_are_loaded_by_the_path_of_a_run(root: Path) -> None:
-    write_run(root, Synthetic(epochs=1))
-    assert load_results(str(root)).fingerprint == load_results(root).fingerprint
-    with RunStore.read(root) as store:
-        assert load_results(store).counts["done"] == 20
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete run of two candidates, with a serial baseline."""
+    root = tmp_path_factory.mktemp("plots") / "run"
+    words: dict[str, Any] = {"verbose": 0, "engine": "serial", "baseline": "measure", "fuse": False}
+    kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, report=False, **words)
+    kfold({"a": Tiny, "b": Tiny}, ["constant"], adam, {"epochs": 2})
+    return root
 
 
-def test_a_path_that_holds_no_run_is_refused(root: Path, tmp_path: Path) -> None:
-    write_run(root, Synthetic(epochs=1, folds=2))
+def test_results_are_loaded_by_the_path_of_a_run(folder: Path) -> None:
+    assert load_results(str(folder)).fingerprint == load_results(folder).fingerprint
+    with RunStore.read(folder) as store:
+        assert load_results(store).counts["done"] == 4
+
+
+def test_a_path_that_holds_no_run_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no run.db\. Check the path\. Did you mean"):
-        load_results(root.with_name(f"{root.name}s"))
-    with pytest.raises(InputError, match=rf"Pass one of the runs in it: {root.name}\."):
-        load_results(root.parent)
+        load_results(folder.with_name(f"{folder.name}s"))
+    with pytest.raises(InputError, match=rf"Pass one of the runs in it: {folder.name}\."):
+        load_results(folder.parent)
     (tmp_path / "page.txt").write_text("")
     with pytest.raises(InputError, match="which is a file"):
         load_results(tmp_path / "page.txt")
@@ -195,27 +212,25 @@ def test_a_run_without_a_plan_is_refused(root: Path) -> None:
 
 
 def test_an_unfinished_run_is_loaded_with_a_warning(root: Path) -> None:
-    write_run(root, Synthetic(status=lambda job: "done" if job.fold else "pending", epochs=1))
-    with pytest.warns(RuntimeWarning, match="4 of 20 jobs have no result yet; the call that"):
-        assert load_results(root).counts["pending"] == 4
+    unfinished(root)
+    with pytest.warns(RuntimeWarning, match="of 2 jobs have no result yet; the call that"):
+        assert load_results(root).counts["pending"] > 0
     with RunStore.hold(root), pytest.warns(RuntimeWarning, match="yet; process .* works on them"):
         load_results(root)
 
 
+@pytest.mark.reports
 def test_ctrl_c_while_the_report_is_drawn(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def struck(root: Path) -> tuple[None, str]:
+    def struck(*_: Any, **settings: Any) -> Path:
         signal.raise_signal(signal.SIGINT)
-        return None, ""
+        return root
 
-    monkeypatch.setattr(report, "written", struck)
-    settings: Any = SimpleNamespace(report=True, root=root)
+    monkeypatch.setattr("asynckfold.results.report.page.write_report", struck)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         # By a handler that waits for imports, unlike that of Python.
-        with pytest.raises(InterruptedRunError, match="by SIGINT"), leave_report(settings):
-            pass
-        with pytest.raises(InterruptedRunError, match="the first one"), leave_report(settings):
-            raise InterruptedRunError("the first one", 130)
+        with pytest.raises(InterruptedRunError, match="by SIGINT"):
+            call(root)
     finally:
         assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
 
@@ -223,15 +238,15 @@ def test_ctrl_c_while_the_report_is_drawn(root: Path, monkeypatch: pytest.Monkey
 # Figures on request
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete run."""
-    return write_run(tmp_path_factory.mktemp("plots") / "run", Synthetic(folds=2, epochs=2))
+KINDS = {
+    *("scores", "curves", "confusion", "timeline", "cpu_usage", "speedup", "class_accuracy"),
+    "loss_vs_time",
+}
 
 
 def test_every_figure_of_a_run_by_its_name(folder: Path) -> None:
     results = load_results(folder)
-    for kind in FIGURES.keys() - {"predictions"}:
+    for kind in KINDS - {"cpu_usage", "speedup"}:
         assert results.plot(kind).get_suptitle()
     with pytest.raises(InputError, match="predictions needs a best candidate that predicts one"):
         results.plot("predictions")
@@ -255,10 +270,11 @@ def test_figures_are_drawn_on_the_callers_axes(folder: Path) -> None:
 
 
 def test_each_figure_says_what_it_lacks(root: Path) -> None:
-    results = load_results(write_run(root, Synthetic(status=lambda job: "failed", baseline=None)))
-    for kind in FIGURES.keys() - {"cpu_usage", "timeline"}:
+    with pytest.raises(AllJobsFailedError):
+        call(root, Broken)
+    for kind in {*KINDS, "predictions"} - {"cpu_usage", "timeline"}:
         with pytest.raises(InputError, match=f"{kind} needs "):
-            results.plot(kind)
+            load_results(root).plot(kind)
 
 
 @pytest.mark.parametrize(
@@ -295,15 +311,9 @@ def test_results_show_scores_and_a_link_to_the_report(
     assert 'href="run/report/index.html"' in results._repr_html_()
 
 
-def test_a_figure_without_numbers_says_what_it_needs(root: Path) -> None:
-    write_run(root, Synthetic(folds=2, epochs=1, baseline=None))
-    with pytest.raises(InputError, match=r"speedup needs a serial loop .* baseline='measure'"):
-        load_results(root).plot("speedup")
-
-
 def test_the_ancestors_figures_take_a_folder_results_or_arrays(folder: Path) -> None:
     results = load_results(folder)
-    for draw in (plots.cpu_usage, plots.speedup, plots.class_accuracy, plots.loss_vs_time):
+    for draw in (plots.class_accuracy, plots.loss_vs_time):
         assert draw(folder).get_suptitle() == draw(results).get_suptitle() != ""
     line = [1.0, 2.0], [0.5, 0.2]
     figures = [

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
-from asynckfold import AsyncKFold, CVResults, InputError, InterruptedRunError
-from asynckfold.data.prepare import prepare
-from asynckfold.training import checkpoint
-from asynckfold.training.sampling import epoch_samples, sampling_seed
+from asynckfold import AsyncKFold, CVResults, InputError
+from asynckfold.training.sampling import sampling_seed
+from tests.interrupted import interrupted
 from tests.ragged import BATCH, EPOCHS, adam, plain_loop
 
 DRAWS = np.random.default_rng(3)
@@ -105,15 +102,6 @@ def test_a_job_has_the_bits_of_a_plain_loop(root: Path, sampler: Any, order_of: 
     assert np.array_equal(stored, outputs.numpy())
 
 
-def test_balanced_draws_both_classes_alike() -> None:
-    with closing(prepare((X, Y))) as prepared:
-        handle, train = prepared.handle(), np.arange(60)
-        data = handle.open(handle.fds)
-        drawn = [epoch_samples("balanced", data, train, 0, epoch) for epoch in range(20)]
-    assert 0.45 < Y[np.concatenate(drawn)].mean() < 0.55
-    assert len({tuple(order) for order in drawn}) == 20
-
-
 def test_fused_jobs_draw_the_same(root: Path) -> None:
     alone, together = (swept(root / str(fuse), "balanced", fuse=fuse) for fuse in (False, 2))
     assert together.plan.groups
@@ -132,32 +120,17 @@ def test_refit_takes_the_weights_along(root: Path) -> None:
     assert theirs == pytest.approx([epoch.train_loss for epoch in ours], rel=1e-5)
 
 
-class Interrupted(Net):
-    """Is stopped in the second epoch of its first job, where the environment says so."""
-
-    calls = 0
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += self.training
-        if self.calls == 6 and "STOPS" in os.environ:
-            raise KeyboardInterrupt
-        return super().forward(inputs)
-
-
 def test_an_interrupted_run_continues_to_the_same_bits(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = weights_of(swept(root / "whole", torch_sampler, Interrupted))
-    monkeypatch.setattr(checkpoint, "EPOCH_SECONDS", 0.0)
-    monkeypatch.setattr(checkpoint, "SHARE", float("inf"))
-    monkeypatch.setenv("STOPS", "1")
-    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
-        swept(root / "cut", torch_sampler, Interrupted)
-    monkeypatch.delenv("STOPS")
-    continued = weights_of(swept(root / "cut", torch_sampler, Interrupted))
+    whole = weights_of(swept(root / "whole", torch_sampler))
+    # At the end of the second epoch.
+    with interrupted(monkeypatch, "training.training_run.Training", "score", 2):
+        swept(root / "cut", torch_sampler)
+    continued = weights_of(swept(root / "cut", torch_sampler))
     assert all(torch.equal(whole[name], continued[name]) for name in whole)
     with pytest.raises(InputError, match="sampler"):
-        swept(root / "cut", "balanced", Interrupted)
+        swept(root / "cut", "balanced")
 
 
 def test_other_weights_are_another_run(root: Path) -> None:

@@ -363,13 +363,13 @@ def test_outputs_that_do_not_fit_in_memory_are_refused(
 ) -> None:
     # 16 held-out samples, 3 outputs for each of their pixels, held twice.
     held = 16 * 3 * SIDE * SIDE * 4 * 2
-    monkeypatch.setattr("asynckfold.api.planner.total_memory", lambda: held - 1)
+    monkeypatch.setattr("asynckfold.api.call.total_memory", lambda: held - 1)
     with pytest.raises(InputError, match="outputs of a held-out fold must fit in memory") as caught:
         swept(tmp_path / "whole", 0, scoring={"count": count})
     assert "count needs them all at once: score by metrics of torchmetrics" in str(caught.value)
     assert not (tmp_path / "whole").exists()
     assert swept(tmp_path / "by-batch", 0).counts["done"] == 6
 
-    monkeypatch.setattr("asynckfold.api.planner.total_memory", lambda: held // 4 - 1)
+    monkeypatch.setattr("asynckfold.api.call.total_memory", lambda: held // 4 - 1)
     with pytest.raises(InputError, match="outputs of a batch must fit in memory"):
         swept(tmp_path / "none", 0)

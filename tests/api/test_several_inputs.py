@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 from sklearn.dummy import DummyClassifier
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold import fit as fit_one
-from asynckfold.data.prepare import prepare
-from asynckfold.data.transforms.trees import TreeArrays
 from tests.several_inputs import (
     BATCH,
     EPOCHS,
@@ -119,14 +117,19 @@ def test_a_model_may_take_the_whole_dict(root: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_infinite_numbers_in_one_input_are_noted(root: Path) -> None:
+class Filling(TwoInputs):
+    def forward(self, image: Tensor, age: Tensor) -> Tensor:
+        return super().forward(image.nan_to_num(), age)
+
+
+def test_infinite_numbers_in_one_input_are_noted(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     spoilt = X["image"].copy()
     spoilt[3, 0, 0, 0] = np.nan
-    with ExitStack() as stack:
-        data = prepare((TreeArrays({**X, "image": spoilt}), Y))
-        stack.callback(data.close)
-        assert any("1 of 60 samples hold NaN" in note for note in data.notes)
-        assert data.held
+    with caplog.at_level("INFO", logger="asynckfold"):
+        swept(({**X, "image": spoilt}, Y), root, Filling)
+    assert "1 of 60 samples hold NaN" in caplog.text
 
 
 @pytest.mark.parametrize(("dataset", "inputs"), [((X, Y), X), ((PAIR, Y), PAIR)])
@@ -155,6 +158,33 @@ def test_a_run_with_renamed_inputs_is_another_run(root: Path) -> None:
     swept((X, Y), root, Anything)
     with pytest.raises(InputError, match="data"):
         swept(({"age": X["age"], "picture": X["image"]}, Y), root, Anything)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model"),
+    [((X, Y), TwoInputs), ((PAIR, Y), TwoInputs), ((X, Y), OneDict)],
+    ids=["by name", "by position", "one argument"],
+)
+def test_fused_jobs_are_close_to_plain_ones(root: Path, dataset: Any, model: Any) -> None:
+    plain = swept(dataset, root / "plain", model, fuse=False)
+    fused = swept(dataset, root / "fused", model, fuse=2)
+    assert [len(group) for group in fused.plan.groups] == [2]
+    torch.testing.assert_close(weights_of(plain), weights_of(fused), rtol=1e-3, atol=1e-5)
+    (expected,), (found,) = plain.oof.values(), fused.oof.values()
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+class Choosing(TwoInputs):
+    """Branches on a value: no two replicas are sure to do the same."""
+
+    def forward(self, image: Tensor, age: Tensor) -> Tensor:
+        return super().forward(image, age) * (2 if age.sum() > 300 else 1)
+
+
+def test_a_model_that_cannot_be_fused_is_refused_by_its_reason(root: Path) -> None:
+    with pytest.raises(InputError, match="model Choosing: the model cannot be traced"):
+        swept((X, Y), root, Choosing, fuse=2)
+    assert not root.exists()
 
 
 def test_fit_trains_one_model_with_two_inputs(root: Path) -> None:
@@ -223,14 +253,9 @@ def test_bad_input_is_refused_before_the_start(
     assert not (root / "run.db").exists()
 
 
-def test_preprocess_is_refused(root: Path) -> None:
-    from sklearn.preprocessing import StandardScaler
-
+def test_what_takes_one_tensor_only_is_refused(root: Path) -> None:
     with pytest.raises(InputError, match="preprocess needs samples of one tensor"):
         swept((X, Y), root, preprocess=StandardScaler())
-
-
-def test_what_takes_one_tensor_only_is_refused(root: Path) -> None:
     results = swept((X, Y), root)
     with pytest.raises(InputError, match="models that are saved must take one tensor"):
         results.ensemble().save(root / "models.safetensors")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from asynckfold import AsyncKFold, CVResults, InputError, load_model
-from asynckfold.training.training_run import Training
 from tests.interrupted import interrupted
 from tests.several_inputs import BATCH, EPOCHS, adam
 from tests.several_outputs import (
@@ -139,7 +138,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(
 ) -> None:
     whole = swept(root / "whole", fuse=fuse)
     # At the end of the second epoch of a job, or of a replica.
-    with interrupted(monkeypatch, Training, "score", 4):
+    with interrupted(monkeypatch, "training.training_run.Training", "score", 4):
         swept(root / "cut", fuse=fuse)
     assert same(whole, swept(root / "cut", fuse=fuse))
     for log in (root / "cut").glob("Heads/constant/fold-*/log.txt"):

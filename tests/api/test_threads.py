@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, Plan, PlanMismatchError, RunStore
-from asynckfold.engines.warm_pool import close_warm
 from asynckfold.planning import choice
 from asynckfold.planning.thread_rule import Threads
 from tests.toy import Tiny, adam, samples
@@ -21,12 +19,6 @@ from tests.toy import Tiny, adam, samples
 CORES = len(os.sched_getaffinity(0))
 
 two_cores = pytest.mark.skipif(CORES < 2, reason="needs two cores")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
-    yield
-    close_warm()
 
 
 def run(root: Path, models: Any = None, epochs: int = 1, **settings: Any) -> CVResults:

@@ -132,11 +132,14 @@ def test_an_encoding_of_few_characters_gets_others_escaped() -> None:
     assert drawn("漢", encoding="latin-1") == "\\u6f22\n"
 
 
-def test_a_name_with_a_line_feed_forges_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_with_a_line_feed_forges_no_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     Output(Namespace(json=False)).say("A\n5 planned = 5 done")
     assert capsys.readouterr().out == "A\\n5 planned = 5 done\n"
     stream = io.StringIO()
-    Display(1, stream).note("A\n5 planned = 5 done")
+    monkeypatch.setattr(sys, "stderr", stream)
+    Display(1).note("A\n5 planned = 5 done")
     assert stream.getvalue().count("\n") == 1
 
 

@@ -13,7 +13,7 @@ from subprocess import PIPE, STDOUT, Popen
 
 import pytest
 
-from asynckfold.api.resources import MachineArguments
+from asynckfold.api.arguments import MachineArguments
 from asynckfold.engines.ray_cluster import RayCluster, close_warm, ray_cluster
 from asynckfold.engines.ray_node import NodeSettings
 from tests import leftovers

@@ -115,10 +115,10 @@ def test_the_note_says_where_jobs_run(context: dict[str, Any], n_jobs: Any, told
     [
         ({"engine": "jolib"}, r"one of 'process', 'serial', 'joblib', 'ray': .*'joblib'\?"),
         ({"parallelize": False}, "parallelize=False is engine='serial'"),
-        ({"nice": 3}, "engine='joblib' starts none"),
-        ({"yield_to_others": True}, "engine='joblib' starts none"),
+        ({"nice": 3}, "nice=3 and engine='joblib'"),
+        ({"yield_to_others": True}, "yield_to_others=True and engine='joblib'"),
         ({"stall_timeout": 60}, "stall_timeout needs heartbeats"),
-        ({"engine": "serial", "nice": 3}, "engine='serial' starts none"),
+        ({"engine": "serial", "nice": 3}, "nice=3 and engine='serial'"),
     ],
 )
 def test_what_an_engine_cannot_do_is_refused(

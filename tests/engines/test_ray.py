@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError, StorageError
-from asynckfold.api.resources import MachineArguments
+from asynckfold.api.arguments import MachineArguments
 from asynckfold.engines import ray_cluster as clusters
 from asynckfold.engines import ray_engine, ray_node
 from asynckfold.engines.ray_cluster import RayCluster, close_warm, ray_cluster

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
-from asynckfold.api import planner
+from asynckfold.api import call as steps
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.result import ENDED
 from asynckfold.store import Attempt
@@ -293,7 +293,7 @@ class OneByOne(DryRun):
 
 @pytest.fixture
 def marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(planner, "DryRun", OneByOne)
+    monkeypatch.setattr(steps, "DryRun", OneByOne)
     folder = tmp_path / "marks"
     folder.mkdir()
     return folder

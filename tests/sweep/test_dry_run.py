@@ -13,16 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold import InputError
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import Facts, Task
 from asynckfold.jobs.placement import Command, Load, Placement
-from asynckfold.sweep.dry_run import ATTEMPTS, DryRun, merged
+from asynckfold.sweep.dry_run import ATTEMPTS, DryRun
 from asynckfold.sweep.single_task import ask
 from asynckfold.system.signals import Interruption
-
-RULE = ("a rule", "what was received", "a remedy")
 
 
 @dataclass(eq=False)
@@ -31,7 +28,6 @@ class Engines:
 
     idle: tuple[int, ...]
     deadly: dict[str, str] = field(default_factory=dict)
-    refused: tuple[str, ...] = ()
     mended: bool = False
     together: list[list[Placement]] = field(default_factory=list)
 
@@ -55,16 +51,12 @@ class Engines:
             outcome = self.deadly.pop(name) if self.mended else self.deadly[name]
             future.set_exception(WorkerDiedError(1, "SIGKILL", outcome))
             return future
-        problems = (RULE,) if name in self.refused else ()
-        told = {name: "told"} if problems else {}
-        facts = Facts({"architecture": {name: "x"}}, {}, {}, problems, refused=told)
+        facts = Facts({"architecture": {name: "x"}}, {}, {})
         future.set_result(Answer([facts], 1, 0))
         return future
 
 
-def found(
-    engines: Engines, names: Sequence[str], most: int = 8, spared: Sequence[str] = ()
-) -> Facts:
+def found(engines: Engines, names: Sequence[str], most: int = 8) -> Facts:
     jobs = [
         SimpleNamespace(id=f"{name}/{n}", model=name, candidate=name)
         for name in names
@@ -74,7 +66,7 @@ def found(
         recipe=SimpleNamespace(models=dict.fromkeys(names)), plan=SimpleNamespace(jobs=jobs)
     )
     everywhere = Placement((), tuple(range(8)), 1, command=Command.DRY_RUN)
-    run = DryRun(engines, everywhere, most, None, Interruption(), spared)  # type: ignore[arg-type]
+    run = DryRun(engines, everywhere, most, None, Interruption())  # type: ignore[arg-type]
     return run(bundle)
 
 
@@ -88,17 +80,11 @@ def test_each_model_is_checked_once_and_as_many_at_once_as_cores_are_idle(
     assert [placement.jobs for placement in engines.asked] == [(f"{name}/0",) for name in names]
     assert list(facts.recipe["architecture"]) == names
     assert max(map(len, engines.together)) == max(1, min(models, idle, most))
-
-
-@given(st.integers(2, 9), st.integers(2, 8))
-def test_each_but_the_first_has_an_idle_core_of_its_own(models: int, idle: int) -> None:
-    engines = Engines(tuple(range(idle)))
-    found(engines, [f"m{number}" for number in range(models)])
-    for first, *others in filter(None, engines.together):
+    # Each but the first has an idle core for itself.
+    for _, *others in filter(None, engines.together):
         cores = [placement.cores for placement in others]
-        assert len(first.cores) in (1, 8)
-        assert len(set(cores)) == len(cores)
-        assert all(len(own) == 1 and own[0] < idle for own in cores)
+        assert len({*cores}) == len(cores)
+        assert all(len(alone) == 1 and alone[0] < idle for alone in cores)
 
 
 def test_one_whose_process_dies_is_checked_again_alone_and_only_its_own_jobs_fail() -> None:
@@ -122,42 +108,6 @@ def test_one_that_died_beside_others_only_is_as_good_as_any() -> None:
     facts = found(engines, ["a", "bad"])
     assert facts.failures == {}
     assert facts.recipe["architecture"] == {"a": "x", "bad": "x"}
-
-
-def test_a_problem_of_several_models_is_reported_once() -> None:
-    with pytest.raises(InputError) as caught:
-        found(Engines((0, 1, 2), refused=("a", "b")), ["a", "b"])
-    assert len(caught.value.problems) == 1
-
-
-def test_candidates_that_are_spared_fail_while_any_other_is_left() -> None:
-    engines = Engines((0, 1, 2), refused=("a",))
-    facts = found(engines, ["a", "b"], spared=("a", "b"))
-    assert facts.failures == facts.refused == {"a": "told"}
-    for names, spared in ((["a"], ["a"]), (["a", "b"], ["b"])):
-        with pytest.raises(InputError):
-            found(Engines((0, 1, 2), refused=("a",)), names, spared=spared)
-
-
-def test_facts_of_all_fields_are_merged() -> None:
-    one, two = (
-        Facts(
-            {"settings": {name: "Adam"}, "criterion": "same"},
-            **{
-                kind: {name: kind}
-                for kind in Facts.__dataclass_fields__
-                if kind not in ("recipe", "problems", "notes")
-            },  # type: ignore[arg-type]
-            notes=(f"of {name}", "of both"),
-        )
-        for name in "ab"
-    )
-    whole = merged([one, two])
-    assert whole.recipe == {"settings": {"a": "Adam", "b": "Adam"}, "criterion": "same"}
-    assert whole.notes == ("of a", "of both", "of b")
-    for kind in Facts.__dataclass_fields__:
-        if kind not in ("recipe", "problems", "notes"):
-            assert getattr(whole, kind) == {"a": kind, "b": kind}
 
 
 def test_a_dry_run_and_a_single_task_are_on_an_open_node_and_its_cores() -> None:

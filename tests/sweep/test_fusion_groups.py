@@ -12,17 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold import Plan, Result, RunStore, TrainerParams
+from asynckfold import Result, RunStore
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import JobEnd, JobStart, RetryableFailure, Task
 from asynckfold.jobs.placement import WORKER_BYTES, Load, Placement, Request
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED
-from asynckfold.sweep import loop as sweeps
 from asynckfold.sweep.loop import Sweep
-from tests.sweep.test_loop import Recording, done
+from tests.sweep.test_loop import Recording, done, open_store
 
 GROUP = ("A/cosine/fold-0", "A/cosine/fold-1", "A/cosine/fold-2")
 ALONE = "A/cosine/fold-3"
@@ -88,29 +85,12 @@ class Moving(Engine):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeps, "TICK_SECONDS", 0.001)
+    monkeypatch.setattr("asynckfold.sweep.loop.TICK_SECONDS", 0.001)
 
 
 @pytest.fixture
 def store(root: Path) -> Iterator[RunStore]:
-    targets = np.arange(12) % 2
-    folds = make_folds(12, targets, 4)
-    plan = Plan(
-        make_jobs(["A"], ["cosine"], folds, 0),
-        TrainerParams(epochs=1),
-        4,
-        1,
-        0,
-        "cpu",
-        ("accuracy",),
-        "data",
-        folds_fingerprint(folds),
-        ("0", "1"),
-        groups=(GROUP,),
-    )
-    with RunStore.hold(root) as held:
-        held.begin(plan, folds, targets)
-        yield held
+    yield from open_store(root, 4, ["A"], (GROUP,))
 
 
 def run(store: RunStore, behaviour: Behaviour) -> tuple[Engine, Recording]:
@@ -167,35 +147,26 @@ def test_a_group_whose_worker_dies_is_tried_again_without_what_ended(store: RunS
     assert {results[name].status for name in (GROUP[0], GROUP[2], ALONE)} == {DONE}
 
 
+def short_of_memory(task: Task) -> RetryableFailure:
+    return RetryableFailure("oom", Result(task.job.id, task.attempt, FAILED))
+
+
+@pytest.mark.parametrize("first", [short_of_memory, lambda task: None], ids=["memory", "stopped"])
+def test_a_group_that_did_not_end_goes_on_alone_where_memory_was_short(
+    store: RunStore, first: Callable[[Task], Any]
+) -> None:
+    engine, _ = run(store, lambda number, tasks: list(map(done if number > 1 else first, tasks)))
+    assert [placement.jobs for placement in engine.of_group()] == [GROUP, GROUP]
+    is_alone = first is short_of_memory
+    assert [placement.alone for placement in engine.of_group()] == [False, is_alone]
+    assert {result.status for result in store.reader.results().values()} == {DONE}
+
+
 def test_a_group_that_always_dies_fails_whole_and_once(store: RunStore) -> None:
     engine, watch = run(store, lambda number, tasks: died())
     assert [placement.jobs for placement in engine.of_group()] == [GROUP] * 3
     failed = [result.job_id for result in watch.results if result.status == FAILED]
     assert sorted(failed) == list(GROUP)
-
-
-def test_a_group_short_of_memory_is_tried_again_alone(store: RunStore) -> None:
-    def behaviour(number: int, tasks: Sequence[Task]) -> list[Any]:
-        if number > 1:
-            return [done(task) for task in tasks]
-        return [
-            RetryableFailure("oom", Result(task.job.id, task.attempt, FAILED)) for task in tasks
-        ]
-
-    engine, _ = run(store, behaviour)
-    first, second = engine.of_group()
-    assert (first.alone, second.alone) == (False, True)
-    assert second.jobs == GROUP
-    assert {result.status for result in store.reader.results().values()} == {DONE}
-
-
-def test_a_group_that_was_asked_to_stop_by_others_goes_on(store: RunStore) -> None:
-    engine, _ = run(
-        store,
-        lambda number, tasks: [done(task) if number > 1 else None for task in tasks],
-    )
-    assert [placement.jobs for placement in engine.of_group()] == [GROUP, GROUP]
-    assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
 def test_a_fusion_group_is_paused_as_a_whole(store: RunStore) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asynckfold import Epoch, Plan, Result, RunStore, StorageError, TrainerParams
 from asynckfold.engines.engine import Answer
@@ -31,7 +29,6 @@ from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, Placement, R
 from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.sweep.loop import Sweep
-from tests.size import examples
 
 GIB = 1 << 30
 
@@ -52,7 +49,6 @@ class FakeEngine:
     behaviour: Behaviour
     inbox: queue.SimpleQueue[Any]
     cores: tuple[int, ...] = (0, 1)
-    order: Callable[[int], int] = lambda count: 0
     started: list[Task] = field(default_factory=list)
     most: int = 0
     waiting: list[tuple[Future[Answer], Task]] = field(default_factory=list)
@@ -63,7 +59,7 @@ class FakeEngine:
         self.now += 0.1
         self.most = max(self.most, len(self.waiting))
         if len(self.waiting) == len(self.cores) or (self.waiting and self.looked):
-            self.end(self.waiting.pop(self.order(len(self.waiting))))
+            self.end(self.waiting.pop(0))
         self.looked = not getattr(self, "looked", False)
         use = (0.5,) * len(self.cores)
         return Load(self.cores, self.cores, 1 << 40, self.gpus, use=use, own=0.5)
@@ -131,7 +127,10 @@ def store(root: Path) -> Iterator[RunStore]:
 
 
 def open_store(
-    root: Path, folds: int = 3, models: Sequence[str] = ("A", "B")
+    root: Path,
+    folds: int = 3,
+    models: Sequence[str] = ("A", "B"),
+    groups: tuple[tuple[str, ...], ...] = (),
 ) -> Iterator[RunStore]:
     targets = np.arange(12) % 2
     made = make_folds(12, targets, folds)
@@ -146,6 +145,7 @@ def open_store(
         "data",
         folds_fingerprint(made),
         ("0", "1"),
+        groups=groups,
     )
     with RunStore.hold(root) as held:
         held.begin(plan, made, targets)
@@ -191,64 +191,6 @@ def test_every_job_ends_with_one_durable_result(store: RunStore) -> None:
     result = store.reader.results()["A/cosine/fold-2"]
     assert (result.pid, result.peak_memory, result.threads) == (1, 2, 1)
     assert result.ended >= result.started
-
-
-def test_resume_is_the_first_line_of_the_loop(store: RunStore) -> None:
-    attempt = store.start_attempt("A/cosine/fold-1", (0,), 1, "cpu", 0.0)
-    store.record(Result("A/cosine/fold-1", attempt, DONE))
-    made, engine, _ = sweep(store)
-    made.run()
-    assert "A/cosine/fold-1" not in [task.job.id for task in engine.started]
-    assert len(engine.started) == 5
-
-
-def test_a_job_whose_worker_dies_is_tried_three_times_and_the_others_go_on(
-    store: RunStore,
-) -> None:
-    def poison(task: Task) -> Any:
-        return WorkerDiedError(7, "SIGSEGV") if task.job.id == "B/cosine/fold-0" else done(task)
-
-    made, engine, _ = sweep(store, poison)
-    made.run()
-    tries = [task.attempt for task in engine.started if task.job.id == "B/cosine/fold-0"]
-    assert tries == [1, 2, 3]
-    failed = store.reader.results()["B/cosine/fold-0"]
-    assert failed.status == FAILED
-    assert "SIGSEGV" in failed.error
-    assert "3 attempts" in failed.error
-    assert store.reader.counts()["done"] == 5
-    attempts = [item for item in store.reader.attempts() if item.job_id == "B/cosine/fold-0"]
-    assert [item.outcome for item in attempts] == ["died", "died", "error"]
-    worked = sum((item.ended or 0) - item.started for item in attempts)
-    assert 0 < failed.fit_seconds <= worked
-    assert [event.kind for event in store.reader.events()] == ["died"] * 3
-
-
-def test_one_death_is_forgiven(store: RunStore) -> None:
-    def once(task: Task) -> Any:
-        return WorkerDiedError(7, "SIGKILL") if task.attempt == 1 else done(task)
-
-    made, engine, _ = sweep(store, once)
-    made.run()
-    assert store.reader.counts()["done"] == 6
-    assert len(engine.started) == 12
-
-
-@pytest.mark.damages("the checkpoint is a name without a file")
-def test_the_next_attempt_gets_the_checkpoints(store: RunStore) -> None:
-    name = "A/cosine/fold-0"
-
-    def saves_then_dies(task: Task) -> Any:
-        if task.job.id == name and task.attempt == 1:
-            ref = CheckpointRef(name, 1, 1, 0, "file", "sha", 3)
-            made._inbox.put(NewCheckpoint(ref))
-            return WorkerDiedError(7, "SIGKILL")
-        return done(task)
-
-    made, engine, _ = sweep(store, saves_then_dies)
-    made.run()
-    second = next(t for t in engine.started if t.job.id == name and t.attempt == 2)
-    assert [ref.file for ref in second.checkpoints] == ["file"]
 
 
 @pytest.mark.damages("the checkpoints are named, not written")
@@ -300,23 +242,6 @@ def test_others_pass_while_a_job_waits_after_a_death(store: RunStore) -> None:
     assert (first.outcome, second.outcome) == ("died", "ok")
     (event,) = store.reader.events()
     assert event.text == "attempt 1: worker process 7 died: SIGKILL; retried in 0.5 s"
-
-
-def test_out_of_memory_is_retried_alone_after_all_others(store: RunStore) -> None:
-    short = {"A/cosine/fold-0", "B/cosine/fold-1"}
-
-    def greedy(task: Task) -> Any:
-        if task.job.id in short and task.attempt == 1:
-            failed = Result(task.job.id, 1, FAILED, error="MemoryError:", traceback="trace")
-            return RetryableFailure("oom", failed)
-        return done(task)
-
-    made, engine, watch = sweep(store, greedy)
-    made.run()
-    assert store.reader.counts()["done"] == 6
-    assert {task.job.id for task in engine.started[-2:]} == short
-    assert [placement.alone for placement in watch.placements] == [False] * 6 + [True] * 2
-    assert [event.kind for event in store.reader.events()] == ["oom_retry"] * 2
 
 
 def test_a_gpu_out_of_memory_is_retried_alone_on_a_gpu_and_others_go_on(store: RunStore) -> None:
@@ -372,24 +297,6 @@ def test_jobs_that_wait_for_memory_are_reported_once(store: RunStore) -> None:
     assert len(store.reader.events()) <= 6
 
 
-def test_a_result_that_the_disk_refused_is_not_reported(store: RunStore) -> None:
-    """The first is noted, the second does not fit any more, and takes the first along."""
-    made, engine, watch = sweep(store)
-    still = Load(engine.cores, engine.cores, 1 << 40)
-    engine.load = lambda running: still  # type: ignore[method-assign]
-    made.step(0.0)
-    (first, small), (second, large) = engine.waiting
-    engine.waiting = []
-    set_full(store, True)
-    first.set_result(Answer([done(small)], 1))
-    outputs = np.zeros((3, 100_000), np.float32)
-    second.set_result(Answer([replace(done(large), outputs=outputs)], 1))
-    with pytest.raises(StorageError):
-        made.run()
-    assert watch.results == []
-    assert store.reader.finished() == {}
-
-
 def test_what_one_worker_cannot_store_keeps_no_other_from_it(store: RunStore) -> None:
     made, engine, _ = sweep(store)
     made.step(0.0)
@@ -408,43 +315,6 @@ def test_what_a_worker_cannot_unpack_fails_its_job_with_the_traceback(store: Run
     assert store.reader.counts()["failed"] == 6
     assert len(engine.started) == 6  # not tried again: it would fail again
     assert store.reader.results()["A/cosine/fold-0"].traceback == "trace"
-
-
-def test_a_full_disk_stops_the_sweep_and_the_rest_stays_pending(store: RunStore) -> None:
-    ended = iter([done, done])
-
-    def full(task: Task) -> Any:
-        behave = next(ended, None)
-        return behave(task) if behave else StorageError(28, "No space left on device")
-
-    made, engine, _ = sweep(store, full)
-    with pytest.raises(StorageError, match="No space left"):
-        made.run()
-    assert engine.closed is not None
-    assert engine.closed > 0
-    counts = store.reader.counts()
-    assert (counts["done"], counts["failed"], counts["pending"]) == (2, 0, 4)
-    assert all(attempt.outcome for attempt in store.reader.attempts())
-
-
-def test_ctrl_c_lets_running_jobs_save_themselves(store: RunStore) -> None:
-    seen = iter(range(3))
-
-    def interrupted(task: Task) -> Any:
-        if next(seen, None) is None:
-            raise KeyboardInterrupt
-        return done(task)
-
-    made, engine, _ = sweep(store, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        made.run()
-    assert engine.closed is not None
-    assert engine.closed > 0
-    assert store.reader.counts()["done"] == 3
-    outcomes = [attempt.outcome for attempt in store.reader.attempts()]
-    assert outcomes.count("ok") == 3
-    assert outcomes.count("interrupted") >= 1
-    assert store.reader.waiting is None
 
 
 def test_our_own_kill_at_the_end_is_no_verdict_on_a_job(store: RunStore) -> None:
@@ -468,52 +338,6 @@ def test_our_own_kill_at_the_end_is_no_verdict_on_a_job(store: RunStore) -> None
     assert name not in store.reader.finished()
     outcomes = [item.outcome for item in store.reader.attempts() if item.job_id == name]
     assert outcomes == ["died", "died", "interrupted"]
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(
-    cores=st.integers(1, 5),
-    choices=st.lists(st.integers(0, 100), max_size=60),
-    deaths=st.sets(st.tuples(st.sampled_from("AB"), st.integers(0, 2), st.integers(1, 3))),
-)
-def test_results_do_not_depend_on_cores_order_or_deaths(
-    tmp_path_factory: pytest.TempPathFactory,
-    cores: int,
-    choices: list[int],
-    deaths: set[tuple[str, int, int]],
-) -> None:
-    def behave(task: Task) -> Any:
-        died = (task.job.model, task.job.fold, task.attempt) in deaths
-        return WorkerDiedError(7, "SIGKILL") if died else done(task)
-
-    choice = iter(choices)
-    for store in open_store(tmp_path_factory.mktemp("run")):
-        made, _, _ = sweep(
-            store,
-            behave,
-            cores=tuple(range(cores)),
-            order=lambda count: next(choice, 0) % count,
-        )
-        made.run()
-        counts = store.reader.counts()
-        doomed = {
-            (model, fold)
-            for model, fold, _ in deaths
-            if all((model, fold, attempt) in deaths for attempt in (1, 2, 3))
-        }
-        assert counts["done"] == 6 - len(doomed)
-        assert counts["failed"] == len(doomed)
-        assert counts["pending"] == 0
-        if not doomed:
-            # The same for every order, number of cores and history of deaths.
-            attempt_free = {name: result.digest for name, result in store.reader.results().items()}
-            assert len(set(attempt_free.values())) == 6
-            assert store.reader.fingerprint() == EXPECTED.setdefault(
-                "fingerprint", store.reader.fingerprint()
-            )
-
-
-EXPECTED: dict[str, str] = {}
 
 
 def test_every_attempt_knows_what_its_job_waited_for(store: RunStore) -> None:

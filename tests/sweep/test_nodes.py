@@ -249,7 +249,7 @@ def test_the_use_of_all_nodes_is_sampled_and_shown(store: RunStore) -> None:
     made.step(0.0)
     (sample,) = store.reader.samples()
     assert (sample.used, sample.own, len(sample.cores)) == (2.0, 1.0, 4)
-    progress = SweepProgress(store.reader.plan, {}, [])
+    progress = SweepProgress(store.reader.plan, {}, [], {})
     for placement in watch.placements:
         progress.placed(placement)
     progress.load = engine.load([])

@@ -199,7 +199,10 @@ def test_a_paused_worker_dies_with_its_sweep(root: Path, warm: Nursery) -> None:
 def test_a_run_that_cannot_yield_is_refused(root: Path) -> None:
     for given_settings, told in (
         ({"yield_to_others": "always"}, "must be True or False: received 'always'"),
-        ({"yield_to_others": True, "parallelize": False}, "parallelize=False starts none"),
+        (
+            {"yield_to_others": True, "parallelize": False},
+            "yield_to_others=True and parallelize=False",
+        ),
     ):
         with pytest.raises(InputError, match=told):
             AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, **given_settings)
