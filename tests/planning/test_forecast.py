@@ -65,20 +65,6 @@ def with_costs(choice: Choice, step: float, evaluation: float) -> Choice:
     return replace(choice, costs={"B": cost})
 
 
-def test_a_forecast_credits_what_fusing_gains_to_training_steps() -> None:
-    work = workload(1, 4, "cpu", B=SMALL)
-    alone = choice_of(work)
-    plain, together = in_fours(work, alone)
-    cost = alone.costs["B"]
-    faster = gain(cost.flops, 4)
-    assert faster > 1.2
-    for name, done in work.works().items():
-        evaluations = done.evaluations * cost.eval_seconds[1]
-        assert evaluations > 0
-        steps = plain.requests[name].seconds - evaluations
-        assert together.requests[name].seconds == pytest.approx(steps / faster + evaluations)
-
-
 @given(
     st.floats(1e-6, 1.0),
     st.one_of(st.just(0.0), st.floats(1e-6, 1.0)),
@@ -99,18 +85,6 @@ def test_no_job_of_a_group_takes_less_than_its_evaluations(
         assert max(1.0, faster) * one >= alone * (1 - 1e-9)
         if not evaluation:
             assert one == pytest.approx(alone / faster)
-
-
-def test_the_more_a_job_evaluates_the_less_its_group_gains() -> None:
-    work = workload(2, 4, "cpu", B=SMALL)
-    found = []
-    for evaluation in (0.0, 0.01, 0.1, 1.0, 1e6):
-        both = in_fours(work, with_costs(choice_of(work), 0.01, evaluation))
-        alone, one = (sum(item.seconds for item in made.requests.values()) for made in both)
-        found.append(alone / one)
-    assert found == sorted(found, reverse=True)
-    assert found[0] == pytest.approx(gain(SMALL, 4))
-    assert found[-1] == pytest.approx(1.0, abs=1e-4)
 
 
 def test_a_run_that_recorded_no_decision_has_no_forecast(root: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold import Fold, Plan, TrainerParams
+from asynckfold import Fold, Job, Plan, TrainerParams
 from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning.fusion_groups import LEAST_JOBS, MOST_JOBS, grouped
 from asynckfold.planning.fusion_rule import MOST_FLOPS, Fuse, gain, why_not_paying
@@ -125,8 +125,10 @@ def test_a_continued_run_keeps_its_groups_whatever_is_asked(
 
 
 def test_groups_are_part_of_the_plan() -> None:
-    plan = plan_of()
-    fused = replace(plan, groups=grouped(plan, 3, {"m0": ""}, 2).groups)
+    jobs = tuple(Job("m0", "s0", 0, number, 0) for number in range(5))
+    plan = Plan(jobs, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+    names = [job.id for job in jobs]
+    fused = replace(plan, groups=(tuple(names[:2]), tuple(names[2:])))
     assert plan.fingerprint != fused.fingerprint
     assert Plan.from_json(fused.to_json()) == fused
     assert plan.first_difference(fused) == "jobs trained as one: none there, 2 + 3 here"

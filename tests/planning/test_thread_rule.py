@@ -77,14 +77,6 @@ def test_more_operations_never_cost_less_and_more_threads_never_more(
         assert all(count * cost[count] >= cost[1] * (1 - 1e-9) for count in cost)
 
 
-@pytest.mark.parametrize(
-    ("cores", "counts"),
-    [(1, (1,)), (2, (1, 2)), (3, (1, 3)), (8, (1, 2, 4, 8)), (16, (1, 2, 3, 4, 5, 8, 16))],
-)
-def test_threads_share_the_cores_equally(cores: int, counts: tuple[int, ...]) -> None:
-    assert thread_counts(cores) == counts
-
-
 @given(sweeps(), st.randoms(use_true_random=False))
 @settings(deadline=None)
 def test_the_order_of_models_and_jobs_does_not_matter(
