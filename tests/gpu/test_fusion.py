@@ -14,12 +14,8 @@ from asynckfold import AsyncKFold, CVResults
 from asynckfold.data.transforms.trees import mapped, on_device
 from asynckfold.system.machine import Machine
 from asynckfold.training.calls import call_model
-from asynckfold.training.fusion import (
-    backward,
-    fuse,
-    fuse_criterion,
-    parts_of,
-)
+from asynckfold.training.fusion.backward import backward, fuse_criterion, parts_of
+from asynckfold.training.fusion.module import fuse
 from tests.toy import Tiny, adam, samples
 from tests.training.fusion.test_zoo import replicas
 from tests.training.fusion.zoo import ZOO

@@ -15,16 +15,14 @@ from asynckfold.training import pretraining, seeding
 from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
 from asynckfold.training.evaluation import has_modes
-from asynckfold.training.fusion import (
-    backward,
-    check_equivalence,
-    fuse,
-    fuse_criterion,
+from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of
+from asynckfold.training.fusion.equivalence import check_equivalence
+from asynckfold.training.fusion.module import fuse
+from asynckfold.training.fusion.optimizers import (
     fuse_optimizers,
-    parts_of,
+    why_not_on_views,
+    why_not_stackable,
 )
-from asynckfold.training.fusion.backward import Batch
-from asynckfold.training.fusion.optimizers import why_not_on_views, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, with_fused_kernel

@@ -9,6 +9,9 @@
 
 >>> import torch
 >>> from torch import nn
+>>> from asynckfold.training.fusion.backward import backward, fuse_criterion, parts_of
+>>> from asynckfold.training.fusion.module import fuse
+>>> from asynckfold.training.fusion.optimizers import fuse_optimizers
 >>> models = [nn.Linear(3, 2) for _ in range(4)]
 >>> plain = [torch.optim.Adam(model.parameters(), 1e-2) for model in models]
 >>> batches = [(torch.ones(5, 3), torch.zeros(5, dtype=torch.long)) for _ in models]
@@ -21,46 +24,3 @@
 >>> losses.shape, models[3].weight.shape
 (torch.Size([4]), torch.Size([2, 3]))
 """
-
-from asynckfold.training.fusion.backward import (
-    FusedCriterion,
-    GroupCriterion,
-    MappedCriterion,
-    ReplicaBatches,
-    SeparateCriterion,
-    backward,
-    clip_gradients,
-    fuse_criterion,
-    parts_of,
-)
-from asynckfold.training.fusion.equivalence import Differences, Equivalence, check_equivalence
-from asynckfold.training.fusion.layouts import NotFusible
-from asynckfold.training.fusion.module import FusedModule, fuse
-from asynckfold.training.fusion.optimizers import (
-    ReplicaOptimizer,
-    SeparateOptimizer,
-    StackedOptimizer,
-    fuse_optimizers,
-)
-
-__all__ = [
-    "GroupCriterion",
-    "Differences",
-    "Equivalence",
-    "FusedCriterion",
-    "FusedModule",
-    "MappedCriterion",
-    "NotFusible",
-    "ReplicaBatches",
-    "ReplicaOptimizer",
-    "SeparateCriterion",
-    "SeparateOptimizer",
-    "StackedOptimizer",
-    "backward",
-    "check_equivalence",
-    "clip_gradients",
-    "fuse",
-    "fuse_criterion",
-    "fuse_optimizers",
-    "parts_of",
-]

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from asynckfold.training.fusion import (
+from asynckfold.training.fusion.backward import (
     FusedCriterion,
     MappedCriterion,
     SeparateCriterion,
     backward,
-    fuse,
     fuse_criterion,
     parts_of,
 )
+from asynckfold.training.fusion.module import fuse
 
 ROWS, BATCH, CLASSES = 3, 6, 4
 GENERATOR = torch.Generator().manual_seed(0)

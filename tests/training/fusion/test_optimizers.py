@@ -12,17 +12,13 @@ from torch import nn, optim
 from torch.optim import lr_scheduler
 from torch.utils import _pytree as pytree
 
-from asynckfold.training.fusion import (
-    FusedModule,
+from asynckfold.training.fusion.backward import backward, clip_gradients, fuse_criterion, parts_of
+from asynckfold.training.fusion.module import FusedModule, fuse
+from asynckfold.training.fusion.optimizers import (
     ReplicaOptimizer,
     SeparateOptimizer,
     StackedOptimizer,
-    backward,
-    clip_gradients,
-    fuse,
-    fuse_criterion,
     fuse_optimizers,
-    parts_of,
 )
 from tests.training.fusion.zoo import ZOO, state_of
 

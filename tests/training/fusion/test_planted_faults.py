@@ -10,8 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from asynckfold.training.fusion import Equivalence, FusedModule, backward, check_equivalence
 from asynckfold.training.fusion import equivalence as comparison
+from asynckfold.training.fusion.backward import backward
+from asynckfold.training.fusion.equivalence import Equivalence, check_equivalence
+from asynckfold.training.fusion.module import FusedModule
 from asynckfold.training.fusion.rules import convolution, linear, normalisation, random
 
 REPLICAS, SAMPLES = 3, 6

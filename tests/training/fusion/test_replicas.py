@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from asynckfold.training.fusion import NotFusible, fuse
+from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.fusion.module import fuse
 from asynckfold.training.fusion.rules import convolution
 
 

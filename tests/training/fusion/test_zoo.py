@@ -9,15 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.training.fusion import (
-    FusedModule,
-    NotFusible,
-    backward,
-    check_equivalence,
-    fuse,
-    fuse_criterion,
-    parts_of,
-)
+from asynckfold.training.fusion.backward import backward, fuse_criterion, parts_of
+from asynckfold.training.fusion.equivalence import check_equivalence
+from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.fusion.module import FusedModule, fuse
 from tests.training.fusion.zoo import REFUSED, ZOO, Animal, state_of
 
 REPLICAS = 3

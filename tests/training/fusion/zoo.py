@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from asynckfold import models
-from asynckfold.training.fusion import FusedModule
+from asynckfold.training.fusion.module import FusedModule
 
 CLASSES = 3
 
