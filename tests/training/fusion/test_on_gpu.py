@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from asynckfold import TrainerParams
-from asynckfold.data.transforms.random_numbers import JoinedDraw
 from asynckfold.jobs.messages import Task
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding
@@ -71,16 +70,6 @@ def test_batches_by_orders_that_were_sent_are_those_that_are_gathered_together()
         rows = torch.from_numpy(np.stack([order[low:high] for order in orders]))
         for one, other in zip(found, data.train_together(rows, seeds, 3), strict=True):
             assert torch.equal(one, other)
-
-
-def test_draws_that_were_sent_are_taken_and_not_sent_again() -> None:
-    bits = torch.arange(6)
-    draw = JoinedDraw(0, 0, np.arange(6), seeds=[1, 2], sent={2: bits})
-    assert draw.at(2).bits_on(META) is bits
-    assert (
-        draw.at(1).bits_on(torch.device("cpu")).tolist()
-        == draw.at(1).bits().view(np.int64).tolist()
-    )
 
 
 def test_jobs_of_a_group_draw_from_the_generator_of_the_gpu(

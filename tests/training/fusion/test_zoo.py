@@ -40,27 +40,13 @@ def fused_step(animal: Animal, models: Sequence[nn.Module], batches: list) -> Fu
     return fused
 
 
-@pytest.mark.nightly(
-    but=[
-        "mlp",
-        "lenet",
-        "lenet5",
-        "residual",
-        "functional",
-        "transformer",
-        "groups",
-        "grouped",
-        "signal",
-        "volume",
-        "pre-norm",
-        "weight norm",
-        "lists",
-        "frozen",
-        "by name",
-        "by position",
-        "one tree",
-    ]
+AT_NIGHT = (
+    *("alexnet", "mobilenet", "vgg", "branching", "tied", "attention by hand", "cross attention"),
+    *("buffers", "in place", "heads", "shapes", "alpha dropout", "linear"),
 )
+
+
+@pytest.mark.nightly(but=[name for name in ZOO if name not in AT_NIGHT])
 @pytest.mark.parametrize("name", ZOO)
 def test_fused_is_plain(name: str) -> None:
     animal = ZOO[name]

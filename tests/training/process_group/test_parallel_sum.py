@@ -19,26 +19,6 @@ from tests.leftovers import descendants
 BY = pytest.mark.parametrize("processes", [2, 3])
 
 
-@BY
-def test_sums_are_over_all_ranks_and_what_is_seen_may_change(processes: int) -> None:
-    seen, before = torch.zeros(3), descendants()
-
-    def part(order: int, rank: int, count: int) -> Sequence[Tensor]:
-        assert count == processes
-        return [seen + order + rank, torch.tensor([float(os.getpid() == lead)])]
-
-    lead = os.getpid()
-    with ParallelSum(processes)(part, [seen], [seen, torch.zeros(1)]) as total:
-        assert len(descendants() - before) == processes - 1
-        ranks = sum(range(processes))
-        for order in range(3):
-            seen.fill_(10.0 * order)
-            found, leads = total(order)
-            assert found.tolist() == [11.0 * order * processes + ranks] * 3
-            assert leads.tolist() == [1.0]
-    assert descendants() <= before
-
-
 def test_what_a_part_raises_is_raised_here_and_nobody_stays() -> None:
     before = descendants()
 
