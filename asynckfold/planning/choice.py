@@ -19,8 +19,7 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.cost import Cost
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning import fusion_rule, gpu_rule
-from asynckfold.planning.exchange import gain_text
-from asynckfold.planning.flop_model import thread_counts
+from asynckfold.planning.flop_model import gain_text, thread_counts
 from asynckfold.planning.thread_rule import Threads, count_text, decide
 from asynckfold.planning.workload import Choice, Workload
 

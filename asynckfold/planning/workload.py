@@ -11,8 +11,7 @@ from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, WORKER_BYTES, NodeSize, Request
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.planning import fusion_rule, gpu_rule
-from asynckfold.planning.exchange import EXCHANGES
-from asynckfold.planning.flop_model import rule_cost
+from asynckfold.planning.flop_model import EXCHANGES, rule_cost
 from asynckfold.planning.thread_rule import LastJobs, Model, size_of
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.planning.exchange import EXCHANGES, Exchange, gain_text
+from asynckfold.planning.flop_model import EXCHANGES, Exchange, gain_text
 from asynckfold.planning.forecast import Forecast
 from tests.toy import adam, samples
 

@@ -23,7 +23,7 @@ from asynckfold.jobs.messages import CheckpointRef, RunEvent
 from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.training import checkpoint, setup
-from asynckfold.training.fusion import trainer as fused
+from asynckfold.training.fusion import group as fused
 from asynckfold.training.stopwatch import Stopwatch
 from tests.training.fusion.test_trainer import digests, grouped, refs_of
 from tests.training.multiprocess.attempts import (

@@ -29,7 +29,7 @@ from asynckfold.results.candidates import rank
 from asynckfold.results.out_of_fold import layers_of
 from asynckfold.results.report.predictions import count_classes
 from asynckfold.training import setup
-from asynckfold.training.fusion import trainer
+from asynckfold.training.fusion import group as trainer
 from asynckfold.training.stopwatch import Stopwatch
 from tests.size import examples
 from tests.training.fusion.test_trainer import grouped

@@ -33,7 +33,7 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, serial_baseline, user_loop
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.fusion import trainer
+from asynckfold.training.fusion import group
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
 from asynckfold.training.job_log import JobLog
@@ -238,7 +238,7 @@ def _train_group(
         return failure(bundle, task, error)
 
     with _attempt(bundle, tasks) as results:
-        results += trainer.train(bundle, tasks, data, device, tell, stop, heartbeat, fail)
+        results += group.train(bundle, tasks, data, device, tell, stop, heartbeat, fail)
     return [ended.get(task.job.id, item) for task, item in zip(tasks, results, strict=True)]
 
 

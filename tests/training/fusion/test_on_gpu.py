@@ -17,7 +17,7 @@ from asynckfold import TrainerParams
 from asynckfold.jobs.messages import Task
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import seeding
-from asynckfold.training.fusion import trainer
+from asynckfold.training.fusion import group as trainer
 from asynckfold.training.fusion.group import FusionGroup
 from tests.training.counting import Counting
 from tests.training.fusion.test_trainer import Grouped, grouped, raised

@@ -30,7 +30,7 @@ from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.fusion import trainer as fused
+from asynckfold.training.fusion import group as fused
 from asynckfold.training.fusion.group import Replica
 from tests.size import examples
 from tests.training.tiny import (
