@@ -56,6 +56,14 @@ def device_mode() -> Any:
     return getattr(getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None), "device_context", None)
 
 
+def default_device() -> torch.device:
+    """Return the device of new tensors."""
+    try:
+        return torch.get_default_device()
+    except AttributeError:  # torch < 2.9, once `set_default_device(None)` has been called
+        return torch.device("cpu")
+
+
 def saved_tensors_hooks() -> Any:
     """Return the innermost pair of hooks for saved tensors, or None."""
     return _C._autograd._top_saved_tensors_default_hooks(True)

@@ -183,7 +183,7 @@ _SETTINGS: tuple[Setting, ...] = (
     Setting("modes of the dispatcher", torch_internals.dispatch_modes, _leave_dispatch_modes),
     Setting("inference mode", torch.is_inference_mode_enabled, _set_inference_mode),
     Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Setting("default device", torch.get_default_device, _set_default_device),
+    Setting("default device", torch_internals.default_device, _set_default_device),
     Setting("threads", torch.get_num_threads, torch.set_num_threads),
     Setting("gradients", torch.is_grad_enabled, torch.set_grad_enabled),
     Setting("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
