@@ -6,6 +6,7 @@ cores without overlap), so that what reads a run can be tested without torch and
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold import Baseline, Epoch, Fold, Job, Plan, Result, RunStore, TrainerParams
-from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, FAILED, AveragingSummary
+from tests.outcomes import divided, plan_of
 
 DIGITS = tuple("0123456789")
-PENDING = "pending"
+DONE, FAILED, PENDING = "done", "failed", "pending"
 TRACEBACK = 'Traceback (most recent call last):\n  File "model.py", line 7, in forward\n'
 
 
@@ -51,10 +50,13 @@ class Synthetic:
         Cores that other programs used while the baseline was timed.
     processes : int
         Of a job.
-    rounds : int
-        Of averaging, by which jobs of several processes were trained; 0 for another trainer.
+    averaged : AveragingSummary or None
+        What averaging did, by which jobs of several processes were trained; None for another
+        trainer.
     software : Mapping
         With what the session trained.
+    objective : Objective or None
+        What targets and outputs mean.
     """
 
     models: Sequence[str] = ("LeNet5", "MLP")
@@ -69,9 +71,10 @@ class Synthetic:
     baseline: str | None = "measured"
     others: float = 0.0
     processes: int = 1
-    rounds: int = 0
+    averaged: Any = None
     software: Mapping[str, str] = field(default_factory=lambda: {"torch": "2.6.0"})
     cpu_samples: bool = True
+    objective: Any = None
     metrics: tuple[str, ...] = ("accuracy",)
     error: str = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x64 and 100x10)"
     traceback: str = TRACEBACK
@@ -112,44 +115,30 @@ def write_run(root: Path, run: Synthetic | None = None) -> Path:
 
 def _data(run: Synthetic) -> tuple[npt.NDArray[Any], tuple[Fold, ...]]:
     rng = np.random.default_rng(0)
-    if run.classes:
-        targets: npt.NDArray[Any] = np.arange(run.samples) % len(run.classes)
-    else:
+    targets: npt.NDArray[Any] = np.arange(run.samples) % max(1, len(run.classes))
+    if not run.classes:
         targets = rng.normal(size=(run.samples, 1))
-    return targets, make_folds(
-        run.samples,
-        targets,
-        run.folds,
-        classification=bool(run.classes),
-        stratify=False,
-        n_repeats=run.n_repeats,
+    if isinstance(run.folds, int):
+        return targets, divided(run.samples, run.folds, run.n_repeats)
+    return targets, tuple(
+        Fold(0, index, np.array(train), np.array(valid))
+        for index, (train, valid) in enumerate(run.folds)
     )
 
 
 def _plan(run: Synthetic, folds: Sequence[Fold]) -> Plan:
-    return Plan(
-        jobs=make_jobs(run.models, run.lr_schedules, folds, 0),
-        params=TrainerParams(
-            epochs=run.epochs,
-            trainer=_trainer(run),
-            processes=run.processes,
-        ),
+    trainer = "averaging" if run.averaged else "plain" if run.processes == 1 else "hogwild"
+    return plan_of(
+        [*itertools.product(run.models, run.lr_schedules)],
+        folds,
+        params=TrainerParams(epochs=run.epochs, trainer=trainer, processes=run.processes),
         batch_size=32,
-        threads_per_job=1,
-        random_state=0,
-        device="cpu",
         scoring=run.metrics,
         dataset="d" * 64,
-        folds=folds_fingerprint(folds),
         classes=run.classes,
+        objective=run.objective,
         recipe={"optimizer": "Adam(lr=0.001)", "models": {name: name for name in run.models}},
     )
-
-
-def _trainer(run: Synthetic) -> str:
-    if run.processes == 1:
-        return "plain"
-    return "averaging" if run.rounds else "hogwild"
 
 
 def _write_jobs(
@@ -232,9 +221,7 @@ def _end(
             ended=store.now(),
             error="" if good else run.error,
             traceback=run.traceback + run.error if status == FAILED else "",
-            averaged=AveragingSummary(run.rounds, (200, *[100] * (run.processes - 1)))
-            if run.rounds and good
-            else None,
+            averaged=run.averaged if good else None,
         )
     )
     assert accepted

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 import warnings
@@ -21,16 +20,15 @@ from scipy.stats import rankdata
 from sklearn.model_selection import RepeatedStratifiedKFold, ShuffleSplit
 from torch import nn, optim
 
-from asynckfold import AsyncKFold, CVResults, Plan, Result, TrainerParams
+from asynckfold import AsyncKFold, CVResults, Result
 from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DIVERGED, DONE, FAILED
-from asynckfold.results.candidates import rank
 from asynckfold.results.out_of_fold import layers_of
 from asynckfold.results.report.predictions import count_classes
 from asynckfold.training import setup
 from asynckfold.training.fusion import group as trainer
 from asynckfold.training.stopwatch import Stopwatch
+from tests import outcomes
+from tests.outcomes import divided
 from tests.size import examples
 from tests.training.fusion.test_trainer import grouped
 from tests.training.tiny import Plain, Tiny, checkpoints
@@ -38,28 +36,15 @@ from tests.training.tiny import Plain, Tiny, checkpoints
 SAMPLES = 12
 
 
-def results_of(
-    scores: Sequence[Sequence[float]], n_repeats: int = 1, error_score: float = float("nan")
-) -> CVResults:
+def results_of(scores: Sequence[Sequence[float]], **changes: Any) -> CVResults:
     """Results of one LR schedule and a model for each row of scores, fold by fold."""
-    folds = make_folds(
-        SAMPLES, np.arange(SAMPLES) % 2, len(scores[0]) // n_repeats, n_repeats=n_repeats
-    )
-    models = [f"m{number}" for number in range(len(scores))]
-    jobs = make_jobs(models, ["constant"], folds, 0)
-    plan = Plan(
-        jobs, TrainerParams(), 4, 1, 0, "cpu", ("accuracy",), "data", folds_fingerprint(folds)
-    )
-    values = itertools.chain.from_iterable(scores)
-    results = {
-        job.id: Result(job.id, 1, DONE, {"accuracy": value})
-        for job, value in zip(jobs, values, strict=True)
-    }
-    return CVResults(plan, folds, SAMPLES, results, 1.0, None, Path("run"), error_score)
+    folds = divided(SAMPLES, len(scores[0]))
+    named = {f"m{number}/constant": row for number, row in enumerate(scores)}
+    return outcomes.results_of(named, folds=folds, state="done", **changes)
 
 
 def ranks(scores: Sequence[Sequence[float]]) -> list[int]:
-    return rank(results_of(scores).candidates, "accuracy")
+    return list(results_of(scores).cv_results_["rank_test_accuracy"])
 
 
 # Ties
@@ -90,6 +75,7 @@ def test_differences_beyond_rounding_rank() -> None:
     assert found.conclusion in ("beats", "undecided")
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 def test_infinite_scores_are_ranked() -> None:
     assert ranks([[-np.inf, 0.1], [0.2, 0.1], [-np.inf, 0.9]]) == [2, 1, 2]
 
@@ -119,7 +105,7 @@ def test_permuting_folds_changes_no_rank(counts: list[list[int]], random: object
 def test_a_failed_candidate_is_never_best_whatever_its_error_score(error_score: float) -> None:
     found = results_of([[0.9, 0.9], [0.5, 0.6]], error_score=error_score)
     jobs = found.plan.jobs
-    results = {**found.results, jobs[1].id: Result(jobs[1].id, 1, FAILED, error="bad")}
+    results = {**found.results, jobs[1].id: Result(jobs[1].id, 1, "failed", error="bad")}
     found = replace(found, results=results)
     assert found.best_params_["model"] == "m1"
     assert list(found.cv_results_["rank_test_accuracy"]) == [2, 1]
@@ -259,7 +245,7 @@ def stepping(
 
 @pytest.mark.parametrize(
     ("error", "status", "seconds"),
-    [(ValueError, FAILED, 3.0), (math.nan, DIVERGED, 4.0), (None, DONE, 8.0)],
+    [(ValueError, "failed", 3.0), (math.nan, "diverged", 4.0), (None, "done", 8.0)],
     ids=["raises", "diverges", "done"],
 )
 def test_fit_seconds_run_until_the_end_of_the_job(
@@ -274,7 +260,7 @@ def test_fit_seconds_run_until_the_end_of_the_job(
 def test_a_timed_out_job_keeps_its_fit_seconds(tmp_path: Path, clock: Clock) -> None:
     tiny = Tiny(tmp_path, {"m": stepping(clock, 99, None)}, job_timeout_s=5)
     (result,) = tiny.execute(tiny.jobs[0])
-    assert result.status == FAILED
+    assert result.status == "failed"
     assert result.fit_seconds == pytest.approx(5.0)
 
 
@@ -305,7 +291,7 @@ def test_a_job_that_fails_before_training_has_fit_seconds(tmp_path: Path) -> Non
 
     tiny = Tiny(tmp_path, {"m": slow})
     (result,) = tiny.execute(tiny.jobs[0])
-    assert result.status == FAILED
+    assert result.status == "failed"
     assert result.fit_seconds >= 0.05
 
 
@@ -330,7 +316,7 @@ def test_a_failed_fold_counts_in_every_table() -> None:
     first, second = found.plan.jobs
     results = {
         first.id: replace(found.results[first.id], fit_seconds=4.0),
-        second.id: Result(second.id, 1, FAILED, fit_seconds=2.0, error="ValueError: bad"),
+        second.id: Result(second.id, 1, "failed", fit_seconds=2.0, error="ValueError: bad"),
     }
     found = replace(found, results=results)
     assert found.cv_results_["mean_fit_time"].tolist() == [3.0]

@@ -73,6 +73,7 @@ MANY = (
     *("roc_auc_ovo", "top_k_accuracy", "adjusted_rand_score"),
 )
 TWO = (*MANY[:-4], "roc_auc", "f1", "precision", "recall", "jaccard", "average_precision")
+TWO += ("neg_brier_score",)
 
 
 def judged(names: list[Any], count: int, seed: int) -> tuple[Array, Array, Array]:

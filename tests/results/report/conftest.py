@@ -1,31 +1,19 @@
-"""Runs that several tests look at, written once."""
+"""A report that several tests look at, written once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from asynckfold import RunStore
-from asynckfold.results.report.summary import Summary, summarize
-from tests.synthetic import Synthetic, write_run
-
-Summarize = Callable[[Synthetic], Summary]
+from tests.results.report.reports import Report, report_of
 
 
 @pytest.fixture(scope="session")
-def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete classification run with a measured baseline."""
-    return write_run(tmp_path_factory.mktemp("complete") / "run")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The report of a complete classification run with a measured baseline, PNG files included."""
+    return report_of(tmp_path_factory.mktemp("complete") / "run")
 
 
-@pytest.fixture
-def summarized(root: Path) -> Summarize:
-    """Write a synthetic run and summarize it."""
-
-    def make(run: Synthetic) -> Summary:
-        with RunStore.read(write_run(root, run)) as store:
-            return summarize(store)
-
-    return make
+@pytest.fixture(autouse=True)
+def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no PNG files, which takes seconds and which few tests look at."""
+    monkeypatch.setattr("asynckfold.results.report.page.update_figures", lambda *_, **__: None)

@@ -18,6 +18,7 @@ import pytest
 from asynckfold.results.report import live
 from asynckfold.results.report.live import REFRESH_SECONDS, LivePage, LiveServer
 from tests.leftovers import until
+from tests.results.report.reports import Report
 from tests.started import Nursery
 from tests.synthetic import Synthetic, write_run
 
@@ -47,8 +48,8 @@ def asked(
         connection.close()
 
 
-def test_a_finished_run_is_shown_and_not_asked_for_again(complete: Path) -> None:
-    with served(complete) as server:
+def test_a_finished_run_is_shown_and_not_asked_for_again(complete: Report) -> None:
+    with served(complete.root) as server:
         status, headers, text = asked(server, server.path)
         assert status == 200
         assert '<meta name="renewal-seconds"' not in text
@@ -81,8 +82,8 @@ def test_a_run_that_goes_on_is_asked_for_again_with_and_without_scripts(root: Pa
     assert "Refresh" not in headers
 
 
-def test_without_the_token_or_by_another_name_there_is_nothing(complete: Path) -> None:
-    with served(complete) as server:
+def test_without_the_token_or_by_another_name_there_is_nothing(complete: Report) -> None:
+    with served(complete.root) as server:
         assert len(server.path) > 40
         for path in ("/", server.path[:-1], server.path[:-2] + "x/", f"{server.path}index.html"):
             assert asked(server, path)[::2] == (404, "")
@@ -93,14 +94,14 @@ def test_without_the_token_or_by_another_name_there_is_nothing(complete: Path) -
         assert asked(server, server.path)[0] == 200
 
 
-def test_only_this_machine_is_listened_to(complete: Path) -> None:
-    with LiveServer(complete) as server:
+def test_only_this_machine_is_listened_to(complete: Report) -> None:
+    with LiveServer(complete.root) as server:
         assert server.server_address[0] == "127.0.0.1"
         assert server.address == f"http://127.0.0.1:{server.server_port}{server.path}"
 
 
-def test_two_servers_have_other_addresses(complete: Path) -> None:
-    with LiveServer(complete) as first, LiveServer(complete) as second:
+def test_two_servers_have_other_addresses(complete: Report) -> None:
+    with LiveServer(complete.root) as first, LiveServer(complete.root) as second:
         assert first.server_port != second.server_port
         assert first.path != second.path
 
@@ -128,12 +129,12 @@ def test_it_grows_with_the_run_and_survives_its_end(
     assert "20 of 20 jobs" in shown["ended"][0]
 
 
-def test_it_is_drawn_once_for_each_state(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_drawn_once_for_each_state(complete: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(live, "render", lambda summary, _: drawn.append(summary) or f"{len(drawn)}")
-    page = LivePage(complete)
+    page = LivePage(complete.root)
     assert [page.now()[0] for _ in range(3)] == ["1", "1", "1"]
-    os.utime(complete / "run.db")
+    os.utime(complete.root / "run.db")
     # Soon after a drawing the last one is shown again; the browser asks later.
     assert page.now() == ("1", True)
     page._next = 0.0
@@ -142,10 +143,10 @@ def test_it_is_drawn_once_for_each_state(complete: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_command_prints_the_address_and_ends_with_ctrl_c(
-    complete: Path, tmp_path: Path, warm: Nursery, number: signal.Signals
+    complete: Report, tmp_path: Path, warm: Nursery, number: signal.Signals
 ) -> None:
     printed = tmp_path / "printed"
-    command = warm.start(["-m", "asynckfold", "report", str(complete), "--serve"], printed)
+    command = warm.start(["-m", "asynckfold", "report", str(complete.root), "--serve"], printed)
     until(lambda: "Ctrl-C ends it" in command.printed(), 60)
     (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\S+/", command.printed())
     with urllib.request.urlopen(address, timeout=60) as answer:

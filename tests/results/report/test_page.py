@@ -5,10 +5,10 @@ import csv
 import hashlib
 import io
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold import Job, RunStore, StorageError
-from asynckfold.jobs.result import DONE, FAILED
-from asynckfold.results.report.page import (
-    embedded_numbers,
-    inert_json,
-    write_report,
-)
+from asynckfold import Job
+from asynckfold.cli import main
+from asynckfold.jobs.result import AveragingSummary
+from asynckfold.results.report.page import embedded_numbers, inert_json
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.report.table_files import csv_table
+from asynckfold.store import open_run
+from tests.results.report.reports import Report, report_of
 from tests.synthetic import Synthetic, write_run
 
 ALLOWED: Mapping[str, set[str]] = {
@@ -115,41 +114,35 @@ class Walker(HTMLParser):
         )
 
 
-def walk(page: Path) -> Walker:
+def walk(report: Report) -> Walker:
     walker = Walker()
-    walker.feed(page.read_text("utf-8"))
+    walker.feed(report.page)
     walker.close()
     assert walker.open == []
     assert all(link.startswith("#") and link[1:] in walker.ids for link in walker.links)
+    assert embedded(walker)["counts"] == report.numbers["counts"]
     return walker
 
 
-def report(root: Path, run: Synthetic | None = None) -> Path:
-    with RunStore.read(write_run(root, run)) as store:
-        return write_report(store)
-
-
-def numbers(walker: Walker) -> dict[str, Any]:
+def embedded(walker: Walker) -> Any:
+    """Return the numbers inside the page, which are JSON."""
     _, text = walker.texts["script"]
-    return dict(json.loads(text, parse_constant=_refuse))
+    return json.loads(text, parse_constant=_refuse)
 
 
 def _refuse(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
 
 
-@pytest.fixture(scope="module")
-def folder(complete: Path) -> Path:
-    """The report of the complete run."""
-    with RunStore.read(complete) as store:
-        return write_report(store).parent
+def rows_of(report: Report, table: str) -> list[dict[str, str]]:
+    text = (report.root / "report" / table).read_text("utf-8")
+    return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_the_first_screen_shows_best_lead_speedup_and_failures(folder: Path) -> None:
-    walker = walk(folder / "index.html")
+def test_the_first_screen_shows_best_lead_speedup_and_failures(complete: Report) -> None:
+    walker, data = walk(complete), complete.numbers
     # Numbers and their units are joined by spaces at which no line breaks.
     first = " ".join(" ".join(walker.texts["p"] + walker.texts["h1"]).split())
-    data = numbers(walker)
     assert data["highest"] in first
     assert f"{data['speedup']['ratio']:.2f}× as fast" in first
     assert "measured" in first
@@ -160,73 +153,63 @@ def test_the_first_screen_shows_best_lead_speedup_and_failures(folder: Path) -> 
     assert ", reproducible." in first
     (short, *_) = walker.texts["code"]
     assert data["fingerprint"].startswith(short)
+    assert "Diamond: mean over the folds; bar: its 95 % interval; dots: folds." in complete.page
+    assert "Line: mean over the folds; band: from the lowest fold to the highest" in complete.page
+    assert "±\u00a0" in complete.page
+    assert "200\u00a0MiB" in complete.page
 
 
-def test_the_page_is_self_contained_and_small(folder: Path) -> None:
-    page = folder / "index.html"
-    text = page.read_text("utf-8")
-    figures = [name for name in walk(page).ids if name.startswith("figure-")]
-    assert len(figures) == 7
-    assert page.stat().st_size < 400_000
-    script = walk(page).texts["script"][0]
-    told = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def test_the_page_is_self_contained_and_its_files_lie_beside_it(complete: Report) -> None:
+    walker, page = walk(complete), complete.page
+    assert embedded(walker) == complete.numbers
+    assert len([name for name in walker.ids if name.startswith("figure-")]) == 7
+    assert len(page.encode()) < 400_000
+    script = base64.b64encode(hashlib.sha256(walker.texts["script"][0].encode()).digest()).decode()
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src"
-    assert f"{policy} 'sha256-{told}'" in text
-    assert "http://" not in text
-    assert "https://" not in text
-
-
-def test_embedded_and_written_numbers_equal_the_summary(complete: Path, folder: Path) -> None:
-    with RunStore.read(complete) as store:
-        expected = json.loads(json.dumps(summarize(store).to_dict()))
-    assert json.loads((folder / "results.json").read_text("utf-8")) == expected
-    assert numbers(walk(folder / "index.html")) == expected
-    assert expected["counts"]["done"] == 20
-
-
-def test_figures_lie_beside_the_page(folder: Path) -> None:
+    assert f"{policy} 'sha256-{script}'" in page
+    assert "http://" not in page
+    assert "https://" not in page
+    folder = complete.root / "report"
     assert len(list(folder.glob("*.png"))) == 9
     assert not list(folder.glob("*.tmp"))
-
-
-def test_tables_hold_one_row_per_candidate_fold_and_epoch(folder: Path) -> None:
-    tables = {
-        name: list(csv.DictReader(io.StringIO((folder / name).read_text("utf-8"))))
-        for name in ("results.csv", "folds.csv", "epochs.csv")
-    }
-    assert [len(rows) for rows in tables.values()] == [4, 20, 100]
-    assert [row["rank"] for row in tables["results.csv"]] == ["1", "2", "3", "4"]
-    best = tables["results.csv"][0]
-    assert {row["bit_identity"] for row in tables["results.csv"]} == {"reproducible"}
-    assert len({row["fingerprint"] for row in tables["results.csv"]}) == 1
+    candidates, folds = rows_of(complete, "results.csv"), rows_of(complete, "folds.csv")
+    assert [len(rows) for rows in (candidates, folds)] == [4, 20]
+    assert len(rows_of(complete, "epochs.csv")) == 100
+    assert [row["rank"] for row in candidates] == ["1", "2", "3", "4"]
+    assert {row["bit_identity"] for row in candidates} == {"reproducible"}
+    assert len({row["fingerprint"] for row in candidates}) == 1
     mine = [
         float(row["accuracy"])
-        for row in tables["folds.csv"]
-        if (row["model"], row["scheduler"]) == (best["model"], best["scheduler"])
+        for row in folds
+        if (row["model"], row["scheduler"]) == (candidates[0]["model"], candidates[0]["scheduler"])
     ]
-    assert float(best["mean_accuracy"]) == pytest.approx(sum(mine) / 5)
+    assert float(candidates[0]["mean_accuracy"]) == pytest.approx(sum(mine) / 5)
 
 
 @pytest.mark.nightly
 def test_averaging_is_shown_in_the_page_and_the_tables(root: Path) -> None:
     run = Synthetic(
-        processes=3, rounds=77, folds=2, epochs=1, baseline=None, status=all_but_the_first
+        processes=3,
+        averaged=AveragingSummary(77, (200, 100, 100)),
+        folds=2,
+        epochs=1,
+        baseline=None,
+        status=all_but_the_first,
     )
-    page = report(root, run)
-    text = page.read_text("utf-8")
-    assert "samples × epochs of each process" in text
-    assert text.count('data-label="rounds">77</td>') == 7
-    assert text.count('process">200, 100, 100</td>') == 7
-    first, *others = numbers(walk(page))["averaged"]
+    report = report_of(root, run)
+    assert "samples × epochs of each process" in report.page
+    assert report.page.count('data-label="rounds">77</td>') == 7
+    assert report.page.count('process">200, 100, 100</td>') == 7
+    first, *others = report.numbers["averaged"]
     assert (first["job"], len(others)) == ("LeNet5/cosine/fold-1", 6)
     assert (first["rounds"], first["samples"]) == (77, [200, 100, 100])
-    folds = list(csv.DictReader(io.StringIO((page.parent / "folds.csv").read_text("utf-8"))))
+    folds = rows_of(report, "folds.csv")
     assert [row["samples_epochs"] for row in folds] == ["", *["200, 100, 100"] * 7]
     assert [row["rounds"] and float(row["rounds"]) for row in folds] == ["", *[77] * 7]
 
 
 def all_but_the_first(job: Job) -> str:
-    return FAILED if (job.candidate, job.fold) == ("LeNet5/cosine", 0) else DONE
+    return "failed" if (job.candidate, job.fold) == ("LeNet5/cosine", 0) else "done"
 
 
 def test_user_text_is_inert(root: Path) -> None:
@@ -244,107 +227,97 @@ def test_user_text_is_inert(root: Path) -> None:
         about={"command": together, **{payload: payload for payload in PAYLOADS}},
         status=lambda job: "failed" if (job.model, job.fold) == (PAYLOADS[0], 1) else "done",
     )
-    page = report(root, run)
-    walker = walk(page)
-    text = walker.text()
+    report = report_of(root, run)
+    text = walk(report).text()
     for payload in PAYLOADS:
         assert clean(payload) in text
-    assert numbers(walker)["counts"]["failed"] == 1
+    assert report.numbers["counts"]["failed"] == 1
     for table in ("results.csv", "folds.csv", "epochs.csv"):
-        rows = csv.reader(io.StringIO((page.parent / table).read_text("utf-8")))
-        assert not any(cell.startswith(("=", "@")) for row in rows for cell in row)
+        cells = [cell for row in rows_of(report, table) for cell in row.values()]
+        assert not any(cell.startswith(("=", "@")) for cell in cells)
 
 
+INTERVAL = "bar: its 95 % interval"
+SOFTWARE = "the software that some of its jobs were trained with was not recorded"
 STATES = {
     "nothing ran": Synthetic(
         status=lambda job: "pending", baseline=None, cpu_samples=False, events=(), about={}
     ),
     "all failed": Synthetic(status=lambda job: "failed"),
     "NaN scores": Synthetic(score=float("nan"), folds=2, models=("A",)),
-    "one fold": Synthetic(folds=[(list(range(200)), list(range(200, 300)))]),
-    "regression": Synthetic(classes=(), metrics=("r2",), folds=2),
-    "no baseline, no samples": Synthetic(
-        baseline=None, cpu_samples=False, folds=2, classes=(), epochs=1
+    "one fold": Synthetic(folds=[(list(range(200)), list(range(200, 300)))], baseline=None),
+    "regression": Synthetic(classes=(), metrics=("r2",), folds=2, epochs=1),
+    "incomplete": Synthetic(
+        status=lambda job: "failed" if job.id == "MLP/warm/fold-3" else "done", epochs=1
     ),
+    "no candidate is complete": Synthetic(
+        status=lambda job: "failed" if job.fold % 2 else "done", folds=4
+    ),
+    "other software": Synthetic(software={}, cpu_samples=False, epochs=1, folds=2),
+    "disturbed": Synthetic(others=0.8, epochs=1, folds=2),
 }
 
+SAID = {
+    "nothing ran": (["No job was started", "No finished job"], ["Hard samples"]),
+    "all failed": (["20 failed", "none is best", "no job succeeded"], ["as fast", "Hard samples"]),
+    "NaN scores": (["none is best"], []),
+    "one fold": (["Diamond: the score on the only fold.", "Line: the only fold."], [INTERVAL]),
+    "regression": (
+        ["Scores are r2; every candidate was scored on the same folds."],
+        ["accuracy, serial", "Accuracies are means"],
+    ),
+    "incomplete": (["4 of 5, failed", "Incomplete candidates are not ranked"], []),
+    "no candidate is complete": (["Diamond: mean over the folds; dots: folds."], [INTERVAL]),
+    "other software": ([f"not reproducible: {SOFTWARE}"], []),
+    "disturbed": (
+        [
+            "Speedup not reported: other programs used 0.8 of 2 cores while the serial",
+            "Solid: packed. A point is an epoch",
+            "included. Packed seconds are",
+            "Jobs of several candidates run at once",
+        ],
+        ["dashed: the measured serial loop", "× as fast"],
+    ),
+}
+"""What the page of each state says, and what it does not."""
 
-@pytest.mark.nightly(but=["nothing ran", "NaN scores", "no baseline, no samples"])
+
 @pytest.mark.parametrize("name", STATES)
-def test_every_state_of_a_run_has_a_valid_page(root: Path, name: str) -> None:
-    run = STATES[name]
-    page = report(root, run)
-    data = numbers(walk(page))
-    assert data["counts"]["planned"] == sum(
-        data["counts"][state] for state in ("done", "failed", "diverged", "cancelled", "pending")
+def test_every_state_of_a_run_has_a_page_that_says_so(root: Path, name: str) -> None:
+    report = report_of(root, STATES[name])
+    text, counts = walk(report).text(), report.numbers["counts"]
+    said, unsaid = SAID[name]
+    assert all(part in text for part in said)
+    assert not any(part in text for part in unsaid)
+    assert counts["planned"] == sum(
+        counts[state] for state in ("done", "failed", "diverged", "cancelled", "pending")
     )
     for table in ("results.csv", "folds.csv", "epochs.csv"):
-        assert (page.parent / table).read_text("utf-8").splitlines()[0].count("model") == 1
+        header = (root / "report" / table).read_text("utf-8").splitlines()[0]
+        assert header.count("model") == 1
 
 
-def test_a_page_without_success_says_so(root: Path) -> None:
-    text = walk(report(root, STATES["all failed"])).text()
-    assert "20 failed" in text
-    assert "none is best" in text
-    assert "no job succeeded" in text
-    assert "as fast" not in text
-
-
-def test_incomplete_candidates_are_shown_as_such(root: Path) -> None:
-    run = Synthetic(
-        status=lambda job: "failed" if job.id == "MLP/warm/fold-3" else "done",
-        classes=(),
-        epochs=1,
-        cpu_samples=False,
-    )
-    text = walk(report(root, run)).text()
-    assert "4 of 5, failed" in text
-    assert "Incomplete candidates are not ranked" in text
-
-
-def test_the_page_says_why_a_run_is_not_reproducible(root: Path) -> None:
-    page = report(root, Synthetic(software={}, cpu_samples=False, epochs=1))
-    walker = walk(page)
-    sentence = "the software that some of its jobs were trained with was not recorded"
-    assert f"not reproducible: {sentence}" in walker.text()
-    assert numbers(walker)["bit_identity"] == {"claimed": False, "reasons": [sentence]}
-
-
-def test_a_disturbed_timing_is_reported_on_the_first_screen(root: Path, folder: Path) -> None:
-    page = report(root, Synthetic(others=0.8, epochs=1))
-    first = " ".join(walk(page).texts["p"])
-    assert "Speedup not reported: other programs used 0.8 of 2 cores while the serial" in first
-    assert "×" not in first.replace("models × ", "")
-    leads = r'class="big">[^<]*× as fast'
-    assert not re.search(leads, page.read_text())
-    assert re.search(leads, (folder / "index.html").read_text())
+def test_long_names_of_scores_may_break(root: Path) -> None:
+    run = Synthetic(classes=(), metrics=("neg_mean_absolute_error",), folds=2, epochs=1)
+    page = report_of(root, run).page
+    assert ">neg_<wbr>mean_<wbr>absolute_<wbr>error</th>" in page
+    assert 'data-label="neg_mean_absolute_error"' in page
 
 
 @pytest.mark.nightly
-def test_a_thousand_jobs_make_a_page_of_moderate_size(root: Path) -> None:
-    run = Synthetic(
-        models=tuple("ABCDE"),
-        lr_schedules=("x",),
-        folds=200,
-        samples=400,
-        epochs=1,
-        cpu_samples=False,
-    )
-    page = report(root, run)
-    assert numbers(walk(page))["counts"]["done"] == 1000
-    assert page.stat().st_size < 3_000_000
+def test_a_thousand_jobs_and_many_epochs_make_pages_of_moderate_size(tmp_path: Path) -> None:
+    few = Synthetic(epochs=1, samples=400, cpu_samples=False, models=tuple("ABCDE"))
+    runs = {
+        "jobs": (replace(few, lr_schedules=("x",), folds=200), 3_000_000),
+        "models": (Synthetic(epochs=120, folds=2, models=tuple("ABCDE")), 400_000),
+        "epochs": (Synthetic(epochs=120), 400_000),
+    }
+    for name, (run, most) in runs.items():
+        assert len(report_of(tmp_path / name, run).page.encode()) < most
 
 
-@pytest.mark.nightly
-def test_many_epochs_do_not_bloat_the_page(root: Path) -> None:
-    page = report(root, Synthetic(epochs=120, folds=2, models=tuple("ABCDE")))
-    assert page.stat().st_size < 400_000
-    page = report(root.with_name("few"), Synthetic(epochs=120))
-    assert page.stat().st_size < 400_000
-
-
-def test_bulky_numbers_are_left_out_of_the_page_by_name(complete: Path) -> None:
-    with RunStore.read(complete) as store:
+def test_bulky_numbers_are_left_out_of_the_page_by_name(complete: Report) -> None:
+    with open_run(complete.root) as store:
         summary = summarize(store)
     text, left_out = embedded_numbers(summary, limit=12_000)
     assert left_out[0] == "curves"
@@ -352,30 +325,22 @@ def test_bulky_numbers_are_left_out_of_the_page_by_name(complete: Path) -> None:
     assert "curves" not in json.loads(text)["candidates"][0]
 
 
-@pytest.mark.nightly
-def test_a_file_in_the_way_is_a_storage_error(complete: Path, tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("")
-    with RunStore.read(complete) as store, pytest.raises(StorageError, match="taken"):
-        write_report(store, tmp_path / "taken")
+def test_a_file_in_the_way_of_the_report_is_an_error(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (write_run(root, STATES["nothing ran"]) / "report").write_text("")
+    assert main(["report", str(root)]) == 5
+    assert str(root / "report") in capsys.readouterr().err
 
 
-def test_another_folder_can_be_named(root: Path, tmp_path: Path) -> None:
-    with RunStore.read(write_run(root, STATES["nothing ran"])) as store:
-        page = write_report(store, tmp_path / "deep" / "folder")
-    assert page == tmp_path / "deep" / "folder" / "index.html"
-    assert page.exists()
-
-
-def test_a_report_needs_neither_torch_nor_a_display(complete: Path, tmp_path: Path) -> None:
+def test_a_report_needs_neither_torch_nor_a_display(root: Path, tmp_path: Path) -> None:
+    write_run(root, STATES["one fold"])
     code = (
-        "import sys; from asynckfold.store import RunStore;"
-        "from asynckfold.results.report.page import write_report;"
-        "from pathlib import Path;"
-        "write_report(RunStore.read(sys.argv[1]), Path(sys.argv[2]));"
+        "import sys; from asynckfold.cli import main; main(['report', sys.argv[1]]);"
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(complete), str(tmp_path / "out")],
+        [sys.executable, "-c", code, str(root)],
         env={
             "MPLBACKEND": "QtAgg",
             "HOME": str(tmp_path),
@@ -388,7 +353,8 @@ def test_a_report_needs_neither_torch_nor_a_display(complete: Path, tmp_path: Pa
         cwd=Path(__file__).parents[3],
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "out" / "index.html").exists()
+    assert (root / "report" / "index.html").exists()
+    assert (root / "report" / "scores.png").exists()
 
 
 @given(st.recursive(st.text() | st.none() | st.integers(), st.lists))

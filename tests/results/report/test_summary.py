@@ -1,202 +1,294 @@
+"""The numbers of a report, as ``results.json`` has them."""
+
 from __future__ import annotations
 
-import json
-import math
+import io
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from scipy.special import softmax
+from sklearn.metrics import average_precision_score, roc_auc_score
 
-from asynckfold import Job, RunStore
-from asynckfold.results.report.attempts import USE_POINTS
-from asynckfold.results.report.sanitize import NAME_LIMIT
-from asynckfold.results.report.summary import summarize
-from tests.results.report.conftest import Summarize
+from asynckfold import Job, RunStore, load_results
+from asynckfold.jobs.objective import Objective
+from tests.results.report.reports import Report, report_again, report_of
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 
+TWO_FOLDS = Synthetic(folds=2, epochs=1, baseline=None, cpu_samples=False)
+BINARY = replace(TWO_FOLDS, classes=("no", "yes"))
+THREE = replace(TWO_FOLDS, models=("A", "B", "C"), lr_schedules=("x",))
 
-def test_candidates_are_ranked_by_their_mean_over_stored_folds(complete: Path) -> None:
-    with RunStore.read(complete) as store:
-        summary, results = summarize(store), store.results()
-    means = [row.mean["accuracy"] for row in summary.candidates]
+
+def targets_of(report: Report) -> npt.NDArray[Any]:
+    with RunStore.read(report.root) as store:
+        return store.splits()[1]
+
+
+# Candidates
+
+
+def test_candidates_are_ranked_by_their_mean_over_stored_folds(complete: Report) -> None:
+    rows, results = complete.numbers["candidates"], load_results(complete.root)
+    means = [row["mean"]["accuracy"] for row in rows]
     assert means == sorted(means, reverse=True)
-    assert [row.rank for row in summary.candidates] == [1, 2, 3, 4]
-    assert summary.highest == summary.candidates[0].name
-    for row in summary.candidates:
-        stored = [results[f"{row.name}/fold-{fold}"].scores["accuracy"] for fold in range(5)]
-        assert row.scores["accuracy"] == tuple(stored)
-        assert row.mean["accuracy"] == pytest.approx(np.mean(stored))
-        assert row.ci_low < row.mean["accuracy"] < row.ci_high
-
-
-def test_incomplete_candidates_are_unranked_below_the_complete_ones(summarized: Summarize) -> None:
-    def status(job: Job) -> str:
-        return "failed" if (job.candidate, job.fold) == ("LeNet5/warm", 4) else "done"
-
-    summary = summarized(Synthetic(status=status))
-    last = summary.candidates[-1]
-    assert (last.name, last.rank, last.folds_done, last.status) == (
-        "LeNet5/warm",
-        None,
-        4,
-        "failed",
-    )
-    assert [row.rank for row in summary.candidates] == [1, 2, 3, None]
-    assert last.mean["accuracy"] == pytest.approx(np.nanmean(last.scores["accuracy"]))
-    assert math.isnan(last.ci_low)
-
-
-def test_nan_scores_make_no_best_candidate(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(score=math.nan))
-    assert summary.highest is None
-    assert summary.verdict.best is None
-    assert [row.rank for row in summary.candidates] == [None] * 4
-    json.dumps(summary.to_dict(), allow_nan=False)
-
-
-def test_confusion_counts_every_held_out_sample_once(complete: Path) -> None:
-    with RunStore.read(complete) as store:
-        summary = summarize(store)
-    for row in summary.candidates:
-        assert row.confusion is not None
-        counts = np.array(row.confusion)
-        assert counts.sum() == summary.facts.samples
-        assert counts.trace() / counts.sum() == pytest.approx(row.mean["accuracy"])
-        assert row.class_accuracy is not None
-        assert np.mean(row.class_accuracy) == pytest.approx(row.mean["accuracy"])
+    assert [row["rank"] for row in rows] == [1, 2, 3, 4]
+    assert complete.numbers["highest"] == rows[0]["name"]
+    for row in rows:
+        scores = [results.results[f"{row['name']}/fold-{at}"].scores["accuracy"] for at in range(5)]
+        assert row["scores"]["accuracy"] == scores
+        assert row["mean"]["accuracy"] == pytest.approx(np.mean(scores))
+        assert row["ci_low"] < row["mean"]["accuracy"] < row["ci_high"]
+        counts = np.array(row["confusion"])
+        assert counts.sum() == complete.numbers["facts"]["samples"]
+        assert counts.trace() / counts.sum() == pytest.approx(row["mean"]["accuracy"])
+        assert np.mean(row["class_accuracy"]) == pytest.approx(row["mean"]["accuracy"])
         assert counts[8, 3] > counts[8, 4]
+        measures = ["train_loss", "valid_loss", "accuracy", "lr"]
+        assert [curve["measure"] for curve in row["curves"]] == measures
+        for curve in row["curves"]:
+            assert curve["mean"] == pytest.approx(np.mean(curve["folds"], axis=0))
+            assert np.shape(curve["folds"]) == (5, 5)
 
 
-def test_regression_has_no_classes(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(classes=(), metrics=("r2",)))
-    assert summary.metric == "r2"
-    assert summary.highest is not None
-    assert all(row.confusion is None and row.class_accuracy is None for row in summary.candidates)
-    measures = {curve.measure for row in summary.candidates for curve in row.curves}
-    assert measures == {"train_loss", "valid_loss", "lr"}
-    assert summary.predictions is not None
-    assert summary.predictions.total == summary.facts.samples
-    true, predicted = map(np.array, (summary.predictions.true, summary.predictions.predicted))
-    assert np.corrcoef(true, predicted)[0, 1] > 0.9
-
-
-def test_curves_average_the_folds(complete: Path) -> None:
-    with RunStore.read(complete) as store:
-        row = summarize(store).candidates[0]
-    measures = ["train_loss", "valid_loss", "accuracy", "lr"]
-    assert [curve.measure for curve in row.curves] == measures
-    for curve in row.curves:
-        assert curve.mean == pytest.approx(np.mean(curve.folds, axis=0))
-        assert np.shape(curve.folds) == (5, 5)
-
-
-def test_equal_failures_are_one_group_with_the_first_traceback(summarized: Summarize) -> None:
+def test_failures_are_grouped_and_incomplete_candidates_are_unranked(root: Path) -> None:
     def status(job: Job) -> str:
-        return {0: "failed", 1: "diverged"}.get(job.fold, "done")
+        states = {("LeNet5/warm", 4): "failed", ("MLP/cosine", 0): "failed"}
+        return {**states, ("MLP/warm", 1): "diverged"}.get((job.candidate, job.fold), "done")
 
-    summary = summarized(Synthetic(status=status, error="ValueError: no", traceback="T: "))
-    groups = {group.status: group for group in summary.failures}
-    assert groups.keys() == {"failed", "diverged"}
-    assert len(groups["failed"].jobs) == 4
-    assert groups["failed"].jobs[0] == "LeNet5/cosine/fold-0"
-    assert groups["failed"].traceback == "T: ValueError: no"
-    assert groups["diverged"].traceback == ""
-
-
-def test_speedup_is_serial_over_packed(complete: Path) -> None:
-    with RunStore.read(complete) as store:
-        found, baseline = summarize(store).speedup, store.baseline
-        assert found is not None
-        assert baseline is not None
-        assert found.ratio == baseline.seconds / store.sessions()[0].packed_seconds
-    assert found.kind == "measured"
-    assert [pair.serial for pair in found.accuracy] == pytest.approx([0.91] * 4)
-    for pair in found.accuracy:
-        assert [item.fold for item in pair.folds] == ["0", "1", "2", "3", "4"]
-        assert {item.serial for item in pair.folds} == {0.91}
-        assert sum(item.packed for item in pair.folds) / 5 == pytest.approx(pair.packed)
-        assert {item.together for item in pair.folds} == {1}
+    numbers = report_of(
+        root, Synthetic(status=status, error="ValueError: no", traceback="T: ")
+    ).numbers
+    first, *others = numbers["candidates"]
+    assert (first["name"], first["rank"]) == ("LeNet5/cosine", 1)
+    assert {row["rank"] for row in others} == {None}
+    last = next(row for row in others if row["name"] == "LeNet5/warm")
+    assert (last["folds_done"], last["status"], last["ci_low"]) == (4, "failed", None)
+    assert last["mean"]["accuracy"] == pytest.approx(np.mean(last["scores"]["accuracy"][:4]))
+    failed, diverged = numbers["failures"]
+    assert failed["jobs"] == ["LeNet5/warm/fold-4", "MLP/cosine/fold-0"]
+    assert failed["traceback"] == "T: ValueError: no"
+    assert (diverged["status"], diverged["traceback"]) == ("diverged", "")
 
 
-def test_accuracies_are_compared_whatever_is_scored(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(metrics=("f1_macro",)))
-    assert summary.speedup is not None
-    pairs = {pair.candidate: pair for pair in summary.speedup.accuracy}
-    for row in summary.candidates:
-        accuracy = next(curve for curve in row.curves if curve.measure == "accuracy")
-        assert pairs[row.name].packed == row.packed_accuracy == pytest.approx(accuracy.mean[-1])
-        assert pairs[row.name].serial == row.serial_accuracy == pytest.approx(0.91)
+def test_nan_scores_make_no_best_candidate(root: Path) -> None:
+    numbers = report_of(root, replace(TWO_FOLDS, score=float("nan"))).numbers
+    assert (numbers["highest"], numbers["verdict"]["best"]) == (None, None)
+    assert [row["rank"] for row in numbers["candidates"]] == [None] * 4
 
 
-def test_a_regression_has_seconds_and_no_accuracy(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(metrics=("r2",), classes=()))
-    assert all(math.isfinite(row.packed_seconds) for row in summary.candidates)
-    assert all(math.isnan(row.packed_accuracy) for row in summary.candidates)
+def test_regression_has_numbers_in_place_of_classes(root: Path) -> None:
+    report = report_of(root, Synthetic(classes=(), metrics=("r2",), folds=2, n_repeats=2))
+    numbers = report.numbers
+    assert (numbers["metric"], numbers["highest"] is not None) == ("r2", True)
+    for row in numbers["candidates"]:
+        assert (row["confusion"], row["class_accuracy"], row["packed_accuracy"]) == (None,) * 3
+        assert row["packed_seconds"] > 0
+        assert [curve["measure"] for curve in row["curves"]] == ["train_loss", "valid_loss", "lr"]
+    drawn = numbers["predictions"]
+    assert drawn["total"] == 2 * numbers["facts"]["samples"]
+    assert np.corrcoef(drawn["true"], drawn["predicted"])[0, 1] > 0.9
+    # The hardest samples are those with the largest mean error over all repeats.
+    outputs = np.concatenate(list(load_results(root).oof.values()))[..., 0]
+    error = np.abs(outputs - targets_of(report)[:, 0]).mean(axis=0)
+    hard = numbers["hard_samples"]["samples"]
+    assert [item["index"] for item in hard] == np.argsort(-error)[:24].tolist()
+    assert hard[0]["error"] == pytest.approx(error.max(), rel=1e-5)
+    mean = outputs[:, hard[0]["index"]].mean()
+    assert (hard[0]["predicted"], hard[0]["predictions"]) == (pytest.approx(mean, rel=1e-5), 8)
 
 
-def test_use_starts_at_zero_in_each_phase_and_keeps_its_mean(complete: Path) -> None:
-    with RunStore.read(complete) as store:
-        summary, samples = summarize(store), store.samples()
-    assert [use.phase for use in summary.use] == ["serial", "packed"]
-    for use in summary.use:
-        mine = [item.used for item in samples if item.phase == use.phase]
-        assert use.seconds[0] == 0
-        assert use.cores == 2
-        assert use.mean_used == pytest.approx(np.mean(mine))
+# The serial loop
 
 
-def test_long_runs_are_thinned_without_moving_the_mean(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(models=tuple("ABCDEFGH"), folds=20))
-    serial = summary.use[0]
-    assert len(serial.seconds) == USE_POINTS
-    assert list(serial.seconds) == sorted(serial.seconds)
-    assert np.mean(serial.used) == pytest.approx(serial.mean_used, rel=0.02)
+def test_speedup_is_serial_over_packed(complete: Report) -> None:
+    results, speedup = load_results(complete.root), complete.numbers["speedup"]
+    assert results.baseline is not None
+    assert speedup["ratio"] == results.baseline.seconds / results.seconds
+    assert speedup["kind"] == "measured"
+    assert [pair["serial"] for pair in speedup["accuracy"]] == pytest.approx([0.91] * 4)
+    for pair in speedup["accuracy"]:
+        assert [item["fold"] for item in pair["folds"]] == ["0", "1", "2", "3", "4"]
+        assert {(item["serial"], item["together"]) for item in pair["folds"]} == {(0.91, 1)}
+        assert sum(item["packed"] for item in pair["folds"]) / 5 == pytest.approx(pair["packed"])
 
 
-def test_bars_show_every_attempt_and_what_was_lost(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(retried=("MLP/warm/fold-1",)))
-    outcomes = {(bar.job, bar.attempt): bar.outcome for bar in summary.bars}
-    assert len(outcomes) == 21
+def test_accuracies_are_compared_whatever_is_scored(root: Path) -> None:
+    numbers = report_of(root, Synthetic(metrics=("f1_macro",), folds=2)).numbers
+    pairs = {pair["candidate"]: pair for pair in numbers["speedup"]["accuracy"]}
+    for row in numbers["candidates"]:
+        (curve,) = (curve for curve in row["curves"] if curve["measure"] == "accuracy")
+        packed = pairs[row["name"]]["packed"]
+        assert packed == row["packed_accuracy"] == pytest.approx(curve["mean"][-1])
+        assert pairs[row["name"]]["serial"] == row["serial_accuracy"] == pytest.approx(0.91)
+
+
+# How sure the candidates are
+
+
+def test_the_calibration_counts_how_often_the_best_is_right_when_it_is_sure(root: Path) -> None:
+    report = report_of(root, TWO_FOLDS)
+    highest, sure = report.numbers["highest"], report.numbers["calibration"]
+    shares = softmax(load_results(root).oof[highest].astype(float), axis=1)
+    right, most = shares.argmax(axis=1) == targets_of(report), shares.max(axis=1)
+    assert sure["candidate"] == highest
+    assert sum(sure["counts"]) == 300
+    assert sure["right"] == pytest.approx(right.mean())
+    assert sure["sure"] == pytest.approx(most.mean())
+    last = most >= 0.9
+    assert sure["counts"][-1] == last.sum()
+    assert sure["accuracy"][-1] == pytest.approx(right[last].mean())
+    by_hand = 0.0
+    for low in np.arange(0, 1, 0.1):
+        inside = (most >= low) & (most < low + 0.1)
+        if inside.any():
+            by_hand += inside.mean() * abs(right[inside].mean() - most[inside].mean())
+    assert sure["error"] == pytest.approx(by_hand, abs=1e-3)
+    assert report.numbers["two_classes"] is None
+    assert report.page.count('id="figure-probabilities"') == 1
+    assert len(report.texts("probabilities", "p")) == 1
+
+
+def test_two_classes_have_the_curves_of_scikit_learn(root: Path) -> None:
+    report = report_of(root, BINARY)
+    oof, targets = load_results(root).oof, targets_of(report)
+    two = report.numbers["two_classes"]
+    assert (two["positive"], two["share"]) == ("yes", 0.5)
+    names = [row["name"] for row in report.numbers["candidates"]]
+    assert [each["candidate"] for each in two["curves"]] == names
+    for each in two["curves"]:
+        odds = np.diff(oof[each["candidate"]].astype(float), axis=1)[:, 0]
+        assert each["roc_area"] == pytest.approx(roc_auc_score(targets, odds))
+        assert each["average_precision"] == pytest.approx(average_precision_score(targets, odds))
+        assert (each["roc"][0], each["roc"][-1]) == ([0.0, 0.0], [1.0, 1.0])
+        assert len(each["roc"]) <= 100
+        recalls = [recall for recall, _ in each["precision_recall"]]
+        assert recalls == sorted(recalls)
+        assert recalls[-1] == 1.0
+    assert len(report.texts("probabilities", "p")) == 3
+
+
+@pytest.mark.parametrize("scale", ["logits", "margins"])
+def test_the_positive_class_is_the_users_and_margins_are_no_probabilities(
+    root: Path, scale: str
+) -> None:
+    objective = Objective("multiclass", scale, pos_label=0)
+    report = report_of(root, replace(BINARY, objective=objective))
+    (first, *_), targets = report.numbers["two_classes"]["curves"], targets_of(report)
+    assert report.numbers["two_classes"]["positive"] == "no"
+    odds = load_results(root).oof[first["candidate"]].astype(float)
+    area = roc_auc_score(targets == 0, odds[:, 0] - odds[:, 1])
+    assert first["roc_area"] == pytest.approx(area)
+    assert (report.numbers["calibration"] is None) == (scale == "margins")
+
+
+# Hard samples, and their pictures
+
+
+def keep(root: Path, **arrays: Any) -> None:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    (root / "oof").mkdir(exist_ok=True)
+    (root / "oof" / "pictures.npz").write_bytes(buffer.getvalue())
+
+
+def test_hard_samples_are_those_that_most_candidates_got_wrong(root: Path) -> None:
+    report = report_of(root, THREE)
+    targets = targets_of(report)
+    guesses = np.stack([item.argmax(axis=1) for item in load_results(root).oof.values()])
+    wrong = (guesses != targets).sum(axis=0)
+    hard = report.numbers["hard_samples"]
+    assert hard["total"] == 300
+    assert hard["wrong_by_most"] == (wrong > 1.5).sum() > 0
+    assert len(hard["samples"]) == min(24, hard["wrong_by_most"])
+    for item in hard["samples"]:
+        assert item["wrong"] == wrong[item["index"]] > 1
+        assert item["predictions"] == 3
+        assert item["true"] == targets[item["index"]] != item["predicted"]
+        assert item["predicted"] in guesses[:, item["index"]]
+    counts = [item["wrong"] for item in hard["samples"]]
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] == wrong.max()
+    # Kept pictures stand beside their samples.
+    numbers = [item["index"] for item in hard["samples"]]
+    keep(root, samples=np.array(numbers), pictures=np.zeros((len(numbers), 9, 8, 3), np.uint8))
+    page = report_again(root).page
+    assert page.count('<img class="picture" src="data:image/png;base64,') == len(numbers)
+    assert f'alt="picture of sample {numbers[0]}"' in page
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {"samples": np.array([1])},
+        {"samples": np.array([1]), "pictures": np.zeros((1, 900, 900, 3), np.uint8)},
+        {"samples": np.array([1, 2]), "pictures": np.zeros((1, 9, 9, 3), np.uint8)},
+        {"samples": np.array([1]), "pictures": np.array([[object()]])},
+        {},
+    ],
+)
+def test_a_file_that_holds_something_else_is_no_picture(root: Path, arrays: Any) -> None:
+    write_run(root, THREE)
+    keep(root, **arrays)
+    if not arrays:
+        (root / "oof" / "pictures.npz").write_bytes(b"PK damaged")
+    assert "<img" not in report_again(root).page
+
+
+# Use of the machine, attempts
+
+
+def test_use_starts_at_zero_in_each_phase_and_keeps_its_mean(complete: Report) -> None:
+    with RunStore.read(complete.root) as store:
+        samples = store.samples()
+    assert [use["phase"] for use in complete.numbers["use"]] == ["serial", "packed"]
+    for use in complete.numbers["use"]:
+        mine = [item.used for item in samples if item.phase == use["phase"]]
+        assert (use["seconds"][0], use["cores"]) == (0, 2)
+        assert use["mean_used"] == pytest.approx(np.mean(mine))
+
+
+def test_long_runs_are_thinned_and_overlong_names_stay_apart(root: Path) -> None:
+    models = ("A", "B", "x" * 3000)
+    numbers = report_of(root, Synthetic(models=models, folds=20, epochs=1)).numbers
+    serial = numbers["use"][0]
+    assert len(serial["seconds"]) == 400
+    assert serial["seconds"] == sorted(serial["seconds"])
+    assert np.mean(serial["used"]) == pytest.approx(serial["mean_used"], rel=0.02)
+    assert len({bar["job"] for bar in numbers["bars"]}) == 3 * 2 * 20
+    assert max(len(row["model"]) for row in numbers["candidates"]) < 276
+
+
+def test_bars_show_every_attempt_and_what_was_lost(root: Path) -> None:
+    run = replace(TWO_FOLDS, retried=("MLP/warm/fold-1",))
+    bars = report_of(root, run).numbers["bars"]
+    outcomes = {(bar["job"], bar["attempt"]): bar["outcome"] for bar in bars}
+    assert len(outcomes) == 9
     assert outcomes["MLP/warm/fold-1", 1] == "died"
     assert outcomes["MLP/warm/fold-1", 2] == "ok"
-    assert all(bar.start <= bar.end for bar in summary.bars)
-
-
-def test_an_attempt_without_an_end_is_lost_when_nobody_runs(root: Path) -> None:
-    write_run(root, Synthetic(status=lambda job: "pending"))
-    with RunStore.hold(root) as store:
-        store.begin(store.reader.plan, *store.reader.splits())
-        store.start_attempt("MLP/warm/fold-0", (1,), 1, "cpu", 1.0)
-        assert summarize(store.reader).bars[0].outcome == "running"
-    with RunStore.read(root) as store:
-        assert summarize(store).bars[0].outcome == "lost"
-
-
-def test_command_is_quoted_and_settings_are_flat(complete: Path) -> None:
-    with RunStore.read(complete) as store:
-        summary = summarize(store)
-    assert summary.command == "asynckfold run --data digits --root 'runs/x y'"
-    assert summary.about["versions.torch"] == "2.6.0"
-    assert "command" not in summary.about
-
-
-def test_jobs_of_overlong_names_stay_apart(summarized: Summarize) -> None:
-    summary = summarized(Synthetic(models=("x" * 3000,), baseline=None))
-    assert len({bar.job for bar in summary.bars}) == 10
-    assert len(summary.candidates[0].model) < NAME_LIMIT + 20
+    assert all(bar["start"] <= bar["end"] for bar in bars)
 
 
 def test_an_attempt_lost_with_its_session_ends_with_it_and_not_with_the_run(root: Path) -> None:
-    write_run(root, Synthetic(status=lambda job: "pending"))
-    job = "MLP/warm/fold-0"
+    write_run(root, replace(TWO_FOLDS, status=lambda job: "pending"))
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
         for pause in (100.0, 50.0):
             store.clock = pause + store.reader.sessions()[-1].end
             store.begin(store.reader.plan, *store.reader.splits())
-            store.start_attempt(job, (1,), 1, "cpu", 1.0)
+            store.start_attempt("MLP/warm/fold-0", (1,), 1, "cpu", 1.0)
             store.clock += 5.0
             store.flush()
-    with RunStore.read(root) as reader:
-        bars = summarize(reader).bars
-    assert [(bar.end - bar.start, bar.outcome) for bar in bars] == [(5.0, "lost")] * 2
+        assert report_again(root).numbers["bars"][1]["outcome"] == "running"
+    bars = report_again(root).numbers["bars"]
+    assert [(bar["end"] - bar["start"], bar["outcome"]) for bar in bars] == [(5.0, "lost")] * 2
+
+
+def test_command_is_quoted_and_settings_are_flat(complete: Report) -> None:
+    numbers = complete.numbers
+    assert numbers["command"] == "asynckfold run --data digits --root 'runs/x y'"
+    assert numbers["about"]["versions.torch"] == "2.6.0"
+    assert "command" not in numbers["about"]
