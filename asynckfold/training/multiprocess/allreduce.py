@@ -28,7 +28,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from typing import Any
 
 import torch
 
@@ -36,14 +35,6 @@ from asynckfold.training import batches, gradients, lr_schedules
 from asynckfold.training.losses import portions
 from asynckfold.training.multiprocess.base import MultiprocessTraining, average
 from asynckfold.training.process_group.shared_tensors import place, shared
-
-
-@dataclass(frozen=True)
-class BatchOrder:
-    """Order: differentiate your part of this batch."""
-
-    epoch: int
-    batch: int
 
 
 @dataclass(eq=False)
@@ -70,20 +61,15 @@ class AllReduceTraining(MultiprocessTraining):
         """Take the rank's running statistics."""
         place(self.statistics, self.buffers[self.rank])
 
-    def obey(self, order: Any) -> frozenset[int]:
-        """Differentiate a part; return the indices of the parameters without a gradient."""
-        self.begin(order.epoch, order.batch)
-        self._differentiate(order.batch)
+    def differentiate(self, epoch: int, batch: int) -> frozenset[int]:
+        """On ranks > 0: differentiate a part; return which parameters have no gradient."""
+        self.begin(epoch, batch)
+        self._differentiate(batch)
         computed = [parameter.grad for parameter in self.parameters]
         for slot, gradient in zip(self.gradients[self.rank], computed, strict=True):
             if gradient is not None:
                 slot.copy_(gradient)
         return frozenset(index for index, gradient in enumerate(computed) if gradient is None)
-
-    def collect(self) -> None:
-        """On rank 0: wait for what the other ranks computed."""
-        assert self.process_group is not None
-        self.process_group.gather()
 
     def step(self) -> None:
         """Take one step with the gradient of all ranks."""
@@ -91,9 +77,9 @@ class AllReduceTraining(MultiprocessTraining):
         if process_group is None:
             super().step()
             return
-        self.send(BatchOrder(self.epoch, self.batch))
+        process_group.order(("differentiate", self.epoch, self.batch))
         self._differentiate(self.batch)
-        self.collect()
+        process_group.gather()
         self._add_up(process_group.answers)
         average(self.buffers, self._shares(self.batch))
         gradients.clip(self)

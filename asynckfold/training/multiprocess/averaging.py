@@ -52,23 +52,6 @@ from asynckfold.training.process_group.shared_tensors import copy_each, place, s
 from asynckfold.training.training_run import Report
 
 
-@dataclass(frozen=True)
-class _Round:
-    """Order: train on your batches from this one on, with these settings."""
-
-    epoch: int
-    first: int
-    settings: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class _Start:
-    """Order on the GPU: load these states."""
-
-    optimizers: list[Any]  # by rank
-    criterion: Any
-
-
 @dataclass(eq=False)
 class AveragingTraining(SteppingTraining):
     """A job in progress of which each process trains a clone.
@@ -153,7 +136,7 @@ class AveragingTraining(SteppingTraining):
             self.heartbeat.begin_long_phase()
             criterion = self.criterion
             kept = criterion.state_dict() if isinstance(criterion, nn.Module) else {}
-            self.ahead.order(_Start(super().optimizer_state()["ranks"], kept))
+            self.ahead.order(("load", super().optimizer_state()["ranks"], kept))
             self.ahead.gather()
 
     def enter(self) -> None:
@@ -168,25 +151,24 @@ class AveragingTraining(SteppingTraining):
         # It was forked before any epoch began.
         self.epoch = -1
 
-    def obey(self, order: _Round | _Start) -> Any:
-        """Return the losses of a round, or None."""
-        if isinstance(order, _Round):
-            self.begin(order.epoch, order.first)
-            set_settings(self.optimizer, order.settings)
-            if self.device.type != "cpu":
-                leave_open(self.optimizer)
-            self.catch_up()
-            losses = self._trained(order.first)
-            if self.is_on_gpu:
-                copy_each(self.clone_of_gpu, tensors_of(self.model))
-            return losses
-        if not self.is_on_gpu:
-            return None
-        self.optimizer.load_state_dict(order.optimizers[self.rank])
+    def load(self, optimizers: Sequence[Any], criterion: dict[str, Any]) -> None:
+        """On the GPU: load the states of the optimizer, which are by rank, and the criterion."""
+        self.optimizer.load_state_dict(optimizers[self.rank])
         follow_parameters(self.optimizer)
         if isinstance(self.criterion, nn.Module):
-            self.criterion.load_state_dict(order.criterion)
-        return None
+            self.criterion.load_state_dict(criterion)
+
+    def work(self, epoch: int, first: int, settings: list[dict[str, Any]]) -> list[float]:
+        """On ranks > 0: train on the batches of a round from this one on; return losses."""
+        self.begin(epoch, first)
+        set_settings(self.optimizer, settings)
+        if self.device.type != "cpu":
+            leave_open(self.optimizer)
+        self.catch_up()
+        losses = self._trained(first)
+        if self.is_on_gpu:
+            copy_each(self.clone_of_gpu, tensors_of(self.model))
+        return losses
 
     def catch_up(self) -> None:
         """On the GPU: fetch the clone."""
@@ -200,7 +182,7 @@ class AveragingTraining(SteppingTraining):
             self._see(first, [0])
             super().step()
             return
-        process_group.order(_Round(self.epoch, first, settings_of(self.optimizer)))
+        process_group.order(("work", self.epoch, first, settings_of(self.optimizer)))
         own_losses = {0: self._trained(first)}
         process_group.gather(self._beat_for_others)
         losses = {rank: iter(part) for rank, part in (own_losses | process_group.answers).items()}

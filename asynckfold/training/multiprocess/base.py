@@ -30,19 +30,6 @@ from asynckfold.training.process_group.shared_tensors import share_state
 from asynckfold.training.training_run import Training
 
 
-@dataclass(frozen=True)
-class _Evaluate:
-    """Order: evaluate the model on your share of these samples."""
-
-    indices: Indices
-    by_batch: bool  # figures of batches in place of outputs
-
-
-@dataclass(frozen=True)
-class _TellState:
-    """Order: return your optimizer state."""
-
-
 @dataclass(eq=False)
 class MultiprocessTraining(Training):
     """A job in progress on several processes, seen from one of them; rank 0 is the worker.
@@ -87,22 +74,13 @@ class MultiprocessTraining(Training):
     def enter(self) -> None:
         """On ranks > 0: prepare for the first order."""
 
-    def obey(self, order: Any) -> Any:
-        """On ranks > 0: carry out an order."""
-
-    def carry_out(self, rank: int, order: Any) -> Any:
-        """On ranks > 0: carry out any order."""
+    def carry_out(self, rank: int, order: tuple[Any, ...]) -> Any:
+        """On ranks > 0: call the method that an order names."""
         if self.rank != rank:
             self.rank = rank
             self.enter()
-        if isinstance(order, _Evaluate):
-            return self._evaluation_of_share(order)
-        return self.obey(order)
-
-    def send(self, order: Any) -> None:
-        """Give all other ranks an order."""
-        assert self.process_group is not None
-        self.process_group.order(order)
+        name, *arguments = order
+        return getattr(self, name)(*arguments)
 
     def catch_up(self) -> None:
         """On ranks > 0, at a barrier: copy rank 0's model."""
@@ -113,26 +91,25 @@ class MultiprocessTraining(Training):
         No bit depends on which rank computes it, unless the model draws random numbers in
         evaluation, which differ by rank.
         """
-        return self._shared(_Evaluate(indices, by_batch=False), super().outputs_on)
+        return self._shared(indices, super().outputs_on, by_batch=False)
 
     def figures_of(self, indices: Indices) -> torch.Tensor:
         """Return figures of the batches of some samples, as `outputs_on` returns outputs."""
-        return self._shared(_Evaluate(indices, by_batch=True), super().figures_of)
+        return self._shared(indices, super().figures_of, by_batch=True)
 
     def _shared(
-        self, order: _Evaluate, evaluate: Callable[[Indices], torch.Tensor]
+        self, indices: Indices, evaluate: Callable[[Indices], torch.Tensor], *, by_batch: bool
     ) -> torch.Tensor:
-        """Return what all ranks find in their shares, in the order of the samples."""
-        indices = order.indices
+        """Return what all ranks compute for their shares, in the order of the samples."""
         if self.process_group is None or len(indices) <= self.params.eval_batch_size:
             return evaluate(indices)
-        self.send(order)
+        self.process_group.order(("evaluate_share", indices, by_batch))
         first = evaluate(indices[self._share_of(indices)])
         self.process_group.gather()
         others = [self.process_group.answers[rank] for rank in range(1, self.params.processes)]
         parts = (item.to(first.device) for item in others if item is not None)
         columns = self.objective.columns
-        if order.by_batch or columns is None:
+        if by_batch or columns is None:
             return torch.cat([first, *parts])
         joined: torch.Tensor = columns.stack([first, *parts])
         return joined
@@ -141,18 +118,19 @@ class MultiprocessTraining(Training):
         params = self.params
         return evaluation.shares(len(indices), params.eval_batch_size, params.processes)[self.rank]
 
-    def _evaluation_of_share(self, order: _Evaluate) -> Any:
+    def evaluate_share(self, indices: Indices, by_batch: bool) -> Any:
+        """On ranks > 0: return outputs on this rank's share, or figures of its batches."""
         self.catch_up()
         evaluation.set_mode(self.model, self.criterion, train=False)
         kept = evaluation.kept_of(self.bundle.plan, self.task.job, self.model)
         try:
-            part = order.indices[self._share_of(order.indices)]
+            part = indices[self._share_of(indices)]
             with torch.no_grad():
                 if not len(part):
                     return None
                 # Only rank 0 beats.
                 way = self.model, self.data, part, self.params, lambda: None
-                if order.by_batch:
+                if by_batch:
                     batches = evaluation.batches_of(*way)
                     return evaluation.figures_of(batches, self.criterion, self.objective)
                 return evaluation.outputs_on(*way, self.objective.columns)
@@ -218,17 +196,15 @@ class SteppingTraining(MultiprocessTraining):
             entries.append(self.optimizer.state_dict())
         self.optimizer.state = current
         if self.apart and self.process_group is not None:
-            self.process_group.order(_TellState(), self.apart)
+            self.process_group.order(("plain_optimizer_state",), self.apart)
             self.process_group.gather()
             for rank in self.apart:
                 entries[rank]["state"] = self.process_group.answers[rank]
         return {"ranks": entries}
 
-    def carry_out(self, rank: int, order: Any) -> Any:
-        """On ranks > 0: carry out any order."""
-        if isinstance(order, _TellState):
-            return self.optimizer.state_dict()["state"]
-        return super().carry_out(rank, order)
+    def plain_optimizer_state(self) -> Any:
+        """On ranks > 0: return the state of this rank's optimizer."""
+        return self.optimizer.state_dict()["state"]
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Load what `optimizer_state` returned; a single entry stands for all."""

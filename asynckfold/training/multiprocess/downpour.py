@@ -154,11 +154,11 @@ class DownpourTraining(HogwildTraining):
         place(parameters, [item.detach().clone() for item in parameters])
         self.replica = Replica(self.model, self.served, self.params)
 
-    def obey(self, order: Any) -> int:
-        """Train on the rank's part with the newest parameters; leave nothing unpushed."""
+    def work(self, epoch: int, settings: list[dict[str, Any]]) -> int:
+        """On ranks > 0: train with the newest parameters; leave nothing unpushed."""
         assert self.replica is not None
         self.replica.pull()
-        peak = super().obey(order)
+        peak = super().work(epoch, settings)
         self.replica.settle()
         return peak
 

@@ -83,14 +83,6 @@ class Board:
         self.done[rank] += 1
 
 
-@dataclass(frozen=True)
-class _EpochOrder:
-    """Order: work on an epoch, with these settings of the parameter groups."""
-
-    epoch: int
-    settings: list[dict[str, Any]]
-
-
 @dataclass(eq=False)
 class HogwildTraining(SteppingTraining):
     """A job in progress whose model several processes update.
@@ -118,7 +110,7 @@ class HogwildTraining(SteppingTraining):
         if process_group is not None and not self.working:
             self.board.pause(False)
             self.working = True
-            self.send(_EpochOrder(self.epoch, settings_of(self.optimizer)))
+            process_group.order(("work", self.epoch, settings_of(self.optimizer)))
         batches = self.board.next_of(0, self.params.accumulate)
         if batches:
             self.train_on(batches)
@@ -154,11 +146,11 @@ class HogwildTraining(SteppingTraining):
         super().share()
         share_model(self.model)
 
-    def obey(self, order: _EpochOrder) -> int:
-        """Train on the rest of the rank's part of an epoch; return the peak memory."""
-        self.begin(order.epoch, int(self.board.done[self.rank]))
+    def work(self, epoch: int, settings: list[dict[str, Any]]) -> int:
+        """On ranks > 0: train on the rest of the part of an epoch; return the peak memory."""
+        self.begin(epoch, int(self.board.done[self.rank]))
         if not lr_schedules.steps_each_batch(self.lr_schedule, self.params):
-            set_settings(self.optimizer, order.settings)
+            set_settings(self.optimizer, settings)
         count = self.params.accumulate
         while not self.board.paused and (batches := self.board.next_of(self.rank, count)):
             if self.heartbeat.pause_requested:
