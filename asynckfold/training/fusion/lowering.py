@@ -86,8 +86,7 @@ class Lowering:
         self.position = {node: i for i, node in enumerate(traced.graph.nodes)}
         self.cells: dict[fx.Node, _Cell] = {}
         self.attributes: dict[str, _Cell] = {}
-        self.converted: dict[tuple[int, Layout], Any] = {}
-        self.kept: list[Value] = []
+        self.converted: dict[tuple[Value, Layout], Any] = {}
 
     # What rules call
 
@@ -117,8 +116,8 @@ class Lowering:
         if value.layout is Layout.STACKED:
             return value.node
         if value.layout is Layout.CHANNELS:
-            return self._convert(value, Layout.STACKED, layouts.unfold, self.width)
-        return self._convert(value, Layout.STACKED, layouts.spread, self.width)
+            return self._convert(value, Layout.STACKED, layouts.unfold, value.node, self.width)
+        return self._convert(value, Layout.STACKED, layouts.spread, value.node, self.width)
 
     def aligned(self, value: Value, rank: int) -> Any:
         """Return a node that broadcasts against stacked values of this plain rank."""
@@ -133,8 +132,7 @@ class Lowering:
             return value.node
         if value.rank < 2:
             raise NotFusible(f"an input of {value.rank} dimensions has no channels")
-        stacked = Value(self.stacked(value), Layout.STACKED, value.example)
-        return self._convert(stacked, Layout.CHANNELS, layouts.fold, key=value)
+        return self._convert(value, Layout.CHANNELS, layouts.fold, self.stacked(value))
 
     def parameter(self, name: str) -> Value:
         """Return a parameter or buffer by name, in plain order."""
@@ -186,10 +184,9 @@ class Lowering:
         name = str(node.target)
         if name in self.constants:
             layout, tensor = self.constants[name]
-            target = f"constant_{len(self.kept)}"
+            target = f"constant_{len(self.cells)}"
             self.root.register_buffer(target, tensor)
             value = Value(self.graph.get_attr(target), layout, node.meta["example"])
-            self.kept.append(value)
             self.cells[node] = _Cell(value, [node])
             return
         parameter = self.parameter(name)
@@ -282,14 +279,10 @@ class Lowering:
 
     # Bookkeeping
 
-    def _convert(
-        self, value: Value, layout: Layout, function: Any, *extra: Any, key: Value | None = None
-    ) -> Any:
-        of = key or value
-        if (id(of), layout) not in self.converted:
-            self.kept.append(of)  # so that its id is not reused
-            self.converted[id(of), layout] = self.emit(function, value.node, *extra)
-        return self.converted[id(of), layout]
+    def _convert(self, value: Value, layout: Layout, function: Any, *args: Any) -> Any:
+        if (value, layout) not in self.converted:
+            self.converted[value, layout] = self.emit(function, *args)
+        return self.converted[value, layout]
 
     def _values(self, tree: Any) -> Any:
         def value_of(item: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import string
 from typing import Any
 
 import torch
@@ -44,6 +45,20 @@ def matmul(low: Lowering, input: Value, other: Value) -> Emitted:
     if input.rank == other.rank >= 2:
         return low.on_stacked(torch.matmul, input, low.stacked(other))
     return mapped(torch.matmul)(low, input, other)
+
+
+def einsum(low: Lowering, equation: str, *operands: Any) -> Emitted:
+    """Give each operand, and the result, one more letter in front."""
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = tuple(operands[0])
+    equation = equation.replace(" ", "")
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    if "->" not in equation or not free:
+        raise NotFusible("einsum without an arrow has no batched form")
+    terms, result = equation.split("->")
+    stacked = ",".join(free[0] + term for term in terms.split(","))
+    nodes = [low.stacked(operand) for operand in operands]
+    return Layout.STACKED, low.emit(torch.einsum, f"{stacked}->{free[0]}{result}", *nodes)
 
 
 def embedding(
@@ -224,7 +239,7 @@ FUNCTIONS: dict[Any, Rule] = {
     **{getattr(torch, name): matmul for name in _PRODUCTS},
     operator.matmul: matmul,
     torch.addmm: mapped(torch.addmm),
-    torch.einsum: mapped(torch.einsum),
+    torch.einsum: einsum,
     torch.prelu: mapped(torch.prelu),
     F.embedding: embedding,
     F.scaled_dot_product_attention: attention,

@@ -149,6 +149,15 @@ def flip(low: Lowering, input: Value, *dims: Any) -> Emitted:
     return low.on_stacked(torch.flip, input, axes(_sizes(dims), input.rank))
 
 
+def expand(low: Lowering, input: Value, *sizes: Any) -> Emitted:
+    """Repeat without copying; may add dimensions in front of the plain ones."""
+    return low.on_stacked(_expand, input, _sizes(sizes))
+
+
+def _expand(x: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    return align(x, len(sizes)).expand(-1, *sizes)
+
+
 def getitem(low: Lowering, input: Value, index: Any) -> Emitted:
     """Index behind the replica; an entry of a tuple of tensors as it is."""
     if not input.is_tensor:
@@ -263,7 +272,9 @@ FUNCTIONS: dict[Any, Rule] = {
 METHODS: dict[str, Rule] = {
     **_MOVING,
     **_REDUCING,
-    **{name: mapped(getattr(torch.Tensor, name)) for name in ("expand", "expand_as", "repeat")},
+    "expand": expand,
+    "expand_as": mapped(torch.Tensor.expand_as),
+    "repeat": mapped(torch.Tensor.repeat),
     "view": reshape,
     "view_as": mapped(torch.Tensor.reshape_as),
     "reshape_as": mapped(torch.Tensor.reshape_as),
