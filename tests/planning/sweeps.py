@@ -40,17 +40,9 @@ class Shape:
         folds = tuple(
             Fold(0, index, np.arange(3200), np.arange(100)) for index in range(self.folds)
         )
-        plan = Plan(
-            make_jobs(names, [f"s{number}" for number in range(self.schedules)], folds, 0),
-            TrainerParams(epochs=self.epochs, **dict(self.params)),
-            32,
-            1,
-            0,
-            "cpu",
-            ("accuracy",),
-            "d",
-            "f",
-        )
+        jobs = make_jobs(names, [f"s{number}" for number in range(self.schedules)], folds, 0)
+        params = TrainerParams(epochs=self.epochs, **dict(self.params))
+        plan = Plan(jobs, params, 32, 1, 0, "cpu", ("accuracy",), "d", "f")
         recipe = {"architecture": {name: f"{name} {count}" for name, count in self.flops.items()}}
         steps, memory = dict.fromkeys(names, 0.001), dict.fromkeys(names, 100)
         refusals = {name: "" if count < LARGE else "large" for name, count in self.flops.items()}

@@ -25,17 +25,8 @@ FOLDS = tuple(Fold(0, index, np.arange(3200), np.arange(100)) for index in range
 def workload(epochs: int = 1, cores: int = 2, device: str = "cpu", **flops: int) -> Workload:
     """Twelve jobs of each model."""
     flops = flops or {"M": LARGE}
-    plan = Plan(
-        make_jobs(list(flops), ["cosine"], FOLDS, 0),
-        TrainerParams(epochs=epochs),
-        32,
-        1,
-        0,
-        device,
-        ("accuracy",),
-        "d",
-        "f",
-    )
+    jobs = make_jobs(list(flops), ["cosine"], FOLDS, 0)
+    plan = Plan(jobs, TrainerParams(epochs=epochs), 32, 1, 0, device, ("accuracy",), "d", "f")
     steps = dict.fromkeys(flops, 0.001)
     facts = Facts({}, steps, dict.fromkeys(flops, 100), flops=flops)
     return Workload(plan, FOLDS, facts, cores)
