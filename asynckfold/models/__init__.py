@@ -1,7 +1,7 @@
 """Well-known architectures for small images and tables, and their names for the shell.
 
 Every class can be made without arguments, takes ``num_classes``, and flattens with ``nn.Flatten``,
-so that the channels-last memory format works. A user's own ``nn.Module`` is as welcome as these.
+so that the channels-last memory format works. Any other ``nn.Module`` is as welcome.
 """
 
 from __future__ import annotations
