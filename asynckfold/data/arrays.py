@@ -210,8 +210,7 @@ def _is_table(values: Any) -> bool:
 
 
 def _of_table(table: Any) -> Array:
-    columns = [np.asarray(table.iloc[:, at]) for at in range(table.shape[1])]
-    columns = [_numbers(column) if column.dtype == object else column for column in columns]
+    columns = [_numbers(np.asarray(table.iloc[:, at])) for at in range(table.shape[1])]
     if not columns or unusable(table):
         return np.asarray(table)
     kind = np.result_type(*{column.dtype for column in columns})
@@ -220,6 +219,8 @@ def _of_table(table: Any) -> Array:
 
 def _numbers(array: Array) -> Array:
     """Convert numbers held as objects to float64, None to NaN; return anything else as it is."""
+    if array.dtype != object:
+        return array
     kinds = set(map(type, array.ravel().tolist()))
     missing = {kind for kind in kinds if kind is type(None) or kind.__name__ == "NAType"}
     real = {kind for kind in kinds if issubclass(kind, (numbers.Real, np.bool_))}
@@ -241,14 +242,9 @@ def unusable(table: Any) -> str:
     others = [
         f"{name!r} ({column.dtype})"
         for name, column in pairs
-        if column.dtype.name == "category" or _as_numbers(column).dtype.kind not in "biuf"
+        if column.dtype.name == "category" or _numbers(np.asarray(column)).dtype.kind not in "biuf"
     ]
     return ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
-
-
-def _as_numbers(column: Any) -> Array:
-    array = np.asarray(column)
-    return _numbers(array) if array.dtype == object else array
 
 
 def as_float32(sample: Any) -> Any:

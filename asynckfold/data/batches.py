@@ -77,7 +77,7 @@ class _ArrayView:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """A view whose samples are read from the dataset, each under its own seed."""
+    """A view whose samples are read from the dataset, each under a seed of its sample."""
 
     source: SampleSource
     steps: tuple[Step, ...]

@@ -44,7 +44,7 @@ _PROBES = 8
 
 
 TARGET_KEYS = ("labels", "target")
-"""Keys under which the target of an item that is a dict is found without `target_key`."""
+"""Keys of the target of an item that is a dict, without `target_key`."""
 
 
 def divided(item: Any, index: int, key: str | None = None) -> tuple[dict[Any, Any], Any]:
@@ -66,7 +66,7 @@ def divided(item: Any, index: int, key: str | None = None) -> tuple[dict[Any, An
 
 
 class KeyedTargets:
-    """A dataset of dicts as one of pairs: the target is what is found under a key."""
+    """A dataset of dicts as one of pairs: the target stands under a key."""
 
     def __init__(self, dataset: Any, key: str) -> None:
         self.dataset, self.key = dataset, key

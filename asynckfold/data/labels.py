@@ -144,7 +144,7 @@ def _are_trees(values: Any) -> bool:
 
 
 def _of_parts(values: Any, criterion: Criterion | None, task: str | None) -> Labels:
-    """Resolve targets of several parts, which only the user's own criterion can take."""
+    """Resolve targets of several parts, which only the user's criterion can take."""
     try:
         if isinstance(values, TreeArrays):
             schema, rows = Schema.of_arrays(values.tree)
@@ -177,7 +177,7 @@ def _missing_notes(array: Array) -> tuple[str, ...]:
 def _resolved_or_unchanged(
     array: Array, names: Sequence[str], criterion: Criterion | None
 ) -> Labels:
-    """Resolve labels; those of no known form stay what they are, for the user's own scores."""
+    """Resolve labels; those of no known form stay what they are, for the user's scores."""
     try:
         return _resolved(array, names, criterion)
     except InputError:
@@ -339,7 +339,7 @@ def _regression(array: Array, criterion: Criterion | None) -> Labels:
             f"{array.dtype}{such}, shape {array.shape}",
             "Use a class criterion such as CrossEntropyLoss, or pass targets=.",
         )
-    # A criterion of the user's own may leave out what is missing.
+    # A criterion of the user's may leave out what is missing.
     known = array if criterion is not None else np.where(np.isnan(array), 0, array)
     _refuse_not_finite(known, "regression targets must be finite")
     objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))

@@ -312,7 +312,7 @@ def _stream(checked: CheckedDataset, readers: Readers, why: str) -> Reading:
             digest = listing(source.base, source.rows)
             return Reading(labels=np.asarray(targets)[rows], notes=tuple(notes), digest=digest)
     places = tuple((place,) for place in checked.views.places[1])
-    # What torchvision's own steps do is known; to decode and scale all samples takes its time.
+    # What torchvision's steps do is known; to decode and scale all samples takes its time.
     all_known &= checked.views.records is None
     pipelines = () if all_known else (Pipeline(view.pipeline, places),)
     work = Pass(checked.check.dataset, facts.how, pipelines, hold=False, random=facts.random)
@@ -369,14 +369,14 @@ def _not_finite(
             continue
         flat = shared.readable().reshape(shared.spec.shape[0], -1)
         lows = range(0, len(flat), 4096)
-        odd = np.concatenate([low + _odd_rows(flat[low : low + 4096], records) for low in lows])
+        odd = np.concatenate([low + odd_rows(flat[low : low + 4096], records) for low in lows])
         if odd.size:
             notes.append(f"{odd.size} of {len(flat)} samples {NOT_FINITE}")
             first.append(int(odd[0]))
     return tuple(dict.fromkeys(notes)), tuple(dict.fromkeys(first))
 
 
-def _odd_rows(rows: Array, records: Records | None) -> Array:
+def odd_rows(rows: Array, records: Records | None) -> Array:
     """Return the places of samples that hold a number that is not finite."""
     if records is None:
         # A sum is finite only if all its numbers are; it is faster than to look at each.

@@ -24,6 +24,7 @@ from asynckfold.data.materialize import (
     ReadAgainError,
     Readers,
     check_samples,
+    odd_rows,
     read_all,
     runs_user_code,
 )
@@ -160,7 +161,7 @@ def prepare(
         A ``transform`` attribute is divided into a train and an eval view; the object itself is
         never changed.
     train_transform, eval_transform : callable, optional
-        In place of the dataset's own transform, or on top of its samples where it has none. From
+        In place of the dataset's transform, or on top of its samples where it has none. From
         one transform alone the eval view is derived by leaving its random steps out.
     targets : array-like, optional
         Labels, in place of the dataset's.
@@ -182,7 +183,7 @@ def prepare(
     Raises
     ------
     InputError
-        All problems found in samples, transforms and labels.
+        All problems of samples, transforms and labels.
     """
     check = SampleCheck(
         dataset, train_transform, eval_transform, random_samples, collates=collate_fn is not None
@@ -251,6 +252,7 @@ def _read(
     target_array = SharedArray(ArraySpec(labels.targets.shape, str(labels.targets.dtype)))
     target_array.writable()[...] = labels.targets
     shared = (target_array, *reading.arrays)
+    unlabelled = odd_rows(labels.targets.reshape(len(labels.targets), -1), None)
     collation, records = None, views.records
     if collate_fn is not None:
         collation = Collation(collate_fn, facts.form, labels.objective.targets)
@@ -265,7 +267,7 @@ def _read(
         records=records,
         collation=collation,
         schema=labels.objective.targets,
-        not_finite=tuple(dict.fromkeys((*reading.not_finite, *_unlabelled(labels.targets)))),
+        not_finite=tuple(dict.fromkeys((*reading.not_finite, *unlabelled[:1].tolist()))),
     )
     notes = source.notes, views.notes, facts.notes, labels.notes, reading.notes, readers.notes
     return PreparedData(
@@ -278,15 +280,6 @@ def _read(
         shared,
         reading.digest,
     )
-
-
-def _unlabelled(targets: Array) -> list[int]:
-    """Return the first sample whose target is not finite, if any."""
-    if targets.dtype.kind != "f":
-        return []
-    rows = targets.reshape(len(targets), -1)
-    first: list[int] = np.flatnonzero(~np.isfinite(rows).all(axis=1))[:1].tolist()
-    return first
 
 
 def _sent(view: View, held: bool) -> View:

@@ -195,7 +195,7 @@ def _steadiness(source: SampleSource, steps: Sequence[Step]) -> tuple[tuple[str,
 def _batches_equal(source: SampleSource, view: View) -> bool:
     """Compare a few samples of the eval view, read in both ways.
 
-    The user's own steps are the reference, so a change in torchvision can cost speed but never
+    The user's steps are the reference, so a change in torchvision can cost speed but never
     changes a number.
     """
     if view.stored is None:

@@ -36,7 +36,7 @@ class ArraySpec:
     def map(self, fd: int) -> Tensor:
         """Map the array privately; the descriptor may be closed afterwards.
 
-        A write changes this process's own copy of the page, so no worker can damage what others
+        A write changes this process's copy of the page, so no worker can damage what others
         read.
         """
         return torch.from_numpy(self._mapped(fd, mmap.ACCESS_COPY))

@@ -42,7 +42,7 @@ DIGITS = 4
 """Significant digits of a drawn number: what the name of a candidate shows is what it got."""
 
 DRAWS = 100
-"""Draws for each candidate asked for, before it counts as found that there are no more."""
+"""Draws for each candidate asked for, before no more are expected."""
 
 Option = tuple[Value, Any]
 """A value under its name, and what the factory gets."""

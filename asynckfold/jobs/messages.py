@@ -9,8 +9,6 @@ from asynckfold.jobs.objective import OutputSample
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Epoch, Result
 
-"""Exit code of a worker that waited for another process of its job, which had ended."""
-
 
 @dataclass(frozen=True)
 class CheckpointRef:
@@ -111,14 +109,14 @@ class RetryableFailure:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a dry run of the candidates found, before any job starts; dicts are by model name."""
+    """Facts of a dry run of the candidates, before any job starts; dicts are by model name."""
 
     recipe: dict[str, Any]  # for the plan: architectures, optimizer and LR schedule settings
     step_seconds: dict[str, float]  # of one training step
     memory: dict[str, int]  # bytes of parameters, gradients and optimizer state
     # (rule, received, remedy): what makes the sweep impossible
     problems: tuple[tuple[str, str, str], ...] = ()
-    # by candidate: traceback of its own code; its jobs will fail by themselves
+    # by candidate: traceback of its code; its jobs will fail
     failures: dict[str, str] = field(default_factory=dict)
     # by candidate: the problem that it has; without any other its jobs must not start
     refused: dict[str, str] = field(default_factory=dict)
@@ -126,7 +124,7 @@ class Facts:
     # why jobs cannot be fused on cores; empty: they can; missing: not checked
     fusible: dict[str, str] = field(default_factory=dict)
     formats: dict[str, str] = field(default_factory=dict)  # the same for channels last
-    # what the check of a fused model found: deviation, optimizer steps
+    # result of the check of a fused model: deviation, optimizer steps
     fused: dict[str, str] = field(default_factory=dict)
     # number of matrix products and convolutions that `flops` are divided among
     products: dict[str, int] = field(default_factory=dict)

@@ -50,11 +50,11 @@ SEGMENTATION, MASKS = "segmentation", "masks"
 """A class for each pixel, outputs (n, classes, ...); 0 or 1 for each pixel, one output for each."""
 
 RECONSTRUCTION, CUSTOM = "reconstruction", "custom"
-"""Further tasks: numbers that are the inputs; whatever the user's own scores take."""
+"""Further tasks: numbers that are the inputs; whatever the user's scores take."""
 
 
 def task_of(kind: str) -> str:
-    """Return the task that a kind of targets is found to be."""
+    """Return the task of a kind of targets."""
     return SEGMENTATION if kind == MASKS else kind
 
 

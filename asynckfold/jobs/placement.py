@@ -32,7 +32,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Load:
-    """One snapshot of the machine, own workers subtracted; of a cluster, that of its first node."""
+    """One snapshot of the machine without this run's workers; of a cluster, of its first node."""
 
     cores: tuple[int, ...]  # allowed: affinity, cgroup quota and ``n_jobs`` applied
     idle: tuple[int, ...]  # of these, without other processes, the idlest first

@@ -301,7 +301,7 @@ def sending_problems(parts: Mapping[str, Any]) -> list[Problem]:
 
 
 def _refusal(value: Any) -> str | None:
-    # Pickling runs the user's own __reduce__ and __getstate__, which may raise anything; whatever
+    # Pickling runs the user's __reduce__ and __getstate__, which may raise anything; whatever
     # they raise is the answer to the question that is asked here.
     try:
         pack(value)

@@ -38,7 +38,7 @@ class Epoch:
     train_loss, valid_loss : float
         Mean over the samples of the training fold, while training; and over the held-out fold, also
         where the criterion sums. With weights of classes or an ``ignore_index``, samples count as
-        they do in the criterion's own mean.
+        they do in the criterion's mean.
     accuracy : float or None
         Share of held-out samples whose class is right; None for regression.
     lr : float
@@ -46,7 +46,7 @@ class Epoch:
     seconds : float
         Wall time, evaluation included.
     logged : Mapping of str to float
-        By name: means over the epoch of what the user's own `training_step` logged.
+        By name: means over the epoch of what the user's `training_step` logged.
     """
 
     number: int
@@ -223,11 +223,11 @@ class Baseline:
     by_candidate : Mapping of str to float
         Seconds of each candidate's jobs, of candidates whose jobs were all timed.
     accuracy : Mapping of str to float
-        Mean score of each candidate in the baseline's own training; empty for an estimate.
+        Mean score of each candidate in the baseline's training; empty for an estimate.
     others : float
         Cores' worth of use by other programs while it was timed; NaN if it is not known.
     by_job : Mapping of str to float
-        Accuracy of each job in the baseline's own training, by its id; empty for an estimate.
+        Accuracy of each job in the baseline's training, by its id; empty for an estimate.
     epochs : Mapping of str to tuple of (float, float)
         By job: the seconds that had passed at the end of each epoch, evaluation included, and its
         mean training loss. Empty for an estimate; so is `class_counts`.

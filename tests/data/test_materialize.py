@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import random
 import socket
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from torchvision import transforms as v1
-from torchvision.datasets import FakeData, VisionDataset
+from torchvision.datasets import VisionDataset
 
 from asynckfold import InputError
 from asynckfold.data.labels import resolve_labels
@@ -80,15 +79,6 @@ def test_the_eval_view_is_never_augmented() -> None:
     assert len(said) == 1
 
 
-def test_the_train_view_changes_with_epoch_and_seed_only() -> None:
-    batches = opened(prepare(Images(v1.Compose([*AUGMENT, *SCALE]))))
-    rows = np.arange(20)
-    first = batches.train(rows, 7, 0)[0]
-    assert torch.equal(first, batches.train(rows, 7, 0)[0])
-    assert not torch.equal(first, batches.train(rows, 7, 1)[0])
-    assert not torch.equal(first, batches.train(rows, 8, 0)[0])
-
-
 @settings(max_examples=20, deadline=None)
 @given(rows=st.lists(st.integers(0, 19), min_size=1, max_size=8), held=st.booleans())
 def test_a_sample_is_the_same_in_any_batch(rows: list[int], held: bool) -> None:
@@ -143,14 +133,6 @@ def test_the_users_dataset_and_generators_are_untouched() -> None:
     assert np.array_equal(before[2], after[2])
 
 
-def test_torchvision_datasets_with_joint_transforms() -> None:
-    dataset = FakeData(12, (3, 10, 10), 3, transform=v1.Compose([*AUGMENT, v1.ToTensor()]))
-    inputs, targets = opened(prepare(dataset)).eval(np.arange(12))
-    plain = FakeData(12, (3, 10, 10), 3, transform=v1.ToTensor())
-    assert torch.equal(inputs, torch.stack([plain[i][0] for i in range(12)]))
-    assert targets.tolist() == [int(plain[i][1]) for i in range(12)]
-
-
 class ByJoint(VisionDataset):
     """Applies ``transforms`` to sample and label at once."""
 
@@ -170,30 +152,6 @@ def test_the_joint_attribute_of_vision_datasets_is_divided() -> None:
     plain = v1.ToTensor()(Image.new("RGB", (10, 10), (40, 0, 9)))
     assert torch.equal(opened(prepared).eval(np.array([2]))[0][0], plain)
     assert prepared.classes == ("0", "1")
-
-
-def test_subsets_of_subsets() -> None:
-    dataset = Images(v1.Compose([*AUGMENT, *SCALE]))
-    subset = Subset(Subset(dataset, [9, 3, 5, 7]), [2, 0, 1])
-    prepared = prepare(subset)
-    plain = Images(v1.Compose(SCALE))
-    inputs, targets = opened(prepared).eval(np.arange(3))
-    assert prepared.n_samples == 3
-    assert torch.equal(inputs, torch.stack([plain[i][0] for i in (5, 9, 3)]))
-    assert [prepared.classes[t] for t in targets.tolist()] == ["1", "1", "3"]
-
-
-@pytest.mark.parametrize("kind", ["arrays", "tensors", "TensorDataset"])
-def test_arrays_are_taken_whole(kind: str) -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(9, 4)).astype(np.float32), rng.integers(0, 3, 9)
-    pair = (x, y) if kind == "arrays" else (torch.from_numpy(x), torch.from_numpy(y))
-    prepared = prepare(TensorDataset(*pair) if kind == "TensorDataset" else pair)
-    inputs, targets = opened(prepared).eval(np.array([8, 2]))
-    assert inputs.dtype == torch.float32
-    assert np.array_equal(inputs.numpy(), x[[8, 2]])
-    assert targets.tolist() == y[[8, 2]].tolist()
-    assert prepared.sample_shape == (4,)
 
 
 # ---- what cannot be held, or not in memory ----
@@ -236,24 +194,6 @@ def test_without_a_folder_what_exceeds_the_budget_is_read_one_by_one() -> None:
     prepared = prepare(Images(v1.Compose(SCALE)), memory_budget=100)
     assert not prepared.held
     assert any("6000 bytes are needed, 100 may" in note for note in prepared.notes)
-
-
-class OwnGenerator:
-    def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
-
-    def __call__(self, image: Any) -> Any:
-        return image + self.rng.random()
-
-
-def test_randomness_that_cannot_be_seeded_is_said_and_kept_from_the_eval_view() -> None:
-    dataset = Images(v1.Compose([v1.ToTensor(), OwnGenerator()]))
-    prepared = prepare(dataset)
-    assert any("cannot be seeded" in note for note in prepared.notes)
-    expected = v1.ToTensor()(Images()[3][0])
-    assert torch.equal(opened(prepared).eval(np.array([3]))[0][0], expected)
-    quiet = prepare(Images(v1.Compose([*AUGMENT, *SCALE])))
-    assert not any("cannot be seeded" in note for note in quiet.notes)
 
 
 # ---- sharing ----
@@ -314,21 +254,6 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- fingerprints ----
-
-
-def test_fingerprints_tell_data_and_labels_apart() -> None:
-    """What is done per batch is compared by its code: see tests/truth/test_code.py."""
-
-    def fingerprint(targets: Any = None, pixel: int = 0) -> str:
-        dataset = Images(v1.Compose([*AUGMENT, *SCALE]))
-        dataset.data[7, 0, 0, 0] += pixel
-        return prepare(dataset, targets=targets).fingerprint
-
-    assert len({fingerprint(), fingerprint(pixel=1), fingerprint([0, 1] * 10)}) == 3
-    assert fingerprint() == fingerprint()
-
-
 # ---- labels ----
 
 
@@ -363,13 +288,6 @@ def test_labels_that_are_accepted(
     assert labels.targets.dtype == (np.int64 if classes else np.float32)
     assert note in " ".join(labels.notes)
     assert bool(note) is bool(labels.notes)
-
-
-def test_labels_within_the_named_classes_stay_as_they_are() -> None:
-    labels = resolve_labels([2, 0, 2], ("a", "b", "c"), task="multiclass")
-    assert labels.targets.tolist() == [2, 0, 2]
-    assert labels.classes == ("a", "b", "c")
-    assert labels.notes == ()
 
 
 @pytest.mark.parametrize(
@@ -469,11 +387,6 @@ def test_the_index_of_an_unreadable_sample_is_the_users() -> None:
         prepare(Subset(Broken(v1.Compose([v1.Resize(5), *SCALE])), [0, 1, 7, 3]))
 
 
-def test_a_random_eval_transform_is_refused() -> None:
-    with pytest.raises(InputError, match="random steps: RandomCrop"):
-        prepare(Images(), eval_transform=v1.Compose([v1.RandomCrop(6), v1.ToTensor()]))
-
-
 def test_all_problems_are_told_at_once() -> None:
     dataset = Images(v1.Compose([v1.RandomCrop(6), v1.ToTensor()]))
     dataset.targets[5] = -100
@@ -496,11 +409,3 @@ def test_large_finite_features_are_finite_though_their_sum_is_not() -> None:
     x[3, 1] = np.nan
     prepared = prepare((x, np.array([0, 1] * 3)))
     assert "1 of 6 samples hold NaN or infinite features" in prepared.notes
-
-
-def test_workers_are_not_needed_to_close() -> None:
-    prepared = prepare((np.zeros((2, 1), np.float32), np.array([0, 1])))
-    fds = prepared.handle().fds
-    prepared.close()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fds[0])

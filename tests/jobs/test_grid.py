@@ -7,48 +7,50 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch import nn, optim
 
-from asynckfold.jobs.candidate_names import candidate_name, text_of, value_of, values_of
-from asynckfold.jobs.grid import Grid, Parts, make_grid
-
-
-def net(width: int = 8) -> str:
-    return f"net of {width}"
+from asynckfold import InputError, Plan
+from tests.here import planned
 
 
-def plain() -> str:
-    return "plain"
+def net(width: int = 8) -> nn.Module:
+    return nn.Linear(3, width)
 
 
-def opt_fn(model: Any, lr: float = 0.1) -> tuple[Any, float]:
-    return model, lr
+def plain() -> nn.Module:
+    return nn.Linear(3, 2)
 
 
-def falling(optimizer: Any, gamma: float = 0.9) -> tuple[Any, float]:
-    return optimizer, gamma
+def opt_fn(model: Any, lr: float = 0.1) -> Any:
+    return optim.SGD(model.parameters(), lr)
+
+
+def falling(optimizer: Any, gamma: float = 0.9) -> Any:
+    return optim.lr_scheduler.ExponentialLR(optimizer, gamma)
 
 
 def grid_of(
     params: Any, n_iter: Any = None, seed: int = 0, opt_fn: Any = opt_fn, **models: Any
-) -> tuple[Grid, list[str]]:
-    parts = Parts(models or {"net": net}, {"cosine": "cosine"}, opt_fn)
-    found, problems, _ = make_grid(parts, params, n_iter, seed)
-    return found, list(map(str, problems))
+) -> Plan:
+    given = models or {"net": net}
+    return planned(given, "cosine", opt_fn, params, n_iter, random_state=seed)
 
 
-def names(grid: Grid) -> list[str]:
-    return [candidate_name(*pair) for pair in grid.pairs]
+def names(plan: Plan) -> list[str]:
+    return list(plan.candidate_names)
 
 
 def test_values_reach_the_parameters_of_their_name() -> None:
-    parts = Parts({"net": net, "plain": plain}, {"cosine": "cosine", "falling": falling}, opt_fn)
-    params = {"width": [16, 64], "lr": [1e-3], "gamma": [0.5, 0.7]}
-    grid, problems, notes = make_grid(parts, params, None, 0)
-    assert not problems + notes
-    assert names(grid) == [
+    plan = planned(
+        {"net": net, "plain": plain},
+        {"cosine": "cosine", "falling": falling},
+        opt_fn,
+        {"width": [16, 64], "lr": [1e-3], "gamma": [0.5, 0.7]},
+    )
+    assert names(plan) == [
         "net/cosine/lr=0.001,width=16",
         "net/cosine/lr=0.001,width=64",
         "net/falling/gamma=0.5,lr=0.001,width=16",
@@ -59,74 +61,52 @@ def test_values_reach_the_parameters_of_their_name() -> None:
         "plain/falling/gamma=0.5,lr=0.001",
         "plain/falling/gamma=0.7,lr=0.001",
     ]
-    assert grid.models["net/width=64"]() == "net of 64"
-    assert grid.models["plain"] is plain
-    assert grid.lr_schedules["falling/gamma=0.7,lr=0.001"]("own") == ("own", 0.7)
-    assert grid.lr_schedules["cosine/lr=0.001"] == "cosine"
-    assert grid.optimizers["cosine/lr=0.001"] == {"lr": 1e-3}
 
 
 def test_a_value_that_two_parts_take_is_the_same_in_both() -> None:
-    def wide(lr: float) -> float:
-        return lr
-
-    grid, _ = grid_of({"lr": [0.1, 0.2]}, wide=wide)
-    assert grid.pairs == (("wide/lr=0.1", "cosine/lr=0.1"), ("wide/lr=0.2", "cosine/lr=0.2"))
-    assert names(grid) == ["wide/cosine/lr=0.1", "wide/cosine/lr=0.2"]
+    plan = grid_of({"lr": [0.1, 0.2]}, wide=lambda lr: nn.Linear(3, 2))
+    assert plan.candidates == (("wide/lr=0.1", "cosine/lr=0.1"), ("wide/lr=0.2", "cosine/lr=0.2"))
+    assert names(plan) == ["wide/cosine/lr=0.1", "wide/cosine/lr=0.2"]
 
 
 def test_kwargs_take_what_no_part_of_another_kind_names() -> None:
-    grid, _ = grid_of({"lr": [0.1], "depth": [2]}, open=lambda **kwargs: kwargs)
-    assert grid.models["open/depth=2"]() == {"depth": 2}
+    plan = grid_of({"lr": [0.1], "depth": [2]}, open=lambda **kwargs: kwargs)
+    assert plan.candidates == (("open/depth=2", "cosine/lr=0.1"),)
     # Of models, all that have the parameter or kwargs take it.
-    assert names(grid_of({"width": [1]}, net=net, open=lambda **more: more)[0]) == [
+    assert names(grid_of({"width": [1]}, net=net, open=lambda **more: more)) == [
         "net/cosine/width=1",
         "open/cosine/width=1",
     ]
 
 
-def test_a_dict_names_objects() -> None:
-    grid, _ = grid_of({"width": {"small": (4, 4), "large": (9, 9)}})
-    assert names(grid) == ["net/cosine/width=small", "net/cosine/width=large"]
-    assert grid.models["net/width=large"]() == "net of (9, 9)"
-    assert grid.params_for({"width": "large"}) == {"width": {"large": (9, 9)}}
-
-
-def test_a_bound_partial_and_arrays_do_as_well() -> None:
-    grid, _ = grid_of({"width": np.array([2, 4])}, net=functools.partial(net, width=1))
-    assert [factory() for factory in grid.models.values()] == ["net of 2", "net of 4"]
+def test_a_dict_names_objects_and_partials_and_arrays_do_as_well() -> None:
+    assert names(grid_of({"width": {"small": (4, 4), "large": (9, 9)}})) == [
+        "net/cosine/width=small",
+        "net/cosine/width=large",
+    ]
+    plan = grid_of({"width": np.array([2, 4])}, net=functools.partial(net, width=1))
+    assert [job.params for job in plan.jobs[::2]] == [{"width": 2}, {"width": 4}]
 
 
 def test_the_order_of_names_does_not_matter() -> None:
-    one, _ = grid_of({"lr": [1, 2], "width": [3, 4]})
-    two, _ = grid_of({"width": [3, 4], "lr": [1, 2]})
-    assert one.pairs == two.pairs
+    one = grid_of({"lr": [1, 2], "width": [3, 4]})
+    assert one.jobs == grid_of({"width": [3, 4], "lr": [1, 2]}).jobs
 
 
 def test_draws_are_seeded_and_every_model_gets_the_same() -> None:
     params = {"lr": stats.loguniform(1e-4, 1e-1), "width": [8, 16, 32]}
-    grid, problems = grid_of(params, 6, net=net, plain=plain)
-    assert not problems
-    assert grid.pairs == grid_of(params, 6, net=net, plain=plain)[0].pairs
-    assert grid.pairs != grid_of(params, 6, 1, net=net, plain=plain)[0].pairs
+    plan = grid_of(params, 6, net=net, plain=plain)
+    assert names(plan) == names(grid_of(params, 6, net=net, plain=plain))
+    assert names(plan) != names(grid_of(params, 6, 1, net=net, plain=plain))
     drawn = {
-        name: [values_of(*pair)["lr"] for pair in grid.pairs if pair[0].startswith(name)]
+        name: [job.params["lr"] for job in plan.jobs[::2] if job.model.startswith(name)]
         for name in ("net", "plain")
     }
     assert drawn["net"] == drawn["plain"]
     assert len(set(drawn["net"])) == 6
     assert all(1e-4 <= float(str(rate)) <= 1e-1 for rate in drawn["net"])
-    # What the name says is what the optimizer gets.
-    for name, keywords in grid.optimizers.items():
-        assert keywords == values_of(name)
-
-
-def test_fewer_draws_than_asked_for_are_told() -> None:
-    parts = Parts({"net": net}, {"cosine": "cosine"}, opt_fn)
-    grid, problems, notes = make_grid(parts, {"width": stats.randint(1, 4)}, 9, 0)
-    assert not problems
-    assert len(grid.pairs) == 3
-    assert notes == ["params: 3 different draws, n_iter=9 asked for"]
+    # There are no more.
+    assert len(names(grid_of({"width": stats.randint(1, 4)}, 9))) == 3
 
 
 @pytest.mark.parametrize(
@@ -165,40 +145,41 @@ def test_fewer_draws_than_asked_for_are_told() -> None:
 )  # fmt: skip
 def test_what_a_grid_refuses(params: Any, n_iter: Any, told: str) -> None:
     def named(own: Any, lr: float = 0.1) -> Any:
-        return own, lr
+        return optim.SGD(own.parameters(), lr)
 
-    _, problems = grid_of(params, n_iter, opt_fn=named)
-    assert len(problems) == 1, problems
-    assert told in problems[0]
+    with pytest.raises(InputError) as caught:
+        grid_of(params, n_iter, opt_fn=named)
+    assert len(caught.value.problems) == 1
+    assert told in str(caught.value)
 
 
 def test_all_problems_come_at_once() -> None:
-    _, problems = grid_of({"rl": [1], "lr": [], "width": stats.randint(1, 4)})
-    assert len(problems) == 3
+    with pytest.raises(InputError) as caught:
+        grid_of({"rl": [1], "lr": [], "width": stats.randint(1, 4)})
+    assert len(caught.value.problems) == 3
 
 
-@given(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-(10**15), 10**15),
-        st.floats(allow_nan=False, allow_infinity=False),
-    )
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(10**15), 10**15),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(min_size=1, max_size=8),
 )
-def test_numbers_are_read_back_from_a_name(value: Any) -> None:
-    again = value_of(text_of(value))
-    assert again == value
-    assert type(again) is type(value)
 
 
-@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), st.text(min_size=1, max_size=8)))
-def test_strings_are_read_back_or_refused(values: dict[str, str]) -> None:
-    lists = {name: [value] for name, value in values.items()}
-    grid, problems = grid_of(lists or None, open=lambda **kwargs: kwargs)
-    if problems or not values:
-        assert bool(problems) is bool(values)
+@settings(max_examples=40)
+@given(st.dictionaries(st.sampled_from(["a", "b", "c"]), VALUES, min_size=1))
+def test_values_are_read_back_from_names_or_refused(values: dict[str, Any]) -> None:
+    try:
+        plan = grid_of(
+            {name: [value] for name, value in values.items()}, open=lambda **kwargs: kwargs
+        )
+    except InputError:
         return
-    (pair,) = grid.pairs
-    assert values_of(*pair) == values
-    assert grid.models[pair[0]]() == values
-    assert candidate_name(*pair).count("/") == 2
+    again = plan.jobs[0].params
+    assert again == values
+    assert {name: type(value) for name, value in again.items()} == {
+        name: type(value) for name, value in values.items()
+    }
+    assert plan.jobs[0].candidate.count("/") == 2

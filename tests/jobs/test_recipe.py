@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -16,14 +14,9 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.jobs.recipe import (
-    LR_SCHEDULES,
-    InitialState,
-    named_lr_schedules,
-    named_models,
-    pack,
-    sending_problems,
-)
+from asynckfold import InputError
+from asynckfold.jobs.recipe import InitialState, pack, sending_problems
+from tests.here import planned
 
 
 class Net(nn.Linear):
@@ -64,27 +57,7 @@ class Factory:
     ],
 )
 def test_models_are_named_as_the_user_calls_them(given: Any, names: list[str]) -> None:
-    named, problems, notes = named_models(given)
-    assert (list(named), problems, notes) == (names, [], [])
-    assert all(isinstance(make(), nn.Module) for make in named.values())
-
-
-def test_an_instance_is_copied_in_its_first_state_and_that_is_said() -> None:
-    net = Net()
-    named, problems, notes = named_models([net])
-    first = net.weight.detach().clone()
-    with torch.no_grad():
-        net.weight.zero_()
-    one, other = named["Net"](), named["Net"]()
-    assert problems == []
-    assert torch.equal(one.weight, first)
-    assert torch.equal(other.weight, first)
-    assert one is not other
-    assert notes == [
-        "model Net was given as an instance: every job starts from a copy of its current weights; "
-        "pass the class to initialise each fold separately"
-    ]
-    assert isinstance(pickle.loads(pickle.dumps(named["Net"])), InitialState)
+    assert [model for model, _ in planned(given).candidates] == names
 
 
 @pytest.mark.parametrize(
@@ -107,9 +80,10 @@ def test_an_instance_is_copied_in_its_first_state_and_that_is_said() -> None:
     ],
 )
 def test_odd_models_are_refused(given: Any, text: str) -> None:
-    _, problems, _ = named_models(given)
-    assert text in " ".join(map(str, problems))
-    assert len(problems) == 1
+    with pytest.raises(InputError) as caught:
+        planned(given)
+    assert text in str(caught.value)
+    assert len(caught.value.problems) == 1
 
 
 # ---- names of LR schedules ----
@@ -123,7 +97,7 @@ def halve(optimizer: Any) -> Any:
     ("given", "names"),
     [
         ("cosine", ["cosine"]),
-        (list(LR_SCHEDULES), list(LR_SCHEDULES)),
+        (["cosine", "reduce", "multistep"], ["cosine", "reduce", "multistep"]),
         (halve, ["halve"]),
         ([halve, "warm", lambda optimizer: None], ["halve", "warm", "lambda2"]),
         ({"fast": halve, "slow": "step"}, ["fast", "slow"]),
@@ -131,23 +105,23 @@ def halve(optimizer: Any) -> Any:
     ],
 )
 def test_schedules_are_named(given: Any, names: list[str]) -> None:
-    named, problems = named_lr_schedules(given)
-    assert (list(named), problems) == (names, [])
+    assert [schedule for _, schedule in planned(Net, given).candidates] == names
 
 
 @pytest.mark.parametrize("word", ["cosin", "Cosine", "cosinus", "one_cycle", "multi-step"])
 def test_an_unknown_schedule_is_told_with_the_nearest_and_all_valid_names(word: str) -> None:
-    (problem,) = named_lr_schedules([word])[1]
+    with pytest.raises(InputError) as caught:
+        planned(Net, [word])
+    (problem,) = caught.value.problems
     assert problem.received == repr(word)
     assert "Did you mean '" in problem.remedy
-    assert ", ".join(LR_SCHEDULES) in problem.remedy
+    assert "constant, cosine, exponential, multistep, onecycle, reduce" in problem.remedy
 
 
-@pytest.mark.parametrize(
-    "given", [[3], [None], {"a": 1.5}, [["cosine"]], [], None, "", ["step", "step"]]
-)
+@pytest.mark.parametrize("given", [[3], [None], {"a": 1.5}, [["cosine"]], [], "", ["step", "step"]])
 def test_odd_schedules_are_refused(given: Any) -> None:
-    assert named_lr_schedules(given)[1]
+    with pytest.raises(InputError):
+        planned(Net, given)
 
 
 # ---- sending ----
@@ -180,11 +154,13 @@ def local_class(value: Any) -> type:
     class Local:
         guard = value
 
+        def __call__(self) -> Any:
+            return self.guard
+
     return Local
 
 
 PATHS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "itself": (lambda lock: lock, "part"),
     "attribute": (Held, "part.inner"),
     "nested attribute": (lambda lock: Held(Held(Held(lock))), "part.inner.inner.inner"),
     "list": (lambda lock: Held([1, lock]), "part.inner[1]"),
@@ -201,40 +177,33 @@ PATHS: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", PATHS)
-def test_what_cannot_be_sent_is_named_by_its_path(name: str) -> None:
-    make, path = PATHS[name]
-    (problem,) = sending_problems({"part": make(threading.Lock())})
-    assert problem.rule == "part must be sendable to a worker process"
-    assert problem.received.startswith(f"{path}: TypeError: cannot pickle '_thread.lock' object")
-    assert sending_problems({"part": make(3)}) == []
+def unsent(part: Any) -> str:
+    """Return why a part cannot be sent to workers."""
+    with pytest.raises(InputError) as caught:
+        planned({"part": part}, parallelize=True)
+    (problem,) = caught.value.problems
+    assert problem.rule == "model part must be sendable to a worker process"
+    return problem.received.removeprefix("model ")
 
 
-def in_main(source: str) -> str:
-    program = (
-        "import threading\nfrom asynckfold.jobs.recipe import sending_problems\n"
-        f"{source}\nprint(*sending_problems({{'part': part}}))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+def test_what_cannot_be_sent_is_named_by_its_path() -> None:
+    for make, path in PATHS.values():
+        received = unsent(make(threading.Lock()))
+        assert received.startswith(f"{path}: TypeError: cannot pickle '_thread.lock' object")
+        assert planned({"part": make(3)}, parallelize=True)
 
 
 def test_a_global_of_the_users_script_is_named() -> None:
-    text = in_main(
-        "LOCK = threading.Lock()\n"
+    scope: dict[str, Any] = {"__name__": "__main__", "LOCK": threading.Lock()}
+    exec(
         "class Model:\n"
         "    def forward(self):\n"
         "        return [(lambda: LOCK)() for _ in range(3)]\n"
         "def part():\n"
-        "    return Model()\n"
+        "    return Model()\n",
+        scope,
     )
-    assert "received part.Model.forward.LOCK: TypeError: cannot pickle '_thread.lock'" in text
+    assert unsent(scope["part"]).startswith("part.Model.forward.LOCK: TypeError: cannot pickle")
 
 
 def test_a_part_that_raises_anything_when_packed_is_refused() -> None:
@@ -242,23 +211,10 @@ def test_a_part_that_raises_anything_when_packed_is_refused() -> None:
         def __getstate__(self) -> Any:
             raise LookupError("no state today")
 
-    (problem,) = sending_problems({"part": Held(Odd())})
-    assert problem.received == "part.inner: LookupError: no state today"
-
-
-def test_a_part_that_holds_itself_is_named_all_the_same() -> None:
+    assert unsent(Held(Odd())) == "part.inner: LookupError: no state today"
     held = Held(None)
     held.inner = [held, threading.Lock()]
-    (problem,) = sending_problems({"part": held})
-    assert problem.received.startswith("part.inner")
-
-
-def test_every_part_has_its_own_problem() -> None:
-    parts = {"model a": LOCK, "criterion": nn.MSELoss(), "opt_fn": Held(LOCK)}
-    assert [problem.rule.split(" must")[0] for problem in sending_problems(parts)] == [
-        "model a",
-        "opt_fn",
-    ]
+    assert unsent(held).startswith("part.inner")
 
 
 def test_what_ordinary_sweeps_hold_can_be_sent() -> None:

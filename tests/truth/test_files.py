@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +16,33 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
 
 from asynckfold import InputError, RunStore
-from asynckfold.cli.parser import make_parser
-from asynckfold.cli.sweep_file import make_kfold, sweep_parts
+from asynckfold.cli import main
 from asynckfold.data.sources import Source, load_samples, load_source
 from asynckfold.data.sources.columns import counts
 from asynckfold.data.sources.text_files import header_of
-from asynckfold.results.report.page import write_report
+from tests.here import Inspected, RefusedError, inspected
 
 TABULAR = Path(__file__).parents[3] / "shared" / "data" / "tabular"
 
 Load = Callable[..., Source]
+Look = Callable[..., Inspected]
+
+
+def text_of(table: str | bytes | pd.DataFrame) -> bytes:
+    if isinstance(table, pd.DataFrame):
+        table = table.to_csv(index=False)
+    return table.encode() if isinstance(table, str) else table
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """Inspect a table, from its text or from a frame."""
+
+    def look_at(table: str | bytes | pd.DataFrame, **options: Any) -> Inspected:
+        (tmp_path / "table.csv").write_bytes(text_of(table))
+        return inspected(f"csv:{tmp_path}/table.csv", **options)
+
+    return look_at
 
 
 @pytest.fixture
@@ -34,21 +50,14 @@ def load(tmp_path: Path) -> Load:
     """Load a table from its text or from a frame."""
 
     def load_table(table: str | bytes | pd.DataFrame, **options: Any) -> Source:
-        path = tmp_path / "table.csv"
-        if isinstance(table, pd.DataFrame):
-            table = table.to_csv(index=False)
-        path.write_bytes(table.encode() if isinstance(table, str) else table)
-        return load_source(f"csv:{path}", **options)
+        (tmp_path / "table.csv").write_bytes(text_of(table))
+        return load_source(f"csv:{tmp_path}/table.csv", **options)
 
     return load_table
 
 
 def rows(source: Source) -> np.ndarray:
     return source.dataset.tensors[0].numpy()  # type: ignore[attr-defined]
-
-
-def role(source: Source, name: str) -> str:
-    return next(column.role for column in source.columns if column.name == name)
 
 
 def noise(n: int = 90, seed: int = 0) -> pd.DataFrame:
@@ -82,16 +91,15 @@ COUNTERS: dict[str, Callable[[int, np.random.Generator], Any]] = {
     [(kind, shuffled) for kind in COUNTERS for shuffled in (False, True) if kind != "sparse"]
     + [("sparse", False)],
 )
-def test_a_column_that_counts_is_no_feature(load: Load, kind: str, shuffled: bool) -> None:
+def test_a_column_that_counts_is_no_feature(look: Look, kind: str, shuffled: bool) -> None:
     table = noise()
     table.insert(1, "nr", COUNTERS[kind](len(table), np.random.default_rng(0)))
     if shuffled:
         table = table.sample(frac=1, random_state=0)
-    source = load(table)
+    source = look(table)
     assert source.features == ("a", "b")
-    assert role(source, "nr") == "left out"
+    assert source.roles["nr"] == "left out"
     assert any(note.startswith("column 'nr' is left out:") for note in source.notes)
-    np.testing.assert_array_equal(rows(source), table[["a", "b"]])
 
 
 def test_a_shuffled_counter_would_have_told_the_class(load: Load) -> None:
@@ -120,7 +128,7 @@ def test_any_counter_is_found(
     n: int, offset: int, step: int, share: float, shuffled: bool, seed: int
 ) -> None:
     draw = np.random.default_rng(seed)
-    size = max(10, int(n * share))
+    size = max(10, int(np.ceil(n * share)))
     # A shuffled part of few is what ages are: there it takes more rows to be sure.
     whole = n if not shuffled or size >= 30 else size
     numbers = offset + step * np.sort(draw.choice(whole, size, replace=False))
@@ -128,11 +136,11 @@ def test_any_counter_is_found(
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1])
-def test_rows_that_are_there_twice_do_not_hide_a_counter(load: Load, share: float) -> None:
+def test_rows_that_are_there_twice_do_not_hide_a_counter(look: Look, share: float) -> None:
     table = noise().assign(nr=np.arange(90), name=[f"n{at}" for at in range(90)], row=range(5, 95))
     table = pd.concat([table, table.sample(frac=share, random_state=1)])
     for order in (table, table.sample(frac=1, random_state=0)):
-        assert load(order[["nr", "name", "row", "a", "kind"]]).features == ("a",)
+        assert look(order[["nr", "name", "row", "a", "kind"]]).features == ("a",)
 
 
 @settings(max_examples=60, deadline=None)
@@ -170,32 +178,32 @@ def test_chance_calls_few_columns_counters() -> None:
 
 
 @pytest.mark.parametrize("name", ["id", "Id", "PassengerId", "customer_id", "index", "Unnamed: 0"])
-def test_identifiers_are_no_features(load: Load, name: str) -> None:
+def test_identifiers_are_no_features(look: Look, name: str) -> None:
     draw = np.random.default_rng(0)
     table = noise().assign(**{name: draw.choice(10**9, 90, replace=False)})
     table = table[[name, "a", "b", "kind"]]
-    assert load(table).features == ("a", "b")
-    assert load(table, keep=[name]).features == (name, "a", "b")
+    assert look(table).features == ("a", "b")
+    assert look(table, keep=[name]).features == (name, "a", "b")
 
 
 @pytest.mark.parametrize("name", ["acid", "grid", "paid", "price_index", "MassIndex", "width"])
-def test_words_that_end_like_identifiers_are_features(load: Load, name: str) -> None:
+def test_words_that_end_like_identifiers_are_features(look: Look, name: str) -> None:
     draw = np.random.default_rng(0)
     table = noise().assign(**{name: draw.choice(10**9, 90, replace=False)})[[name, "kind"]]
-    assert load(table).features == (name,)
+    assert look(table).features == (name,)
 
 
-def test_identifiers_that_repeat_stay(load: Load) -> None:
+def test_identifiers_that_repeat_stay(look: Look) -> None:
     table = noise().assign(group_id=np.arange(90) % 7)[["group_id", "a", "kind"]]
-    assert load(table).features == ("group_id", "a")
+    assert look(table).features == ("group_id", "a")
 
 
 @pytest.mark.parametrize("values", [range(90), [0.5, 1, 2] * 30, [f"row {at}" for at in range(90)]])
-def test_an_unnamed_first_column_is_no_feature(load: Load, values: Sequence[Any]) -> None:
+def test_an_unnamed_first_column_is_no_feature(look: Look, values: Sequence[Any]) -> None:
     table = noise().set_axis(pd.Index(values)).to_csv()
-    assert load(table).features == ("a", "b")
+    assert look(table).features == ("a", "b")
     if not isinstance(values[0], str):
-        assert load(table, keep=["0"]).features == ("column 0", "a", "b")
+        assert look(table, keep=["0"]).features == ("column 0", "a", "b")
 
 
 def test_real_tables_keep_their_features(load: Load) -> None:
@@ -243,34 +251,33 @@ SERIES = [str(at) for at in range(5)]
     "header",
     [SERIES, ["400", "402", "404", "406", "408"], ["0.5", "1.0", "1.5", "2.0", "2.5"]],
 )
-def test_a_header_of_numbers_is_asked_for(load: Load, header: list[str]) -> None:
+def test_a_header_of_numbers_is_asked_for(look: Look, header: list[str]) -> None:
     draw = np.random.default_rng(0)
     body = "".join(
         ",".join([*(f"{value:.3f}" for value in draw.normal(size=4)), str(at % 2)]) + "\n"
         for at in range(20)
     )
     text = ",".join(header) + "\n" + body
-    with pytest.raises(InputError, match="--header yes if it does, --header no if it is a sample"):
-        load(text)
-    assert len(load(text, header="yes").targets) == 20
-    assert len(load(text, header="no").targets) == 21
-    assert len(load(body).targets) == 20
+    with pytest.raises(
+        RefusedError, match="--header yes if it does, --header no if it is a sample"
+    ):
+        look(text)
+    assert look(text, header="yes").samples == 20
+    assert look(text, header="no").samples == 21
+    assert look(body).samples == 20
 
 
-def test_a_header_with_one_name_among_numbers_is_asked_for(load: Load) -> None:
+def test_a_header_with_one_name_among_numbers_is_asked_for(look: Look) -> None:
     """MNIST as a table: pixels are numbered, and the label has a name."""
     draw = np.random.default_rng(0)
-    pixels = draw.integers(0, 256, (30, 6))
-    frame = pd.DataFrame(pixels).assign(label=np.arange(30) % 3)
-    with pytest.raises(InputError, match="'label' and '0' above numbers"):
-        load(frame)
-    source = load(frame, header="yes")
-    assert source.classes == ("0", "1", "2")
-    np.testing.assert_array_equal(rows(source), pixels)
+    frame = pd.DataFrame(draw.integers(0, 256, (30, 6))).assign(label=np.arange(30) % 3)
+    with pytest.raises(RefusedError, match="'label' and '0' above numbers"):
+        look(frame)
+    assert look(frame, header="yes").classes == ("0", "1", "2")
     named = frame.assign(label=np.array(["cat", "dog", "eel"])[np.arange(30) % 3])
-    with pytest.raises(InputError, match="above numbers: a series, or a sample"):
-        load(named)
-    assert load(named, header="yes").classes == ("cat", "dog", "eel")
+    with pytest.raises(RefusedError, match="above numbers: a series, or a sample"):
+        look(named)
+    assert look(named, header="yes").classes == ("cat", "dog", "eel")
 
 
 @settings(max_examples=50, deadline=None)
@@ -289,26 +296,26 @@ def test_samples_without_a_header_are_no_header(width: int, n: int, seed: int) -
 # The target
 
 
-def test_a_column_called_class_that_is_not_the_last_must_be_named(load: Load) -> None:
+def test_a_column_called_class_that_is_not_the_last_must_be_named(look: Look) -> None:
     table = noise().rename(columns={"kind": "class"})[["class", "a", "b"]]
     table["b"] = np.arange(90) % 4
-    with pytest.raises(InputError, match="Pass --target class, or --target b"):
-        load(table)
-    assert load(table, target="class").classes == ("x", "y", "z")
-    assert load(table, target="b").classes == ("0", "1", "2", "3")
-    assert load(table[["a", "b", "class"]]).classes == ("x", "y", "z")
+    with pytest.raises(RefusedError, match="Pass --target class, or --target b"):
+        look(table)
+    assert look(table, target="class").classes == ("x", "y", "z")
+    assert look(table, target="b").classes == ("0", "1", "2", "3")
+    assert look(table[["a", "b", "class"]]).classes == ("x", "y", "z")
 
 
-def test_a_column_that_gives_the_class_away_is_told(load: Load) -> None:
+def test_a_column_that_gives_the_class_away_is_told(look: Look) -> None:
     table = noise()
     table.insert(0, "kind_code", table["kind"].map({"x": 3, "y": 1, "z": 2}))
     table.insert(0, "name", table["kind"].map({"x": "uno", "y": "due", "z": "tre"}))
-    notes = load(table).notes
+    notes = look(table).notes
     for name in ("name", "kind_code"):
         assert any(note.startswith(f"column '{name}' tells the class") for note in notes)
-    dropped = load(table, drop=["name", "kind_code"])
+    dropped = look(table, drop=["name", "kind_code"])
     assert dropped.features == ("a", "b")
-    assert not any("tells the class" in note for note in load(noise()).notes)
+    assert not any("tells the class" in note for note in look(noise()).notes)
 
 
 # Cells
@@ -337,14 +344,13 @@ NASTY = {
 
 
 @pytest.mark.parametrize("kind", NASTY)
-def test_cells_that_are_not_plain_are_refused(load: Load, kind: str) -> None:
+def test_cells_that_are_not_plain_are_refused(look: Look, kind: str) -> None:
     cells, rule = NASTY[kind]
     body = "".join(f"{cells[at % 3]},{at * at % 11},{'ab'[at % 2]}\n" for at in range(30))
-    with pytest.raises(InputError, match=rule) as caught:
-        load("odd,x,kind\n" + body)
-    assert len(caught.value.problems) == 1
-    assert "odd" in str(caught.value)
-    assert load("odd,x,kind\n" + body, drop=["odd"]).features == ("x",)
+    with pytest.raises(RefusedError, match=rule) as caught:
+        look("odd,x,kind\n" + body)
+    assert str(caught.value).count(": received odd") == 1
+    assert look("odd,x,kind\n" + body, drop=["odd"]).features == ("x",)
 
 
 def test_codes_become_names_on_request(load: Load) -> None:
@@ -362,54 +368,54 @@ def test_codes_become_names_on_request(load: Load) -> None:
     )
 
 
-def test_plain_names_stay_names(load: Load) -> None:
+def test_plain_names_stay_names(look: Look) -> None:
     names = ["3rd", "2-4", "A1", "None", "1st class", "v2"]
     text = "".join(f"{names[at % 6]},{'ab'[at % 2]}\n" for at in range(30))
-    assert load("x,kind\n" + text).features == tuple(f"x={name}" for name in sorted(names))
+    assert look("x,kind\n" + text).features == tuple(f"x={name}" for name in sorted(names))
 
 
-def test_a_name_like_na_is_never_a_class_in_silence(load: Load) -> None:
-    with pytest.raises(InputError, match=r"missing labels: .*spell the name out if NA is one"):
-        load("x,country\n" + "1,NA\n2,DE\n4,NA\n1,DE\n")
-    assert load("x,country\n" + "1,None\n2,DE\n4,None\n1,DE\n").classes == ("DE", "None")
+def test_a_name_like_na_is_never_a_class_in_silence(look: Look) -> None:
+    with pytest.raises(RefusedError, match=r"missing labels: .*spell the name out if NA is one"):
+        look("x,country\n" + "1,NA\n2,DE\n4,NA\n1,DE\n")
+    assert look("x,country\n" + "1,None\n2,DE\n4,None\n1,DE\n").classes == ("DE", "None")
 
 
-def test_delimiters_at_the_end_of_lines(load: Load) -> None:
+def test_delimiters_at_the_end_of_lines(look: Look) -> None:
     text = "x,y,kind,\n" + "1.5,2,a,\n2.5,4,b,\n3.5,4,a,\n"
-    source = load(text, target="kind")
+    source = look(text, target="kind")
     assert source.features == ("x", "y")
-    with pytest.raises(InputError, match="must have no missing labels"):
-        load(text)
+    with pytest.raises(RefusedError, match="must have no missing labels"):
+        look(text)
 
 
-def test_short_rows_are_refused(load: Load) -> None:
-    with pytest.raises(InputError, match="missing labels: received 1 missing, first in row 3"):
-        load("x,y,kind\n1,2,a\n2,3,b\n4,5\n2,2,b\n2,1,a\n")
+def test_short_rows_are_refused(look: Look) -> None:
+    with pytest.raises(RefusedError, match="missing labels: received 1 missing, first in row 3"):
+        look("x,y,kind\n1,2,a\n2,3,b\n4,5\n2,2,b\n2,1,a\n")
 
 
-def test_quoted_line_ends_and_separators(load: Load) -> None:
-    source = load('name,x,kind\n"a\nb",1,"x, y"\n"c;d",2,z\n"a\nb",5,"x, y"\n"c;d",2,z\n')
+def test_quoted_line_ends_and_separators(look: Look) -> None:
+    source = look('name,x,kind\n"a\nb",1,"x, y"\n"c;d",2,z\n"a\nb",5,"x, y"\n"c;d",2,z\n')
     assert source.features == ("name=a\nb", "name=c;d", "x")
     assert source.classes == ("x, y", "z")
 
 
-def test_a_delimiter_that_is_not_clear_is_refused(load: Load) -> None:
-    with pytest.raises(InputError, match="one delimiter must divide"):
-        load("1,2,a;b\n2,3,c;d\n1,3,a;b\n")
-    assert load("1,2,a\n2,3,c\n1,3,a\n4,3,c\n".replace(",", ";")).classes == ("a", "c")
+def test_a_delimiter_that_is_not_clear_is_refused(look: Look) -> None:
+    with pytest.raises(RefusedError, match="one delimiter must divide"):
+        look("1,2,a;b\n2,3,c;d\n1,3,a;b\n")
+    assert look("1,2,a\n2,3,c\n1,3,a\n4,3,c\n".replace(",", ";")).classes == ("a", "c")
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
-def test_other_encodings_are_refused(load: Load, encoding: str) -> None:
-    with pytest.raises(InputError, match="must be a text file in UTF-8"):
-        load("größe,kind\n1,a\n2,b\n".encode(encoding))
+def test_other_encodings_are_refused(look: Look, encoding: str) -> None:
+    with pytest.raises(RefusedError, match="must be a text file in UTF-8"):
+        look("größe,kind\n1,a\n2,b\n".encode(encoding))
 
 
-def test_far_below_everything_is_looked_at(load: Load) -> None:
+def test_far_below_everything_is_looked_at(look: Look) -> None:
     body = "".join(f"{at * at % 17},{'ab'[at % 2]}\n" for at in range(1000))
     for row, rule in (("012,a", "leading zeros"), ("x,a", "not both"), ("1,a,b", "in line 1002")):
-        with pytest.raises(InputError, match=rule):
-            load(f"x,kind\n{body}{row}\n")
+        with pytest.raises(RefusedError, match=rule):
+            look(f"x,kind\n{body}{row}\n")
 
 
 @settings(max_examples=30, deadline=None)
@@ -552,25 +558,24 @@ def test_a_table_for_a_run_of_arrays_is_taken_by_order(tmp_path: Path) -> None:
     assert any("taken by their order" in note for note in samples.notes)
 
 
-def test_classes_that_are_equal_numbers_are_not_merged_in_silence(load: Load) -> None:
-    with pytest.raises(InputError, match=r"must differ as numbers, too: received '07' and '7'"):
-        load("x,kind\n1,07\n2,7\n4,07\n1,7\n2,8\n3,8\n")
-    assert load("x,kind\n1,1.0\n2,2\n4,1\n1,2.0\n").classes == ("1.0", "2")
+def test_classes_that_are_equal_numbers_are_not_merged_in_silence(look: Look) -> None:
+    with pytest.raises(RefusedError, match=r"must differ as numbers, too: received '07' and '7'"):
+        look("x,kind\n1,07\n2,7\n4,07\n1,7\n2,8\n3,8\n")
+    assert look("x,kind\n1,1.0\n2,2\n4,1\n1,2.0\n").classes == ("1.0", "2")
 
 
 def test_a_compressed_table_is_read_alike(tmp_path: Path) -> None:
     table = noise().assign(code=[f"0{at % 7}" for at in range(90)])[["code", "a", "kind"]]
     table.to_csv(tmp_path / "t.csv.gz", index=False)
-    with pytest.raises(InputError, match="leading zeros"):
-        load_source(f"csv:{tmp_path}/t.csv.gz")
-    source = load_source(f"csv:{tmp_path}/t.csv.gz", category=["code"])
-    np.testing.assert_array_equal(rows(source)[:, -1], table["a"])
+    with pytest.raises(RefusedError, match="leading zeros"):
+        inspected(f"csv:{tmp_path}/t.csv.gz")
+    assert "code=00" in inspected(f"csv:{tmp_path}/t.csv.gz", category=["code"]).features
 
 
 def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match="must name a regular file"):
-        load_source(f"csv:{tmp_path}/pipe")
+    with pytest.raises(RefusedError, match="must name a regular file"):
+        inspected(f"csv:{tmp_path}/pipe")
 
 
 def test_names_with_an_equals_sign_are_not_mixed_up(load: Load, tmp_path: Path) -> None:
@@ -585,28 +590,23 @@ def test_names_with_an_equals_sign_are_not_mixed_up(load: Load, tmp_path: Path) 
     np.testing.assert_array_equal(found, rows(like)[:5])
 
 
-def test_a_run_keeps_what_was_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_keeps_what_was_left_out(tmp_path: Path) -> None:
     table = noise(60).assign(nr=range(60))[["nr", "a", "b", "kind"]].sample(frac=1, random_state=0)
     table.to_csv(tmp_path / "t.csv", index=False)
     root = tmp_path / "run"
-    words = f"run --data csv:{tmp_path}/t.csv --folds 2 --epochs 1 --baseline none --root {root}"
-    parsed = make_parser().parse_args(words.split())
-    parsed.line = words.split()
-    sweep = sweep_parts(parsed)
-    alone = replace(sweep, settings={**sweep.settings, "parallelize": False, "verbose": 0})
-    make_kfold(parsed, alone)(sweep.models, ["constant"], sweep.opt_fn, sweep.trainer_params)
+    words = f"run --data csv:{tmp_path}/t.csv --folds 2 --epochs 1 --baseline none --n-jobs 1"
+    assert main([*words.split(), "--root", str(root)]) == 0
     said = "column 'nr' is left out: it counts the samples (--keep nr uses it)"
-    assert said in capsys.readouterr().err
     with RunStore.read(root) as store:
         assert said in store.about["data notes"]
-        assert said in write_report(store).read_text()
+    assert said in (root / "report" / "index.html").read_text()
 
 
-def test_a_table_is_not_augmented(tmp_path: Path) -> None:
+def test_a_table_is_not_augmented(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     noise().to_csv(tmp_path / "t.csv", index=False)
     words = ["run", "--data", f"csv:{tmp_path}/t.csv", "--augment", "--root", str(tmp_path / "r")]
-    with pytest.raises(InputError, match="--augment crops and flips images: received it with"):
-        sweep_parts(make_parser().parse_args(words))
+    assert main(words) == 2
+    assert "--augment crops and flips images: received it with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -621,6 +621,6 @@ def test_a_table_is_not_augmented(tmp_path: Path) -> None:
         ({"drop": ["a", "b"]}, "must hold a feature besides the target"),
     ],
 )
-def test_columns_that_cannot_be_asked_for(load: Load, options: Any, rule: str) -> None:
-    with pytest.raises(InputError, match=rule):
-        load(noise(), **options)
+def test_columns_that_cannot_be_asked_for(look: Look, options: Any, rule: str) -> None:
+    with pytest.raises(RefusedError, match=rule):
+        look(noise(), **options)

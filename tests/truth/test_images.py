@@ -15,6 +15,7 @@ from asynckfold.cli.parser import make_parser
 from asynckfold.cli.sweep_file import sweep_parts
 from asynckfold.data.sources import Source, image_transform, load_samples, load_source
 from asynckfold.data.sources.images import open_rgb
+from tests.here import RefusedError, inspected
 
 
 def image(path: Path, level: int = 40, size: tuple[int, int] = (6, 4)) -> Path:
@@ -65,8 +66,8 @@ def test_what_is_no_sample_is_left_out_and_told(photos: Path) -> None:
 
 def test_an_ordinary_folder_has_nothing_to_tell(photos: Path) -> None:
     image(photos / "cat" / "UPPER.PNG")
-    source = load(photos)
-    assert len(source.targets) == 7
+    source = inspected(f"folder:{photos}")
+    assert source.samples == 7
     assert source.notes == ("7 images in 2 classes, all read as RGB",)
 
 
@@ -86,9 +87,9 @@ def test_parts_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
         image(tmp_path / name / "cat" / "0.png")
         image(tmp_path / name / "dog" / "0.png")
     with pytest.raises(
-        InputError, match=r"must be classes: .*Cross-validation divides the data itself"
+        RefusedError, match=r"must be classes: .*Cross-validation divides the data itself"
     ):
-        load(tmp_path)
+        inspected(f"folder:{tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_parts_are_no_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
 def test_classes_with_such_names_are_classes(tmp_path: Path, names: tuple[str, ...]) -> None:
     for name in names:
         image(tmp_path / name / "0.png")
-    assert load(tmp_path).classes == tuple(sorted(names))
+    assert inspected(f"folder:{tmp_path}").classes == tuple(sorted(names))
 
 
 def test_folders_within_a_class_belong_to_it_and_are_told(photos: Path) -> None:
@@ -111,8 +112,8 @@ def test_folders_within_a_class_belong_to_it_and_are_told(photos: Path) -> None:
 
 def test_an_image_under_two_names_is_refused(photos: Path) -> None:
     (photos / "cat" / "again.png").symlink_to(photos / "cat" / "0.png")
-    with pytest.raises(InputError, match=r"there once: received 1 under several names, such as"):
-        load(photos)
+    with pytest.raises(RefusedError, match=r"there once: received 1 under several names, such as"):
+        inspected(f"folder:{photos}")
 
 
 def test_a_link_to_a_class_is_followed_and_a_circle_is_not(photos: Path, tmp_path: Path) -> None:
@@ -127,14 +128,16 @@ def test_a_link_to_a_class_is_followed_and_a_circle_is_not(photos: Path, tmp_pat
 
 def test_classes_that_differ_in_case_only_are_refused(photos: Path) -> None:
     image(photos / "Cat" / "0.png")
-    with pytest.raises(InputError, match="differ by more than upper and lower case"):
-        load(photos)
+    with pytest.raises(RefusedError, match="differ by more than upper and lower case"):
+        inspected(f"folder:{photos}")
 
 
 def test_images_beside_no_class_are_told(tmp_path: Path) -> None:
     image(tmp_path / "0.png")
-    with pytest.raises(InputError, match="one per class: received none, and 1 image in no folder"):
-        load(tmp_path)
+    with pytest.raises(
+        RefusedError, match="one per class: received none, and 1 image in no folder"
+    ):
+        inspected(f"folder:{tmp_path}")
 
 
 def test_samples_to_predict_are_found_alike(photos: Path) -> None:
@@ -219,8 +222,8 @@ def test_a_part_is_drawn_from_all_classes_of_a_sorted_file(tmp_path: Path) -> No
     draw = np.random.default_rng(0)
     y = np.repeat([0, 1, 2], 100)
     np.savez(tmp_path / "x.npz", X=draw.normal(size=(300, 2)), y=y)
-    source = load_source(f"npz:{tmp_path}/x.npz", limit=30, random_state=4)
-    assert np.bincount(source.targets).tolist() == [10, 10, 10]
+    source = inspected(f"npz:{tmp_path}/x.npz", limit=30, seed=4)
+    assert list(source.counts.values()) == [10, 10, 10]
     assert "30 of 300 samples, classes balanced, drawn with seed 4" in source.notes
 
 
@@ -257,10 +260,10 @@ def test_numbers_of_an_array_keep_their_digits(tmp_path: Path) -> None:
 
 def test_other_arrays_in_the_file_are_told(tmp_path: Path) -> None:
     X, y = np.random.default_rng(0).normal(size=(8, 2)), np.arange(8) % 2
-    source = load_source(arrays(tmp_path, X=X, y=y, X_test=X, y_test=y))
+    source = inspected(arrays(tmp_path, X=X, y=y, X_test=X, y_test=y))
     assert source.notes == ("only X and y are read, not X_test, y_test",)
-    with pytest.raises(InputError, match="must hold an array X: received x_train, x_test"):
-        load_source(arrays(tmp_path, x_train=X, x_test=X))
+    with pytest.raises(RefusedError, match="must hold an array X: received x_train, x_test"):
+        inspected(arrays(tmp_path, x_train=X, x_test=X))
 
 
 @pytest.mark.parametrize(
@@ -272,14 +275,14 @@ def test_other_arrays_in_the_file_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_the_layout_of_images_is_told(tmp_path: Path, shape: tuple[int, ...], note: str) -> None:
-    source = load_source(arrays(tmp_path, X=np.zeros(shape, np.uint8), y=[0, 1, 0, 1]))
+    source = inspected(arrays(tmp_path, X=np.zeros(shape, np.uint8), y=[0, 1, 0, 1]))
     assert source.notes == (f"X is read as {note}",)
-    assert source.sample_shape[1:] == (6, 5)
+    assert source.shape[1:] == (6, 5)
 
 
 def test_numbers_taken_as_classes_are_told(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     X, grades = draw.normal(size=(60, 2)), np.arange(60) % 4 / 2
-    source = load_source(arrays(tmp_path, X=X, y=grades))
+    source = inspected(arrays(tmp_path, X=X, y=grades))
     assert source.notes == ("the 4 different numbers of y are taken as classes, not as amounts",)
-    assert load_source(arrays(tmp_path, X=X, y=np.arange(60) % 4)).notes == ()
+    assert inspected(arrays(tmp_path, X=X, y=np.arange(60) % 4)).notes == ()

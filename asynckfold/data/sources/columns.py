@@ -189,12 +189,9 @@ def _left_out(name: str, cells: Any, why: str) -> JudgedColumn:
     return JudgedColumn(replace(_column(name, cells), role=LEFT_OUT, why=why))
 
 
-def _column(name: str, cells: Any, categories: Sequence[str] = ()) -> Column:
-    kind = cells.dtype.kind
-    dtype = str(cells.dtype) if kind in "iufb" else NAMES
-    return Column(
-        name, FEATURE, dtype, "", tuple(categories), int(cells.isna().sum()), int(cells.nunique())
-    )
+def _column(name: str, cells: Any) -> Column:
+    dtype = str(cells.dtype) if cells.dtype.kind in "iufb" else NAMES
+    return Column(name, FEATURE, dtype, "", (), int(cells.isna().sum()), int(cells.nunique()))
 
 
 def _judge_kept(name: str, cells: Any, category: bool, zeros: bool) -> JudgedColumn:
@@ -374,7 +371,7 @@ def _tells(item: JudgedColumn, targets: npt.NDArray[np.int64]) -> bool:
     if item.values is None or item.column.different != classes or classes < 2:
         return False
     values = item.values if item.values.ndim == 1 else item.values.argmax(axis=1)
-    # With few samples to a class, that would be found by chance.
+    # With few samples to a class, chance would do.
     pairs = np.unique(np.stack([values.astype(np.float64), targets.astype(np.float64)]), axis=1)
     return pairs.shape[1] == classes and len(targets) >= 10 * classes
 

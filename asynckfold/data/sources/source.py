@@ -73,7 +73,7 @@ class Source:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Samples to predict; labels may be missing. The dataset's own targets mean nothing."""
+    """Samples to predict; labels may be missing. The dataset's targets mean nothing."""
 
     dataset: Dataset[Any]
     labels: tuple[str, ...] | None = None  # class names, where every sample has one

@@ -196,15 +196,13 @@ class Records:
                 raise Misfit(f"it has {path_text(path) or 'one tensor'}, which others have not")
         return [leaves[path] for path in paths]
 
-    def pack_rows(self, arrays: TreeArrays, rows: Any = None) -> Array:
-        """Return the records of all samples, or of some, uint8 (n, size)."""
-        leaves = self._matched(leaves_by_path(arrays.tree)[0])
-        count = len(arrays) if rows is None else len(rows)
+    def pack_rows(self, arrays: TreeArrays) -> Array:
+        """Return the records of all samples, uint8 (n, size)."""
+        leaves, count = self._matched(leaves_by_path(arrays.tree)[0]), len(arrays)
         places = self.places
         records = np.zeros((count, -(-places[-1].stop // _ALIGNED) * _ALIGNED), np.uint8)
         for place, leaf in zip(places, leaves, strict=True):
-            array = to_array(leaf) if rows is None else to_array(leaf)[rows]
-            block = np.ascontiguousarray(array).reshape(count, -1)
+            block = np.ascontiguousarray(to_array(leaf)).reshape(count, -1)
             records[:, place] = block.view(np.uint8).reshape(count, -1)
         return records
 

@@ -1,4 +1,4 @@
-"""The user's own steps, random or equal; their forms for whole batches."""
+"""The user's steps, random or equal; their forms for whole batches."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def is_torchvision(step: Any, *names: str) -> bool:
 
 
 def is_known(step: Step) -> bool:
-    """Return whether a step is torchvision's own code, or this package's, throughout.
+    """Return whether a step is torchvision's code, or this package's, throughout.
 
     >>> is_known(abs)
     False
@@ -92,7 +92,7 @@ def step_name(step: Any) -> str:
 def is_random(step: Step, samples: Sequence[Any] = ()) -> bool:
     """Return whether a step may give another result for the same sample.
 
-    Torchvision's own transforms are judged by class and settings, anything else by trying it on
+    Torchvision's transforms are judged by class and settings, anything else by trying it on
     `samples` under different seeds.
     """
     if isinstance(step, Records):

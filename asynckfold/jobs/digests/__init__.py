@@ -9,7 +9,7 @@
     criterion       weight                     #77d0…         tensors and all else, by content
     eval_transform  step 1 (Resize).size       =(32, 32)
 
-The user's own functions and classes are followed: code, defaults, closures, globals, base classes.
+The user's functions and classes are followed: code, defaults, closures, globals, base classes.
 Those of libraries go by name; their versions are checked elsewhere. Nothing depends on addresses,
 on the order of sets and dicts, on module names or on file locations.
 

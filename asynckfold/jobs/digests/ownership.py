@@ -1,6 +1,6 @@
 """Whose code it is: the user's own, or a library's, whose version is checked elsewhere.
 
-The user's own is what was typed into a console or notebook, and every file outside the standard
+The user's code is what was typed into a console or notebook, and every file outside the standard
 library and ``site-packages`` that no distribution installed there (``pip install --target``). What
 is installed with ``pip install -e`` may be edited at any time, so it is the user's own, too.
 """
@@ -23,7 +23,7 @@ from typing import Any
 
 
 def is_own(value: Any) -> bool:
-    """Whether a function, class or module is the user's own."""
+    """Whether a function, class or module is the user's."""
     if isinstance(value, FunctionType):
         scope = value.__globals__
         return _is_own_place(str(scope.get("__name__") or ""), scope.get("__file__"))
@@ -56,7 +56,7 @@ def is_asynckfold(name: str) -> bool:
 
 @functools.lru_cache(maxsize=65536)
 def is_own_file(file: str) -> bool:
-    """Whether a Python file is the user's own."""
+    """Whether a Python file is the user's."""
     if file.endswith((".so", ".pyd")) or re.search(r"[/\\](site|dist)-packages[/\\]", file):
         return False
     if any(file.startswith(folder) for folder in _library_folders()):
@@ -113,7 +113,7 @@ def _files(folder: str) -> tuple[str, ...]:
 
 @contextmanager
 def sent_by_value() -> Iterator[None]:
-    """Pickle what is defined in the user's own modules by value: another machine lacks them."""
+    """Pickle what is defined in the user's modules by value: another machine lacks them."""
     import cloudpickle
 
     known = {*cloudpickle.list_registry_pickle_by_value()}

@@ -84,7 +84,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def _state(value: Any) -> Any:
-    """Return what an object's own __getstate__ gives, if its class defines one."""
+    """Return what an object's __getstate__ gives, if its class defines one."""
     method = getattr(type(value), "__getstate__", None)
     if not isinstance(method, FunctionType):
         return None

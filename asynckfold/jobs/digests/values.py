@@ -35,7 +35,7 @@ SHOWN = 8
 """Items of a list of numbers that are shown as they are."""
 
 _CHOSEN_SEED = 2**64
-"""A seed of the operating system's own choice has 128 bits."""
+"""A seed of the operating system's choice has 128 bits."""
 
 
 class Tensors:
