@@ -131,7 +131,7 @@ class RunModels:
                 remedy = "Fit them on (fold.train, fold.valid) of results.folds yourself."
                 raise InputError.one(rule, received, remedy)
             rows = data.inputs(np.arange(data.n_samples))
-        scores = sklearn.on_folds(
+        estimators, errors = sklearn.on_folds(
             pairs,
             rows,
             data.targets.numpy(),
@@ -142,7 +142,8 @@ class RunModels:
         )
         # Without `error_score`, which is not a sample.
         rows_of_run = candidates(results.plan, results.results)
-        return EstimatorComparison(results.plan.scoring[0], rows_of_run, scores, results.folds)
+        metric, folds = results.plan.scoring[0], results.folds
+        return EstimatorComparison(metric, rows_of_run, estimators, folds, errors)
 
     @cached_property
     def given(self) -> DataArguments:

@@ -240,7 +240,7 @@ def gantt(
     >>> print("\\n".join(gantt(spans, range(2), width=40)))
     core 0  [mlp===========][mlp===]········
     core 1  [vgg===========================]
-            0.0 s                      8.0 s
+            0.00 s                     8.0 s
     """
     rows: defaultdict[str, list[Span]] = defaultdict(list)
     rows.update({_lane("core", core, ""): [] for core in cores})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from asynckfold.api.report import written
 from asynckfold.cli.output import Output, table_of
 from asynckfold.jobs.result import counts_line
+from asynckfold.results import tables
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.tables import parameters_in, value_cell
 from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.store import RunStore
 from asynckfold.system.units import duration
@@ -46,8 +45,8 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
         }
     )
     rows = None if out.verbose else MOST_ROWS
-    tables = [_results_table(results, rows, SPARE[count:]) for count in range(len(SPARE) + 1)]
-    out.say_first_fitting(tables)
+    sizes = [_results_table(results, rows, SPARE[count:]) for count in range(len(SPARE) + 1)]
+    out.say_first_fitting(sizes)
     if rows is not None and len(results.candidates) > rows:
         more = len(results.candidates) - rows
         out.say(f"and {more} more, which -v and the report show")
@@ -114,35 +113,12 @@ def _highest(results: CVResults) -> dict[str, str] | None:
 def _results_table(results: CVResults, most: int | None, spare: Sequence[str]) -> Table:
     """Return the ranking with these of the `SPARE` columns; a clear winner is marked."""
     metric, winner = results.plan.scoring[0], results.verdict.best is not None
-    records = results.to_frame().to_dict("records")
-    parameters = parameters_in(records)
-    device = ["device"] * bool(results.plan.devices)
-    bounds, seconds = ([name] * (name in spare) for name in SPARE)
-    names = ["model", "scheduler", *parameters, *device]
-    columns = ["rank", *names, metric, *bounds, "folds", *seconds, *[""] * winner]
-    rows = [
-        [
-            "-" if math.isnan(row["rank"]) else str(int(row["rank"])),
-            row["model"],
-            row["scheduler"],
-            *(value_cell(row[f"param_{name}"]) for name in parameters),
-            *(row[name] for name in device),
-            "n/a"
-            if math.isnan(row[f"mean_{metric}"])
-            else f"{row[f'mean_{metric}']:.4f} ± {row[f'std_{metric}']:.4f}",
-            *[
-                f"{row['ci_low']:.4f} … {row['ci_high']:.4f}"
-                if row["folds_done"] == row["folds"]
-                else ""
-                for _ in bounds
-            ],
-            f"{row['folds_done']}/{row['folds']}",
-            *["" if math.isnan(row["fit_seconds"]) else f"{row['fit_seconds']:.1f}"] * len(seconds),
-            *["winner" if place == 0 else ""] * winner,
-        ]
-        for place, row in enumerate(records[:most])
-    ]
-    return table_of(columns, rows, names, ["bold"] * winner, gap=1)
+    head, *rows = tables.ranking(results.to_frame().to_dict("records"), metric, spare)
+    names = head[1 : head.index(metric)]
+    if winner:
+        head.append("")
+        rows = [[*row, "" if place else "winner"] for place, row in enumerate(rows)]
+    return table_of(head, rows[:most], names, ["bold"] * winner, gap=1)
 
 
 def result_lines(results: CVResults, *, verbose: int = 0) -> Iterator[str]:

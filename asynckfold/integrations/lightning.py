@@ -335,10 +335,6 @@ def _problems_of(name: str, module: Any) -> Iterator[Problem]:
             why = "trains it" if needed == "training_step" else "gives the outputs that are scored"
             rule = f"a LightningModule must have {needed}, which {why}"
             yield Problem(rule, f"model {name} without", f"Write {needed}.")
-    for step in ("training_step", "validation_step"):
-        if "dataloader_iter" in inspect.signature(getattr(module, step)).parameters:
-            rule = "steps must take a batch"
-            yield Problem(rule, f"{step}(dataloader_iter) of model {name}", "Take batch instead.")
 
 
 def _hooks() -> Sequence[str]:

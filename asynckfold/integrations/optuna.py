@@ -83,7 +83,7 @@ def optimize(
     if importlib.util.find_spec("optuna") is None:
         remedy = "pip install 'asynckfold[optuna]'."
         raise InputError.one("a study needs the package optuna", "no optuna", remedy)
-    refuse(_problems(kfold, study, params, n_trials))
+    refuse(_problems(kfold, study, params))
     call = (models, schedulers, opt_fn, trainer_params)
     distributions = {name: _distribution(value) for name, value in params.items()}
     first = {name: [_example(item)] for name, item in distributions.items()}
@@ -250,7 +250,7 @@ def _example(distribution: Any) -> Any:
     return choices[0] if choices else distribution.low
 
 
-def _problems(kfold: Any, study: Any, params: Any, n_trials: Any) -> Iterator[Problem]:
+def _problems(kfold: Any, study: Any, params: Any) -> Iterator[Problem]:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BruteForceSampler, GridSampler
 
@@ -273,9 +273,6 @@ def _problems(kfold: Any, study: Any, params: Any, n_trials: Any) -> Iterator[Pr
         if not isinstance(value, BaseDistribution) and not (isinstance(value, list) and value):
             rule = f"params[{name!r}] must be a distribution of optuna.distributions, or a list"
             yield Problem(rule, one_line(value), "Pass for instance FloatDistribution(1e-4, 1e-1).")
-    if isinstance(n_trials, bool) or not isinstance(n_trials, int) or n_trials < 1:
-        rule = "n_trials must be a whole number of at least 1"
-        yield Problem(rule, one_line(n_trials), "Pass n_trials=20.")
     if kfold.settings.resume != "auto":
         rule, received = "a study continues its runs", f"resume={kfold.settings.resume!r}"
         yield Problem(rule, received, "Leave resume out, or use another root_dir.")

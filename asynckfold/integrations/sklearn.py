@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -15,7 +16,8 @@ from asynckfold.errors import Problem
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import MULTILABEL, REGRESSION, Objective
-from asynckfold.results.estimator_scores import EstimatorScores
+from asynckfold.jobs.result import DONE, FAILED
+from asynckfold.results.candidates import Candidate
 from asynckfold.results.scoring import estimator_scorer, is_custom, named_scores
 from asynckfold.training import preprocessing
 
@@ -73,8 +75,10 @@ def on_folds(
     preprocess: Any,
     scoring: Any,
     objective: Objective,
-) -> list[EstimatorScores]:
+) -> tuple[list[Candidate], dict[str, str]]:
     """Fit clones of estimators on the training part of each fold, and score the rest.
+
+    Returns them as candidates without an LR schedule, and the first failed fold of each that fails.
 
     Parameters
     ----------
@@ -91,17 +95,50 @@ def on_folds(
     scoring, objective
         Of the run.
     """
+    from sklearn.base import clone
+
     scorers = {
         str(name): estimator_scorer(item, objective)
         for name, item in named_scores(scoring, objective.kind)
     }
     truth = _originals(objective, targets)
-    by_name = {name: EstimatorScores(name, tuple(scorers), len(folds)) for name, _ in pairs}
+    scores = {name: np.full((len(scorers), len(folds)), np.nan) for name, _ in pairs}
+    seconds = {name: np.full(len(folds), np.nan) for name, _ in pairs}
+    failed: dict[str, dict[int, str]] = {name: {} for name, _ in pairs}
     for number, fold in enumerate(folds):
         inputs = _inputs(rows, targets, preprocess, fold)
         for name, estimator in pairs:
-            _score(by_name[name], number, estimator, inputs, truth, fold, scorers)
-    return list(by_name.values())
+            try:
+                # Without a random_state, an estimator draws from the global generators.
+                with seeded(0):
+                    start = time.perf_counter()
+                    fit = clone(estimator).fit(inputs[fold.train], truth[fold.train])
+                    seconds[name][number] = time.perf_counter() - start
+                    scores[name][:, number] = [
+                        score(fit, inputs[fold.valid], truth[fold.valid])
+                        for score in scorers.values()
+                    ]
+            except Exception as error:  # noqa: BLE001 - as a failed job, it stops no other
+                failed[name][number] = f"{type(error).__name__}: {error}".splitlines()[0]
+    count = len(folds)
+    estimators = [
+        Candidate(
+            name,
+            "",
+            dict(zip(scorers, table, strict=True)),
+            seconds[name],
+            np.full(count, np.nan),
+            count - len(failed[name]),
+            count,
+            FAILED if failed[name] else DONE,
+        )
+        for name, table in scores.items()
+    ]
+    return estimators, {
+        name: f"{len(texts)} of {count} folds failed, first fold {number}: {text}"
+        for name, texts in failed.items()
+        for number, text in list(texts.items())[:1]
+    }
 
 
 def _inputs(
@@ -121,33 +158,3 @@ def _originals(objective: Objective, targets: npt.NDArray[Any]) -> npt.NDArray[A
     if objective.kind == MULTILABEL:
         return codes
     return objective.all_labels(1 + int(codes.max()))[codes]
-
-
-def _score(
-    estimator_scores: EstimatorScores,
-    number: int,
-    estimator: Any,
-    inputs: npt.NDArray[Any],
-    truth: npt.NDArray[Any],
-    fold: Fold,
-    scorers: Mapping[str, Any],
-) -> None:
-    from sklearn.base import clone
-
-    try:
-        # Without a random_state, an estimator draws from the global generators.
-        with seeded(0):
-            start = time.perf_counter()
-            fit = clone(estimator).fit(inputs[fold.train], truth[fold.train])
-            estimator_scores.fit_seconds[number] = time.perf_counter() - start
-            scores = {
-                name: score(fit, inputs[fold.valid], truth[fold.valid])
-                for name, score in scorers.items()
-            }
-    except Exception as error:  # noqa: BLE001 - a failed fold, as that of a job, stops no other
-        estimator_scores.errors.setdefault(
-            number, f"{type(error).__name__}: {error}".splitlines()[0]
-        )
-        return
-    for name, score in scores.items():
-        estimator_scores.scores[name][number] = score

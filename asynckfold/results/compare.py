@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -149,12 +149,10 @@ class ScoreComparison:
     sentences: tuple[str, ...]
 
 
-def compare_scores(
-    first: Outcome, second: Outcome, names: tuple[str, str], shown: Callable[[str], str] = one_line
-) -> ScoreComparison:
+def compare_scores(first: Outcome, second: Outcome, names: tuple[str, str]) -> ScoreComparison:
     """Compare two runs, in pairs of folds if both have the same folds.
 
-    `names` are those of the runs; `shown` makes names of candidates safe to show.
+    `names` are those of the runs.
 
     Raises
     ------
@@ -162,13 +160,13 @@ def compare_scores(
         The runs have no score in common.
     """
     runs, metric = (first, second), _common_metric(first, second)
-    rows = [{shown(row.name): row for row in candidates(run.plan, run.results)} for run in runs]
+    rows = [{one_line(row.name): row for row in candidates(run.plan, run.results)} for run in runs]
     common = [name for name in rows[0] if name in rows[1]]
     is_paired = first.plan.folds == second.plan.folds
     repeats = len({fold.repeat for fold in first.folds})
     every = np.array([row.scores[metric] for row in rows[0].values()])
     in_points = largest_difference(metric, every) == 1
-    text = VerdictText(metric, shown(metric), in_points, len(first.folds), repeats)
+    text = VerdictText(metric, one_line(metric), in_points, len(first.folds), repeats)
     pairs = [[table[name] for name in common] if common else _best(table, metric) for table in rows]
     difference, compared, single = None, 0, dict[str, Difference]()
     if is_paired and all(pairs):

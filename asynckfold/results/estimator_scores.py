@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from asynckfold.jobs.folds import Fold
 from asynckfold.results.candidates import Candidate, rank
 from asynckfold.results.statistics import (
     Difference,
-    bounds_of,
-    confidence_interval,
     holm,
     largest_difference,
     paired_differences,
@@ -25,24 +21,6 @@ from asynckfold.results.statistics import (
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass
-class EstimatorScores:
-    """Scores of one estimator by fold; NaN where it failed."""
-
-    name: str
-    metrics: tuple[str, ...]
-    planned: int
-    scores: dict[str, Floats] = field(init=False)
-    fit_seconds: Floats = field(init=False)
-    errors: dict[int, str] = field(default_factory=dict)  # by fold
-
-    def __post_init__(self) -> None:
-        self.scores = {name: np.full(self.planned, np.nan) for name in self.metrics}
-        self.fit_seconds = np.full(self.planned, np.nan)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,23 +43,14 @@ class EstimatorComparison:
 
     metric: str
     candidates: Sequence[Candidate] = field(repr=False)
-    estimators: Sequence[EstimatorScores] = field(repr=False)
+    estimators: Sequence[Candidate] = field(repr=False)
     folds: Sequence[Fold] = field(repr=False)
-
-    @property
-    def errors(self) -> dict[str, str]:
-        """What failed, by estimator."""
-        return {
-            item.name: f"{len(item.errors)} of {item.planned} folds failed, first fold {number}: "
-            f"{item.errors[number]}"
-            for item in self.estimators
-            for number in list(item.errors)[:1]
-        }
+    errors: Mapping[str, str]
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
         """Each candidate against each estimator."""
-        rows: list[Any] = [*self.candidates, *self.estimators]
+        rows = [*self.candidates, *self.estimators]
         scores = np.array([row.scores[self.metric] for row in rows])
         largest = largest_difference(self.metric, scores)
         # Unique, also where an estimator has the name of a candidate.
@@ -109,12 +78,15 @@ class EstimatorComparison:
         """
         import pandas as pd
 
-        ratio = train_valid_ratio(self.folds)
-        kinds = ["candidate"] * len(self.candidates) + ["estimator"] * len(self.estimators)
-        rows = [
-            {"kind": kind, **_row(item, self.metric, ratio)}
-            for kind, item in zip(kinds, [*self.candidates, *self.estimators], strict=True)
-        ]
+        rows, ratio = [], train_valid_ratio(self.folds)
+        for kind, items in (("candidate", self.candidates), ("estimator", self.estimators)):
+            for item in items:
+                row: dict[str, Any] = {"kind": kind, "name": item.name}
+                for name in item.scores:
+                    row |= {f"mean_{name}": item.mean(name), f"std_{name}": item.std(name)}
+                row["ci_low"], row["ci_high"] = item.interval(self.metric, ratio)
+                row["fit_seconds"] = float(np.nansum(item.fit_seconds))
+                rows.append({**row, "folds_done": item.done, "folds": item.planned})
         frame: pd.DataFrame = pd.DataFrame(rows)
         column = f"mean_{self.metric}"
         return frame.sort_values(column, ascending=False, kind="stable", ignore_index=True)
@@ -137,18 +109,6 @@ class EstimatorComparison:
             lines += map(_sentence, pairs)
         lines += [f"{name}: {text}" for name, text in self.errors.items()]
         return "\n".join(lines)
-
-
-def _row(item: Any, metric: str, ratio: float) -> dict[str, Any]:
-    row: dict[str, Any] = {"name": item.name}
-    for name, scores in item.scores.items():
-        known = scores[~np.isnan(scores)]
-        row[f"mean_{name}"] = float(known.mean()) if known.size else math.nan
-        row[f"std_{name}"] = float(known.std()) if known.size else math.nan
-    scores = item.scores[metric]
-    low, high = confidence_interval(scores, ratio, bounds=bounds_of(metric))
-    row |= {"ci_low": low, "ci_high": high, "fit_seconds": float(np.nansum(item.fit_seconds))}
-    return row | {"folds_done": int((~np.isnan(scores)).sum()), "folds": len(scores)}
 
 
 def _sentence(item: Difference) -> str:

@@ -247,13 +247,13 @@ class Outcome:
         ratio = train_valid_ratio(self.folds)
         return tables.candidate_rows(self.candidates, self.plan.scoring, ratio, times_of(self))
 
-    def _text(self) -> tuple[str, list[tuple[str, ...]], str]:
+    def _text(self) -> tuple[str, list[list[str]], str]:
         """Return title, cells and verdict of the table that is printed."""
         title = f"{counts_line(self.counts)} in {self.seconds:.1f} s"
         if self.baseline is not None:
             title += f"; {self.speedup_note}"
         title = one_line(f"{title}; fingerprint {self.fingerprint[:12]}, {self.bit_identity}")
-        cells = tables.text_cells(self._candidate_rows(), self.plan.scoring[0])
+        cells = tables.ranking(self._candidate_rows(), self.plan.scoring[0])
         return title, cells, str(self.verdict)
 
     def __repr__(self) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import html
 import math
 import urllib.parse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -173,42 +173,37 @@ def epoch_rows(plan: Plan, results: Mapping[str, Result]) -> Iterator[Row]:
             yield {**where, **values}
 
 
-def text_cells(rows: Sequence[Row], metric: str) -> list[tuple[str, ...]]:
-    """Return the header and the cells of the table that results print."""
+def ranking(
+    rows: Sequence[Row], metric: str, spare: Collection[str] = ("seconds",)
+) -> list[list[str]]:
+    """Return header and cells of the table that results and the command print.
 
-    def on(cell: str) -> tuple[str, ...]:
-        return (cell,) if any("device" in row for row in rows) else ()
-
-    parameters = parameters_in(rows)
-    cells: list[tuple[str, ...]] = [
-        ("", "model", "scheduler", *parameters, *on("device"), one_line(metric), "folds", "seconds")
-    ]
+    `spare` names the columns that it has room for, of the interval and the seconds.
+    """
+    parameters = [name for name in (rows[0] if rows else ()) if name.startswith("param_")]
+    device = ["device"] * any("device" in row for row in rows)
+    names = ["model", "scheduler", *parameters, *device]
+    bounds, seconds = ([name] * (name in spare) for name in ("95 % interval", "seconds"))
+    titles = [name.removeprefix("param_") for name in names]
+    table = [["rank", *titles, one_line(metric), *bounds, "folds", *seconds]]
     for row in rows:
         mean, std = row[f"mean_{metric}"], row[f"std_{metric}"]
-        incomplete = ", incomplete" if row["folds_done"] < row["folds"] else ""
-        cells.append(
-            (
-                "-" if math.isnan(row["rank"]) else str(row["rank"]),
-                one_line(row["model"]),
-                one_line(row["scheduler"]),
-                *(value_cell(row[f"param_{name}"]) for name in parameters),
-                *on(row.get("device", "")),
+        low, high, fit_seconds = row["ci_low"], row["ci_high"], row["fit_seconds"]
+        table.append(
+            [
+                "-" if math.isnan(row["rank"]) else str(int(row["rank"])),
+                *(_cell(row[name]) for name in names),
                 "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}",
-                f"{row['folds_done']} of {row['folds']} folds{incomplete}",
-                f"{row['fit_seconds']:.1f}",
-            )
+                *["" if math.isnan(low) else f"{low:.4f} … {high:.4f}"] * len(bounds),
+                f"{row['folds_done']}/{row['folds']}",
+                *["" if math.isnan(fit_seconds) else f"{fit_seconds:.1f}"] * len(seconds),
+            ]
         )
-    return cells
+    return table
 
 
-def parameters_in(rows: Sequence[Row]) -> list[str]:
-    """Return the parameters of a grid that rows of a data frame have columns for."""
-    names = (name for name in (rows[0] if rows else ()) if name.startswith("param_"))
-    return [name.removeprefix("param_") for name in names]
-
-
-def value_cell(value: object) -> str:
-    """Return a value of a grid as text; empty where the candidate does not take it."""
+def _cell(value: object) -> str:
+    """Return a name or a value of a grid; empty where the candidate does not take it."""
     return "" if value is None or value != value else one_line(str(value))
 
 

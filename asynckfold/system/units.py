@@ -86,11 +86,14 @@ def named_node(name: str) -> str:
 def duration(seconds: float) -> str:
     """Return a duration for people.
 
-    >>> duration(4.24), duration(75), duration(7300)
-    ('4.2 s', '1 min 15 s', '2 h 01 min')
+    >>> duration(0.034), duration(38.81), duration(72.4), duration(7322)
+    ('0.03 s', '38.8 s', '1 min 12 s', '2 h 02 min')
     """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02} min"
+    if not math.isfinite(seconds):
+        return "n/a"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return (
+        f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+    )

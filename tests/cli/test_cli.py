@@ -19,17 +19,13 @@ from typing import Any
 import pytest
 
 from asynckfold import AsyncKFoldError, RunStore
-from asynckfold.cli import main, run_folder
+from asynckfold.cli import completion, main, run_folder
 from asynckfold.cli.parser import EXIT_CODES, make_parser, parse, verbs_of
 from asynckfold.cli.run_folder import continue_with, own_folder
 from asynckfold.cli.status import lines, state_of
-from asynckfold.data.sources import SOURCES
 from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.decoding import encoded
-from asynckfold.jobs.recipe import LR_SCHEDULES
-from asynckfold.models import ARCHITECTURES
 from asynckfold.store import WaitReasons
-from asynckfold.training.optimizers import OPTIMIZERS
 from tests.leftovers import descendants, gone
 from tests.records import write_checksums
 from tests.started import Nursery, Started
@@ -609,88 +605,80 @@ def test_a_full_disk_ends_with_5_and_the_same_command_finishes(root: Path) -> No
 # Help and doctor
 
 
-@pytest.mark.parametrize("verb", verbs_of(make_parser()))
-def test_help_is_complete(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([*verb.split(), "--help-all" if verb in ("run", "train", "plan") else "--help"])
-    assert caught.value.code == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert EXIT_CODES in text
-    parser = verbs_of(make_parser())[verb]
-    parser.add_own_flags()
-    for action in parser._actions:
-        assert action.help, action
-        assert all(option in text for option in action.option_strings)
+def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, parser in verbs_of(make_parser()).items():
+        with pytest.raises(SystemExit) as caught:
+            main([verb, "--help-all" if verb in ("run", "train", "plan") else "--help"])
+        assert caught.value.code == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert EXIT_CODES in text
+        parser.add_own_flags()
+        for action in parser._actions:
+            assert action.help, action
+            assert all(option in text for option in action.option_strings)
 
 
-@pytest.mark.parametrize(
-    ("words", "size", "passes"),
-    [
+def test_parts_may_be_given_by_kind_of_process() -> None:
+    for words, size, passes in (
         ("--partition-size 1000 --epochs-per-round 2", 1000, 2),
         (
             "--partition-size cpu=1000,gpu=8000 --epochs-per-round cpu=1,gpu=3",
             {"cpu": 1000, "gpu": 8000},
             {"cpu": 1, "gpu": 3},
         ),
-    ],
+    ):
+        parsed = make_parser().parse_args(["run", "--root", "r", *words.split()])
+        assert (parsed.partition_size, parsed.epochs_per_round) == (size, passes)
+
+
+WRONG_PARTS = (
+    ("--partition-size many", "must be a whole number, or one by kind such as cpu=1000,gpu=8"),
+    ("--epochs-per-round cpu=1,gpu", "or one by kind such as cpu=1000,gpu=8000: received 'cpu"),
+    (
+        "--partition-size tpu=3",
+        "--partition-size by kind of process must give a number for 'cpu', or",
+    ),
+    (
+        "--partition-size cpu=9,gpu=0 --epochs-per-round 0",
+        "--epochs-per-round must be a whole number of at least 1: received 0",
+    ),
+    (
+        "--partition-size cpu=40,gpu=80 --devices cpu",
+        "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'. Leave the "
+        "kind 'gpu' out, or pass --devices auto (`asynckfold doctor`",
+    ),
+    (
+        "--partition-size cpu=10000,gpu=40 --batch-size 41 --devices cpu",
+        "of the kind 'gpu' and batch_size=41. Pass --partition-size cpu=100,gpu=41, or --batch",
+    ),
+    (
+        "--partition-size cpu=1,cpu=2",
+        "must name each kind once, such as cpu=1000,gpu=8000: rec",
+    ),
+    ("--fuse off", "--fuse must be a whole number of at least 2, yes, no or 'auto': rec"),
 )
-def test_parts_may_be_given_by_kind_of_process(words: str, size: Any, passes: Any) -> None:
-    parsed = make_parser().parse_args(["run", "--root", "r", *words.split()])
-    assert (parsed.partition_size, parsed.epochs_per_round) == (size, passes)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--partition-size many", "must be a whole number, or one by kind such as cpu=1000,gpu=8"),
-        ("--epochs-per-round cpu=1,gpu", "or one by kind such as cpu=1000,gpu=8000: received 'cpu"),
-        (
-            "--partition-size tpu=3",
-            "--partition-size by kind of process must give a number for 'cpu', or",
-        ),
-        (
-            "--partition-size cpu=9,gpu=0 --epochs-per-round 0",
-            "--epochs-per-round must be a whole number of at least 1: received 0",
-        ),
-        (
-            "--partition-size cpu=40,gpu=80 --devices cpu",
-            "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'. Leave the "
-            "kind 'gpu' out, or pass --devices auto (`asynckfold doctor`",
-        ),
-        (
-            "--partition-size cpu=10000,gpu=40 --batch-size 41 --devices cpu",
-            "of the kind 'gpu' and batch_size=41. Pass --partition-size cpu=100,gpu=41, or --batch",
-        ),
-        (
-            "--partition-size cpu=1,cpu=2",
-            "must name each kind once, such as cpu=1000,gpu=8000: rec",
-        ),
-    ],
-)
-def test_what_is_wrong_with_parts_is_told_in_flags(
-    words: str, message: str, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = f"run {SMALL} --trainer averaging --processes 2 --root {root} {words}"
-    assert main(given.split()) == 2
-    assert message in capsys.readouterr().err
-    assert not root.exists()
-
-
-def test_a_flag_that_takes_yes_and_no_says_so(
+def test_what_is_wrong_with_parts_is_said_in_flags(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(f"run {SMALL} --fuse off --root {root}".split()) == 2
-    error = capsys.readouterr().err
-    assert "--fuse must be a whole number of at least 2, yes, no or 'auto': rec" in error
-    assert "True" not in error
+    for words, message in WRONG_PARTS:
+        parts = f"run {SMALL} --trainer averaging --processes 2 --root {root} {words}"
+        assert main(parts.split()) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert "True" not in error
+        assert not root.exists()
 
 
 def test_help_names_everything_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     words = set(re.split(r"[\s,()]+", capsys.readouterr().out))
-    for names in (ARCHITECTURES, LR_SCHEDULES, OPTIMIZERS, SOURCES):
-        assert set(names) <= words
+    offered = completion._words()
+    for name in ("models", "schedulers", "optimizer"):
+        assert {*(offered[name] or ())} <= words
+    assert {"digits", "folder:PATH", "csv:PATH", "npz:PATH"} <= words
 
 
 def test_doctor_says_what_would_run_and_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from asynckfold.cli import main
-from asynckfold.cli.completion import script_for
 from asynckfold.cli.parser import SHELLS, make_parser, verbs_of
 from asynckfold.models import ARCHITECTURES
 from tests.leftovers import until
@@ -43,53 +42,28 @@ bindkey "^X" press_tab
 """
 """Writes what zsh offers to a file, in place of the terminal, when Ctrl-X is pressed."""
 
-CASES = pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ([""], {*verbs_of(make_parser())}),
-        (["run", "--epo"], {"--epochs", "--epochs-per-round"}),
-        (["run", "--models", ""], {*ARCHITECTURES}),
-        (["run", "--header", "y"], {"yes"}),
-        (["run", "--data", "f"], {"fashion-mnist", "folder:"}),
-        (["status", "fold"], {"folder"}),
-        (["run", "sweep.p"], {"sweep.py"}),
-        (["completion", ""], {*SHELLS}),
-        (["report", "folder", "--figures", "s"], {"svg"}),
-    ],
+CASES: tuple[tuple[list[str], set[str]], ...] = (
+    ([""], {*verbs_of(make_parser())}),
+    (["run", "--epo"], {"--epochs", "--epochs-per-round"}),
+    (["run", "--models", ""], {*ARCHITECTURES}),
+    (["run", "--header", "y"], {"yes"}),
+    (["run", "--data", "f"], {"fashion-mnist", "folder:"}),
+    (["status", "fold"], {"folder"}),
+    (["run", "sweep.p"], {"sweep.py"}),
+    (["completion", ""], {*SHELLS}),
+    (["report", "folder", "--figures", "s"], {"svg"}),
 )
 """Words of a line, the last one begun, and what is offered for it."""
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Where the line is typed."""
-    (tmp_path / "folder").mkdir()
-    for name in ("folder.txt", "sweep.py"):
-        (tmp_path / name).touch()
-    return tmp_path
+def in_bash(words: list[str], folder: Path) -> set[str]:
+    command = ["bash", "-c", PRESS_TAB, "bash", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=30)
+    assert done.stderr == ""
+    return {*done.stdout.split()}
 
 
-def needs(shell: str) -> pytest.MarkDecorator:
-    return pytest.mark.skipif(not shutil.which(shell), reason=f"{shell} is not installed")
-
-
-@CASES
-def test_bash_offers(words: list[str], offered: set[str], folder: Path) -> None:
-    (folder / "script").write_text(script_for("bash"))
-    done = subprocess.run(
-        ["bash", "-c", PRESS_TAB, "bash", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert (done.stderr, {*done.stdout.split()}) == ("", offered)
-
-
-@needs("fish")
-@CASES
-def test_fish_offers(words: list[str], offered: set[str], folder: Path) -> None:
-    (folder / "script").write_text(script_for("fish"))
+def in_fish(words: list[str], folder: Path) -> set[str]:
     line = shlex.join(["asynckfold", *words[:-1]]) + f" {words[-1]}"
     done = subprocess.run(
         ["fish", "--no-config", "-c", f"source script; complete -C {shlex.quote(line)}"],
@@ -99,15 +73,15 @@ def test_fish_offers(words: list[str], offered: set[str], folder: Path) -> None:
         text=True,
         timeout=30,
     )
-    shown = {line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()}
-    assert (done.stderr, shown) == ("", offered)
+    assert done.stderr == ""
+    return {line.partition("\t")[0].rstrip("/") for line in done.stdout.splitlines()}
 
 
-@needs("zsh")
-@CASES
-def test_zsh_offers(words: list[str], offered: set[str], folder: Path) -> None:
-    (folder / "_asynckfold").write_text(script_for("zsh"))
+def in_zsh(words: list[str], folder: Path) -> set[str]:
+    (folder / "_asynckfold").write_text((folder / "script").read_text())
     (folder / ".zshrc").write_text(IN_ZSH)
+    for name in ("ended", "offered"):
+        (folder / name).unlink(missing_ok=True)
     line = shlex.join(["asynckfold", *words[:-1]]) + f" {words[-1]}"
     master, slave = pty.openpty()
     shell = subprocess.Popen(
@@ -126,7 +100,23 @@ def test_zsh_offers(words: list[str], offered: set[str], folder: Path) -> None:
         shell.kill()
         shell.wait()
         os.close(master)
-    assert {*(folder / "offered").read_text().split()} == offered
+    return {*(folder / "offered").read_text().split()}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_offers_what_may_follow(
+    shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert main(["completion", shell]) == 0
+    (tmp_path / "folder").mkdir()
+    for name in ("folder.txt", "sweep.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    offers = {"bash": in_bash, "fish": in_fish, "zsh": in_zsh}[shell]
+    for words, offered in CASES:
+        assert offers(words, tmp_path) == offered, words
 
 
 @pytest.mark.parametrize("shell", SHELLS)

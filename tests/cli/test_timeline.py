@@ -44,7 +44,7 @@ def test_names_stand_in_their_bars() -> None:
         f"core 1  [LeNet5/cosine/f…-0][LeN]{IDLE * 10}[LeNet5/cos…-1]",
         f"core 2  {IDLE * 50}",
         f"GPU 0   {IDLE * 20}[LeN]{IDLE * 10}[LeNet5/cos…-1]",
-        f"        0.0 s{'':39}10.0 s",
+        f"        0.00 s{'':38}10.0 s",
     ]
 
 
@@ -67,4 +67,4 @@ def test_a_large_machine_is_cut_and_the_rest_is_counted() -> None:
 def test_nothing_is_drawn_as_nothing() -> None:
     row, times = gantt([], [7], width=40)
     assert row == f"core 7  {IDLE * 32}"
-    assert times.split() == ["0.0", "s", "0.0", "s"]
+    assert times.split() == ["0.00", "s", "0.00", "s"]

@@ -276,8 +276,8 @@ def test_repr_shows_counts_speedup_and_ranking() -> None:
     lines = repr(make_results(all_scores(), baseline=baseline)).splitlines()
     assert "12 of 12 jobs finished in 10.0 s" in lines[0]
     assert "speedup: 2.50x, serial loop 25.0 s (measured, 2 threads)" in lines[0]
-    assert lines[1].split() == ["model", "scheduler", "accuracy", "folds", "seconds"]
-    row = ["1", "A", "warm", "0.6000", "±", "0.0082", "3", "of", "3", "folds", "6.0"]
+    assert lines[1].split() == ["rank", "model", "scheduler", "accuracy", "folds", "seconds"]
+    row = ["1", "A", "warm", "0.6000", "±", "0.0082", "3/3", "6.0"]
     assert lines[2].split() == row
     assert lines[6:] == [str(make_results(all_scores()).verdict)]
 

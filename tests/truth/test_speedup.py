@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,26 +21,25 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from asynckfold import AsyncKFold, Baseline, CVResults, Result, RunStore, load_results
-from asynckfold.api.arguments import Settings
+from asynckfold import AsyncKFold, Baseline, CVResults, InputError, Result, RunStore, load_results
+from asynckfold.cli import main
 from asynckfold.cli.summary import _numbers, result_lines
-from asynckfold.jobs.argument import arguments
-from asynckfold.jobs.result import ENDED
-from asynckfold.results.cv_results import read_results
-from asynckfold.results.outcome import times_of
-from asynckfold.results.report import sentences
-from asynckfold.results.report.charts.drawings import draw_loss
-from asynckfold.results.report.page import render, write_report
-from asynckfold.results.report.summary import summarize
-from asynckfold.results.speedup import speedup_of
 from asynckfold.results.utilization import mean_use
 from asynckfold.store import Sample
+from tests.results.report.reports import report_again, report_of
 from tests.results.test_cv_results import all_scores, make_results
-from tests.synthetic import Synthetic, write_run
+from tests.synthetic import Synthetic
 from tests.toy import Tiny, adam, samples
 
 NUMBER = re.compile(r"\d(\.\d+)?\s?[x×]( as fast|,|:)")
-JOBS = [f"A/x/fold-{number}" for number in range(4)]
+JOBS = make_results({}).plan.jobs[:4]
+ENDED = ("done", "failed", "diverged", "cancelled")
+
+
+@pytest.fixture(autouse=True)
+def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no PNG files, which takes seconds."""
+    monkeypatch.setattr("asynckfold.results.report.page.update_figures", lambda *_, **__: None)
 
 
 @given(
@@ -60,12 +60,13 @@ def test_a_speedup_needs_equal_work_two_measured_times_and_an_idle_machine(
     seconds: list[float],
     packed: float,
 ) -> None:
-    results = {
+    names = [job.id for job in JOBS]
+    ended = {
         name: Result(name, 1, state)
-        for name, state in zip(JOBS, states, strict=True)
+        for name, state in zip(names, states, strict=True)
         if state != "pending"
     }
-    by_job = dict(zip(JOBS, seconds, strict=True))
+    by_job = dict(zip(names, seconds, strict=True))
     baseline = Baseline(
         kind,
         sum(seconds),
@@ -75,8 +76,9 @@ def test_a_speedup_needs_equal_work_two_measured_times_and_an_idle_machine(
         packed_others=packed_others,
         cores=cores,
     )
-    found = speedup_of(JOBS, results, packed, baseline)
-    done = [name for name, state in zip(JOBS, states, strict=True) if state == "done"]
+    made = make_results({}, results=ended, seconds=packed, baseline=baseline)
+    found = replace(made, plan=replace(made.plan, jobs=JOBS)).timing
+    done = [state for state in states if state == "done"]
     quiet = others <= 0.2 and packed_others <= max(0.2, 0.1 * cores)
     told = quiet and len(done) == len(states)
     assert (found.ratio is not None) == (told and kind == "measured")
@@ -172,22 +174,23 @@ def test_a_job_that_diverged_leaves_no_speedup() -> None:
     ids=["disturbed", "estimated", "diverged", "measured"],
 )
 def test_the_page_and_its_files_agree_with_the_results(root: Path, run: Synthetic) -> None:
-    with RunStore.read(write_run(root, run)) as store:
-        results = read_results(store)
-        page = write_report(store, root / "report")
-    told = json.loads((page.parent / "results.json").read_text())["speedup"]
+    report = report_of(root, run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        results = load_results(root)
+    told = report.numbers["speedup"]
     assert told["ratio"] == results.speedup
     assert told["estimate"] == results.timing.estimate
     assert told["why_not"] == results.timing.why_not
-    leads = re.search(r'class="big">[^<]*× as fast', page.read_text())
+    leads = re.search(r'class="big">[^<]*× as fast', report.page)
     assert bool(leads) == (results.speedup is not None)
-    assert (page.parent / "speedup.png").exists() == (not results.timing.why_not)
+    assert ('id="figure-speedup"' in report.page) == (not results.timing.why_not)
     if run.status(results.plan.jobs[-1]) == "diverged":
         assert results.speedup is None
         assert results.baseline is not None
         assert results.timing.serial_seconds is not None
         assert results.timing.serial_seconds < 0.9 * results.baseline.seconds
-        assert "10 of 20 jobs did not succeed" in page.read_text()
+        assert "10 of 20 jobs did not succeed" in report.page
 
 
 def held(
@@ -212,8 +215,14 @@ def held(
 
 def packed_seconds(*jobs: Result) -> dict[str, float]:
     """By candidate, of a run of 14 s."""
-    found = make_results({}, results={item.job_id: item for item in jobs}, seconds=14.0)
-    return {name: row.packed_seconds for name, row in times_of(found).items()}
+    ended = {item.job_id: item for item in jobs}
+    frame = make_results({}, results=ended, seconds=14.0, baseline=QUIET).to_frame()
+    names = frame["model"] + "/" + frame["scheduler"]
+    return {
+        name: seconds
+        for name, seconds in zip(names, frame["packed_seconds"], strict=True)
+        if not math.isnan(seconds)
+    }
 
 
 ON_CORES = held("A/warm/fold-0", 20.0, (1, 2, 3), "cpu", 0.0, 20.0, 9)
@@ -288,15 +297,8 @@ def test_packed_seconds_of_all_candidates_add_up_to_the_runs(
             for job, (device, pid, start, seconds) in zip(jobs, drawn, strict=False)
         )
     )
-    known = [seconds for seconds in found.values() if not math.isnan(seconds)]
-    assert math.fsum(known) == pytest.approx(14.0)
-    assert all(seconds > 0 for seconds in known)
-
-
-def test_cpu_use_separates_this_run_from_other_programs() -> None:
-    assert sentences.cpu_use(0.15, 1.96, 2) == "this run 0.15 of 2 cores, other programs 1.81"
-    # Own use is measured by process, all use by core: their noise is no negative use of others.
-    assert sentences.cpu_use(1.0, 0.99, 2).endswith("other programs 0.00")
+    assert math.fsum(found.values()) == pytest.approx(14.0)
+    assert all(seconds > 0 for seconds in found.values())
 
 
 # A run
@@ -341,15 +343,10 @@ def test_the_serial_loop_trains_only_what_the_packed_run_finished(
 
 
 def test_the_page_names_the_digits_dataset(root: Path) -> None:
-    from asynckfold.cli.built_in import data_named
-    from asynckfold.data.sources import load_source
-
-    named = data_named(load_source("digits"))
-    assert named == "digits (scikit-learn), 1,797 samples of 8×8"
-    with RunStore.read(write_run(root, Synthetic(epochs=1, about={"data": named}))) as store:
-        page = write_report(store, root / "report")
-    first_screen = page.read_text().partition("Ranking</h2>")[0]
-    assert f"{named}, 1 epoch" in first_screen
+    words = "run --data digits --limit 60 --folds 2 --epochs 1 --baseline none --no-report -q"
+    assert main([*words.split(), "--root", str(root)]) == 0
+    first_screen = report_again(root).page.partition("Ranking</h2>")[0]
+    assert "digits (scikit-learn), 60 samples of 8×8, 1 epoch" in first_screen
 
 
 # What other programs used
@@ -371,13 +368,12 @@ def test_the_use_of_a_phase_is_a_mean_over_its_time() -> None:
 
 
 def test_a_use_that_is_not_known_gives_no_speedup(root: Path) -> None:
-    write_run(root, Synthetic(epochs=1, folds=2))
+    report_of(root, Synthetic(epochs=1, folds=2))
     with RunStore.hold(root) as store:
         known = store.reader.baseline
         assert known is not None
         store.set_baseline(replace(known, others=math.nan))
-    with RunStore.read(root) as stored:
-        found = read_results(stored).timing
+    found = load_results(root).timing
     assert found.ratio is None
     assert found.why_not == (
         "the use of the cores by other programs is not known while the serial loop was timed. "
@@ -420,26 +416,22 @@ def test_a_disturbed_serial_loop_is_timed_again_by_the_same_call(
     noted = replace(first, **{"others": 0.0, "packed_others": 0.0, disturbed: 1.7})
     with RunStore.hold(root) as store:
         store.set_baseline(noted)
-    remedy = speedup_of(list(noted.seconds_by_job), load_results(root).results, 1.0, noted).why_not
-    assert remedy.endswith("Measure again on an idle machine, in a new folder") == (
-        disturbed == "packed_others"
-    )
+    remedy = "Measure again on an idle machine, in a new folder"
+    needs_new = load_results(root).timing.why_not.endswith(remedy)
+    assert needs_new == (disturbed == "packed_others")
     torch.manual_seed(0)
     again = run_of(root, Tiny).baseline
     assert (again == noted) == (disturbed == "packed_others")
 
 
 def test_no_serial_loop_runs_unless_it_is_asked_for(root: Path) -> None:
-    (argument,) = [item for name, item in arguments(Settings).items() if name == "baseline"]
-    assert (argument.default, argument.problem(None)) == ("none", None)
     data = TensorDataset(torch.zeros(24, 8), torch.arange(24) % 3)
     words: dict[str, Any] = {"parallelize": False, "verbose": 0}
     results = AsyncKFold(2, data, root, nn.CrossEntropyLoss(), 8, **words)(
         [Tiny], ["step"], adam, {"epochs": 1}
     )
     assert results.baseline is None
-    with RunStore.read(root) as store:
-        page = render(summarize(store))
+    page = report_again(root).page
     assert "no serial loop was run; baseline=&#39;measure&#39; (--baseline measure)" in page
 
 
@@ -448,14 +440,16 @@ def test_seconds_of_a_disturbed_or_estimated_loop_are_marked_and_not_compared(ro
         ("disturbed", Synthetic(others=1.7, epochs=1)),
         ("estimated", Synthetic(baseline="estimated", epochs=1)),
     ):
-        with RunStore.read(write_run(root / name, run)) as store:
-            summary, results = summarize(store), read_results(store)
-        page = render(summary)
+        page = report_of(root / name, run).page
         assert len(re.findall(rf">[\d.]+ \({name}\)</td>", page)) == 4
+        results = load_results(root / name)
         rows = results.to_frame()
         assert rows["speedup"].isna().all()
         assert rows["estimated_serial_seconds"].notna().all() == (name == "estimated")
         assert rows["serial_seconds"].notna().all() == (name == "disturbed")
         # No dashed line of the serial loop beside the packed one.
-        curves = draw_loss(summary)
-        assert curves is None or "serial" not in curves.axes[0].get_title("left")
+        if name == "disturbed":
+            assert "serial" not in results.plot("loss_vs_time").axes[0].get_title("left")
+        else:
+            with pytest.raises(InputError, match="loss_vs_time needs a serial loop"):
+                results.plot("loss_vs_time")

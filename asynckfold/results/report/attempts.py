@@ -199,43 +199,35 @@ def gpu_uses(samples: Sequence[Sample]) -> tuple[GpuUse, ...]:
     """Return the use of each GPU that the run was allowed."""
     gpus = []
     for index in range(max((len(item.cores) for item in samples), default=0)):
-        pairs = [
+        rows = [
             (item.at, item.cores[index])
             for item in samples
             if index < len(item.cores) and item.cores[index] >= 0
         ]
-        if pairs:
-            table = np.array(pairs)
-            groups = np.array_split(table, min(USE_POINTS, len(table)))
-            at, used = np.array([group.mean(axis=0) for group in groups]).T.tolist()
-            seconds = tuple(moment - float(table[0, 0]) for moment in at)
+        if rows:
+            at, used = np.array(rows).T
             # Samples become rarer, so each counts for the time since the one before.
-            gaps = np.diff(table[:, 0], prepend=table[0, 0])
-            mean = float(table[:, 1] @ gaps / gaps.sum()) if gaps.any() else float(table[0, 1])
-            gpus.append(GpuUse(index, seconds, tuple(used), mean))
+            gaps = np.diff(at, prepend=at[0])
+            mean = float(used @ gaps / gaps.sum()) if gaps.any() else float(used[0])
+            seconds, shares = _thinned(rows)
+            gpus.append(GpuUse(index, seconds, shares, mean))
     return tuple(gpus)
 
 
 def uses(samples: Sequence[Sample]) -> tuple[CpuUse, ...]:
     """Return the CPU use of each phase that was sampled, serial first."""
     phases = {phase: [x for x in samples if x.phase == phase] for phase in ("serial", "packed")}
-    return tuple(
-        _use(phase, in_phase, mean_use(samples, phase))
-        for phase, in_phase in phases.items()
-        if in_phase
-    )
+    return tuple(_use(*item, mean_use(samples, item[0])) for item in phases.items() if item[1])
 
 
 def _use(phase: str, samples: Sequence[Sample], means: tuple[float, float]) -> CpuUse:
-    table = np.array([(item.at, item.used, item.own) for item in samples])
-    groups = np.array_split(table, min(USE_POINTS, len(table)))
-    at, used, by_run = np.array([group.mean(axis=0) for group in groups]).T.tolist()
-    return CpuUse(
-        phase=phase,
-        seconds=tuple(moment - float(table[0, 0]) for moment in at),
-        used=tuple(used),
-        own=tuple(by_run),
-        cores=max(len(item.cores) for item in samples),
-        mean_used=means[0],
-        mean_own=means[1],
-    )
+    seconds, used, by_run = _thinned([(item.at, item.used, item.own) for item in samples])
+    cores = max(len(item.cores) for item in samples)
+    return CpuUse(phase, seconds, used, by_run, cores, *means)
+
+
+def _thinned(rows: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    """Return moments since the first row, and each further column, thinned to `USE_POINTS`."""
+    groups = np.array_split(np.array(rows), min(USE_POINTS, len(rows)))
+    at, *columns = np.array([group.mean(axis=0) for group in groups]).T.tolist()
+    return [tuple(moment - rows[0][0] for moment in at), *map(tuple, columns)]

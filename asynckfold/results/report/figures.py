@@ -16,10 +16,10 @@ from asynckfold.results.report import sentences as say
 from asynckfold.results.report.attempts import Bar, CpuUse, GpuUse
 from asynckfold.results.report.candidate_rows import CandidateRow, Curve, LossOverTime
 from asynckfold.results.report.predictions import Points, Predictions
-from asynckfold.results.report.sentences import duration, number, percent
+from asynckfold.results.report.sentences import number, percent
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.report.svg import COLOURS, Scale
-from asynckfold.system.units import named_node
+from asynckfold.system.units import duration, named_node
 
 CANDIDATES, MODELS = 24, 16
 """Candidates in a panel of curves, and models with bars of their own."""
@@ -334,10 +334,10 @@ def facts_of(group: Sequence[Bar], metric: str) -> str:
     ]
     lines += [f"and {len(group) - 5} more"] * (len(group) > 5)
     outcomes = ", ".join(dict.fromkeys(bar.outcome for bar in group))
-    spent = say.duration(first.end - first.start)
+    spent = duration(first.end - first.start)
     lines += [f"{spent} on {say.ran_on(first)}; {outcomes}, attempt {first.attempt}"]
     lines += [
-        f"predicted {say.duration(first.expected)}; peak memory "
+        f"predicted {duration(first.expected)}; peak memory "
         f"{say.gibibytes(first.peak_memory)}, reserved {say.gibibytes(first.memory)}"
     ]
     lines += [f"waited {wait}" for wait in first.waits]
@@ -360,7 +360,7 @@ def timeline_title(summary: Summary, longest: float) -> str:
         rows, longest, share = known.cores, known.makespan, known.held
     return (
         f"{say.plural(jobs, 'job')} on {say.plural(rows, 'core')} in "
-        f"{say.duration(longest)}; jobs held {say.percent(share)} of the core time"
+        f"{duration(longest)}; jobs held {say.percent(share)} of the core time"
     )
 
 

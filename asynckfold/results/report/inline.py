@@ -20,8 +20,9 @@ from asynckfold.results.report.figures import (
     timeline_title,
     together,
 )
-from asynckfold.results.report.sentences import duration, interval, number, plural
+from asynckfold.results.report.sentences import interval, number, plural
 from asynckfold.results.report.summary import Summary
+from asynckfold.system.units import duration
 
 FOREST = 12
 """Candidates in the forest plot."""

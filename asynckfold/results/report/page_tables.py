@@ -142,7 +142,7 @@ def class_accuracy(run: Summary) -> HeatTable | None:
         ):
             if shares:
                 rows.append((name, [_recall(shares[place]) for place in places]))
-    columns = [run.facts.classes[place] for place in places]
+    columns = [run.facts["classes"][place] for place in places]
     return HeatTable("Recall of each class", "recall in percent", columns, rows)
 
 
@@ -403,23 +403,23 @@ def _broken(name: str) -> Markup:
 def plan(run: Summary) -> PageTable:
     """Return what the plan says."""
     facts = run.facts
-    repeats = f" × {facts.repeats}" if facts.repeats > 1 else ""
+    repeats = f" × {facts['repeats']}" if facts["repeats"] > 1 else ""
     values = {
-        "models": ", ".join(facts.models),
-        "LR schedules": ", ".join(facts.lr_schedules),
-        "folds": f"{facts.folds}{repeats}",
-        "samples": facts.samples,
-        "targets": facts.targets,
-        "classes": len(facts.classes) or "none",
-        "outputs": facts.outputs,
-        "batch size": facts.batch_size,
-        "random state (seed)": facts.random_state,
-        "threads per job": facts.threads_per_job,
-        "device": facts.device,
+        "models": ", ".join(facts["models"]),
+        "LR schedules": ", ".join(facts["lr_schedules"]),
+        "folds": f"{facts['folds']}{repeats}",
+        "samples": facts["samples"],
+        "targets": facts["targets"],
+        "classes": len(facts["classes"]) or "none",
+        "outputs": facts["outputs"],
+        "batch size": facts["batch_size"],
+        "random state (seed)": facts["random_state"],
+        "threads per job": facts["threads_per_job"],
+        "device": facts["device"],
         "scoring": ", ".join(run.metrics),
-        **{name: clean(value) for name, value in facts.params.items()},
-        "fingerprint of the plan": facts.plan_fingerprint,
-        "fingerprint of the data": facts.dataset,
-        "fingerprint of the folds": facts.folds_fingerprint,
+        **{name: clean(value) for name, value in facts["params"].items()},
+        "fingerprint of the plan": facts["plan_fingerprint"],
+        "fingerprint of the data": facts["dataset"],
+        "fingerprint of the folds": facts["folds_fingerprint"],
     }
     return settings("Plan", values)

@@ -18,6 +18,7 @@ from asynckfold.results.speedup import NOT_TAKEN
 from asynckfold.results.utilization import Packing
 from asynckfold.results.verdict import listed
 from asynckfold.system import units
+from asynckfold.system.units import duration as duration  # for the page
 
 ACCURACY_LOSS = 0.01
 """Loss of accuracy against the serial loop that the page warns of."""
@@ -40,22 +41,6 @@ def signed(value: float) -> str:
     """Return a difference with its sign: ``"+0.0233"``, ``"-0.0100"``, ``"+0.0000"``."""
     value += 0.0  # -0.0 becomes 0.0
     return number(value) if value < 0 or not math.isfinite(value) else f"+{number(value)}"
-
-
-def duration(wall_seconds: float) -> str:
-    """Return a time for reading.
-
-    >>> duration(0.034), duration(38.81), duration(72.4), duration(7322)
-    ('0.03 s', '38.8 s', '1 min 12 s', '2 h 02 min')
-    """
-    if not math.isfinite(wall_seconds):
-        return "n/a"
-    if wall_seconds < 59.95:
-        return f"{wall_seconds:.1f} s" if wall_seconds >= 1 else f"{wall_seconds:.2f} s"
-    minutes, rest = divmod(round(wall_seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def seconds(value: float) -> str:
@@ -292,7 +277,7 @@ def hard_samples(summary: Summary) -> str:
         return ""
     if not hard.of_classes:
         return "The held-out samples with the largest mean absolute error over all candidates"
-    by = "repeats of all candidates" if summary.facts.repeats > 1 else "candidates"
+    by = "repeats of all candidates" if summary.facts["repeats"] > 1 else "candidates"
     total = plural(hard.total, "held-out sample")
     return f"Most {by} got {hard.wrong_by_most} of {total} wrong"
 

@@ -92,7 +92,7 @@ class Summary:
     bars: tuple[Bar, ...]
     failures: tuple[FailureGroup, ...]
     events: tuple[LogLine, ...]
-    facts: RunFacts
+    facts: Mapping[str, Any]  # what the plan says, see `facts_of`
     command: str  # empty if the run was started from Python
     about: Mapping[str, str]
     fingerprint: str
@@ -156,7 +156,7 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
         bars=bars(store, outcome.results, jobs),
         failures=failures(plan, outcome.results),
         events=event_log(store, jobs),
-        facts=facts(plan, outcome),
+        facts=facts_of(plan, outcome),
         command=command(about),
         about=flat({key: value for key, value in about.items() if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
@@ -173,61 +173,38 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
     )
 
 
-@dataclass(frozen=True)
-class RunFacts:
-    """What the plan says."""
-
-    models: tuple[str, ...]
-    lr_schedules: tuple[str, ...]
-    folds: int
-    repeats: int
-    samples: int
-    classes: tuple[str, ...]
-    targets: str
-    outputs: str
-    batch_size: int
-    epochs: int
-    stopped_early: bool  # a job ended before its last epoch
-    random_state: int
-    threads_per_job: str
-    device: str
-    params: Mapping[str, Any]
-    recipe: Mapping[str, str]
-    dataset: str
-    folds_fingerprint: str
-    plan_fingerprint: str
-
-
-def facts(plan: Plan, outcome: Outcome) -> RunFacts:
+def facts_of(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     """Return what the plan says, in text that is safe to show."""
     keys = {fold.key for fold in outcome.folds}
-    return RunFacts(
-        models=tuple(dict.fromkeys(clean(job.model) for job in plan.jobs)),
-        lr_schedules=tuple(dict.fromkeys(clean(job.lr_schedule) for job in plan.jobs)),
-        folds=len({index for _, index in keys}),
-        repeats=len({repeat for repeat, _ in keys}),
-        samples=outcome.n_samples,
-        classes=tuple(clean(name) for name in plan.classes),
-        targets=_targets(plan),
-        outputs=_outputs(plan),
-        batch_size=plan.batch_size,
-        epochs=plan.params.epochs,
-        stopped_early=any(
+    params = {item.name: getattr(plan.params, item.name) for item in fields(plan.params)}
+    return {
+        "models": tuple(dict.fromkeys(clean(job.model) for job in plan.jobs)),
+        "lr_schedules": tuple(dict.fromkeys(clean(job.lr_schedule) for job in plan.jobs)),
+        "folds": len({index for _, index in keys}),
+        "repeats": len({repeat for repeat, _ in keys}),
+        "samples": outcome.n_samples,
+        "classes": tuple(clean(name) for name in plan.classes),
+        "targets": _targets(plan),
+        "outputs": _outputs(plan),
+        "batch_size": plan.batch_size,
+        "epochs": plan.params.epochs,
+        # Whether a job ended before its last epoch.
+        "stopped_early": any(
             item.status == DONE and item.epochs and item.epochs[-1].number < plan.params.epochs
             for item in outcome.results.values()
         ),
-        random_state=plan.random_state,
-        threads_per_job=plan.threads_text,
-        device=clean(plan.device_text),
-        params={
-            **{item.name: getattr(plan.params, item.name) for item in fields(plan.params)},
+        "random_state": plan.random_state,
+        "threads_per_job": plan.threads_text,
+        "device": clean(plan.device_text),
+        "params": {
+            **params,
             "channels_last": ", ".join(map(clean, plan.channels_last)) or "no model",
         },
-        recipe=flat(plan.recipe),
-        dataset=clean(plan.dataset),
-        folds_fingerprint=clean(plan.folds),
-        plan_fingerprint=plan.fingerprint,
-    )
+        "recipe": flat(plan.recipe),
+        "dataset": clean(plan.dataset),
+        "folds_fingerprint": clean(plan.folds),
+        "plan_fingerprint": plan.fingerprint,
+    }
 
 
 _KINDS = {

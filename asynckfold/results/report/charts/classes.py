@@ -27,13 +27,13 @@ def draw_classes(summary: Summary) -> Figure | None:
     packed = {row.name: row.class_accuracy or () for row in rows}
     serial = {row.name: row.serial_class_accuracy for row in rows if row.serial_class_accuracy}
     title = "No class has held-out samples"
-    if hardest := say.hardest(summary.facts.classes, rows[0].class_accuracy or ()):
+    if hardest := say.hardest(summary.facts["classes"], rows[0].class_accuracy or ()):
         name, share = hardest
         title = f"{rows[0].name} recognises every class without a mistake"
         if share < 1:
             title = f"Hardest class for {style.plotted(rows[0].name)}: {style.plotted(name)}, "
             title += f"{say.percent(share)} recognised"
-    return class_rows(packed, serial, summary.facts.classes, title)
+    return class_rows(packed, serial, summary.facts["classes"], title)
 
 
 @style.applied
@@ -131,7 +131,7 @@ def _confusion_title(summary: Summary, candidate: str, counts: npt.NDArray[np.in
         return f"{style.plotted(candidate)} confuses no classes"
     true, predicted, count = mistakes[0]
     names = [style.plotted(name, 20) for name in summary.class_names]
-    of = "predictions" if counts.sum() > summary.facts.samples else "samples"
+    of = "predictions" if counts.sum() > summary.facts["samples"] else "samples"
     return (
         f"{style.plotted(candidate)} most often takes {names[true]} for {names[predicted]}: "
         f"{count} of {counts[true].sum()} {of}"

@@ -23,10 +23,11 @@ from asynckfold.results.report.candidate_rows import CandidateRow, LossOverTime
 from asynckfold.results.report.charts import style
 from asynckfold.results.report.charts.classes import draw_classes, draw_confusion
 from asynckfold.results.report.figures import Panel, SpeedupBars, lanes_of, timeline_title
-from asynckfold.results.report.sentences import duration, number
+from asynckfold.results.report.sentences import number
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.report.svg import COLOURS
 from asynckfold.results.verdict import listed
+from asynckfold.system.units import duration
 
 SERIAL, PACKED = "#8d95a1", COLOURS[0]
 IDEAL: Any = {"facecolor": "white", "edgecolor": style.FAINT, "linestyle": "--"}

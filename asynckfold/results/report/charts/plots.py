@@ -35,10 +35,10 @@ from asynckfold.results.report.charts import drawings
 from asynckfold.results.report.charts.classes import class_rows
 from asynckfold.results.report.charts.drawings import FIGURES, ON_AXES
 from asynckfold.results.report.figures import SpeedupBars
-from asynckfold.results.report.sentences import duration
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.report.svg import COLOURS
 from asynckfold.store import open_run
+from asynckfold.system.units import duration
 
 __all__ = ["class_accuracy", "cpu_usage", "loss_vs_time", "speedup"]
 
