@@ -1,4 +1,4 @@
-"""The command ``asynckfold``: each verb is a function of its own name in a file of its own name."""
+"""The command ``asynckfold``: each verb is a function and a file of the same name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def program() -> int:
-    """Run the command as its own process; return the exit code, or exit."""
+    """Run the command as a process; return the exit code, or exit."""
     terminal.open_standard()
     # Called after the exit handlers of what is imported from here on.
     atexit.register(terminal.flush)
@@ -130,7 +130,7 @@ def _run_verb(parsed: argparse.Namespace) -> int:
         lost = terminal.lost_output()
         if lost:
             terminal.complain(f"asynckfold: standard output is not complete: {lost}")
-            # Lost output fails a verb that only prints; a run has its own code.
+            # Lost output fails a verb that only prints; a run sets the exit code.
             code = code or StorageError.exit_code * (parsed.verb in PRINTING)
     return code
 

@@ -220,7 +220,7 @@ class _Command(argparse.ArgumentParser):
     """The parser of the whole command."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise what argparse found.
+        """Raise the error of argparse.
 
         Raises
         ------

@@ -26,7 +26,8 @@ class VerbWords:
     does, more : str
         Its line in the list of verbs, and what the help of the verb adds.
     places : Mapping
-        Its positions and own flags, with their words for `argparse`; ``group`` is one of `GROUPS`.
+        Its positions and undeclared flags, with their words for `argparse`; ``group`` is one of
+        `GROUPS`.
         The help ``"data"`` stands for that of ``--data``.
     flags : collection of str or None
         The declared flags that it takes, by name; None for all, of which ``--help`` shows the
@@ -183,7 +184,7 @@ class Verb(argparse.ArgumentParser):
         self.problems.append(Problem(rule, received, remedy))
 
     def error(self, message: str) -> NoReturn:
-        """Raise the problems so far, and what argparse found.
+        """Raise the problems so far, and the error of argparse.
 
         Raises
         ------

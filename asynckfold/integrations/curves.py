@@ -1,4 +1,4 @@
-"""What other libraries are told of a job: its epochs as numbers by name, and its scores."""
+"""What is written to other libraries: a job's epochs as numbers by name, and its scores."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asynckfold.jobs.result import DONE, Epoch, Result
 
 
 def numbers_of(epoch: Epoch) -> dict[str, float]:
-    """Return the numbers of an epoch by name; what the user's own code logged keeps its names.
+    """Return the numbers of an epoch by name; what the user's code logged keeps its names.
 
     >>> numbers_of(Epoch(1, 0.5, 0.75, None, 0.1, 2.0, {"margin": 3.0}))
     {'margin': 3.0, 'train_loss': 0.5, 'valid_loss': 0.75, 'lr': 0.1}

@@ -1,4 +1,4 @@
-"""A `LightningModule` moved over unchanged: its own steps, optimizer and LR schedule.
+"""A `LightningModule` moved over unchanged: its steps, optimizer and LR schedule.
 
 ::
 

@@ -42,7 +42,7 @@ def write(
     results : CVResults
         Of a call, or by `load_results` of a run that goes on.
     tracking_uri : str, optional
-        Of the server or database, such as ``"sqlite:///mlflow.db"``. Default: MLflow's own.
+        Of the server or database, such as ``"sqlite:///mlflow.db"``. Default: that of MLflow.
     experiment : str, optional
         Default: the name of the run's folder.
 

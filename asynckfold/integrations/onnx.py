@@ -1,4 +1,4 @@
-"""A module as an ONNX model, by torch's own exporter."""
+"""A module as an ONNX model, by torch's exporter."""
 
 from __future__ import annotations
 

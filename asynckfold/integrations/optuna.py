@@ -2,7 +2,7 @@
 
 ::
 
-    study.ask ── params ──► run in its own folder, named by the params ── all folds ──► study.tell
+    study.ask ── params ──► run in a folder named by the params ── all folds ──► study.tell
                               │ after each fold: trial.report(mean so far, or its score)
                               └─ trial.should_prune ──► the run ends; its other folds stay pending
 
@@ -161,7 +161,7 @@ class _Runs:
         """Tell the study of a trial: its score, NaN where it failed, None where it was pruned."""
         from optuna.trial import TrialState
 
-        # A process that took over the trial may have told of it, too.
+        # A process that took over the trial may have finished it.
         if score is None:
             self._study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
         elif math.isnan(score):

@@ -196,8 +196,8 @@ def _problems(net: Any) -> Iterator[Problem]:
         received = ", ".join(f"module__{name}" for name in net.get_params_for("module"))
         rule = "parameters of a module need its class"
         yield Problem(rule, f"{received} of an instance", "Pass the class.")
-    own = [kind for kind in type(net).__mro__ if not kind.__module__.startswith(_LIBRARIES)]
-    for name in sorted({name for kind in own for name in vars(kind) if hasattr(NeuralNet, name)}):
+    kinds = [kind for kind in type(net).__mro__ if not kind.__module__.startswith(_LIBRARIES)]
+    for name in sorted({name for kind in kinds for name in vars(kind) if hasattr(NeuralNet, name)}):
         if callable(getattr(NeuralNet, name)) and not name.startswith(_AFTER):
             rule = "a net must train as its class of skorch does"
             received = f"{type(net).__name__}.{name}"

@@ -246,26 +246,18 @@ def pixel_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -> It
         if isinstance(item, str) and item in PIXEL_SCORES[objective.kind]:
             continue
         scorer = get_scorer(item)
-        weighs = "sample_weight" in inspect.signature(scorer._score_func).parameters
-        if getattr(scorer, "_response_method", "predict") != "predict":
+        has_weights = "sample_weight" in inspect.signature(scorer._score_func).parameters
+        is_of_labels = getattr(scorer, "_response_method", "predict") == "predict"
+        is_of_numbers = scorer._score_func.__module__ == "sklearn.metrics._regression"
+        if not (has_weights and is_of_labels) or is_of_numbers:
+            named = ", ".join(map(repr, PIXEL_SCORES[objective.kind]))
             yield Problem(
-                "scores of pixels need labels, which are counted in place of being kept",
-                f"{name!r}, which needs probabilities or a ranking",
-                _remedy(objective.kind),
-            )
-        elif not weighs or scorer._score_func.__module__ == "sklearn.metrics._regression":
-            yield Problem(
-                "scores of pixels must weight labels by their number",
+                "scores of pixels must weight labels by their number, which are counted in place "
+                "of being kept",
                 f"{name!r}, which cannot",
-                _remedy(objective.kind),
+                f"Choose of {named} and scikit-learn's names for labels such as 'f1_macro', or "
+                "pass a function (targets, outputs) → float.",
             )
-
-
-def _remedy(kind: str) -> str:
-    return (
-        f"Choose of {', '.join(map(repr, PIXEL_SCORES[kind]))} and scikit-learn's names for labels "
-        "such as 'f1_macro', or pass a function (targets, outputs) → float."
-    )
 
 
 class BatchScores:

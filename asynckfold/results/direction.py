@@ -71,7 +71,7 @@ def direction_problems(pairs: Sequence[tuple[Any, Any]]) -> Iterator[Problem]:
             continue
         function = _name(item)
         called = _called(item)
-        # A lambda has no name of its own, only the one that the user gave it.
+        # A lambda has only the name that the user gave the score.
         if _is_error(function) or (function == "<lambda>" and _is_error(str(name))):
             shown = function if function != "<lambda>" else str(name)
             yield _problem(shown, repr(name), _remedy(shown))

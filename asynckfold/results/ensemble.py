@@ -73,7 +73,7 @@ class FoldModels(Protocol):
 class FoldEnsemble:
     """The models of one candidate's folds, whose mean is the prediction.
 
-    Each sample of the run's own dataset was in the training part of all but a few of these models,
+    Each sample of the run's dataset was in the training part of all but a few of these models,
     so scores on it say nothing about new samples. The candidate's out-of-fold score does, for its
     single models.
 
@@ -190,7 +190,7 @@ class FoldEnsemble:
         inputs : array, tensor, or map-style Dataset
             Samples as the run's dataset holds them, before the run's transforms: of shape (n, ...),
             or a dataset of samples or of (sample, target). Targets are ignored, and so is a
-            dataset's ``transform`` if the run took over the one of its own dataset.
+            dataset's ``transform`` if the run took over the one of its dataset.
 
         Returns
         -------

@@ -120,7 +120,7 @@ def _of_pixels(item: Any, kind: str) -> Any:
 
 
 def is_custom(item: Any) -> bool:
-    """Whether a score is the user's own function of (labels, outputs), or metric."""
+    """Whether a score is a function (labels, outputs) of the user's, or a metric."""
     return not isinstance(item, str) and not _is_scorer(item)
 
 

@@ -150,7 +150,7 @@ def _gpu_shares(results: Mapping[str, Result]) -> dict[str, float]:
 
 
 def _gpu_of(result: Result) -> tuple[str, str]:
-    """Return the GPU of a job: each node of a cluster counts its own from 0."""
+    """Return the GPU of a job: each node of a cluster counts from 0."""
     return result.node, result.device
 
 

@@ -144,7 +144,7 @@ def _sole_first(rows: Sequence[Candidate], metric: str) -> Candidate | None:
 
 
 SHOWN = 3
-"""Comparisons with a leader that have a sentence of their own, and names in a list."""
+"""Most comparisons with a leader in one sentence each, and names in a list."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -212,60 +213,45 @@ def test_watch_shows_the_state_on_the_whole_screen_until_ctrl_c(root: Path) -> N
 # The end of a run
 
 
-@pytest.mark.parametrize("columns", [60, 80, 200])
-def test_lines_and_tables_fit_the_terminal_and_break_between_words(
-    root: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+WIDE = Synthetic(
+    models=("a-convolutional-network-of-three", "MLP"), lr_schedules=("x",), samples=60, epochs=1
+)
+
+
+def test_tables_fit_the_terminal_and_spare_columns_before_they_fold_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_run(root, LONG)
-    with on_terminal(monkeypatch, columns) as printed:
-        print_results(root, Output(Namespace()), with_report=False)
-        assert main(["status", str(root)]) == 0
-    lines = bare(printed[0]).splitlines()
-    assert all(cell_len(line) <= columns for line in lines if "continue with" not in line)
-    assert lines[0].split()[:4] == ["rank", "model", "scheduler", "accuracy"]
-    assert ("interval" in lines[0]) == (columns == 200)
-    assert columns < 80 or lines[1].split()[1].startswith("convolutional-network-")
-    assert "and 2 more, which -v and the report show" in lines
-    words = ["36", "of", "36", "jobs", "finished", "in"]
-    assert words == next(line.split()[:6] for line in lines if line.startswith("36 of 36"))
-    assert sum("fingerprint" in line for line in lines) == 1  # of `status` only
-
-
-WIDE_NAMES = ("a-convolutional-network-of-three", "MLP")
-
-
-@pytest.mark.parametrize(("columns", "spared"), [(60, 2), (80, 1), (200, 0)])
-def test_the_table_spares_columns_before_it_folds_names(
-    root: Path, columns: int, spared: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_run(root, Synthetic(models=WIDE_NAMES, lr_schedules=("x",), samples=60, epochs=1))
-    with on_terminal(monkeypatch, columns) as printed:
-        print_results(root, Output(Namespace()), with_report=False)
-    head, *lines = bare(printed[0]).splitlines()
-    assert [word in head for word in ("interval", "seconds")] == [spared < 1, spared < 2]
-    assert any(WIDE_NAMES[0] in line.split() for line in lines)
-    assert all(cell_len(line) <= columns for line in (head, *lines))
-
-
-@pytest.mark.parametrize(("columns", "spared"), [(60, 2), (80, 1), (200, 0)])
-def test_compare_spares_columns_before_it_folds_names(
-    tmp_path: Path, columns: int, spared: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [tmp_path / "old-run", tmp_path / "another"]
-    for number, root in enumerate(runs):
-        models = ("a-convolutional-net", "MLP")
-        write_run(
-            root, Synthetic(models=models, lr_schedules=("x",), samples=60, epochs=1 + number)
-        )
-    with on_terminal(monkeypatch, columns) as printed:
-        assert main(["compare", *map(str, runs)]) == 0
-    lines = bare(printed[0]).splitlines()
-    (head,) = (line for line in lines if line.startswith("accuracy of "))
-    assert head.split()[2:4] == [root.name for root in runs]
-    assert ("interval" in head, "±" in printed[0]) == (spared < 1, spared < 2)
-    assert any(line.startswith("a-convolutional-net/x ") for line in lines)
-    assert "…" not in printed[0] or spared < 1
-    assert all(cell_len(line) <= columns for line in lines)
+    long, wide, old, new = (tmp_path / name for name in ("long", "wide", "old-run", "another"))
+    pair = replace(WIDE, models=("a-convolutional-net", "MLP"))
+    for root, run in ((long, LONG), (wide, WIDE), (old, pair), (new, replace(pair, epochs=2))):
+        write_run(root, run)
+    for columns, spared in ((60, 2), (80, 1), (200, 0)):
+        with on_terminal(monkeypatch, columns) as printed:
+            print_results(long, Output(Namespace()), with_report=False)
+            assert main(["status", str(long)]) == 0
+        lines = bare(printed[0]).splitlines()
+        assert all(cell_len(line) <= columns for line in lines if "continue with" not in line)
+        assert lines[0].split()[:4] == ["rank", "model", "scheduler", "accuracy"]
+        assert ("interval" in lines[0]) == (columns == 200)
+        assert columns < 80 or lines[1].split()[1].startswith("convolutional-network-")
+        assert "and 2 more, which -v and the report show" in lines
+        assert any(line.startswith("36 of 36 jobs finished in") for line in lines)
+        assert sum("fingerprint" in line for line in lines) == 1  # of `status` only
+        with on_terminal(monkeypatch, columns) as printed:
+            print_results(wide, Output(Namespace()), with_report=False)
+        head, *lines = bare(printed[0]).splitlines()
+        assert [word in head for word in ("interval", "seconds")] == [spared < 1, spared < 2]
+        assert any(WIDE.models[0] in line.split() for line in lines)
+        assert all(cell_len(line) <= columns for line in (head, *lines))
+        with on_terminal(monkeypatch, columns) as printed:
+            assert main(["compare", str(old), str(new)]) == 0
+        lines = bare(printed[0]).splitlines()
+        (head,) = (line for line in lines if line.startswith("accuracy of "))
+        assert head.split()[2:4] == [old.name, new.name]
+        assert ("interval" in head, "±" in printed[0]) == (spared < 1, spared < 2)
+        assert any(line.startswith("a-convolutional-net/x ") for line in lines)
+        assert "…" not in printed[0] or spared < 1
+        assert all(cell_len(line) <= columns for line in lines)
 
 
 def test_v_shows_all_candidates_and_the_fingerprint(

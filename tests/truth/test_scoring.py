@@ -110,41 +110,45 @@ def test_scores_match_scikit_learn_for_any_class_labels(
         assert found == pytest.approx(wanted, abs=1e-9), name
 
 
-@pytest.mark.parametrize(
-    ("values", "columns"), [([0, 1, 3], 4), ([0, 2, 5], 7), ([1, 2, 3], 5), ([2, 3, 9], 10)]
-)
-def test_labels_with_gaps_are_not_renumbered(values: list[int], columns: int) -> None:
-    random = np.random.default_rng(0)
-    truth = np.array(values)[random.integers(0, 3, 60)]
-    labels = resolve_labels(truth, task="multiclass")
-    outputs = random.normal(size=(60, columns)).astype(np.float32)
-    outputs[np.arange(60), truth] += 2
-    scores = resolve(["accuracy", "f1_macro", "neg_log_loss"], labels.objective)
-    found = {name: score(labels.targets, outputs) for name, score in scores.items()}
-    said, shares = outputs.argmax(axis=1), softmax(outputs.astype(np.float64), axis=1)
-    assert found["accuracy"] == np.mean(said == truth)
-    assert found["f1_macro"] == metrics.f1_score(truth, said, average="macro")
-    own = -np.log(shares[np.arange(60), truth]).mean()
-    assert found["neg_log_loss"] == pytest.approx(-own)
+LABELS_WITH_GAPS_ARE_NOT: Any = [([0, 1, 3], 4), ([0, 2, 5], 7), ([1, 2, 3], 5), ([2, 3, 9], 10)]
+
+
+def test_labels_with_gaps_are_not_renumbered() -> None:
+    for values, columns in LABELS_WITH_GAPS_ARE_NOT:
+        random = np.random.default_rng(0)
+        truth = np.array(values)[random.integers(0, 3, 60)]
+        labels = resolve_labels(truth, task="multiclass")
+        outputs = random.normal(size=(60, columns)).astype(np.float32)
+        outputs[np.arange(60), truth] += 2
+        scores = resolve(["accuracy", "f1_macro", "neg_log_loss"], labels.objective)
+        found = {name: score(labels.targets, outputs) for name, score in scores.items()}
+        said, shares = outputs.argmax(axis=1), softmax(outputs.astype(np.float64), axis=1)
+        assert found["accuracy"] == np.mean(said == truth)
+        assert found["f1_macro"] == metrics.f1_score(truth, said, average="macro")
+        own = -np.log(shares[np.arange(60), truth]).mean()
+        assert found["neg_log_loss"] == pytest.approx(-own)
 
 
 # The class that is positive
 
 
-@pytest.mark.parametrize("name", ["f1", "precision", "recall", "jaccard", "average_precision"])
-def test_the_positive_class_is_scikit_learns_or_the_users(name: str) -> None:
-    truth, outputs, classes = judged([1, 2, 3, 4, 5], 2, 3)
-    shares = softmax(outputs.astype(np.float64), axis=1)
-    labels = resolve_labels(truth, task="multiclass").numbered()
-    found = resolve(name, labels.objective)[name](labels.targets, outputs)
-    assert found == pytest.approx(reference(name, shares, classes, truth))
-    label, problems = pos_label_of(2, labels.objective, labels.classes)
-    assert not problems
-    asked = Objective("multiclass", "logits", (1, 2), pos_label=label)
-    other = resolve(name, asked)[name](labels.targets, outputs)
-    assert other != pytest.approx(found)
-    swapped = np.where(truth == 2, 1, 0)
-    assert other == pytest.approx(reference(name, shares, [0, 1], swapped))
+THE_POSITIVE_CLASS_IS_SC: Any = ["f1", "precision", "recall", "jaccard", "average_precision"]
+
+
+def test_the_positive_class_is_scikit_learns_or_the_users() -> None:
+    for name in THE_POSITIVE_CLASS_IS_SC:
+        truth, outputs, classes = judged([1, 2, 3, 4, 5], 2, 3)
+        shares = softmax(outputs.astype(np.float64), axis=1)
+        labels = resolve_labels(truth, task="multiclass").numbered()
+        found = resolve(name, labels.objective)[name](labels.targets, outputs)
+        assert found == pytest.approx(reference(name, shares, classes, truth))
+        label, problems = pos_label_of(2, labels.objective, labels.classes)
+        assert not problems
+        asked = Objective("multiclass", "logits", (1, 2), pos_label=label)
+        other = resolve(name, asked)[name](labels.targets, outputs)
+        assert other != pytest.approx(found)
+        swapped = np.where(truth == 2, 1, 0)
+        assert other == pytest.approx(reference(name, shares, [0, 1], swapped))
 
 
 def test_pos_label_is_required_without_class_1() -> None:
@@ -157,22 +161,20 @@ def test_pos_label_is_required_without_class_1() -> None:
     assert not list(fit_problems("f1", Objective("binary", "logits", (-1, 1), True), ["m"]))
 
 
-@pytest.mark.parametrize(
-    ("value", "labels", "names", "found"),
-    [
-        (2, (1, 2), ("1", "2"), 2),
-        (np.int64(1), (1, 2), ("1", "2"), 1),
-        ("2", (1, 2), ("1", "2"), 2),
-        ("dog", (), ("cat", "dog"), 1),
-        ("yes", ("no", "yes"), ("no", "yes"), "yes"),
-        (True, (False, True), ("False", "True"), True),
-        (None, (), (), None),
-    ],
-)
-def test_pos_label_may_be_a_label_or_a_class_name(
-    value: Any, labels: Any, names: Any, found: Any
-) -> None:
-    assert pos_label_of(value, Objective("multiclass", "logits", labels), names) == (found, [])
+POS_LABEL_MAY_BE_A_LABEL: Any = [
+    (2, (1, 2), ("1", "2"), 2),
+    (np.int64(1), (1, 2), ("1", "2"), 1),
+    ("2", (1, 2), ("1", "2"), 2),
+    ("dog", (), ("cat", "dog"), 1),
+    ("yes", ("no", "yes"), ("no", "yes"), "yes"),
+    (True, (False, True), ("False", "True"), True),
+    (None, (), (), None),
+]
+
+
+def test_pos_label_may_be_a_label_or_a_class_name() -> None:
+    for value, labels, names, found in POS_LABEL_MAY_BE_A_LABEL:
+        assert pos_label_of(value, Objective("multiclass", "logits", labels), names) == (found, [])
 
 
 @pytest.mark.parametrize("value", [3, "maybe"])
@@ -229,21 +231,21 @@ def test_multilabel_targets_are_scored_as_indicator_rows() -> None:
     assert list(resolve(None, Objective("multilabel", "logits"))) == ["accuracy", "f1_micro"]
 
 
-@pytest.mark.parametrize(
-    ("scale", "outputs_of"),
-    [
-        ("logits", lambda shares: np.log(shares) + 3),
-        ("log-probabilities", np.log),
-        ("probabilities", lambda shares: shares),
-    ],
-)
-def test_probabilities_are_the_same_on_every_scale(scale: str, outputs_of: Any) -> None:
-    truth, outputs, classes = judged([0, 1, 2, 3, 4], 4, 5)
-    shares = softmax(outputs.astype(np.float64), axis=1)
-    asked = Objective("multiclass", scale)
-    for name in ("neg_log_loss", "roc_auc_ovr", "accuracy", "top_k_accuracy"):
-        found = resolve(name, asked)[name](truth, outputs_of(shares))
-        assert found == pytest.approx(reference(name, shares, classes, truth), rel=1e-6), name
+PROBABILITIES_ARE_THE_SA: Any = [
+    ("logits", lambda shares: np.log(shares) + 3),
+    ("log-probabilities", np.log),
+    ("probabilities", lambda shares: shares),
+]
+
+
+def test_probabilities_are_the_same_on_every_scale() -> None:
+    for scale, outputs_of in PROBABILITIES_ARE_THE_SA:
+        truth, outputs, classes = judged([0, 1, 2, 3, 4], 4, 5)
+        shares = softmax(outputs.astype(np.float64), axis=1)
+        asked = Objective("multiclass", scale)
+        for name in ("neg_log_loss", "roc_auc_ovr", "accuracy", "top_k_accuracy"):
+            found = resolve(name, asked)[name](truth, outputs_of(shares))
+            assert found == pytest.approx(reference(name, shares, classes, truth), rel=1e-6), name
 
 
 def test_log_rates_are_scored_as_rates() -> None:
@@ -312,32 +314,32 @@ def judge(targets: Array, outputs: Array) -> float:
     return float(metrics.mean_squared_error(targets, outputs) ** 0.5)
 
 
-@pytest.mark.parametrize(
-    ("scoring", "remedy"),
-    [
-        (metrics.mean_squared_error, "scoring='neg_mean_squared_error'"),
-        (metrics.log_loss, "scoring='neg_log_loss'"),
-        (metrics.max_error, "scoring='neg_max_error'"),
-        (metrics.hamming_loss, "scoring='accuracy'"),
-        (metrics.mean_tweedie_deviance, "greater_is_better=False"),
-        (functools.partial(metrics.mean_pinball_loss, alpha=0.1), "greater_is_better=False"),
-        (my_loss, "'neg_my_loss': lambda labels, outputs: -my_loss"),
-        ([rmse], "-rmse(labels, outputs)"),
-        ({"score": my_loss}, "-my_loss"),
-        ({"error": lambda y, o: 1.0}, "-error"),
-        (judge, "scoring='neg_mean_squared_error'"),
-        (lambda y, o: metrics.log_loss(y, o), "scoring='neg_log_loss'"),
-        (lambda y, o: float(nn.functional.mse_loss(o, y)), "-mse_loss"),
-        (make_scorer(metrics.mean_absolute_error), "greater_is_better=False"),
-        (make_scorer(my_loss), "greater_is_better=False"),
-        (nn.MSELoss(), "-MSELoss"),
-    ],
-)
-def test_errors_passed_as_scores_are_refused(scoring: Any, remedy: str) -> None:
-    with pytest.raises(InputError, match="greater is better") as raised:
-        resolve(scoring, Objective("regression", "values"))
-    (problem,) = raised.value.problems
-    assert remedy in problem.remedy
+ERRORS_PASSED_AS_SCORES: Any = [
+    (metrics.mean_squared_error, "scoring='neg_mean_squared_error'"),
+    (metrics.log_loss, "scoring='neg_log_loss'"),
+    (metrics.max_error, "scoring='neg_max_error'"),
+    (metrics.hamming_loss, "scoring='accuracy'"),
+    (metrics.mean_tweedie_deviance, "greater_is_better=False"),
+    (functools.partial(metrics.mean_pinball_loss, alpha=0.1), "greater_is_better=False"),
+    (my_loss, "'neg_my_loss': lambda labels, outputs: -my_loss"),
+    ([rmse], "-rmse(labels, outputs)"),
+    ({"score": my_loss}, "-my_loss"),
+    ({"error": lambda y, o: 1.0}, "-error"),
+    (judge, "scoring='neg_mean_squared_error'"),
+    (lambda y, o: metrics.log_loss(y, o), "scoring='neg_log_loss'"),
+    (lambda y, o: float(nn.functional.mse_loss(o, y)), "-mse_loss"),
+    (make_scorer(metrics.mean_absolute_error), "greater_is_better=False"),
+    (make_scorer(my_loss), "greater_is_better=False"),
+    (nn.MSELoss(), "-MSELoss"),
+]
+
+
+def test_errors_passed_as_scores_are_refused() -> None:
+    for scoring, remedy in ERRORS_PASSED_AS_SCORES:
+        with pytest.raises(InputError, match="greater is better") as raised:
+            resolve(scoring, Objective("regression", "values"))
+        (problem,) = raised.value.problems
+        assert remedy in problem.remedy
 
 
 def kappa(targets: Array, outputs: Array) -> float:
@@ -355,29 +357,29 @@ def checked(targets: Array, outputs: Array) -> float:
         return 0.5
 
 
-@pytest.mark.parametrize(
-    "scoring",
-    [
-        "neg_mean_squared_error",
-        "r2",
-        kappa,
-        cost_sensitive_accuracy,
-        checked,
-        metrics.r2_score,
-        metrics.d2_pinball_score,
-        make_scorer(metrics.mean_squared_error, greater_is_better=False),
-        {"my_loss": make_scorer(my_loss, greater_is_better=False)},
-        {"neg_mse": lambda y, o: -metrics.mean_squared_error(y, o)},
-        {"neg_loss": lambda y, o: -my_loss(y, o)},
-        lambda y, o: 1 - metrics.hamming_loss(y, o > 0),
-        lambda y, o: -1 * metrics.mean_squared_error(y, o),
-        lambda y, o: np.negative(metrics.mean_squared_error(y, o)),
-        lambda y, o: 1 / (1 + metrics.mean_squared_error(y, o)),
-        lambda y, o: float((o > 0).mean()),
-    ],
-)
-def test_scores_are_not_taken_for_errors(scoring: Any) -> None:
-    assert len(resolve(scoring, Objective("regression", "values"))) == 1
+SCORES_ARE_NOT_TAKEN_FOR: Any = [
+    "neg_mean_squared_error",
+    "r2",
+    kappa,
+    cost_sensitive_accuracy,
+    checked,
+    metrics.r2_score,
+    metrics.d2_pinball_score,
+    make_scorer(metrics.mean_squared_error, greater_is_better=False),
+    {"my_loss": make_scorer(my_loss, greater_is_better=False)},
+    {"neg_mse": lambda y, o: -metrics.mean_squared_error(y, o)},
+    {"neg_loss": lambda y, o: -my_loss(y, o)},
+    lambda y, o: 1 - metrics.hamming_loss(y, o > 0),
+    lambda y, o: -1 * metrics.mean_squared_error(y, o),
+    lambda y, o: np.negative(metrics.mean_squared_error(y, o)),
+    lambda y, o: 1 / (1 + metrics.mean_squared_error(y, o)),
+    lambda y, o: float((o > 0).mean()),
+]
+
+
+def test_scores_are_not_taken_for_errors() -> None:
+    for scoring in SCORES_ARE_NOT_TAKEN_FOR:
+        assert len(resolve(scoring, Objective("regression", "values"))) == 1
 
 
 def test_every_error_of_scikit_learn_is_known() -> None:
@@ -413,25 +415,25 @@ class MSELoss(nn.Module):
     """Another of that name."""
 
 
-@pytest.mark.parametrize(
-    ("criterion", "name", "outputs"),
-    [
-        (nn.CrossEntropyLoss(label_smoothing=0.1), "CrossEntropyLoss", "logits"),
-        (functools.partial(nn.functional.cross_entropy, label_smoothing=0.1), None, "logits"),
-        (nn.functional.binary_cross_entropy, "BCELoss", "probabilities"),
-        (nn.PoissonNLLLoss(), "PoissonNLLLoss", "log-rate"),
-        (nn.PoissonNLLLoss(log_input=False), "PoissonNLLLoss", "values"),
-        (functools.partial(nn.functional.poisson_nll_loss, log_input=False), None, "values"),
-        (nn.KLDivLoss(reduction="batchmean", log_target=True), "KLDivLoss", "values"),
-        (Focal(), "BCEWithLogitsLoss", "logits"),
-    ],
-)
-def test_a_criterion_is_known_in_every_form(criterion: Any, name: Any, outputs: str) -> None:
-    row = criterion_of(criterion)
-    assert row is not None
-    assert row.outputs == outputs
-    assert name in (None, row.name)
-    assert why_not_of_pairs(criterion) is None
+A_CRITERION_IS_KNOWN_IN: Any = [
+    (nn.CrossEntropyLoss(label_smoothing=0.1), "CrossEntropyLoss", "logits"),
+    (functools.partial(nn.functional.cross_entropy, label_smoothing=0.1), None, "logits"),
+    (nn.functional.binary_cross_entropy, "BCELoss", "probabilities"),
+    (nn.PoissonNLLLoss(), "PoissonNLLLoss", "log-rate"),
+    (nn.PoissonNLLLoss(log_input=False), "PoissonNLLLoss", "values"),
+    (functools.partial(nn.functional.poisson_nll_loss, log_input=False), None, "values"),
+    (nn.KLDivLoss(reduction="batchmean", log_target=True), "KLDivLoss", "values"),
+    (Focal(), "BCEWithLogitsLoss", "logits"),
+]
+
+
+def test_a_criterion_is_known_in_every_form() -> None:
+    for criterion, name, outputs in A_CRITERION_IS_KNOWN_IN:
+        row = criterion_of(criterion)
+        assert row is not None
+        assert row.outputs == outputs
+        assert name in (None, row.name)
+        assert why_not_of_pairs(criterion) is None
 
 
 def test_criteria_that_are_not_torchs_are_unknown() -> None:
@@ -457,37 +459,35 @@ SHARES, LOGS = softmax(LOGITS, axis=1), log_softmax(LOGITS, axis=1)
 ODDS = LOGITS[:, :1]
 
 
-@pytest.mark.parametrize(
-    ("kind", "criterion", "look", "scale"),
-    [
-        ("multiclass", nn.CrossEntropyLoss(), OutputSample(LOGITS), "logits"),
-        ("multiclass", nn.CrossEntropyLoss(), OutputSample(SHARES), "probabilities"),
-        # The softmax of logarithms of probabilities is these.
-        ("multiclass", nn.CrossEntropyLoss(), OutputSample(LOGS), "logits"),
-        ("multiclass", nn.NLLLoss(), OutputSample(LOGS), "log-probabilities"),
-        ("multiclass", nn.NLLLoss(), OutputSample(SHARES), "probabilities"),
-        ("multiclass", nn.NLLLoss(), OutputSample(LOGITS), "margins"),
-        ("multiclass", nn.MultiMarginLoss(), OutputSample(LOGITS), "margins"),
-        ("multiclass", None, OutputSample(LOGITS), "logits"),
-        ("multiclass", None, OutputSample(SHARES), "probabilities"),
-        ("binary", nn.BCEWithLogitsLoss(), OutputSample(ODDS), "logits"),
-        # All between 0 and 1 by chance, or by a sigmoid.
-        ("binary", nn.BCEWithLogitsLoss(), OutputSample(expit(ODDS)), "logits"),
-        ("binary", nn.BCEWithLogitsLoss(), OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
-        ("binary", nn.BCELoss(), OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
-        ("binary", nn.SoftMarginLoss(), OutputSample(ODDS), "logits"),
-        ("binary", nn.HingeEmbeddingLoss(), OutputSample(ODDS), "unknown"),
-        ("binary", None, OutputSample(ODDS), "unknown"),
-        ("binary", None, OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
-        ("multilabel", nn.BCEWithLogitsLoss(), OutputSample(LOGITS), "logits"),
-        ("multilabel", nn.BCEWithLogitsLoss(), OutputSample(SHARES), "probabilities"),
-        ("multilabel", nn.MultiLabelSoftMarginLoss(), OutputSample(LOGITS), "logits"),
-        ("regression", nn.MSELoss(), OutputSample(SHARES), "values"),
-        ("regression", nn.PoissonNLLLoss(), OutputSample(ODDS), "log-rate"),
-    ],
-)
-def test_the_scale_follows_from_criterion_and_outputs(
-    kind: str, criterion: Any, look: OutputSample, scale: str
-) -> None:
-    row = None if criterion is None else criterion_of(criterion)
-    assert scale_of(kind, row, look) == scale
+THE_SCALE_FOLLOWS_FROM_C: Any = [
+    ("multiclass", nn.CrossEntropyLoss(), OutputSample(LOGITS), "logits"),
+    ("multiclass", nn.CrossEntropyLoss(), OutputSample(SHARES), "probabilities"),
+    # The softmax of logarithms of probabilities is these.
+    ("multiclass", nn.CrossEntropyLoss(), OutputSample(LOGS), "logits"),
+    ("multiclass", nn.NLLLoss(), OutputSample(LOGS), "log-probabilities"),
+    ("multiclass", nn.NLLLoss(), OutputSample(SHARES), "probabilities"),
+    ("multiclass", nn.NLLLoss(), OutputSample(LOGITS), "margins"),
+    ("multiclass", nn.MultiMarginLoss(), OutputSample(LOGITS), "margins"),
+    ("multiclass", None, OutputSample(LOGITS), "logits"),
+    ("multiclass", None, OutputSample(SHARES), "probabilities"),
+    ("binary", nn.BCEWithLogitsLoss(), OutputSample(ODDS), "logits"),
+    # All between 0 and 1 by chance, or by a sigmoid.
+    ("binary", nn.BCEWithLogitsLoss(), OutputSample(expit(ODDS)), "logits"),
+    ("binary", nn.BCEWithLogitsLoss(), OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
+    ("binary", nn.BCELoss(), OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
+    ("binary", nn.SoftMarginLoss(), OutputSample(ODDS), "logits"),
+    ("binary", nn.HingeEmbeddingLoss(), OutputSample(ODDS), "unknown"),
+    ("binary", None, OutputSample(ODDS), "unknown"),
+    ("binary", None, OutputSample(expit(ODDS), "Sigmoid"), "probabilities"),
+    ("multilabel", nn.BCEWithLogitsLoss(), OutputSample(LOGITS), "logits"),
+    ("multilabel", nn.BCEWithLogitsLoss(), OutputSample(SHARES), "probabilities"),
+    ("multilabel", nn.MultiLabelSoftMarginLoss(), OutputSample(LOGITS), "logits"),
+    ("regression", nn.MSELoss(), OutputSample(SHARES), "values"),
+    ("regression", nn.PoissonNLLLoss(), OutputSample(ODDS), "log-rate"),
+]
+
+
+def test_the_scale_follows_from_criterion_and_outputs() -> None:
+    for kind, criterion, look, scale in THE_SCALE_FOLLOWS_FROM_C:
+        row = None if criterion is None else criterion_of(criterion)
+        assert scale_of(kind, row, look) == scale

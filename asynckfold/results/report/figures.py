@@ -22,7 +22,7 @@ from asynckfold.results.report.svg import COLOURS, Scale
 from asynckfold.system.units import duration, named_node
 
 CANDIDATES, MODELS = 24, 16
-"""Candidates in a panel of curves, and models with bars of their own."""
+"""Candidates in a panel of curves, and models with separate bars."""
 HEIGHT = 150
 MEASURES = {"valid_loss": "valid loss", "accuracy": "accuracy", "train_loss": "train loss"}
 WHOLE = "whole sweep"
@@ -270,7 +270,7 @@ class SpeedupBars:
     rows: Mapping[str, tuple[float, float]]
     kind: str  # of the serial seconds, "measured" or "estimated"
     ideal: float | None = None  # speedup of one job on each core; None if not known
-    models: int = 0  # without bars of their own included
+    models: int = 0  # those without bars included
 
     @classmethod
     def of(

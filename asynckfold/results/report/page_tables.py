@@ -17,9 +17,9 @@ from asynckfold.results.report.summary import Summary
 from asynckfold.results.verdict import p_value
 
 FOLDS = 10
-"""Folds with a column of their own."""
+"""Most folds that get a column each."""
 CLASSES, CONFUSED = 25, 10
-"""Classes with a column of their own, and pairs of classes in the table of mistakes."""
+"""Most classes that get a column each, and pairs of classes in the table of mistakes."""
 ROWS = 200
 """Rows of a table that has one for each job or event."""
 

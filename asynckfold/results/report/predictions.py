@@ -60,10 +60,8 @@ def count_classes(outcome: Outcome, targets: Targets) -> dict[str, Counts]:
     if not has_one_class(outcome, targets):
         return {}
     parts: dict[str, list[Counts]] = {}
-    for job, outputs, rows in finished(outcome):
-        pairs = guesses(outcome.plan.objective_of(job.model), outputs, targets[rows])
-        if pairs is not None:
-            parts.setdefault(job.candidate, []).append(pairs[1:])
+    for job, _, true, guess in _predicted_classes(outcome, targets):
+        parts.setdefault(job.candidate, []).append(np.stack([true, guess]))
     joined = {name: np.concatenate(pairs, axis=1) for name, pairs in parts.items()}
     known = [int(pairs.max()) + 1 for pairs in joined.values() if pairs.size]
     size = max(len(outcome.plan.classes), *known, 0)
@@ -278,7 +276,7 @@ class BinaryCurves:
 class TwoClasses:
     """The curves of the first candidates; only for two classes."""
 
-    positive: str  # name of the class that is found or missed
+    positive: str  # name of the positive class
     share: float  # of it among the samples
     curves: tuple[BinaryCurves, ...]
 

@@ -139,7 +139,7 @@ def colours_of(names: Iterable[str]) -> dict[str, str]:
 def name_candidates(
     place: Figure | Axes, colours: Mapping[str, str], names: Iterable[str], *, lines: bool
 ) -> None:
-    """Add the legend: candidates that have their own colour by name, the others as one."""
+    """Add the legend: candidates with a colour by name, the others as one."""
     present = set(names)
     named = [name for name, it in colours.items() if it != OTHERS and name in present]
     labels = [(colours[name], plotted(name)) for name in named]
