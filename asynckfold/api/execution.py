@@ -91,7 +91,6 @@ def _log(call: Call) -> None:
         *filter(None, [call.machine.gpu_note, threads.devices]),
         *(*network_notes(store.root), *call.data.notes, *call.notes, *facts.notes),
         *slow_notes(plan, call.software),
-        *(replaced_notes() if call.settings.engine != "serial" else ()),
         *_kept_notes(call),
     )
     for note in notes:
@@ -319,14 +318,3 @@ def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:
         yield "precision='tf32' has no effect here: jobs on cores compute in float32"
 
 
-def replaced_notes() -> Iterator[str]:
-    """Yield a note if functions of torch are replaced here: workers may have the original ones."""
-    from asynckfold.training.isolation.guard import foreign
-
-    if names := foreign():
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield (
-            f"functions of torch are replaced in this process: {', '.join(names[:3])}{more}. "
-            "Workers have torch's own, unless a module that the models import replaces them; "
-            "engine='serial' trains with those of this process"
-        )

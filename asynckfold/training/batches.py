@@ -1,7 +1,7 @@
 """Which samples each step of an epoch sees.
 
 One process sees all training samples in the epoch's order. In parameter averaging with partitions,
-each process sees its own part, drawn again every epoch::
+each process sees a part, drawn again every epoch::
 
     samples of an epoch, shuffled   a b c d e f g h i j        (a ring)
     rank 0, a part of 6             a b c d e f

@@ -47,7 +47,7 @@ class Bundle:
         Longest training time of a job, see `Stopwatch`.
     code : Mapping
         Digests of the live objects, see `asynckfold.jobs.digests`; empty where they need no module
-        of the user's own.
+        of the user's.
     highest : int
         Greatest class index of any sample; -1 if the dry run need not check it.
     may_be_numbered : bool

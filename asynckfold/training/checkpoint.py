@@ -88,7 +88,7 @@ def save(
 
 
 def is_plain_tensor(name: str, value: Any) -> bool:
-    """Whether safetensors can hold a tensor under its own name."""
+    """Whether safetensors can hold a tensor under its name."""
     return (
         isinstance(value, torch.Tensor)
         and value.layout is torch.strided

@@ -2,7 +2,7 @@
 
 ::
 
-    evaluate ─┬─ outputs_on: batches, in order ── loss and accuracy of all samples at once
+    evaluate ─┬─ outputs_of_batches, in order ── loss and accuracy of all samples at once
               └─ figures_of: batches, in order ── loss and accuracy of each batch
                     where the plan scores by batch: no more than a batch of outputs is held
 
@@ -111,21 +111,17 @@ def batches_of(
         beat()
 
 
-def outputs_on(
-    model: nn.Module,
-    data: Batches,
-    indices: Indices,
-    params: TrainerParams,
-    beat: Callable[[], None],
+def outputs_of_batches(
+    batches: Iterable[tuple[torch.Tensor, Any]],
     columns: Schema | None = None,
     see: Callable[[Any], None] | None = None,
 ) -> torch.Tensor:
-    """Return outputs (n, ...) on samples (n,), see `batches_of`; trees as their columns.
+    """Return outputs (n, ...) of batches, see `batches_of`; trees as their columns.
 
     `see` gets the outputs of each batch.
     """
     parts = []
-    for _, outputs in batches_of(model, data, indices, params, beat):
+    for _, outputs in batches:
         parts.append(outputs if columns is None else columns.join(outputs))
         if see is not None:
             see(outputs)
@@ -307,25 +303,19 @@ def measured(training: Training, valid_loss: float) -> tuple[float, dict[str, fl
     step = training.user_validation
     if step is None:
         return valid_loss, {}
-    size, count = training.params.eval_batch_size, len(training.valid)
-    ordered = training.data.ordered(training.valid, training=False)
-
-    def batches() -> Iterator[tuple[tuple[Any, Any], int]]:
-        for low in range(0, count, size):
-            inputs, targets = ordered.batch(low, min(low + size, count), None)
-            yield (inputs, training.data.asked_of(targets)), len(targets)
-            training.heartbeat.beat()
-
     with evaluating(training):
-        loss = step.loss(training.model, batches(), training.epoch)
+        loss = step.loss(training.model, training.held_out_batches(), training.epoch)
     return valid_loss if loss is None else loss, step.measures
 
 
-def is_lost(training: Training, loss: float) -> bool:
-    """Whether the loss of the held-out fold is not finite, though something computes it."""
+def check_held_out(training: Training, held_out: Evaluation, loss: float, where: str) -> None:
+    """Raise `Divergence` if an output is NaN, or a loss that something computes is not finite."""
+    if held_out.has_nan:
+        raise Divergence(f"an output on the held-out fold became nan{where}")
     step = training.user_validation
     computed = as_given(training.criterion) is not None or (step is not None and step.has_loss)
-    return computed and not np.isfinite(loss)
+    if computed and not np.isfinite(loss):
+        raise Divergence(f"the loss on the held-out fold became {loss}{where}")
 
 
 def inner_metrics(training: Training) -> dict[str, float]:
@@ -372,12 +362,7 @@ def score_again(training: Training) -> None:
     training.outputs = held_out.outputs
     valid_loss, _ = measured(training, held_out.loss)
     training.score_seconds = seconds_between(began, mark(training.device))
-    if held_out.has_nan:
-        raise Divergence("an output on the held-out fold became nan by the weights of a callback")
-    if is_lost(training, valid_loss):
-        raise Divergence(
-            f"the loss on the held-out fold became {valid_loss} by those of a callback"
-        )
+    check_held_out(training, held_out, valid_loss, " by the weights of a callback")
 
 
 def check_finite(training: Training, losses: torch.Tensor) -> None:

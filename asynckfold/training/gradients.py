@@ -85,7 +85,7 @@ def take_step(
 ) -> None:
     """Take a step with the gradients as they are.
 
-    An optimizer of the user's own may need them at other parameters, too, as sharpness-aware
+    An optimizer of the user's may need them at other parameters, too, as sharpness-aware
     minimisation does (Foret et al. 2021): where its ``step`` raises without a closure and takes
     one, it gets `backward`.
     """
@@ -105,7 +105,7 @@ _NEEDS_CLOSURE = "_asynckfold_needs_closure"
 
 
 def needs_closure(optimizer: object) -> bool:
-    """Whether a step evaluates the loss itself; of optimizers of the user's own, after a step."""
+    """Whether a step evaluates the loss itself; of optimizers of the user's, after a step."""
     return isinstance(optimizer, torch.optim.LBFGS) or hasattr(optimizer, _NEEDS_CLOSURE)
 
 
@@ -145,7 +145,7 @@ def add_gradient(
 def _loss_of(
     user_step: TrainingStep, training: Training, inputs: Any, targets: torch.Tensor
 ) -> torch.Tensor:
-    """Return the loss that the user's own `training_step` computes."""
+    """Return the loss that the user's `training_step` computes."""
     batch = inputs, training.data.asked_of(targets)
     return torch.as_tensor(user_step.loss(training.model, batch, training.epoch, training.batch))
 

@@ -32,7 +32,7 @@ SUMS = {"loss": "sum over samples"}
 
 
 class NoLoss(nn.Module):
-    """Stands for a criterion where the user's own code trains and there is none."""
+    """Stands for a criterion where the user's code trains and there is none."""
 
     def forward(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return NaN: the held-out fold has no loss."""
@@ -57,7 +57,7 @@ def adds_up(criterion: Callable[..., Any], plan: Plan) -> bool:
 
 
 def classifies(criterion: object) -> TypeGuard[nn.CrossEntropyLoss | nn.NLLLoss]:
-    """Whether it is torch's own mean over classes; subclasses may not override `forward`."""
+    """Whether it is torch's mean over classes; subclasses may not override `forward`."""
     return (
         isinstance(criterion, (nn.CrossEntropyLoss, nn.NLLLoss))
         and type(criterion).forward in _CLASSIFYING
@@ -120,21 +120,8 @@ def means(
     return [count / total if total else 0.0 for count in counts]
 
 
-def factor_and_count(
-    criterion: Callable[..., Any], plan: Plan, targets: torch.Tensor
-) -> tuple[float, float]:
-    """Return (factor, count) of a batch: the mean over batches is Σ loss × factor / Σ count."""
-    count = float(len(targets))
-    if adds_up(criterion, plan):
-        return 1.0, count
-    sample_weights = weights(criterion, targets)
-    if sample_weights is not None:
-        count = float(sample_weights.sum())
-    return count, count
-
-
 def mean_loss(
-    criterion: Callable[..., Any],
+    criterion: Callable[..., Any] | None,
     plan: Plan,
     losses: npt.NDArray[np.float64],
     bounds: Sequence[tuple[int, int]],
@@ -142,20 +129,14 @@ def mean_loss(
 ) -> float:
     """Return the mean over samples of the losses (n_batches,) of batches.
 
-    `bounds` tells where each batch lies among the samples, `counts` (n,) are their `weights`.
+    `bounds` tells where each batch lies among the samples, `counts` (n,) are their `weights`. None
+    as `criterion`: each loss is the mean of its batch.
     """
     sizes: npt.NDArray[Any] = np.array([high - low for low, high in bounds])
-    if adds_up(criterion, plan):
+    if criterion is not None and adds_up(criterion, plan):
         return float(losses.sum() / sizes.sum())
     if counts is not None:
         sizes = np.array([counts[low:high].sum() for low, high in bounds])
-        return float(losses @ sizes / sizes.sum())
-    return mean_over_samples(losses, bounds)
-
-
-def mean_over_samples(losses: npt.NDArray[np.float64], bounds: Sequence[tuple[int, int]]) -> float:
-    """Return the mean of the losses (n_batches,), each weighted by the samples of its batch."""
-    sizes: npt.NDArray[Any] = np.array([high - low for low, high in bounds])
     return float(losses @ sizes / sizes.sum())
 
 
@@ -202,7 +183,7 @@ def trained_parameters(criterion: Any) -> list[nn.Parameter]:
 def kind_made_by(factory: Callable[[Any], Any]) -> Criterion | None:
     """Return what the criteria of a factory need, judged by that for the targets 0 and 1.
 
-    None for the user's own criteria, and where the factory does not take these targets.
+    None for the user's criteria, and where the factory does not take these targets.
     """
     # User code may raise anything for targets that are not the data's: classes, or numbers.
     for targets in (torch.arange(2), torch.arange(2.0)):

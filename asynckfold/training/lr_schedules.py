@@ -82,7 +82,7 @@ BUILT_IN: dict[str, Callable[[Optimizer, int], Schedule]] = {
 def make(schedule: str | Callable[[Any], Any], optimizer: Any, steps: int) -> Any:
     """Return an LR schedule: a built-in one by name, or from a function optimizer → schedule.
 
-    `steps` is how often ``step`` will be called. Each of several optimizers gets its own.
+    `steps` is how often ``step`` will be called. Each of several optimizers gets one.
     """
     if isinstance(optimizer, SeveralOptimizers):
         return SeveralSchedules([make(schedule, part, steps) for part in optimizer.parts])
@@ -111,7 +111,7 @@ def attached(optimizer: Any) -> Any:
 
 
 def get_scheduler(scheduler: str, optimizer: Optimizer, steps: int = 10) -> Any:
-    """Return a built-in LR schedule of an optimizer, for a training loop of your own.
+    """Return a built-in LR schedule of an optimizer, for a training loop you write.
 
     Parameters
     ----------

@@ -5,10 +5,10 @@
     dataset ─ eval view ──┬─ fit on `Fold.fitted` ───────► transformer
                           └─ transform ───────────────────► for evaluation, in float32
     dataset ─ train view ─── transform, batch by batch ───► for training, in float32
-              (if it has transforms of its own, as random ones)
+              (if it has further transforms, as random ones)
 
 `preprocess` is the last step before the model, after the transforms of the view. It is fitted on
-the eval view, in the data's own type; only its output is converted to float32. If both views are
+the eval view, in the type of the data; only its output is converted to float32. If both views are
 the same, training samples are the output of ``fit_transform``, as in a scikit-learn pipeline;
 cross-fitting transformers give others from ``transform``.
 """
@@ -47,7 +47,7 @@ def fit_transform(
     ------
     InputError
         The output is not one row of numbers per sample; or ``fit_transform`` and ``transform``
-        differ on training samples while the train view has transforms of its own.
+        differ on training samples while the train view has further transforms.
     """
     if preprocess is None:
         return data

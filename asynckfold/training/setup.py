@@ -60,28 +60,32 @@ def build(
     *,
     pretrains: bool = True,
     cores: Sequence[int] = (),
+    ordinary: bool = False,
 ) -> Training:
     """Seed everything and build a job; pretrain its model unless a checkpoint has the result.
 
-    `cores` are those of each process, for pretraining on several.
+    `cores` are those of each process, for pretraining on several. For an `ordinary` loop, nothing
+    is done to make it fast, and there are no callbacks.
     """
     job, plan, recipe = task.job, bundle.plan, bundle.recipe
     stopwatch, fold = Stopwatch(bundle.job_timeout_s), bundle.fold_of(job)
     train = fold.fitted
     data = to_device(fit_transform(data, recipe.preprocess, train), device)
-    model, pretrained = initial_model(recipe, plan, job, device), PretrainingSummary()
+    model = initial_model(recipe, plan, job, device, ordinary=ordinary)
+    pretrained = PretrainingSummary()
     pretrains = pretrains and pretraining.has_pretraining(model)
     if pretrains and not checkpoint.restorable(bundle, task):
-        size, count = plan.params.eval_batch_size, plan.params.processes
+        size, count = plan.params.eval_batch_size, 1 if ordinary else plan.params.processes
         pretrained = pretraining.pretrain(
             model, data, train, job.seed, log, heartbeat, size, count, cores
         )
     criterion = criterion_for(recipe, data, train)
     if isinstance(criterion, nn.Module):
         criterion = criterion.to(device)
-    optimizer = with_fused_kernel(opt_fn_for(recipe, job.lr_schedule, criterion), model)
+    opt_fn = opt_fn_for(recipe, job.lr_schedule, criterion)
+    optimizer = opt_fn(model) if ordinary else with_fused_kernel(opt_fn, model)
     schedule = build_lr_schedule(bundle, job, model, optimizer, fold, data)
-    if plan.params.compile:
+    if plan.params.compile and not ordinary:
         compile_whole(model)
     live = model, optimizer, schedule, device, criterion
     return Training(
@@ -107,7 +111,7 @@ def build(
         user_validation=user_validation(
             recipe, optimizers_of(optimizer), criterion, device, plan.params.precision
         ),
-        callbacks=callbacks_of(recipe, job.id, plan.params.epochs, live),
+        callbacks=None if ordinary else callbacks_of(recipe, job.id, plan.params.epochs, live),
     )
 
 
@@ -119,11 +123,13 @@ def build_model(
     return model, with_fused_kernel(opt_fn_for(bundle.recipe, job.lr_schedule, criterion), model)
 
 
-def initial_model(recipe: Recipe, plan: Plan, job: Job, device: torch.device) -> nn.Module:
-    """Seed everything, and return the initial model of a job."""
+def initial_model(
+    recipe: Recipe, plan: Plan, job: Job, device: torch.device, *, ordinary: bool = False
+) -> nn.Module:
+    """Seed everything, and return the initial model of a job; see `build`."""
     seeding.seed_all(job.seed)
     model: nn.Module = recipe.models[job.model]().to(device)
-    if plan.is_channels_last(job):
+    if plan.is_channels_last(job) and not ordinary:
         model = model.to(memory_format=torch.channels_last)
     return model
 

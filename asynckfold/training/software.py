@@ -30,7 +30,7 @@ from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.torch_settings import can_flush_denormals
 
 REVISION = "2"
-"""Revision of asynckfold's own arithmetic: raise it with every change that gives other bits, as
+"""Revision of asynckfold's arithmetic: raise it with every change that gives other bits, as
 another kernel, order of summation, or random draw."""
 
 REVISION_ON_GPUS = "3"

@@ -90,7 +90,7 @@ class CudaRecorder:
             current.wait_stream(stream)
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """Capture the work in memory of its own."""
+        """Capture the work in a separate pool of memory."""
         torch.cuda.empty_cache()
         before, pool = torch.cuda.memory_reserved(self._device), torch.cuda.graph_pool_handle()
         graph, stream = torch.cuda.CUDAGraph(), _side_stream(self._device)

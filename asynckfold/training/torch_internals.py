@@ -47,7 +47,7 @@ class OperationWatch(_python_dispatch.TorchDispatchMode):  # type: ignore[no-unt
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # torch's own answer imports its compiler, which takes seconds.
+        # torch's answer imports its compiler, which takes seconds.
         return False
 
 

@@ -36,25 +36,19 @@ from asynckfold.training import checkpoint, evaluation, gradients, lr_schedules,
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks
 from asynckfold.training.evaluation import (
-    Divergence,
     accumulate_scores,
     check_finite,
+    check_held_out,
     counts_of,
     evaluated,
     inner_metrics,
-    is_lost,
     measured,
     numbers,
     score_again,
     step_lr_schedule,
 )
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.losses import (
-    adds_up,
-    as_given,
-    mean_loss,
-    mean_over_samples,
-)
+from asynckfold.training.losses import adds_up, as_given, mean_loss
 from asynckfold.training.optimizers import follow_parameters, optimizers_of
 from asynckfold.training.sampling import epoch_samples, length_problems
 from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
@@ -101,7 +95,7 @@ class Training:
     gradient : callable
         What sets the gradients of a batch: `gradients.fresh_gradient`, or a CUDA graph of it.
     user_step, user_validation : TrainingStep, ValidationStep, or None
-        The user's own `training_step` and `validation_step`.
+        The user's `training_step` and `validation_step`.
     callbacks : Callbacks or None
         What is called after batches and epochs.
     like : object
@@ -327,17 +321,14 @@ class Training:
             mean_loss(self.criterion, self.bundle.plan, losses.numpy(), self.bounds, weights)
             if self.user_step is None
             # Of whatever it returns: the criterion may be another loss.
-            else mean_over_samples(losses.numpy(), self.bounds)
+            else mean_loss(None, self.bundle.plan, losses.numpy(), self.bounds, None)
         )
         held_out = numbers(self, self.valid, rest)
         self.outputs = held_out.outputs
         valid_loss, measures = measured(self, held_out.loss)
         self.score_seconds = seconds_between(began, ended)
-        where = f"at epoch {self.epoch + 1} (learning rate {self.lr:g})"
-        if held_out.has_nan:
-            raise Divergence(f"an output on the held-out fold became nan {where}")
-        if is_lost(self, valid_loss):
-            raise Divergence(f"the loss on the held-out fold became {valid_loss} {where}")
+        where = f" at epoch {self.epoch + 1} (learning rate {self.lr:g})"
+        check_held_out(self, held_out, valid_loss, where)
         logged = {} if self.user_step is None else self.user_step.means()
         logged = joined(logged, measures)
         number, accuracy = self.epoch + 1, held_out.accuracy
@@ -350,21 +341,22 @@ class Training:
             if self.like is None and not isinstance(outputs, torch.Tensor):
                 self.like = mapped(lambda item: item[:0], outputs)
 
-        return evaluation.outputs_on(
-            self.model,
-            self.data,
-            indices,
-            self.params,
-            self.heartbeat.beat,
-            self.objective.columns,
-            keep_form,
-        )
+        batches = self.batches_of(indices)
+        return evaluation.outputs_of_batches(batches, self.objective.columns, keep_form)
 
     def batches_of(self, indices: Indices) -> Iterator[tuple[torch.Tensor, Any]]:
         """Yield targets and outputs of some samples, batch by batch, in evaluation mode."""
         return evaluation.batches_of(
             self.model, self.data, indices, self.params, self.heartbeat.beat
         )
+
+    def held_out_batches(self) -> Iterator[tuple[tuple[Any, Any], int]]:
+        """Yield (inputs, targets) of the held-out fold as the user's code gets them, and sizes."""
+        ordered = self.data.ordered(self.valid, training=False)
+        for low, high in evaluation.batch_bounds(len(self.valid), self.params.eval_batch_size):
+            self.heartbeat.beat()
+            inputs, targets = ordered.batch(low, high, None)
+            yield (inputs, self.data.asked_of(targets)), high - low
 
     def figures_of(self, indices: Indices) -> torch.Tensor:
         """Return the figures of each batch of some samples, see `evaluation.figures_of`."""

@@ -1,4 +1,4 @@
-"""The user's own loop, `fit_fn`: it trains one job, and gets its folds and generators from here.
+"""The user's loop, `fit_fn`: it trains one job, and gets its folds and generators from here.
 
 ::
 
@@ -27,7 +27,7 @@ from asynckfold.jobs.result import Epoch, Result
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, seeding, setup
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.evaluation import Divergence, accumulate_scores, evaluate, is_lost
+from asynckfold.training.evaluation import Divergence, accumulate_scores, check_held_out, evaluate
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import optimizers_of, schedules_of
@@ -35,7 +35,7 @@ from asynckfold.training.training_run import EVENT_SECONDS, Report, Training
 from asynckfold.training.user_steps import StepError, number_of
 
 MEASURED = frozenset({"train_loss", "valid_loss", "accuracy"})
-"""Reported numbers that have a column of their own in the table of epochs."""
+"""Reported numbers that have a column in the table of epochs."""
 
 _NOT_REPORTED = frozenset(
     {"number", "lr", "seconds", "logged", "model", "scheduler", "repeat", "fold", "stage", "epoch"}
@@ -132,7 +132,7 @@ def reported(metrics: Mapping[str, Any], number: int, lr: float) -> Epoch:
 
 @dataclass(eq=False)
 class UserLoop(Training):
-    """A job that the user's own loop trains.
+    """A job that the user's loop trains.
 
     Parameters
     ----------
@@ -221,12 +221,7 @@ class UserLoop(Training):
             raise StopSignal
 
     def _valid_batches(self) -> Iterator[Any]:
-        size, count = self.params.eval_batch_size, len(self.valid)
-        ordered = self.data.ordered(self.valid, training=False)
-        for low in range(0, count, size):
-            self.heartbeat.beat()
-            inputs, targets = ordered.batch(low, min(low + size, count), None)
-            yield inputs, self.data.asked_of(targets)
+        return (batch for batch, _ in self.held_out_batches())
 
     def _report(self, **metrics: Any) -> None:
         item = reported(metrics, len(self.epochs) + 1, self._rate())
@@ -275,11 +270,9 @@ class UserLoop(Training):
         self.outputs = held_out.outputs
         self.scores = accumulate_scores(self) | self.scores
         self.score_seconds = time.perf_counter() - began
-        if held_out.has_nan:
-            raise Divergence("an output on the held-out fold became nan")
+        # Where the loop reports, the criterion need not fit the outputs.
+        check_held_out(self, held_out, 0.0 if self.epochs else held_out.loss, "")
         if not self.epochs:
-            if is_lost(self, held_out.loss):
-                raise Divergence(f"the loss on the held-out fold became {held_out.loss}")
             self._record(Epoch(1, math.nan, held_out.loss, held_out.accuracy, self._rate(), 0.0))
         # Behind a checkpoint of the user's at the same position.
         self.done, self.batch = True, self.batch + 1
@@ -308,7 +301,7 @@ def train(
     stop: Callable[[], bool],
     heartbeat: Heartbeat | None = None,
 ) -> Result | None:
-    """Train one job by the user's `fit_fn`, as `loop.train` does by its own loop."""
+    """Train one job by the user's `fit_fn`, as `loop.train` does by the built-in loop."""
     heartbeat = heartbeat or Heartbeat()
     heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:

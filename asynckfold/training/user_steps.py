@@ -1,8 +1,8 @@
-"""The user's own steps: `training_step`, and `validation_step` for the held-out fold.
+"""The user's steps: `training_step`, and `validation_step` for the held-out fold.
 
 ::
 
-    one optimizer        function ──► loss ──► backward, clip, step: as without a step of one's own
+    one optimizer        function ──► loss ──► backward, clip, step: as without a `training_step`
     several optimizers   function ──► state.backward(loss, optimizer): zero, backward, clip, step
     validation           function ──► loss, measures: their means over the held-out samples
 """
@@ -235,7 +235,7 @@ def user_step(
     device: torch.device,
     precision: str = "",
 ) -> TrainingStep | None:
-    """Return the step of a recipe for one job; None if it has none of its own."""
+    """Return the step of a recipe for one job; None if it has none."""
     if recipe.training_step is None:
         return None
     # A callable object of the user's may keep a state, which must not reach the next job.
@@ -244,7 +244,14 @@ def user_step(
     return TrainingStep(function, optimizer, criterion, device, precision, params.clip_grad_norm)
 
 
-def check_loss(loss: Any, name: str = "training_step", *, differentiable: bool = True) -> None:
+def check_loss(
+    loss: Any,
+    name: str = "training_step",
+    *,
+    differentiable: bool = True,
+    remedy: str = "Return the loss of the batch as a scalar tensor, such as "
+    "state.criterion(model(inputs), targets).",
+) -> None:
     """Refuse a loss that is not one number with a gradient."""
     is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
     if is_number and (loss.requires_grad or not differentiable):
@@ -255,8 +262,7 @@ def check_loss(loss: Any, name: str = "training_step", *, differentiable: bool =
         f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
         if isinstance(loss, torch.Tensor)
         else repr(loss)[:80],
-        "Return the loss of the batch as a scalar tensor, such as "
-        "state.criterion(model(inputs), targets).",
+        remedy,
     )
 
 

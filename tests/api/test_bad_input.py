@@ -355,8 +355,7 @@ def test_what_only_a_dry_run_shows_is_told_at_once_and_leaves_no_process(root: P
         "model two must return (samples, classes) scores for the 3 classes: received shape (10, 2)."
         " Give its last layer 3 outputs.",
         "model flat must return one row for each sample: received shape (30,) for 10 samples.",
-        "model pair must return one tensor for CrossEntropyLoss: received "
-        "[0] float32 (10, 3), [1][0] float32 (1, 3), [1][1] float32 (1, 3).",
+        "model pair must return a tensor, or a dict or tuple of them, a row for each sample: ",
         "model text must be a torch.nn.Module: received str.",
         "opt_fn must return a torch.optim.Optimizer: received None.",
         "model raises must take the samples, in batches of float32 (10, 8): received RuntimeError "

@@ -321,7 +321,7 @@ def cut(parts: Any, count: int) -> Any:
         ({"dataset": (X, {"kind": ["a"] * 60})}, r"\['kind'\]\[0\] str"),
         (
             {"dataset": (X, Y["kind"]), "criterion": nn.CrossEntropyLoss(), "scoring": "accuracy"},
-            "model Heads must return one tensor for CrossEntropyLoss",
+            "the criterion must take the outputs of model Heads and the targets",
         ),
         (
             {

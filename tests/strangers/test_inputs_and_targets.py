@@ -116,10 +116,11 @@ def test_a_loss_that_takes_no_outputs_of_this_shape_is_refused_before_the_start(
     data, one = (X, ODDS), lambda: nn.Linear(8, 1)
     said = {} if isinstance(criterion, nn.Module) else {"scoring": {"zero": lambda *_: 0.0}}
     message = refused(tmp_path / "wide", data, criterion, one, **said)
-    assert "outputs (16, 1), targets (16,). Squeeze the outputs" in message
+    assert "outputs float32 (16, 1) and targets float32 (16,): " in message
+    assert "Squeeze the outputs in forward" in message
     flat = lambda: nn.Sequential(one(), nn.Flatten(0))  # noqa: E731
     message = refused(tmp_path / "flat", (X, ODDS[:, None]), criterion, flat, **said)
-    assert "outputs (16,), targets (16, 1). Return outputs[:, None]" in message
+    assert "Return outputs[:, None] in forward" in message
     # The remedies.
     assert train(tmp_path / "1", data, criterion, flat, **said).counts["done"] == 3
     assert train(tmp_path / "2", (X, ODDS[:, None]), criterion, one, **said).counts["done"] == 3
@@ -410,8 +411,8 @@ class OfX(nn.Linear):
 def test_a_dict_that_forward_takes_as_one_argument_by_mistake_is_refused(tmp_path: Path) -> None:
     made, loss = functools.partial(OfX, 8, 3), nn.CrossEntropyLoss()
     message = refused(tmp_path / "image", ({"image": X}, Y), loss, made)
-    assert "in its forward(), whose x is one dict" in message
-    assert "Name the inputs as forward does, such as {'x': ...}" in message
+    assert "'dict' object has no attribute 'flatten'" in message
+    assert "Name the inputs as forward does" in message
     assert train(tmp_path / "x", ({"x": X}, Y), loss, made).counts["done"] == 3
 
 

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold.jobs.recipe import LR_SCHEDULES
-from asynckfold.training import lr_schedules
-
-OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
-    "SGD": lambda params: optim.SGD(params, 0.1),
-    "SGD with momentum": lambda params: optim.SGD(params, 0.1, momentum=0.8),
-    "Adam": lambda params: optim.Adam(params, 0.1),
-    "Adagrad": lambda params: optim.Adagrad(params, 0.1),
-    "RMSprop": lambda params: optim.RMSprop(params, 0.1),
-    "Rprop": lambda params: optim.Rprop(params, 0.1),
-    "LBFGS": lambda params: optim.LBFGS(params, 0.1),
-    "tensor": lambda params: optim.Adam(params, torch.tensor(0.1), foreach=False),
-}
+from asynckfold import get_scheduler
 
 
-def curve(
-    name: str, steps: int, make: Callable[[Any], optim.Optimizer] = OPTIMIZERS["SGD"]
-) -> list[float]:
+def curve(name: str, steps: int) -> list[float]:
     """The learning rate of each step, and the one after the last."""
     parameter = nn.Parameter(torch.ones(1))
-    optimizer = make([parameter])
-    schedule = lr_schedules.make(name, optimizer, steps)
+    optimizer = optim.SGD([parameter], 0.1)
+    schedule = get_scheduler(name, optimizer, steps)
     rates = [float(optimizer.param_groups[0]["lr"])]
     for _ in range(steps):
-        optimizer.step(lambda: (parameter**2).sum())  # type: ignore[arg-type, return-value]
-        metric = [1.0] if lr_schedules.needs_metric(schedule) else []
-        schedule.step(*metric)
+        optimizer.step(lambda: (parameter**2).sum())
+        schedule.step(*([1.0] if name == "reduce" else []))
         rates.append(float(optimizer.param_groups[0]["lr"]))
     return rates
 
@@ -86,13 +69,3 @@ def test_onecycle_climbs_to_the_rate_of_the_optimizer_and_ends_near_zero() -> No
 
 def test_reduce_waits_and_then_takes_a_tenth() -> None:
     assert curve("reduce", 100)[10:14] == pytest.approx([0.1, 0.1, 0.01, 0.01])
-
-
-def test_only_reduce_on_plateau_needs_a_metric() -> None:
-    optimizer = OPTIMIZERS["SGD"]([nn.Parameter(torch.ones(1))])
-    reacting = {
-        name
-        for name in LR_SCHEDULES
-        if lr_schedules.needs_metric(lr_schedules.make(name, optimizer, 9))
-    }
-    assert reacting == {"reduce"}

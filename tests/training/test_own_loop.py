@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from asynckfold import TrainerParams
-from asynckfold.jobs.messages import CheckpointRef, EpochEnd
-from asynckfold.jobs.result import DIVERGED, DONE, FAILED
-from asynckfold.training.user_loop import StopSignal
-from asynckfold.training.user_steps import StepError
-from tests.training.tiny import Noisy, Tiny, always, checkpoints
+from tests.training.sweeps import in_pieces, problems, train
+from tests.training.test_own_step import Gan, two
+from tests.training.tiny import Noisy
 
 
 def as_built_in(context: Any) -> None:
@@ -51,8 +49,8 @@ def one_step(context: Any, inputs: torch.Tensor, targets: torch.Tensor) -> float
 def judged(context: Any) -> dict[str, float]:
     context.model.eval()
     with torch.no_grad():
-        found = [(context.model(inputs), targets) for inputs, targets in context.valid_loader]
-    outputs, targets = (torch.cat(parts) for parts in zip(*found, strict=True))
+        parts = [(context.model(inputs), targets) for inputs, targets in context.valid_loader]
+    outputs, targets = map(torch.cat, zip(*parts, strict=True))
     hits = (outputs.argmax(1) == targets).double().mean()
     return {"valid_loss": context.criterion(outputs, targets).item(), "accuracy": float(hits)}
 
@@ -69,24 +67,22 @@ def saving_on_the_way(context: Any) -> None:
         try:
             for batch in context.train_loader:
                 total += one_step(context, *batch)
-        except StopSignal:
+        except BaseException:
             keep = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             context.save({**keep, "total": total})
             raise
         context.report(total=total)
 
 
-def noisy(root: Path, fit_fn: Callable[[Any], Any] | None, **parts: Any) -> Tiny:
-    given = {"params": TrainerParams(epochs=3), **parts}
-    return Tiny(root, {"noisy": Noisy}, {"cosine": "cosine"}, fit_fn=fit_fn, **given)
+def noisy(fit_fn: Any, **more: Any) -> dict[str, Any]:
+    words: dict[str, Any] = {"models": {"noisy": Noisy}, "schedules": ["cosine"]}
+    return {**words, "params": {"epochs": 3}, "fit_fn": fit_fn, **more}
 
 
 def test_a_loop_that_does_the_same_has_the_same_bits(tmp_path: Path) -> None:
-    own, built_in = (
-        noisy(tmp_path / "own", as_built_in).train(),
-        noisy(tmp_path / "b", None).train(),
-    )
-    assert own.status == DONE
+    own = train(tmp_path / "own", **noisy(as_built_in))
+    built_in = train(tmp_path / "b", **noisy(None))
+    assert own.status == "done"
     assert own.weights == built_in.weights
     assert own.outputs is not None
     assert built_in.outputs is not None
@@ -99,62 +95,12 @@ def test_a_loop_that_does_the_same_has_the_same_bits(tmp_path: Path) -> None:
     assert own.scores["accuracy"] == built_in.epochs[-1].accuracy
 
 
-def continued(tiny: Tiny, stops: Callable[[], Callable[[], bool]]) -> tuple[Any, int]:
-    """Train with stops; return the result and the number of attempts."""
-    refs: list[CheckpointRef] = []
-    for attempt in range(1, 50):
-        result, events = tiny.attempt(None, attempt, refs, stops())
-        if result is not None:
-            return result, attempt
-        refs = checkpoints(events) or refs
-    raise AssertionError("the training makes no progress")
-
-
-def after(calls: int) -> Callable[[], bool]:
-    left = iter(range(calls))
-    return lambda: next(left, None) is None
-
-
-def test_a_loop_that_saves_each_epoch_continues_with_the_same_bits(tmp_path: Path) -> None:
-    # 4 batches an epoch: it leaves at the second batch of the next epoch.
-    parts, attempts = continued(noisy(tmp_path / "parts", as_built_in), lambda: after(5))
-    whole = noisy(tmp_path / "whole", as_built_in).train()
-    assert attempts == 3
-    assert parts.digest == whole.digest
-    assert len(parts.epochs) == 3
-
-
 def test_a_loop_that_saves_in_the_middle_of_an_epoch_continues_there(tmp_path: Path) -> None:
-    parts, attempts = continued(noisy(tmp_path / "parts", saving_on_the_way), lambda: always)
-    whole = noisy(tmp_path / "whole", saving_on_the_way).train()
+    pieces, attempts = in_pieces(tmp_path / "pieces", **noisy(saving_on_the_way))
+    whole = train(tmp_path / "whole", **noisy(saving_on_the_way))
     assert attempts == 12
-    assert parts.digest == whole.digest
-    assert [set(item.logged) for item in parts.epochs] == [{"total"}] * 3
-
-
-def test_a_finished_job_whose_result_was_lost_is_not_trained_again(tmp_path: Path) -> None:
-    calls = []
-
-    def counted(context: Any) -> None:
-        calls.append(1)
-        as_built_in(context)
-
-    class Stateful:
-        """Is not copied for each job."""
-
-        def __call__(self, context: Any) -> None:
-            counted(context)
-
-        def __deepcopy__(self, memo: Any) -> Stateful:
-            return self
-
-    tiny = noisy(tmp_path, Stateful())
-    first, events = tiny.attempt()
-    again, _ = tiny.attempt(None, 2, checkpoints(events))
-    assert first is not None
-    assert again is not None
-    assert len(calls) == 1
-    assert (again.digest, again.scores) == (first.digest, first.scores)
+    assert pieces.digest == whole.digest
+    assert [set(item.logged) for item in pieces.epochs] == [{"total"}] * 3
 
 
 def test_a_loop_that_reports_nothing_is_scored_at_its_end(tmp_path: Path) -> None:
@@ -163,92 +109,125 @@ def test_a_loop_that_reports_nothing_is_scored_at_its_end(tmp_path: Path) -> Non
             for batch in context.train_loader:
                 one_step(context, *batch)
 
-    tiny = noisy(tmp_path / "own", silent, params=TrainerParams(epochs=2))
-    result, events = tiny.attempt()
-    built_in = Tiny(tmp_path / "b", {"noisy": Noisy}).train()
-    assert result is not None
-    assert result.weights == built_in.weights
-    (epoch,) = result.epochs
-    last = built_in.epochs[-1]
+    result = train(tmp_path / "own", **noisy(silent, params={"epochs": 2}))
+    built_in = train(tmp_path / "b", **noisy(None, schedules=["constant"]))
+    (epoch,), last = result.epochs, built_in.epochs[1]
     assert (epoch.valid_loss, epoch.accuracy) == (last.valid_loss, last.accuracy)
     assert math.isnan(epoch.train_loss)
-    assert [item.epoch for item in events if isinstance(item, EpochEnd)] == [epoch]
-    assert result.scores == {}
+
+
+class Shared:
+    """A loop that is not copied for each job, so that the test sees what it notes."""
+
+    def __init__(self) -> None:
+        self.passes: list[Any] = []
+
+    def __deepcopy__(self, memo: Any) -> Shared:
+        return self
+
+    def __call__(self, context: Any) -> None:
+        for _ in range(2):
+            for inputs, _ in context.train_loader:
+                self.passes.append(inputs[:, 0].int().tolist())
+                break
+        self.passes.append([len(context.train_loader), len(context.valid_loader)])
+        for inputs, _ in context.valid_loader:
+            self.passes.append(inputs[:, 0].int().tolist())
 
 
 def test_a_broken_off_pass_is_an_epoch(tmp_path: Path) -> None:
-    seen: list[list[int]] = []
-
-    def breaking(context: Any) -> None:
-        for _ in range(2):
-            for inputs, _ in context.train_loader:
-                seen.append(inputs[:, 0].int().tolist())
-                break
-        seen.append([len(context.train_loader), len(context.valid_loader)])
-        for inputs, _ in context.valid_loader:
-            seen.append(inputs[:, 0].int().tolist())
-
-    class Stateful:
-        def __call__(self, context: Any) -> None:
-            breaking(context)
-
-        def __deepcopy__(self, memo: Any) -> Stateful:
-            return self
-
-    tiny = noisy(tmp_path, Stateful())
-    tiny.train()
-    first, second, lengths, held_out = seen
+    loop = Shared()
+    train(tmp_path / "run", **noisy(loop))
+    first, second, lengths, held_out = loop.passes[-4:]
     assert first != second
     assert lengths == [4, 1]
-    fold = tiny.bundle.fold_of(tiny.jobs[0])
-    assert held_out == fold.valid.tolist()
+    assert held_out == [*range(20)]
     assert not set(first + second) & set(held_out)
 
 
 def test_a_loop_that_saves_and_does_not_load_is_told(tmp_path: Path) -> None:
     def forgetful(context: Any) -> None:
         for _ in range(context.epochs):
-            for batch in context.train_loader:
-                one_step(context, *batch)
-            context.save({"model": context.model.state_dict()})
+            try:
+                for batch in context.train_loader:
+                    one_step(context, *batch)
+            except BaseException:
+                context.save({"model": context.model.state_dict()})
+                raise
 
-    tiny = noisy(tmp_path, forgetful)
-    result, events = tiny.attempt(stop=after(5))
-    assert result is None
-    with pytest.raises(StepError, match=r"a fit_fn that saves must load.*Call context.load\(\)"):
-        tiny.attempt(None, 2, checkpoints(events))
-
-
-def test_a_job_that_exceeds_its_time_fails_and_can_be_continued(tmp_path: Path) -> None:
-    late = noisy(tmp_path, saving_on_the_way, job_timeout_s=1e-9)
-    result, events = late.attempt()
-    assert result is not None
-    assert (result.status, result.error[:9]) == (FAILED, "timed out")
-    assert checkpoints(events)
-
-
-@pytest.mark.parametrize(
-    ("metrics", "received"),
-    [
-        ({}, "none"),
-        ({"lr": 1.0}, "'lr'"),
-        ({"loss": "a"}, "loss='a'"),
-        ({"loss": torch.ones(2)}, r"loss=tensor\("),
-    ],
-)
-def test_a_wrong_report_raises(tmp_path: Path, metrics: dict[str, Any], received: str) -> None:
-    def reporting(context: Any) -> None:
-        context.report(**metrics)
-
-    with pytest.raises(StepError, match=f"received {received}"):
-        noisy(tmp_path, reporting).train()
+    assert train(tmp_path, **noisy(forgetful, job_timeout_s=1e-9)).error[:9] == "timed out"
+    result = train(tmp_path, **noisy(forgetful))
+    assert result.status == "failed"
+    assert "a fit_fn that saves must load" in result.error
+    assert "Call context.load() first" in result.error
 
 
 def test_a_reported_nan_diverges(tmp_path: Path) -> None:
     def reporting(context: Any) -> None:
+        for _ in context.train_loader:
+            pass
         context.report(train_loss=1.0)
         context.report(train_loss=float("nan"))
 
-    result = noisy(tmp_path, reporting).train()
-    assert result.status == DIVERGED
+    result = train(tmp_path, **noisy(reporting))
+    assert result.status == "diverged"
     assert result.error == "the reported train_loss became nan in epoch 2"
+
+
+# Rules
+
+
+def by_the_clock(context: Any) -> None:
+    generator = torch.Generator().manual_seed(time.perf_counter_ns())
+    for inputs, targets in context.train_loader:
+        one_step(context, inputs + torch.rand(inputs.shape, generator=generator), targets)
+
+
+def saving_a_function(context: Any) -> None:
+    context.save({"model": context.model.forward})
+
+
+def reporting(**metrics: Any) -> Any:
+    return lambda context: context.report(**metrics)
+
+
+COLUMN = "a reported metric must not have the name of another column of the epochs"
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (noisy(by_the_clock), "fit_fn must give the same bits each time", "other weights after one"),
+    (noisy(lambda context: None), "fit_fn must train on the batches", "a function that takes none"),
+    (noisy(reporting()), "report() needs a metric", "none"),
+    (noisy(reporting(lr=1.0)), COLUMN, "'lr'"),
+    (noisy(reporting(loss="a")), "what is logged must be numbers", "loss='a'"),
+    (noisy(saving_a_function), "context.save must get a dict that a checkpoint can hold", ""),
+    (
+        noisy(as_built_in, schedules=["reduce"]),
+        "LR schedules that react to a loss need inner-validation samples, which a fit_fn lacks",
+        "LR schedule reduce",
+    ),
+    (
+        noisy(as_built_in, models={"m": lambda: nn.Linear(8, 2)}),
+        "model m must return (samples, classes) scores for the 3 classes",
+        "shape (10, 2)",
+    ),
+]
+
+
+def test_a_broken_rule_is_refused(tmp_path: Path) -> None:
+    for number, (parts, rule, received) in enumerate(REFUSED):
+        ((broken, what, remedy),) = problems(tmp_path / str(number), **parts)
+        assert broken.startswith(rule)
+        assert received in what
+        assert remedy.endswith(".")
+
+
+def test_a_loop_of_several_optimizers_passes(tmp_path: Path) -> None:
+    def both(context: Any) -> None:
+        for inputs, targets in context.train_loader:
+            context.criterion(context.model(inputs), targets).backward()
+            for optimizer, schedule in zip(context.optimizer, context.lr_schedule, strict=True):
+                optimizer.step()
+                schedule.step()
+
+    words = noisy(both, models={"m": Gan}, opt_fn=two, params={"epochs": 1})
+    assert train(tmp_path, **words).status == "done"

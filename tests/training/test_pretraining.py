@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,15 @@ from unittest import mock
 
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from asynckfold import AsyncKFold, Result, RunStore, TrainerParams
-from asynckfold.jobs.messages import Note
-from asynckfold.jobs.placement import Command
-from asynckfold.jobs.result import StageEpoch
+from asynckfold import AsyncKFold, RunStore, TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.models import dbn as dbn_module
-from tests.training.multiprocess.attempts import train
-from tests.training.tiny import Plain, Tiny, always, checkpoints, samples, sgd
+from tests.training.multiprocess.attempts import train as train_several
+from tests.training.sweeps import events, in_pieces, sgd, sweep, train
+from tests.training.tiny import Plain, Tiny, samples
 
 SEEN: list[list[int]] = []
 """The numbers of the samples, of each call of `Spy.pretrain` in this process."""
@@ -39,31 +37,32 @@ class Spy(Plain):
         report("linear", 2, {"error": 0.5})
 
 
+SPIED: dict[str, Any] = {"models": {"spy": Spy}, "params": {"epochs": 3}}
+
+
 @pytest.fixture(autouse=True)
 def _nothing_seen() -> None:
     SEEN.clear()
 
 
-def spied(root: Path, **given: Any) -> Tiny:
-    return Tiny(root, **{"models": {"spy": Spy}, "params": TrainerParams(epochs=3), **given})
-
-
-def test_each_job_is_pretrained_once_on_all_of_its_training_fold_and_nobody_else(
-    root: Path,
+def test_each_job_is_pretrained_once_on_all_of_its_training_fold_with_the_same_bits(
+    tmp_path: Path,
 ) -> None:
-    tiny = spied(root)
-    for job in tiny.jobs:
-        SEEN.clear()
-        tiny.train(job)
-        fold = tiny.bundle.fold_of(job)
-        assert [fold.train.tolist()] == SEEN
-        assert not set(SEEN[0]) & set(fold.valid.tolist())
+    results = sweep(tmp_path / "run", **SPIED)
+    assert sorted(SEEN) == sorted(fold.train.tolist() for fold in results.folds)
+    digests = {item.digest for item in results.results.values()}
+    assert len(digests) == 3
+    torch.rand(5)
+    again = sweep(tmp_path / "again", **SPIED)
+    assert {item.digest for item in again.results.values()} == digests
+    (result, *_) = results.results.values()
+    stages = [(item.stage, item.number, dict(item.measures)) for item in result.pretraining]
+    assert stages == [("linear", 1, {"error": 0.75}), ("linear", 2, {"error": 0.5})]
+    assert all(item.seconds >= 0 for item in result.pretraining)
 
 
-def test_it_comes_before_the_optimizer_and_has_the_preprocessed_inputs(root: Path) -> None:
-    from sklearn.preprocessing import StandardScaler
-
-    met: list[float] = []
+def test_it_comes_before_the_optimizer_and_has_the_preprocessed_inputs(tmp_path: Path) -> None:
+    biases: list[float] = []
 
     class Scaled(Plain):
         def pretrain(self, inputs: torch.Tensor, generator: torch.Generator, report: Any) -> None:
@@ -72,118 +71,86 @@ def test_it_comes_before_the_optimizer_and_has_the_preprocessed_inputs(root: Pat
                 self.linear.bias.fill_(7)
 
     def opt_fn(model: Any) -> Any:
-        met.append(model.linear.bias[0].item())
+        biases.append(model.linear.bias[0].item())
         return sgd(model)
 
-    tiny = spied(root, models={"scaled": Scaled}, opt_fn=opt_fn, preprocess=StandardScaler())
-    tiny.train()
-    assert met == [7]
-
-
-def test_the_same_bits_on_repeat_and_others_for_another_fold(tmp_path: Path) -> None:
-    one, again = spied(tmp_path / "one"), spied(tmp_path / "again")
-    digests = [one.train(job).digest for job in one.jobs]
-    torch.rand(5)
-    assert digests == [again.train(job).digest for job in again.jobs]
-    assert len(set(digests)) == len(digests)
+    train(tmp_path / "run", {"scaled": Scaled}, opt_fn=opt_fn, preprocess=StandardScaler())
+    assert biases[-1] == 7
 
 
 def test_a_job_stopped_after_every_batch_is_pretrained_once_and_ends_alike(tmp_path: Path) -> None:
-    whole = spied(tmp_path / "whole").train()
+    whole = train(tmp_path / "whole", **SPIED)
     SEEN.clear()
-    pieces, attempts = spied(tmp_path / "pieces").train_with_stops()
+    pieces, attempts = in_pieces(tmp_path / "pieces", **SPIED)
     assert pieces.digest == whole.digest
     assert attempts > 3
     assert len(SEEN) == 1
-    assert pieces.pretraining == whole_but_for_seconds(whole, pieces)
+    assert [vars(item) | {"seconds": 0} for item in pieces.pretraining] == [
+        vars(item) | {"seconds": 0} for item in whole.pretraining
+    ]
 
 
-def whole_but_for_seconds(result: Result, other: Result) -> tuple[StageEpoch, ...]:
-    pairs = zip(result.pretraining, other.pretraining, strict=True)
-    return tuple(replace(mine, seconds=theirs.seconds) for mine, theirs in pairs)
-
-
-def test_pretraining_metrics_are_in_the_result_and_the_checkpoint(root: Path) -> None:
-    tiny = spied(root)
-    _, events = tiny.attempt(stop=always)
-    refs = checkpoints(events)
-    result, _ = tiny.attempt(attempt=2, refs=refs)
-    assert result is not None
-    told = [(item.stage, item.number, dict(item.measures)) for item in result.pretraining]
-    assert told == [("linear", 1, {"error": 0.75}), ("linear", 2, {"error": 0.5})]
-    assert all(item.seconds >= 0 for item in result.pretraining)
-    assert len(SEEN) == 1
-
-
+@pytest.mark.damages("checkpoints are damaged on purpose")
 @pytest.mark.parametrize("kept", [0, 1])
 def test_after_damaged_checkpoints_an_older_one_or_pretraining_is_repeated(
     tmp_path: Path, kept: int
 ) -> None:
-    whole = spied(tmp_path / "whole").train()
+    whole = train(tmp_path / "whole", **SPIED)
     SEEN.clear()
-    tiny = spied(tmp_path / "damaged")
-    _, events = tiny.attempt(stop=always)
-    refs = checkpoints(events)
-    assert [(ref.epoch, ref.batch) for ref in refs] == [(0, 1), (0, 0)]
-    for ref in refs[: len(refs) - kept]:
-        (tiny.root / ref.file).write_bytes(b"damaged")
-    result, events = tiny.attempt(attempt=2, refs=refs)
-    assert result is not None
-    assert result.digest == whole.digest
+    root = tmp_path / "damaged"
+    train(root, job_timeout_s=1e-9, **SPIED)
+    paths = sorted(root.rglob("checkpoint-*"), reverse=True)
+    assert [path.name[:22] for path in paths] == [f"checkpoint-0000-00000{n}" for n in (1, 0)]
+    for path in paths[: len(paths) - kept]:
+        path.write_bytes(b"damaged")
+    assert train(root, **SPIED).digest == whole.digest
     assert len(SEEN) == 2 - kept
-    assert sum(isinstance(item, Note) and item.kind == "damage" for item in events) == 2 - kept
+    assert len(events(root, "damage")) == 2 - kept
 
 
 def test_processes_of_a_job_share_pretraining_that_accepts_summing(tmp_path: Path) -> None:
-    met: list[bool] = []
+    shared: list[bool] = []
 
     class Shared(DBN):
         def pretrain(
             self, inputs: Any, generator: Any, report: Any = None, summing: Any = None
         ) -> Any:
-            met.append(summing is not None)
+            shared.append(summing is not None)
             with mock.patch.object(dbn_module, "LEAST_ROWS", 1):
                 return super().pretrain(inputs, generator, report, summing)
 
     def stages(name: str, **given: Any) -> list[Any]:
-        tiny = spied(
-            tmp_path / name, models={"dbn": dbn(Shared)}, params=TrainerParams(epochs=1, **given)
-        )
-        found = train(tiny) if given else tiny.train()
-        return [(item.stage, item.number, dict(item.measures)) for item in found.pretraining]
+        params = TrainerParams(epochs=1, **given)
+        tiny = Tiny(tmp_path / name, {"dbn": dbn(Shared)}, params=params)
+        result = train_several(tiny) if given else tiny.train()
+        return [(item.stage, item.number, dict(item.measures)) for item in result.pretraining]
 
     one = stages("one")
-    for trainer in ("averaging", "allreduce", "hogwild"):
+    for trainer in ("averaging", "allreduce"):
         several = stages(trainer, trainer=trainer, processes=2)
         for (stage, epoch, mine), (name, number, theirs) in zip(one, several, strict=True):
             assert (stage, epoch) == (name, number)
             assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-    assert met == [False, True, True, True]
+    assert shared == [False, True, True]
 
 
-def test_estimates_skip_pretraining(root: Path) -> None:
-    tiny = spied(root)
-    (facts,) = tiny.execute(command=Command.DRY_RUN)
-    assert facts.fusible == {"spy": "it has pretraining, which each job runs separately"}
-    tiny.execute(command=Command.ESTIMATE)
-    assert SEEN == []
-    tiny.execute(command=Command.MEASURE)
-    assert len(SEEN) == len(tiny.jobs)
+def test_an_estimate_skips_pretraining_and_a_measured_baseline_does_not(tmp_path: Path) -> None:
+    for kind, count in (("estimate", 3), ("measure", 6)):
+        SEEN.clear()
+        sweep(tmp_path / kind, baseline=kind, **SPIED)
+        assert len(SEEN) == count
 
 
-def test_an_exception_in_pretraining_fails_the_job(root: Path) -> None:
-    class Bad(Plain):
+def test_an_exception_in_pretraining_fails_the_job(tmp_path: Path) -> None:
+    class Raising(Plain):
         def pretrain(self, inputs: Any, generator: Any, report: Any) -> None:
             raise ValueError("no such luck")
 
-    tiny = spied(root, models={"bad": Bad})
-    (result,) = tiny.execute(tiny.jobs[0])
+    result = train(tmp_path / "run", {"raising": Raising})
     assert (result.status, result.error) == ("failed", "ValueError: no such luck")
 
 
 # A sweep, with workers
-
-X, Y = samples(60)
 
 
 class Mortal(DBN):
@@ -217,7 +184,7 @@ def test_a_job_killed_during_pretraining_ends_with_the_same_bits(
 
     def run(name: str, n_jobs: int) -> Any:
         kfold = AsyncKFold(
-            3, (X, Y), tmp_path / name, nn.CrossEntropyLoss(), 10,
+            3, samples(), tmp_path / name, nn.CrossEntropyLoss(), 10,
             n_jobs=n_jobs, baseline=None, verbose=0, threads_per_job=1,
             trainer=trainer, processes=processes,
         )  # fmt: skip

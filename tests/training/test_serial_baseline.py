@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +12,25 @@ import pytest
 import torch
 from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
-from asynckfold import TrainerParams
-from asynckfold.training import serial_baseline
-from tests.training.tiny import (
-    FEATURES,
-    Noisy,
-    Plain,
-    Seen,
-    Tiny,
-    never,
-    samples,
-    sgd,
-    watched,
-)
+from asynckfold import Baseline
+from tests.training.sweeps import ONE_FOLD, sgd, sweep
+from tests.training.tiny import FEATURES, Noisy, Plain, Seen, samples, watched
 
 
-def adam(model: nn.Module) -> optim.Optimizer:
-    return optim.Adam(model.parameters(), 0.1)
+def baseline_of(root: Path, *args: Any, kind: str = "measure", **parts: Any) -> Baseline:
+    baseline = sweep(root, *args, baseline=kind, **parts).baseline
+    assert baseline is not None
+    return baseline
 
 
 class Counting(Dataset[Any]):
     """Counts how often each sample is read."""
 
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
+    def __init__(self) -> None:
+        inputs, targets = samples()
+        self.inner = TensorDataset(torch.from_numpy(inputs), torch.from_numpy(targets))
         self.read: Counter[int] = Counter()
 
     def __len__(self) -> int:
@@ -50,183 +41,115 @@ class Counting(Dataset[Any]):
         return self.inner[index]
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "reduce"])
-@pytest.mark.parametrize("step", ["epoch", "batch"])
+@pytest.mark.parametrize(("schedule", "step"), [("cosine", "epoch"), ("reduce", "batch")])
 def test_it_sees_the_batches_of_the_sweep_in_their_order(
     tmp_path: Path, schedule: str, step: str
 ) -> None:
-    ours, theirs = Seen(), Seen()
-
-    def make(target: Seen) -> Tiny:
-        return Tiny(
-            tmp_path,
-            {"noisy": watched(Noisy, target)},
-            {schedule: schedule},
-            params=TrainerParams(2, lr_step=step),
-            batch_size=13,
-        )
-
-    sweep, serial = make(ours), make(theirs)
-    for job in sweep.jobs:
-        sweep.train(job)
-    assert serial_baseline.measure(serial.bundle, serial.batches, never) is not None
-    assert ours.of(training=True) == theirs.of(training=True)
-    assert len(set(map(tuple, ours.of(training=True)))) == len(ours.of(training=True))
-    counts = [
-        Counter(number for batch in side.of(training=False) for number in batch)
-        for side in (ours, theirs)
-    ]
-    assert counts[0] == counts[1]
+    seen = Seen()
+    models, params = {"noisy": watched(Noisy, seen)}, {"lr_step": step}
+    baseline_of(tmp_path / "run", models, [schedule], params=params, batch_size=13)
+    # Three folds, two epochs of 40 samples, or 36 where some are set aside.
+    batches = seen.of(training=True)[-2 * 3 * 2 * 3 :]
+    ours, theirs = batches[: len(batches) // 2], batches[len(batches) // 2 :]
+    assert ours == theirs
+    assert len(set(map(tuple, ours))) == len(ours)
 
 
-def test_it_reads_sample_by_sample_from_the_views_of_the_user(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path)
-    views = tuple(Counting(view) for view in tiny.bundle.ordinary)
-    tiny.bundle = replace(tiny.bundle, ordinary=views)
-    serial_baseline.measure(tiny.bundle, tiny.batches, never)
-    train, valid = (view.read for view in views)
-    epochs = tiny.params.epochs
-    assert train == Counter(dict.fromkeys(range(60), 2 * epochs))
-    assert valid == Counter(dict.fromkeys(range(60), epochs))
+def test_it_reads_sample_by_sample_from_the_dataset(tmp_path: Path) -> None:
+    counts = []
+    for kind in ("none", "measure"):
+        dataset = Counting()
+        sweep(tmp_path / kind, data=dataset, baseline=kind)
+        counts.append(dataset.read)
+    # In each of two epochs, two folds train on a sample, and one is scored on it.
+    assert counts[1] - counts[0] == Counter(dict.fromkeys(range(60), 3 * 2))
 
 
 def test_its_accuracy_and_losses_are_those_of_the_sweep(tmp_path: Path) -> None:
-    tiny = Tiny(
-        tmp_path,
-        {"plain": Plain, "noisy": Noisy},
-        {"cosine": "cosine", "reduce": "reduce"},
-        sgd,
-        params=TrainerParams(6),
-        data=samples(180),
+    models, schedules = {"plain": Plain, "noisy": Noisy}, ["cosine", "reduce"]
+    started = time.perf_counter()
+    results = sweep(
+        *(tmp_path / "run", models, schedules),
+        **{"data": samples(180), "params": {"epochs": 6}, "baseline": "measure"},
     )
-    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
+    passed, measured = time.perf_counter() - started, results.baseline
     assert measured is not None
-    ours = {job.id: tiny.train(job) for job in tiny.jobs}
-    assert measured.by_job == {name: result.epochs[-1].accuracy for name, result in ours.items()}
-    for name, result in ours.items():
-        losses = [loss for _, loss in measured.epochs[name]]
+    assert measured.by_job == {
+        name: result.epochs[-1].accuracy for name, result in results.results.items()
+    }
+    for name, result in results.results.items():
+        seconds, losses = zip(*measured.epochs[name], strict=True)
         # Rounding alone: Adam would amplify that of a bias before BatchNorm, whose gradient is 0.
         assert losses == pytest.approx([item.train_loss for item in result.epochs], rel=1e-4)
-    for candidate in {job.candidate for job in tiny.jobs}:
-        assert measured.accuracy[candidate] > 0.8
-        own = [measured.by_job[job.id] for job in tiny.jobs if job.candidate == candidate]
-        assert measured.accuracy[candidate] == pytest.approx(np.mean(own))
-
-
-def test_seconds_add_up(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, {"a": Plain, "b": Plain})
-    started = time.perf_counter()
-    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
-    passed = time.perf_counter() - started
-    assert measured is not None
-    assert measured.kind == "measured"
-    assert measured.threads == torch.get_num_threads()
-    assert set(measured.by_candidate) == {"a/constant", "b/constant"}
-    assert measured.seconds == pytest.approx(sum(measured.by_candidate.values()))
-    assert 0.5 * passed < measured.seconds <= passed
-
-
-def test_it_keeps_epochs_and_classes(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, params=TrainerParams(3), opt_fn=adam)
-    found, jobs = serial_baseline.measure(tiny.bundle, tiny.batches, never), tiny.jobs
-    assert found is not None
-    assert set(found.epochs) == set(found.class_counts) == {job.id for job in jobs}
-    for job in jobs:
-        seconds, losses = zip(*found.epochs[job.id], strict=True)
-        assert len(seconds) == 3
         assert list(seconds) == sorted(seconds)
-        assert losses[-1] < losses[0]
-    assert sum(of for counts in found.class_counts.values() for _, of in counts) == 60
-    right = sum(right for counts in found.class_counts.values() for right, _ in counts)
-    assert found.accuracy["plain/constant"] == pytest.approx(right / 60, abs=0.02)
-    assert sum(seconds[-1][0] for seconds in found.epochs.values()) <= found.seconds
+        right, of = np.sum(measured.class_counts[name], axis=0)
+        assert (right / of, of) == (pytest.approx(measured.by_job[name]), 60)
+    for candidate in {job.candidate for job in results.plan.jobs}:
+        accuracies = [
+            measured.by_job[job.id] for job in results.plan.jobs if job.candidate == candidate
+        ]
+        assert measured.accuracy[candidate] == pytest.approx(np.mean(accuracies))
+        assert measured.accuracy[candidate] > 0.8
+    assert (measured.kind, measured.threads) == ("measured", torch.get_num_threads())
+    assert measured.seconds == pytest.approx(sum(measured.by_candidate.values()))
+    assert measured.seconds == pytest.approx(sum(measured.seconds_by_job.values()))
+    assert 0 < measured.seconds < passed
 
 
-class Clock:
-    """Moves by what models take, and not by what else the machine does."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-    def model(self, seconds: Callable[[], float]) -> Any:
-        """Return a model that takes so many seconds for each batch."""
-
-        class Slow(Plain):
-            def forward(model, inputs: torch.Tensor) -> torch.Tensor:
-                self.now += seconds()
-                return super().forward(inputs)
-
-        return Slow
+class Slow(Plain):
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01)
+        return super().forward(inputs)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(serial_baseline, "time", made)
-    return made
-
-
-def test_an_estimate_is_near_what_is_measured(tmp_path: Path, clock: Clock) -> None:
-    slow = clock.model(lambda: 0.004)
-    tiny = Tiny(tmp_path, {"slow": slow}, params=TrainerParams(2), data=samples(90), batch_size=10)
-    estimated = serial_baseline.estimate(tiny.bundle, tiny.batches, never)
-    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
-    assert estimated is not None
-    assert measured is not None
+def test_an_estimate_is_near_what_is_measured(tmp_path: Path) -> None:
+    estimated, measured = (
+        baseline_of(tmp_path / kind, {"slow": Slow}, kind=kind, cv=ONE_FOLD)
+        for kind in ("estimate", "measure")
+    )
     assert (estimated.kind, estimated.accuracy) == ("estimated", {})
-    assert measured.seconds / 2 < estimated.seconds < measured.seconds * 2
+    assert measured.seconds / 3 < estimated.seconds < measured.seconds * 3
 
 
-def failing(error: BaseException) -> Any:
-    def make() -> nn.Module:
-        raise error
-
-    return make
+def failing() -> nn.Module:
+    raise SystemExit(3)
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
-@pytest.mark.parametrize("trainer", [serial_baseline.measure, serial_baseline.estimate])
-def test_a_model_that_fails_is_left_to_the_sweep(
-    tmp_path: Path, trainer: Any, error: type[BaseException]
-) -> None:
-    tiny = Tiny(tmp_path, {"bad": failing(error(3)), "good": Plain})
-    found = trainer(tiny.bundle, tiny.batches, never)
-    assert set(found.by_candidate) == {"good/constant"}
-    assert found.seconds == pytest.approx(found.by_candidate["good/constant"])
-    assert "bad/constant" not in found.accuracy
+@pytest.mark.filterwarnings("ignore:.*jobs failed")
+@pytest.mark.parametrize("kind", ["measure", "estimate"])
+def test_a_model_that_fails_is_left_to_the_sweep(tmp_path: Path, kind: str) -> None:
+    baseline = baseline_of(tmp_path / "run", {"bad": failing, "good": Plain}, kind=kind)
+    assert set(baseline.by_candidate) == {"good/constant"}
+    assert baseline.seconds == pytest.approx(baseline.by_candidate["good/constant"])
+    assert "bad/constant" not in baseline.accuracy
 
 
 def test_it_sees_preprocessed_samples(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, preprocess=StandardScaler(), opt_fn=adam, params=TrainerParams(8))
     inputs, targets = samples()
-    tiny.data = (inputs * 1e4, targets)
-    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
-    assert measured is not None
+    words = {"data": (inputs * 1e4, targets), "preprocess": StandardScaler()}
+    measured = baseline_of(tmp_path / "run", params={"epochs": 8}, **words)
     assert measured.accuracy["plain/constant"] > 0.6
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda model: optim.LBFGS(model.parameters(), 0.1, max_iter=2),
-        lambda model: optim.Adagrad(model.parameters(), 0.1),
-    ],
+    "opt_fn",
+    [lambda model: optim.LBFGS(model.parameters(), 0.1, max_iter=2), sgd],
+    ids=["lbfgs", "sgd"],
 )
-def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, make: Any) -> None:
+def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, opt_fn: Any) -> None:
     inputs, _ = samples()
-    tiny = Tiny(
-        tmp_path,
-        {"line": lambda: nn.Linear(FEATURES, 1)},
-        {"reduce": "reduce", "onecycle": "onecycle"},
-        make,
-        nn.MSELoss(),
-        TrainerParams(2, lr_step="batch", clip_grad_norm=1.0),
-        data=(inputs / 60, inputs[:, 1:2]),
-        task="regression",
+    words = {"data": (inputs / 60, inputs[:, 1:2]), "task": "regression"}
+    params = {"lr_step": "batch", "clip_grad_norm": 1.0}
+    if opt_fn is sgd:
+        params["accumulate"] = 2
+    results = sweep(
+        *(tmp_path / "run", {"line": lambda: nn.Linear(FEATURES, 1)}, ["onecycle"]),
+        *(opt_fn, nn.MSELoss()),
+        **{**words, "params": params, "baseline": "measure"},
     )
-    measured = serial_baseline.measure(tiny.bundle, tiny.batches, never)
+    measured = results.baseline
     assert measured is not None
     assert measured.accuracy == {}
-    assert all(value > 0.001 for value in measured.by_candidate.values())
+    for name, result in results.results.items():
+        losses = [loss for _, loss in measured.epochs[name]]
+        assert losses == pytest.approx([item.train_loss for item in result.epochs], rel=1e-4)

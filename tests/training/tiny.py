@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,13 +17,13 @@ from torch import nn
 from asynckfold import Job, Plan, Result, TrainerParams
 from asynckfold.data.batches import Batches
 from asynckfold.data.prepare import PreparedData, prepare
-from asynckfold.jobs.folds import make_folds, with_inner_valid
+from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import CheckpointRef, NewCheckpoint, RunEvent, Task
 from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.store import job_folder
-from asynckfold.training import loop, lr_schedules, user_loop
+from asynckfold.training import loop, lr_schedules
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.worker.execute import execute
 
@@ -49,8 +48,8 @@ class Plain(nn.Module):
         self.linear = nn.Linear(FEATURES - 1, CLASSES)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.linear(inputs[:, 1:])
-        return found
+        outputs: torch.Tensor = self.linear(inputs[:, 1:])
+        return outputs
 
 
 class Noisy(nn.Module):
@@ -68,11 +67,11 @@ class Noisy(nn.Module):
         )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layers(inputs[:, 1:])
+        outputs: torch.Tensor = self.layers(inputs[:, 1:])
         if self.training or self.noisy_evaluation:
             noise = random.gauss(0, 1) + np.random.normal()  # noqa: NPY002
-            found = found * (1 + 0.01 * noise) + 0.01 * torch.randn(found.shape)
-        return found
+            outputs = outputs * (1 + 0.01 * noise) + 0.01 * torch.randn(outputs.shape)
+        return outputs
 
 
 @dataclass
@@ -137,10 +136,6 @@ class Tiny:
     batch_size: int = 10
     preprocess: Any = None
     training_step: Callable[..., Any] | None = None
-    validation_step: Callable[..., Any] | None = None
-    fit_fn: Callable[[Any], Any] | None = None
-    callbacks: tuple[Any, ...] = ()
-    inner_valid: float | None = None
     data: tuple[Any, Any] = field(default_factory=samples)
     cv: Any = 3
     task: str = "multiclass"
@@ -161,8 +156,6 @@ class Tiny:
         folds = make_folds(
             data.n_samples, data.targets, self.cv, classification=data.classification
         )
-        if self.inner_valid is not None:
-            folds = with_inner_valid(folds, self.inner_valid, data.targets)
         plan = Plan(
             make_jobs(list(self.models), list(self.lr_schedules), folds, 0),
             self.params,
@@ -185,9 +178,6 @@ class Tiny:
             self.criterion,
             self.preprocess,
             training_step=self.training_step,
-            validation_step=self.validation_step,
-            fit_fn=self.fit_fn,
-            callbacks=self.callbacks,
         )
         return Bundle(
             plan,
@@ -204,9 +194,7 @@ class Tiny:
         schedule = self.lr_schedules[name]
         if isinstance(schedule, str):
             return schedule == "reduce"
-        with suppress(Exception):  # its jobs fail
-            return lr_schedules.needs_metric(schedule(sgd(nn.Linear(1, 1))))
-        return False
+        return lr_schedules.needs_metric(schedule(sgd(nn.Linear(1, 1))))
 
     @property
     def jobs(self) -> tuple[Job, ...]:
@@ -222,8 +210,7 @@ class Tiny:
         """One attempt at a job, and what it told."""
         events: list[RunEvent] = []
         task = Task(job or self.jobs[0], attempt, tuple(refs))
-        trainer = loop if self.fit_fn is None else user_loop
-        return trainer.train(self.bundle, task, self.batches, CPU, events.append, stop), events
+        return loop.train(self.bundle, task, self.batches, CPU, events.append, stop), events
 
     def train(self, job: Job | None = None) -> Result:
         """A job from its start to its end."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import sys
 import types
 from collections.abc import Callable
@@ -104,8 +102,6 @@ LEAKS: dict[str, Callable[[], Any]] = {
     "tf32": lambda: setattr(torch.backends, "fp32_precision", "tf32"),
     "matmul precision": lambda: torch.set_float32_matmul_precision("medium"),
     "recursion": lambda: sys.setrecursionlimit(90),
-    "alarm": lambda: signal.setitimer(signal.ITIMER_REAL, 0.2),
     "files": lambda: kept.append([os.dup(0) for _ in range(200)]),
-    "open files": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16)),
 }
 """By name: what a model does when it is made."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,19 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn, optim
 from torch.nn import functional as F
 
-from asynckfold import Result, TrainerParams
-from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.result import DONE
-from asynckfold.training import batches, losses, seeding, serial_baseline
-from asynckfold.training.dry_run import criteria, preflight
-from tests.training.fusion.test_trainer import Grouped
-from tests.training.multiprocess import attempts
-from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, never, samples
+from asynckfold import CVResults
+from asynckfold.training.dry_run import criteria
+from tests.training.sweeps import ONE_FOLD, epoch_batches, problems, seed_all, sweep, train
+from tests.training.tiny import CLASSES, FEATURES, Plain, samples
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -166,108 +160,87 @@ ORDINARY: dict[str, tuple[Loss, torch.Tensor, torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", MIXING)
-def test_a_loss_that_mixes_samples_is_detected(name: str) -> None:
-    loss, outputs, targets = MIXING[name]
-    found = criteria.mixes_samples(loss, outputs, targets)
-    assert found is not None
-    # Its mark: whose target is whose does not matter to the term that was found.
-    assert torch.broadcast_shapes(*found).numel() >= COUNT**2
+def test_a_loss_that_mixes_samples_is_detected() -> None:
+    for loss, outputs, targets in MIXING.values():
+        shapes = criteria.mixes_samples(loss, outputs, targets)
+        assert shapes is not None
+        # Its mark: whose target is whose does not matter to the term that was detected.
+        assert torch.broadcast_shapes(*shapes).numel() >= COUNT**2
 
 
-@pytest.mark.parametrize("name", ORDINARY)
-def test_ordinary_losses_are_accepted(name: str) -> None:
-    loss, outputs, targets = ORDINARY[name]
-    loss(outputs, targets)
-    assert criteria.mixes_samples(loss, outputs, targets) is None
-    # With as many samples as outputs, too, where sizes agree by chance.
-    if outputs.dim() > 1 and outputs.shape[1] > 1 and outputs.shape[1] <= COUNT:
-        few = outputs.shape[1]
-        assert criteria.mixes_samples(loss, outputs[:few], targets[:few]) is None
+def test_ordinary_losses_are_accepted() -> None:
+    for loss, outputs, targets in ORDINARY.values():
+        assert criteria.mixes_samples(loss, outputs, targets) is None
+        # With as many samples as outputs, too, where sizes agree by chance.
+        if outputs.dim() > 1 and 1 < outputs.shape[1] <= COUNT:
+            few = outputs.shape[1]
+            assert criteria.mixes_samples(loss, outputs[:few], targets[:few]) is None
 
 
 class Column(nn.Module):
-    """One output, in a column."""
+    """One output, in a column or squeezed."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, flat: bool = False) -> None:
         super().__init__()
-        self.linear = nn.Linear(FEATURES, 1)
+        self.linear, self.flat = nn.Linear(FEATURES, 1), flat
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.linear(inputs)
-        return found
+        outputs: torch.Tensor = self.linear(inputs)
+        return outputs.squeeze(1) if self.flat else outputs
 
 
-class Flat(Column):
-    """One output, squeezed."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs).squeeze(1)
-
-
-def checked(tmp_path: Path, **parts: Any) -> Facts:
-    tiny = Tiny(tmp_path, **parts)
-    return preflight.check(tiny.bundle, tiny.batches)
-
-
-def regression() -> dict[str, Any]:
-    inputs, targets = samples()
-    return {"data": (inputs, targets.astype(np.float32)), "task": "regression"}
+def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return ((outputs - targets) ** 2).mean()
 
 
 def test_the_dry_run_refuses_a_loss_that_mixes_samples(tmp_path: Path) -> None:
-    def squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return ((outputs - targets) ** 2).mean()
-
-    ((rule, received, remedy),) = checked(
-        tmp_path / "1", models={"m": Column}, criterion=squared, **regression()
-    ).problems
+    inputs, targets = samples()
+    words: dict[str, Any] = {"criterion": squared, "task": "regression"}
+    words["data"] = inputs / 60, targets.astype(np.float32)
+    ((rule, received, remedy),) = problems(tmp_path / "column", {"m": Column}, **words)
     assert rule == "the criterion must compare each output with the target of its own sample"
     assert "outputs (10, 1) and targets (10,)" in received
     assert "10 × 10" in received
     assert "squeeze" in remedy
-    fine = checked(tmp_path / "2", models={"m": Flat}, criterion=squared, **regression())
-    assert fine.problems == ()
-    assert fine.failures == {}
+    assert not problems(tmp_path / "flat", {"m": partial(Column, flat=True)}, **words)
 
 
 # What is recorded
 
 
-def by_hand(tiny: Tiny, summed: Loss, counts: Loss | None = None) -> list[tuple[float, float]]:
+def by_hand(
+    results: CVResults, criterion: Any, summed: Loss, counts: Loss | None, size: int
+) -> list[tuple[float, float]]:
     """The losses of each epoch by an ordinary loop with the same seeds: sums over sums."""
-    bundle, job = tiny.bundle, tiny.jobs[0]
-    fold, params = bundle.fold_of(job), bundle.plan.params
-    seeding.seed_all(job.seed)
-    model = bundle.recipe.models[job.model]()
-    optimizer = bundle.recipe.opt_fn(model)
-    inputs, targets = (torch.from_numpy(item) for item in tiny.data)
-    found = []
-    for epoch in range(params.epochs):
-        order = batches.epoch_order(fold.train, job.seed, epoch)
-        total = count = 0.0
+    job, fold = results.plan.jobs[0], results.folds[0]
+    seed_all(job.seed)
+    model = Plain()
+    optimizer = small(model)
+    inputs, targets = map(torch.from_numpy, samples())
+
+    def mean(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        of = [float(counts(*part)) if counts else len(part[1]) for part in parts]
+        return sum(float(summed(*part)) for part in parts) / sum(of)
+
+    losses = []
+    for epoch in range(2):
+        trained = []
         model.train()
-        for low in range(0, len(order), tiny.batch_size):
-            rows = torch.from_numpy(order[low : low + tiny.batch_size])
+        for rows in epoch_batches(fold.train, job.seed, epoch, size):
             outputs = model(inputs[rows])
             optimizer.zero_grad()
-            tiny.criterion(outputs, targets[rows]).backward()
+            criterion(outputs, targets[rows]).backward()
             optimizer.step()
-            outputs = outputs.detach()
-            total += float(summed(outputs, targets[rows]))
-            count += float(counts(outputs, targets[rows])) if counts else len(rows)
-        model.eval()
+            trained.append((outputs.detach(), targets[rows]))
         with torch.no_grad():
-            outputs, wanted = model(inputs[fold.valid]), targets[fold.valid]
-        valid = float(summed(outputs, wanted))
-        valid /= float(counts(outputs, wanted)) if counts else len(wanted)
-        found.append((total / count, valid))
-    return found
+            held_out = model.eval()(inputs[fold.valid]), targets[fold.valid]
+        losses.append((mean(trained), mean([held_out])))
+    return losses
 
 
-def recorded(result: Result | None) -> list[tuple[float, float]]:
-    assert result is not None
-    assert result.status == DONE
+def recorded(results: CVResults) -> list[tuple[float, float]]:
+    result = results.results[results.plan.jobs[0].id]
+    assert result.status == "done"
     return [(item.train_loss, item.valid_loss) for item in result.epochs]
 
 
@@ -284,14 +257,6 @@ def weighted_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tens
 
 def weighed(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return WEIGHTS[targets].sum()
-
-
-def without_last(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return F.cross_entropy(outputs, targets, ignore_index=2, reduction="sum")
-
-
-def kept(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return (targets != 2).sum()
 
 
 class Summing(nn.Module):
@@ -312,138 +277,53 @@ RECORDED: dict[str, tuple[Any, Loss, Loss | None]] = {
         weighted_entropy,
         None,
     ),
-    "ignored": (nn.CrossEntropyLoss(ignore_index=2), without_last, kept),
 }
 
 
 def small(model: nn.Module) -> optim.Optimizer:
     """Steps that a sum bears."""
-    return optim.SGD(model.parameters(), lr=0.002)
-
-
-def prepared(tiny: Tiny) -> Tiny:
-    """The same sweep, whose plan knows what the dry run found."""
-    facts = preflight.check(tiny.bundle, tiny.batches)
-    assert facts.problems == ()
-    assert facts.failures == {}
-    plan = tiny.bundle.plan
-    vars(tiny)["bundle"] = replace(tiny.bundle, plan=replace(plan, recipe=facts.recipe))
-    return tiny
+    return optim.SGD(model.parameters(), lr=0.002, foreach=False)
 
 
 @pytest.mark.parametrize("kind", RECORDED)
-@pytest.mark.parametrize("batch_size", [7, 16])
-def test_the_recorded_loss_is_the_mean_of_an_ordinary_loop(
-    tmp_path: Path, kind: str, batch_size: int
+def test_the_recorded_loss_is_the_mean_of_an_ordinary_loop(tmp_path: Path, kind: str) -> None:
+    """In jobs by themselves, in the serial baseline, and fused."""
+    criterion, *parts = RECORDED[kind]
+    words = {"criterion": criterion, "opt_fn": small}
+    for size in (7, 16):
+        results = sweep(tmp_path / str(size), batch_size=size, baseline="measure", **words)
+        expected = by_hand(results, criterion, *parts, size)
+        assert recorded(results) == [pytest.approx(pair, rel=1e-6) for pair in expected]
+        assert results.baseline is not None
+        epochs = results.baseline.epochs[results.plan.jobs[0].id]
+        losses = [train_loss for train_loss, _ in expected]
+        assert [loss for _, loss in epochs] == pytest.approx(losses, rel=1e-5)
+    fused = sweep(tmp_path / "fused", batch_size=16, fuse=True, **words)
+    assert len(fused.plan.groups) == 1
+    assert recorded(fused) == [pytest.approx(pair, rel=1e-5) for pair in expected]
+
+
+@pytest.mark.nightly(but=["averaging-own sum", "allreduce-weights"])
+@pytest.mark.parametrize("kind", ["own sum", "weights"])
+@pytest.mark.parametrize("trainer", ["averaging", "allreduce"])
+def test_trainers_of_several_processes_record_the_same_loss(
+    tmp_path: Path, kind: str, trainer: str
 ) -> None:
-    criterion, summed, counts = RECORDED[kind]
-    tiny = prepared(Tiny(tmp_path, criterion=criterion, opt_fn=small, batch_size=batch_size))
-    assert recorded(tiny.train()) == [
-        pytest.approx(pair, rel=1e-6) for pair in by_hand(tiny, summed, counts)
+    """Averages of models that learn nothing; the gradient of a batch, of its parts."""
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("needs two cores")
+    criterion, *_ = RECORDED[kind]
+    words: dict[str, Any] = {"criterion": criterion, "batch_size": 16, "cv": ONE_FOLD}
+    words["opt_fn"] = small if trainer == "allreduce" else frozen
+    alone = sweep(tmp_path / "alone", **words)
+    given = {"trainer": trainer, "processes": 2, "engine": "process"}
+    assert recorded(sweep(tmp_path / "several", **words, **given)) == [
+        pytest.approx(pair, rel=1e-5) for pair in recorded(alone)
     ]
-
-
-@pytest.mark.parametrize("kind", RECORDED)
-def test_fused_jobs_record_the_same_loss(tmp_path: Path, kind: str) -> None:
-    criterion, summed, counts = RECORDED[kind]
-    group = Grouped(
-        tmp_path,
-        criterion=criterion,
-        opt_fn=small,
-        batch_size=7,
-    )
-    prepared(group)
-    results, _ = group.group()
-    assert recorded(results[group.jobs[0].id]) == [
-        pytest.approx(pair, rel=1e-5) for pair in by_hand(group, summed, counts)
-    ]
-
-
-@pytest.mark.parametrize("kind", RECORDED)
-def test_the_serial_baseline_computes_the_same_mean(tmp_path: Path, kind: str) -> None:
-    criterion, summed, counts = RECORDED[kind]
-    tiny = prepared(
-        Tiny(tmp_path, criterion=criterion, opt_fn=frozen, batch_size=7, params=TrainerParams(1))
-    )
-    trained = serial_baseline._train(
-        tiny.bundle, tiny.jobs[0], tiny.batches, never, torch.device("cpu"), lambda event: None
-    )
-    assert trained is not None
-    ((_, train_loss),) = trained.epochs
-    ((wanted, _),) = by_hand(tiny, summed, counts)
-    assert train_loss == pytest.approx(wanted, rel=1e-5)
 
 
 def frozen(model: nn.Module) -> optim.Optimizer:
     return optim.SGD(model.parameters(), lr=0.0)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.integers(1, 45), st.sampled_from(sorted(RECORDED)))
-def test_the_recorded_loss_does_not_depend_on_the_batch_size(
-    tmp_path_factory: pytest.TempPathFactory, size: int, kind: str
-) -> None:
-    criterion, _, _ = RECORDED[kind]
-    if kind == "ignored" and size < 40:
-        size += 12  # the mean of a batch of which all is ignored is no number
-    found = []
-    for batch_size in (40, size):
-        tiny = Tiny(
-            tmp_path_factory.mktemp("run"),
-            criterion=criterion,
-            opt_fn=frozen,
-            batch_size=batch_size,
-            params=TrainerParams(1),
-        )
-        found += recorded(prepared(tiny).train())
-    assert found[0] == pytest.approx(found[1], rel=1e-5)
-
-
-@pytest.mark.nightly(but=["averaging-own sum", "hogwild-weights"])
-@pytest.mark.parametrize("kind", ["own sum", "weights"])
-@pytest.mark.parametrize("trainer", ["averaging", "hogwild"])
-def test_trainers_of_several_processes_record_the_same_loss(
-    tmp_path: Path, kind: str, trainer: str
-) -> None:
-    criterion, summed, counts = RECORDED[kind]
-    tiny = prepared(
-        Tiny(
-            tmp_path,
-            criterion=criterion,
-            opt_fn=frozen,
-            batch_size=12,
-            params=attempts.params(trainer, epochs=2),
-        )
-    )
-    assert recorded(attempts.train(tiny)) == [
-        pytest.approx(pair, rel=1e-5) for pair in by_hand(tiny, summed, counts)
-    ]
-
-
-@pytest.mark.parametrize("kind", ["mean", "own sum", "weights", "ignored"])
-def test_gradients_of_parts_add_up_to_that_of_the_batch(tmp_path: Path, kind: str) -> None:
-    criterion, summed, counts = RECORDED[kind]
-    tiny = prepared(
-        Tiny(
-            tmp_path,
-            criterion=criterion,
-            opt_fn=small,
-            batch_size=12,
-            params=attempts.params("allreduce", epochs=2),
-        )
-    )
-    assert recorded(attempts.train(tiny)) == [
-        pytest.approx(pair, rel=1e-5) for pair in by_hand(tiny, summed, counts)
-    ]
-
-
-def test_a_loss_without_reduction_is_refused(tmp_path: Path) -> None:
-    ((rule, received, remedy),) = checked(
-        tmp_path, criterion=nn.CrossEntropyLoss(reduction="none")
-    ).problems
-    assert "one number with a gradient" in rule
-    assert "(10,)" in received
-    assert "reduction='mean'" in remedy
 
 
 SUMS: dict[str, tuple[Any, bool]] = {
@@ -462,11 +342,11 @@ SUMS: dict[str, tuple[Any, bool]] = {
 }
 
 
-@pytest.mark.parametrize("name", SUMS)
-def test_a_criterion_that_sums_is_detected(tmp_path: Path, name: str) -> None:
-    criterion, sums = SUMS[name]
-    facts = checked(tmp_path, criterion=criterion)
-    assert (facts.recipe.get("loss") == losses.SUMS["loss"]) == sums
+def test_a_criterion_that_sums_is_detected(tmp_path: Path) -> None:
+    for name, (criterion, sums) in SUMS.items():
+        words = {"criterion": criterion, "opt_fn": small, "cv": ONE_FOLD}
+        recipe = sweep(tmp_path / name, params={"epochs": 1}, **words).plan.recipe
+        assert ("loss" in recipe) is sums
 
 
 # Candidates that would learn nothing, or from each other
@@ -541,15 +421,13 @@ HOPELESS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", HOPELESS)
-def test_candidates_that_learn_nothing_or_leak_are_refused(tmp_path: Path, name: str) -> None:
-    parts, rule = HOPELESS[name]
-    (problem,) = checked(tmp_path, **parts).problems
-    assert rule in problem[0]
+def test_candidates_that_learn_nothing_or_leak_are_refused(tmp_path: Path) -> None:
+    for name, (parts, rule) in HOPELESS.items():
+        (problem,) = problems(tmp_path / name, **parts)
+        assert rule in problem[0]
 
 
 LEARNING: dict[str, dict[str, Any]] = {
-    "whole": {},
     "head only": {"opt_fn": lambda model: optim.SGD([model.linear.bias], 0.1)},
     "frozen body": {"models": {"m": partial(Body, None, True)}, "opt_fn": trainable},
     "frozen body in the optimizer": {"models": {"m": partial(Body, None, True)}},
@@ -568,9 +446,6 @@ LEARNING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEARNING)
-def test_candidates_that_learn_are_accepted(tmp_path: Path, name: str) -> None:
-    facts = checked(tmp_path, **LEARNING[name])
-    assert facts.problems == ()
-    assert facts.failures == {}
-    assert facts.notes == ()
+def test_candidates_that_learn_are_accepted(tmp_path: Path) -> None:
+    for name, parts in LEARNING.items():
+        assert train(tmp_path / name, **parts).status == "done"

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,11 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, RunStore, StorageError
+from asynckfold import AllJobsFailedError, AsyncKFold, RunStore
 from asynckfold.engines import server_process, warm_pool
-from asynckfold.engines.pool import WorkerPool
-from asynckfold.engines.process import ProcessEngine
-from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.placement import Placement
-from asynckfold.jobs.result import DONE, FAILED
-from asynckfold.training.worker.execute import FEW_FILES, refuse_own_fault
-from tests.engines.test_pool import look
 from tests.leftovers import gone
 from tests.nursery import fresh_server
-from tests.toy import task, toy_bundle
-from tests.training.tiny import Noisy, Plain, samples, sgd
+from tests.training.tiny import Plain, samples, sgd
 
 
 def run(root: Path, models: dict[str, Callable[[], Any]], **settings: Any) -> dict[str, Any]:
@@ -93,7 +85,7 @@ def test_a_daemon_ends_with_its_worker_and_holds_no_output(tmp_path: Path, way: 
         threads_per_job=1,
         fuse=False,
     )
-    assert {result.status for result in results.values()} == {DONE}
+    assert {result.status for result in results.values()} == {"done"}
     # One a job, and one of the dry run; some may not have come to note anything.
     found = notes_in(notes, 1)
     assert gone({int(item.name) for item in notes.iterdir()})
@@ -113,18 +105,9 @@ def test_a_daemon_of_a_killed_worker_ends_too(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
             return inputs
 
-    with toy_bundle(tmp_path / "run", models={"model": Killed}) as (bundle, data):
-        pool = WorkerPool()
-        try:
-            made = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
-            placement = Placement((bundle.plan.jobs[0].id,), ())
-            with pytest.raises(WorkerDiedError, match="SIGKILL"):
-                made.submit(placement, [task(bundle.plan.jobs[0])]).result(60)
-            # While the pool stays.
-            assert gone(set(notes_in(notes, 1)))
-            made.close()
-        finally:
-            pool.close()
+    with pytest.raises(AllJobsFailedError, match="SIGKILL"):
+        run(tmp_path / "run", {"killed": Killed}, threads_per_job=1, fuse=False)
+    assert gone(set(notes_in(notes, 1)))
 
 
 # What a job takes from its process
@@ -132,24 +115,15 @@ def test_a_daemon_of_a_killed_worker_ends_too(tmp_path: Path) -> None:
 kept: list[int] = []
 
 
-def open_all() -> None:
-    try:
-        while True:
-            kept.append(os.dup(0))
-    except OSError:
-        pass
+@pytest.mark.nightly
+def test_files_that_come_few_at_a_time_end_a_worker_in_time(tmp_path: Path) -> None:
+    """The job that finds none left is not the one that took them."""
 
+    class Leaks(Plain):
+        def __init__(self) -> None:
+            super().__init__()
+            kept.extend(os.dup(0) for _ in range(20))
 
-RUDE: dict[str, Callable[[], Any]] = {
-    "leaks files": open_all,
-    "few open files": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (5, 5)),
-    "small files": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10)),
-}
-
-
-@pytest.fixture(scope="module")
-def _few_files() -> Iterator[None]:
-    """Let workers have few open files, so that they are soon used up."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     warm_pool.close_warm()
     resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
@@ -157,83 +131,9 @@ def _few_files() -> Iterator[None]:
         # One that the nursery of these tests forks would have the nursery's limits.
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(server_process, "start_server", fresh_server)
-            yield
+            words = {"n_jobs": 1, "threads_per_job": 1, "fuse": False, "n_repeats": 5}
+            results = run(tmp_path / "run", {"leaks": Leaks}, **words)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         warm_pool.close_warm()
-
-
-class Rude(Plain):
-    """Harms its process in its first evaluation, after which it is to be saved."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.what = what
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not self.training:
-            RUDE[self.what]()
-        return super().forward(inputs)
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("_few_files")
-@pytest.mark.parametrize("what", RUDE)
-@pytest.mark.filterwarnings("ignore::asynckfold.api.kfold.JobsFailedWarning")
-def test_a_job_that_takes_its_process_its_files_fails_alone(
-    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("asynckfold.scheduling.retries.PAUSE_FACTOR", 1.0)
-    expected = run(tmp_path / "alone", {"good": Noisy})
-    # One worker, so that the good jobs are after the others in it.
-    found = run(
-        tmp_path / "both",
-        {"rude": lambda: Rude(what), "good": Noisy},
-        n_jobs=1,
-        threads_per_job=1,
-        fuse=False,
-    )
-    for name, result in expected.items():
-        assert (found[name].status, found[name].weights) == (DONE, result.weights)
-    rude = [result for name, result in found.items() if name.startswith("rude")]
-    assert [result.status for result in rude] == [FAILED] * 2
-    for result in rude:
-        assert "limits" in result.error or "files" in result.error
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("_few_files")
-def test_files_that_come_few_at_a_time_end_a_worker_in_time(tmp_path: Path) -> None:
-    """The job that finds none left is not the one that took them."""
-
-    class Leaks(Plain):
-        def __init__(self) -> None:
-            super().__init__()
-            kept.extend(os.dup(0) for _ in range(FEW_FILES // 2 + 4))
-
-    found = run(
-        tmp_path / "run", {"leaks": Leaks}, n_jobs=1, threads_per_job=1, fuse=False, n_repeats=5
-    )
-    assert len(found) == 10
-    assert {result.status for result in found.values()} == {DONE}
-
-
-@pytest.mark.parametrize(
-    ("number", "files", "limited", "own"),
-    [
-        (28, 0, False, False),  # ENOSPC: the disk's
-        (24, -FEW_FILES - 1, False, True),  # EMFILE with files left open
-        (24, 0, False, False),  # EMFILE where the limit was low from the begin
-        (27, 0, True, True),  # EFBIG by a limit of its own
-        (27, 0, False, False),  # EFBIG by the limit of the shell
-    ],
-)
-def test_whose_fault_a_refusal_is(number: int, files: int, limited: bool, own: bool) -> None:
-    from asynckfold.system import process
-
-    error = StorageError(number, "could not write")
-    if not own:
-        refuse_own_fault(error, process.open_files() + files, limited)
-        return
-    with pytest.raises(WorkerDiedError, match="it l"):
-        refuse_own_fault(error, process.open_files() + files, limited)
+    assert [result.status for result in results.values()] == ["done"] * 10

@@ -214,7 +214,9 @@ def test_the_serial_baseline_augments_and_preprocesses(tmp_path: Path) -> None:
     from tests.training.tiny import Tiny as Sweep
 
     tiny = Sweep(tmp_path, preprocess=StandardScaler(), data=Augmented(shaken))
-    train, valid = serial_baseline.views(tiny.bundle, tiny.batches, tiny.bundle.folds[0])
+    fold = tiny.bundle.folds[0]
+    seen = fit_transform(tiny.batches, tiny.preprocess, fold.fitted)
+    train, valid = serial_baseline.views(tiny.bundle, tiny.batches, seen, fold)
     scaler = StandardScaler().fit(X[tiny.bundle.folds[0].train])
     assert np.allclose(valid[7][0], scaler.transform(X[7:8])[0], atol=1e-5)
     drawn = torch.stack([train[7][0] for _ in range(200)])

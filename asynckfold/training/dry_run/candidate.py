@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.sampling import samples_per_epoch
-from asynckfold.training.user_steps import user_step, user_validation
+from asynckfold.training.user_steps import check_loss, user_step, user_validation
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
@@ -54,6 +53,11 @@ check formulas, and must not run out of memory."""
 SAME = 1e-2
 """Largest difference of outputs in two memory formats, relative to their size. A model that reads
 memory in the wrong order is far beyond it; bfloat16 rounds to a few thousandths."""
+
+_MEAN = (
+    "Let it return the mean over the samples (reduction='mean'); the model needs parameters that "
+    "are not frozen."
+)
 
 LONG_FLOPS, LONG_SECONDS = 5e9, 0.1
 """A step of more operations and seconds is timed once: the warm-up is a small part of it. Seconds
@@ -144,7 +148,7 @@ class CandidateTrial:
         return lr_schedules.make(spec, optimizer, steps or self.bundle.plan.params.epochs)
 
     def _live(self, model: nn.Module, optimizer: Any, criterion: Any) -> Live:
-        """Return live objects with a step of the user's own."""
+        """Return live objects with a step of the user's."""
         params, device = self.bundle.plan.params, self.targets.device
         step = user_step(self.bundle.recipe, params, optimizer, criterion, device, self.precision)
         return Live(model, optimizer, criterion, step)
@@ -221,7 +225,6 @@ class CandidateTrial:
         self.live.set_mode(train=True)
         outputs = self._fitting_outputs(self.model)
         if not isinstance(outputs, torch.Tensor):
-            checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
             if output_samples is not None:
                 # In evaluation mode, which is scored.
                 with seeding.preserved(), torch.no_grad():
@@ -234,12 +237,8 @@ class CandidateTrial:
         if self.outputs is None:
             # Of the first step: the number of steps depends on their seconds.
             self.outputs = mapped(torch.detach, outputs)
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            loss = self._loss(self.criterion, outputs)
-        texts = [str(item.message) for item in warned]
-        checks.check_broadcast(self.name, outputs, self.targets, texts)
-        checks.check_loss(self.name, loss)
+        loss = self._loss(self.criterion, outputs)
+        check_loss(loss, f"the criterion of model {self.name}", remedy=_MEAN)
         checks.check_finite(self.name, self.first_rows, (self.inputs, self.targets), loss)
         loss.backward()
 
@@ -253,7 +252,7 @@ class CandidateTrial:
             gradients.take_step(self.optimizer, backward)
 
     def _users_batch(self) -> tuple[Any, Any]:
-        """Return inputs and targets as the user's own steps and loop get them."""
+        """Return inputs and targets as the user's steps and loop get them."""
         return self.inputs, self.seen.asked_of(self.targets)
 
     def _batch(self, rows: torch.Tensor) -> Any:
@@ -268,11 +267,7 @@ class CandidateTrial:
         where: Callable[[Exception], str] = partial(layer_of, model, self.inputs)
         remedy, kinds = "Change the model or transform the samples", OF_SHAPES
         if self.way == ONE and isinstance(self.inputs, Mapping):
-            (argument, *_) = signature(self.model.forward).parameters
-            place = f" in its forward(), whose {argument} is one dict of them"
-            where = lambda error: place  # noqa: E731
-            remedy = f"Name the inputs as forward does, such as {{{argument!r}: ...}}"
-            kinds = (Exception,)
+            remedy, kinds = "Name the inputs as forward does", (Exception,)
         with attempting(rule, where, remedy, kinds):
             return self._outputs(model)
 
@@ -281,14 +276,17 @@ class CandidateTrial:
         rule = f"the criterion must take the outputs of model {self.name} and the targets"
         shapes = f" for outputs {kinds_of(outputs)} and targets {kinds_of(targets)}"
         remedy = "Change the criterion, the last layer of the model, or the targets"
-        try:
-            with attempting(rule, lambda error: shapes, remedy, OF_SHAPES):
-                return criterion(outputs, self.targets)
-        except Refusal as refused:
-            is_one = isinstance(outputs, torch.Tensor) and outputs.shape != self.targets.shape
-            if is_one and outputs.squeeze(-1).shape == self.targets.squeeze(-1).shape:
-                raise checks.unlike(self.name, outputs, self.targets) from refused
-            raise
+        unlike = isinstance(outputs, torch.Tensor) and outputs.ndim != self.targets.ndim
+        if unlike and outputs.squeeze(-1).shape == self.targets.squeeze(-1).shape:
+            remedy = "Squeeze the outputs in forward, or pass targets of shape (samples, 1)"
+            if outputs.ndim < self.targets.ndim:
+                remedy = "Return outputs[:, None] in forward, or pass targets of shape (samples,)"
+        kinds = (*OF_SHAPES, AttributeError, UserWarning)
+        with attempting(rule, lambda error: shapes, remedy, kinds), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Of torch's losses, which broadcast outputs against the targets of other samples.
+            warnings.filterwarnings("error", "Using a target size")
+            return criterion(outputs, self.targets)
 
     def _sample_of(self, outputs: Any) -> OutputSample:
         """Return a sample of outputs of the whole batch in evaluation mode; refuse unfit ones."""
@@ -305,13 +303,13 @@ class CandidateTrial:
         return output_sample(outputs, columns)
 
     def _score(self, output_samples: dict[str, OutputSample]) -> None:
-        """Refuse a model that the user's own code trains, and that cannot be scored."""
+        """Refuse a model that the user's code trains, and that cannot be scored."""
         with torch.no_grad():
             outputs = self._fitting_outputs(self.model.eval())
-            checks.check_criterion_takes(self.name, outputs, self.bundle.recipe.criterion)
             output_samples[self.name] = self._sample_of(outputs)
             loss = self._loss(copy.deepcopy(self.bundle.recipe.criterion), outputs)
-        checks.check_loss(self.name, loss, trains=False)
+        scorer = f"the criterion of model {self.name}, which scores the held-out fold,"
+        check_loss(loss, scorer, differentiable=False, remedy=_MEAN)
         checks.check_finite(self.name, self.first_rows, (self.inputs, self.targets), outputs)
         self.outputs = outputs
 

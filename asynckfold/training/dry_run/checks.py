@@ -11,20 +11,17 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.trees import kinds_text, tensors_in
-from asynckfold.errors import InputError
-from asynckfold.jobs.criteria import Criterion, criterion_of
+from asynckfold.jobs.criteria import criterion_of
 from asynckfold.jobs.objective import BINARY, SEGMENTATION
 from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of
-from asynckfold.planning import fusion_rule
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import UnfitInputsError, needs_inputs, way_of
-from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs, shape_text
+from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs
 from asynckfold.training.evaluation import has_modes
 from asynckfold.training.gradients import needs_closure
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import SeveralOptimizers, optimizers_of
-from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 
 _STATISTICS = "running_"
 """Prefix of the buffers that torch's normalising layers update in a forward pass."""
@@ -144,34 +141,51 @@ def check_storable(what: str, owner: Any) -> None:
 
 
 def check_outputs(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundle: Bundle) -> None:
-    """Refuse outputs that do not fit the targets."""
+    """Refuse outputs without a row for each sample, or a score for each class."""
     if len(outputs) != len(targets):
         raise Refusal(
             f"model {name} must return one row for each sample",
             f"shape {tuple(outputs.shape)} for {len(targets)} samples",
             "Keep the first dimension of the input.",
         )
-    is_dense = targets.ndim > 2 or bundle.plan.objective_of(name).is_dense
-    if is_dense and _check_pixels(name, outputs, targets, bundle):
-        return
-    classes, criterion = len(bundle.plan.classes), criterion_of(bundle.recipe.criterion)
+    objective = bundle.plan.objective_of(name)
+    if objective.kind == SEGMENTATION:
+        _check_pixels(name, outputs, targets, bundle)
+    elif targets.ndim <= 2 and not objective.is_dense:
+        _check_classes(name, outputs, bundle)
+
+
+def _check_classes(name: str, outputs: torch.Tensor, bundle: Bundle) -> None:
+    classes = len(bundle.plan.classes)
     if not classes or (bundle.plan.objective and bundle.plan.objective.kind == BINARY):
         return
     needed = bundle.highest + 1 if bundle.highest >= 0 else classes
     columns = outputs.shape[1] if outputs.ndim == 2 else int(outputs.ndim == 1)
-    # With a criterion of the user's own, one output may stand for two classes.
-    columns = 2 if criterion is None and columns == 1 else columns
-    if outputs.ndim == 2 or columns == 2:
-        if columns < needed and bundle.may_be_numbered:
+    # With a criterion of the user's, one output may stand for two classes.
+    if columns == 1 and criterion_of(bundle.recipe.criterion) is None:
+        columns = 2
+    if columns < needed:
+        if bundle.may_be_numbered and (outputs.ndim == 2 or columns == 2):
             raise TooFewOutputs
-        if columns >= needed:
-            _check_weight(name, bundle.recipe.criterion, criterion, columns)
-            return
-    raise Refusal(
-        f"model {name} must return (samples, classes) scores for the {needed} classes",
-        f"shape {tuple(outputs.shape)}",
-        f"Give its last layer {needed} outputs.",
-    )
+        raise Refusal(
+            f"model {name} must return (samples, classes) scores for the {needed} classes",
+            f"shape {tuple(outputs.shape)}",
+            f"Give its last layer {needed} outputs.",
+        )
+
+
+def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundle: Bundle) -> None:
+    needed = bundle.highest + 1
+    places = outputs.ndim == targets.ndim + 1 and outputs.shape[2:] == targets.shape[1:]
+    if not places or outputs.shape[1] < needed:
+        masks = "; or pass masks of float32, for one output" if needed == 2 else ""
+        raise Refusal(
+            f"model {name} must return a score of each class for each pixel, "
+            f"{(len(targets), needed, *targets.shape[1:])}",
+            f"shape {tuple(outputs.shape)}",
+            f"Give its last layer {needed} channels and the height and width of the targets; pass "
+            f"ignore_index= to the criterion if a class stands for pixels without one{masks}.",
+        )
 
 
 def columns_of(name: str, outputs: Any, count: int, *, listed: bool) -> Schema:
@@ -194,98 +208,6 @@ def columns_of(name: str, outputs: Any, count: int, *, listed: bool) -> Schema:
     return columns
 
 
-def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundle: Bundle) -> bool:
-    """Refuse outputs that are not one, or one for each class, for each pixel of the targets."""
-    objective, criterion = bundle.plan.objective_of(name), criterion_of(bundle.recipe.criterion)
-    if objective.kind != SEGMENTATION:
-        # Broadcasting (n, 1, H, W) against (n, H, W) compares all samples with each other.
-        if outputs.shape != targets.shape and criterion is not None:
-            raise Refusal(
-                f"model {name} must return outputs of the shape of the targets",
-                f"outputs {tuple(outputs.shape)}, targets {tuple(targets.shape)}",
-                "Add or remove the axis of channels: outputs.squeeze(1) in forward, or "
-                "targets[:, None] in the data.",
-            )
-        return True
-    needed = bundle.highest + 1
-    wanted = (len(targets), needed, *targets.shape[1:])
-    places = outputs.shape[2:] == targets.shape[1:]
-    if outputs.ndim != targets.ndim + 1 or not places or outputs.shape[1] < needed:
-        raise Refusal(
-            f"model {name} must return a score of each class for each pixel, {wanted}",
-            f"shape {tuple(outputs.shape)}",
-            f"Give its last layer {needed} channels and the height and width of the targets; pass "
-            "ignore_index= to the criterion if a class stands for pixels without one"
-            + (
-                "; or pass masks of float32, for one output."
-                if needed == 2 and criterion is None
-                else "."
-            ),
-        )
-    _check_weight(name, bundle.recipe.criterion, criterion, outputs.shape[1])
-    return True
-
-
-def _check_weight(name: str, criterion: Any, known: Criterion | None, columns: int) -> None:
-    weight = getattr(criterion, "weight", None)
-    if known and isinstance(weight, torch.Tensor) and weight.numel() != columns:
-        raise Refusal(
-            f"weight of {known.name} must hold a number for each output of model {name}",
-            f"{weight.numel()} for {columns} outputs",
-            "Pass a weight for each class, by its index.",
-        )
-
-
-def check_criterion_takes(name: str, outputs: Any, criterion: Any) -> None:
-    """Refuse several outputs for a criterion of torch, which takes one."""
-    known = criterion_of(criterion)
-    if known is not None and not isinstance(outputs, torch.Tensor):
-        raise Refusal(
-            f"model {name} must return one tensor for {known.name}",
-            kinds_text(outputs),
-            "Return only it, or pass a function (outputs, targets) → loss as criterion, which "
-            "takes out what it needs.",
-        )
-
-
-def check_broadcast(name: str, outputs: Any, targets: torch.Tensor, warned: list[str]) -> None:
-    """Refuse a loss for which torch warns that it broadcasts outputs against targets."""
-    if any(text.startswith("Using a target size") for text in warned):
-        raise unlike(name, outputs, targets)
-
-
-def unlike(name: str, outputs: Any, targets: torch.Tensor) -> Refusal:
-    """Return the refusal of outputs whose shape is not that of the targets."""
-    return Refusal(
-        f"model {name} must return outputs of the shape of the targets",
-        f"outputs {shape_text(outputs)}, targets {shape_text(targets)}",
-        "Squeeze the outputs in forward, or pass targets of shape (samples, 1)."
-        if outputs.ndim >= targets.ndim
-        else "Return outputs[:, None] in forward, or pass targets of shape (samples,).",
-    )
-
-
-def check_loss(name: str, loss: Any, *, trains: bool = True) -> None:
-    """Refuse a loss that is not one number, and if it `trains`, without a gradient."""
-    is_number = isinstance(loss, torch.Tensor) and loss.numel() == 1
-    if is_number and (loss.requires_grad or not trains):
-        return
-    rule = (
-        f"the criterion must give model {name} one number with a gradient"
-        if trains
-        else f"the criterion must give one number for the outputs of model {name}: it scores the "
-        "held-out fold, also with a training_step"
-    )
-    received = (
-        f"a tensor of shape {tuple(loss.shape)}" + f", requires_grad={loss.requires_grad}" * trains
-        if isinstance(loss, torch.Tensor)
-        else repr(loss)[:80]
-    )
-    remedy = "Let it return the mean over the samples (reduction='mean')"
-    needed = "; the model needs parameters that are not frozen" * trains
-    raise Refusal(rule, received, f"{remedy}{needed}.")
-
-
 def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results: Any) -> None:
     """Refuse samples with NaN or infinity that make a loss, or outputs, such numbers, too.
 
@@ -302,7 +224,7 @@ def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results:
             for kind, of in (("NaN", torch.isnan), ("infinity", torch.isinf))
             if any(bool(of(item).any()) for item in bad)
         )
-        # A batch of the user's own making need not have a row for each sample.
+        # A batch of the user's making need not have a row for each sample.
         odd = (~torch.isfinite(item).flatten(1).all(1) for item in bad if len(item) == len(rows))
         first = min((int(rows[places.nonzero()[0]]) for places in odd), default=None)
         rule = f"samples must be finite where model {name} or its loss does not take others"
@@ -347,17 +269,12 @@ def check_log_probabilities(name: str, criterion: Any, outputs: torch.Tensor) ->
 
 
 def check_scalable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that evaluates the loss itself where losses are scaled."""
-    if bundle.plan.params.precision == "fp16" and isinstance(optimizer, SeveralOptimizers):
+    """Refuse several optimizers, or one that evaluates the loss itself, where losses are scaled."""
+    several = isinstance(optimizer, SeveralOptimizers)
+    if bundle.plan.params.precision == "fp16" and (several or needs_closure(optimizer)):
         raise Refusal(
-            "precision='fp16' needs one optimizer, whose losses are scaled",
-            f"a tuple of {len(optimizer.parts)}",
-            "Pass precision='bf16', which needs no scale.",
-        )
-    if bundle.plan.params.precision == "fp16" and needs_closure(optimizer):
-        raise Refusal(
-            "precision='fp16' needs an optimizer with one gradient a step",
-            f"{type(optimizer).__name__}, which computes several",
+            "precision='fp16' needs one optimizer with one gradient a step",
+            f"{kind_of(optimizer)}, which takes several",
             "Use another, such as SGD or Adam, or pass precision='bf16'.",
         )
 
@@ -374,23 +291,17 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
             f"trainer={params.trainer!r}, and {kind}, which has train() and eval()",
             "Pass trainer='allreduce', where one optimizer steps for all, or processes=1.",
         )
-    tensors_only = "shared_state=True" if params.shared_state else ""
-    tensors_only = "trainer='averaging'" if params.trainer == "averaging" else tensors_only
+    tensors_only = params.shared_state or params.trainer == "averaging"
+    allowed = (torch.Tensor,) if tensors_only else (torch.Tensor, int, float, bool, type(None))
     # In allreduce one optimizer steps for all processes.
     for values in [] if params.trainer == "allreduce" else optimizer.state.values():
-        for name, value in values.items():
-            received = f"{kind}, whose {name} is a {type(value).__name__}"
-            if not isinstance(value, (torch.Tensor, int, float, bool, type(None))):
+        for key, value in values.items():
+            if not isinstance(value, allowed):
                 raise Refusal(
-                    "several processes need an optimizer that keeps tensors and numbers",
-                    received,
+                    f"trainer={params.trainer!r} with several processes needs an optimizer that "
+                    f"keeps {'tensors only' if tensors_only else 'tensors and numbers'}",
+                    f"{kind}, whose {key} is a {type(value).__name__}",
                     "Use another, such as SGD or Adam, or processes=1.",
-                )
-            if tensors_only and not isinstance(value, torch.Tensor):
-                raise Refusal(
-                    f"{tensors_only} needs an optimizer that keeps tensors only",
-                    received,
-                    f"Use another, such as SGD or Adam, or leave {tensors_only} out.",
                 )
     sparse = any(item.grad is not None and item.grad.is_sparse for item in optimized(optimizer))
     if params.trainer == "allreduce" and sparse:
@@ -407,15 +318,6 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def check_servable(bundle: Bundle, model: nn.Module) -> None:
-    """Refuse a model whose parameters a parameter server cannot hold."""
-    if bundle.plan.params.trainer == "parameter_server":
-        try:
-            ParameterLayout.of(model)
-        except InputError as error:
-            raise Refusal.first_of(error) from error
-
-
 def check_pretraining(bundle: Bundle, name: str, model: nn.Module) -> None:
     """Refuse pretraining that may call backward() in a job with a process on a GPU."""
     if bundle.plan.params.on_gpu and pretraining.may_differentiate(model):
@@ -424,13 +326,6 @@ def check_pretraining(bundle: Bundle, name: str, model: nn.Module) -> None:
             f"model {name}, a {type(model).__name__} whose pretrain() may call backward()",
             "Leave the kind 'gpu' out, or the model.",
         )
-
-
-def check_fusible(bundle: Bundle, name: str, reason: str) -> None:
-    """Refuse a model that cannot be fused where fusion is required."""
-    several = sum(job.model == name for job in bundle.plan.jobs) > 1
-    if reason and several and bundle.fuse not in ("auto", False):
-        raise Refusal(*fusion_rule.unfit(bundle.fuse, name, reason))
 
 
 def kind_of(optimizer: Any) -> str:

@@ -102,7 +102,7 @@ def mixes_samples(
         outputs,
     )
     watch = _Watch(list(_tensors(leaves)), targets)
-    # The criterion worked unwatched; if watching breaks it, that is no fault of its own.
+    # The criterion worked unwatched; if watching breaks it, that is no fault of the criterion.
     try:
         with watch:
             copy.deepcopy(criterion)(leaves, targets)

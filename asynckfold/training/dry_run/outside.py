@@ -100,7 +100,7 @@ def only_inside(recipe: Recipe, name: str, live: Live) -> Iterator[None]:
             changed.append(path)
         if _gradient_of(item) != gradient:
             reached.append(path)
-        # In the caller's own process all stays as it was.
+        # In the caller's process all stays as it was.
         if kept is not None and not same:
             with torch.no_grad():
                 item.copy_(kept)
@@ -158,7 +158,7 @@ def _outside(
                 (f"{path}.{key}".lstrip("."), item) for key, item in named if item is not None
             )
         if isinstance(value, (type, FunctionType)):
-            # Globals and classes have names of their own.
+            # Globals and classes are known by name.
             path = value.__name__ if isinstance(value, type) else ""
         # Objects of the user's may raise anything; a list of a million samples is not worth more.
         with suppress(Exception):

@@ -21,8 +21,10 @@ from dataclasses import replace
 from typing import Any
 
 from asynckfold.data.batches import Batches
+from asynckfold.errors import InputError
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.messages import Facts
+from asynckfold.planning import fusion_rule
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
 from asynckfold.training.bundle import Bundle
@@ -33,6 +35,7 @@ from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs
 from asynckfold.training.evaluation import kept_key
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS
+from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
 from asynckfold.training.user_steps import StepError
 
 
@@ -85,11 +88,15 @@ class _DryRun:
                         trial.step_seconds({})
                         trial.check_state()
             except (Refusal, StepError) as refused:
-                self._refuse(concerned, refused)
+                self._refuse(concerned, *refused.args)
+            except InputError as error:
+                for item in error.problems:
+                    self._refuse(concerned, item.rule, item.received, item.remedy)
             except TooFewOutputs:
                 continue
             except (Exception, SystemExit):  # noqa: BLE001
-                self.facts.failures[candidate] = traceback.format_exc()
+                text = traceback.format_exc().encode("utf-8", "backslashreplace")
+                self.facts.failures[candidate] = text.decode()
 
     def _built(self, name: str, schedule: str) -> CandidateTrial:
         """Build a candidate, and check what needs no step."""
@@ -111,7 +118,7 @@ class _DryRun:
         trial.check_optimized()
         fit = trial.schedule_fit()
         for problem in fit.problems:
-            self._refuse([trial.candidate], Refusal(*problem))
+            self._refuse([trial.candidate], *problem)
         self.notes |= dict.fromkeys(fit.notes)
         return trial
 
@@ -130,7 +137,8 @@ class _DryRun:
         trial.check_parts(self.sums)
         facts.memory[name] = trial.memory()
         facts.weights[name] = sum(item.nbytes for item in trial.model.parameters())
-        checks.check_servable(self.bundle, trial.model)
+        if self.bundle.plan.params.trainer == "parameter_server":
+            ParameterLayout.of(trial.model)
         checks.check_pretraining(self.bundle, name, trial.model)
         facts.flops[name] = trial.counter.flops
         facts.products[name] = trial.counter.products
@@ -149,10 +157,11 @@ class _DryRun:
         self.facts.fusible[trial.name] = refusal
         if not refusal:
             self.facts.fused[trial.name] = comparison
-        checks.check_fusible(self.bundle, trial.name, refusal)
+        several = sum(job.model == trial.name for job in self.bundle.plan.jobs) > 1
+        if refusal and several and self.bundle.fuse not in ("auto", False):
+            raise Refusal(*fusion_rule.unfit(self.bundle.fuse, trial.name, refusal))
 
-    def _refuse(self, candidates: list[str], refused: Refusal | StepError) -> None:
-        rule, received, remedy = refused.args
+    def _refuse(self, candidates: list[str], rule: str, received: str, remedy: str) -> None:
         self.problems[rule, received, remedy] = None
         for candidate in candidates:
             self.facts.refused[candidate] = one_line(f"{rule}: received {received}")

@@ -1,7 +1,7 @@
 """Refusals of the dry run, and which exceptions become one.
 
 An exception that torch raises for a wrong argument or shape is a refusal, which names the place. An
-exception that the user's own code raises on purpose only fails the jobs of its candidate.
+exception that the user's code raises on purpose only fails the jobs of its candidate.
 """
 
 from __future__ import annotations
@@ -32,12 +32,6 @@ _OTHER_CAUSES = ("cuda", "memory", "not implemented")
 
 class Refusal(Exception):  # noqa: N818
     """A rule is broken; the arguments are (rule, received, remedy)."""
-
-    @classmethod
-    def first_of(cls, error: InputError) -> Refusal:
-        """Return the first problem of an `InputError`."""
-        problem = error.problems[0]
-        return cls(problem.rule, problem.received, problem.remedy)
 
 
 class TooFewOutputs(Exception):  # noqa: N818
@@ -91,8 +85,8 @@ def trying(rule: str, remedy: str) -> Iterator[None]:
     """Refuse whatever the user's function raises."""
     try:
         yield
-    except InputError as error:
-        raise Refusal.first_of(error) from error
+    except InputError:
+        raise
     except Exception as error:
         received = f"{type(error).__name__}: {first_line(error)}{_place(error)}"
         raise Refusal(rule, received, remedy) from error
@@ -123,7 +117,7 @@ def kinds_of(value: Any) -> str:
 
 
 def _place(error: Exception) -> str:
-    """Return ``" (net.py, line 7)"``, the last place in the user's own code; empty if none."""
+    """Return ``" (net.py, line 7)"``, the last place in the user's code; empty if none."""
     for traceback in reversed(_tracebacks(error)):
         if _is_users(traceback.tb_frame):
             file = Path(traceback.tb_frame.f_code.co_filename).name
@@ -132,7 +126,7 @@ def _place(error: Exception) -> str:
 
 
 def _is_users(frame: FrameType) -> bool:
-    """Whether a frame runs the user's own code."""
+    """Whether a frame runs the user's code."""
     module = str(frame.f_globals.get("__name__"))
     return not is_asynckfold(module) and is_own_file(frame.f_code.co_filename)
 

@@ -64,7 +64,7 @@ class CheckpointTrial:
     evaluate : callable
         Model → its outputs on a batch.
     step : callable or None
-        Takes a training step, and returns its loss; None where the user's own loop does.
+        Takes a training step, and returns its loss; None where the user's loop does.
     """
 
     name: str

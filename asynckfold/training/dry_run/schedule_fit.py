@@ -23,7 +23,7 @@ from asynckfold.training.optimizers import SeveralOptimizers, optimizers_of
 Problem = tuple[str, str, str]
 
 SECONDS = 0.2
-"""Longest time for stepping a schedule: some ten thousand steps of torch's own."""
+"""Longest time for stepping a schedule: some ten thousand steps of a schedule of torch."""
 
 LONGER = 1.5
 """A cosine this many times longer than the training is reported: it ends above a quarter of its
@@ -73,7 +73,7 @@ class Fit:
 
 
 def without_schedule(optimizer: Any) -> Any:
-    """Return a copy with its own learning rates, but the same parameters and state."""
+    """Return a copy with separate learning rates, but the same parameters and state."""
     if isinstance(optimizer, SeveralOptimizers):
         return SeveralOptimizers([without_schedule(part) for part in optimizer.parts])
     spare = copy.copy(optimizer)

@@ -6,7 +6,7 @@ Three kinds of state are compared before and after a job::
     contexts    left open: autocast, inference mode, hooks for saved tensors, modes of torch
     patches     functions, classes and global hooks of torch, NumPy and Python
 
-What cannot be restored is reported. A worker then ends after its job; a run in the caller's own
+What cannot be restored is reported. A worker then ends after its job; a run in the caller's
 process is no longer called reproducible. Every job seeds the random generators. Changes to user
 modules and classes are not detected.
 """
@@ -21,8 +21,6 @@ import math
 import operator
 import os
 import random
-import resource
-import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -44,8 +42,6 @@ from asynckfold.errors import Problem
 from asynckfold.training import torch_internals
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.torch_settings import Setting, denormals_are_flushed
-
-LIMITS = "resource limits"
 
 IMPORTS = "imports"
 """Reported if a job changed something and imported a module: the import may have changed it, and
@@ -157,22 +153,6 @@ def _set_environment(variables: dict[str, str]) -> None:
     os.environ.update(kept | variables)
 
 
-_LIMITS = sorted({number for name, number in vars(resource).items() if name[:7] == "RLIMIT_"})
-
-
-def limits() -> list[tuple[int, int]]:
-    """Return the limits of this process's resources, soft and hard."""
-    return [resource.getrlimit(number) for number in _LIMITS]
-
-
-def _set_limits(wanted: list[tuple[int, int]]) -> None:
-    for number, limit in zip(_LIMITS, wanted, strict=True):
-        if resource.getrlimit(number) != limit:
-            # Only a superuser can raise a hard limit again.
-            with suppress(OSError, ValueError):
-                resource.setrlimit(number, limit)
-
-
 def _attribute(name: str) -> Setting:
     return Setting(f"sys.{name}", partial(getattr, sys, name), partial(setattr, sys, name))
 
@@ -210,16 +190,10 @@ _SETTINGS: tuple[Setting, ...] = (
     _attribute("stdout"),
     _attribute("stderr"),
     Setting("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-    Setting(
-        "alarm",
-        lambda: signal.getitimer(signal.ITIMER_REAL)[0] > 0,
-        lambda running: running or signal.setitimer(signal.ITIMER_REAL, 0),
-    ),
-    Setting(LIMITS, limits, _set_limits),
 )
 """What is restored after a job, in this order."""
 
-WITHOUT_NUMBERS = frozenset({"sys.stdout", "sys.stderr", "alarm", LIMITS})
+WITHOUT_NUMBERS = frozenset({"sys.stdout", "sys.stderr"})
 """Settings that change no number."""
 
 _STICKY = frozenset({"inference mode"})
@@ -322,39 +296,14 @@ class Patches:
                     yield owner, name, value
 
 
-def foreign() -> list[str]:
-    """Name the functions of torch that other modules replaced, and these modules.
-
-    A worker has the replacements only if it imports the modules.
-    """
-    return [
-        f"{_label(owner)}.{name} (by {module})"
-        for owner in _OWNERS
-        if _label(owner).startswith("torch")
-        for name, value in vars(owner).items()
-        if (module := _module_of(value)).partition(".")[0] not in _HOME
-    ]
-
-
-_HOME = frozenset({"torch", "typing_extensions", "numpy", "", *sys.stdlib_module_names}) - {
-    "__main__"
-}
-"""Modules whose functions torch itself uses as its own."""
-
-
-def _module_of(value: Any) -> str:
-    """Module in which a Python function is defined, whatever a decorator copied."""
-    plain = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
-    return str(plain.__globals__.get("__name__", "")) if inspect.isfunction(plain) else ""
-
-
 def _is_wrapped(new: Any, value: Any) -> bool:
     """Whether torch itself wrapped the value.
 
     It wraps the ``step`` of an optimizer class at its first use, and ``torch.manual_seed`` and
     ``nn.Module.__init__`` when its compiler is imported or starts.
     """
-    module = _module_of(new)
+    # Whatever a decorator copied, a function's globals are those of its module.
+    module = str(new.__globals__.get("__name__", "")) if inspect.isfunction(new) else ""
     wraps = module.startswith("torch.") and getattr(new, "__wrapped__", None) is value
     return wraps or module.startswith("torch._dynamo.")
 

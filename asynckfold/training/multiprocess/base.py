@@ -129,11 +129,12 @@ class MultiprocessTraining(Training):
                 if not len(part):
                     return None
                 # Only rank 0 beats.
-                way = self.model, self.data, part, self.params, lambda: None
+                batches = evaluation.batches_of(
+                    self.model, self.data, part, self.params, lambda: None
+                )
                 if by_batch:
-                    batches = evaluation.batches_of(*way)
                     return evaluation.figures_of(batches, self.criterion, self.objective)
-                return evaluation.outputs_on(*way, self.objective.columns)
+                return evaluation.outputs_of_batches(batches, self.objective.columns)
         finally:
             # Where ranks share the buffers, rank 0 restores them once all others have answered.
             kept.restore()

@@ -35,7 +35,7 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion import group
 from asynckfold.training.isolation import torch_settings
-from asynckfold.training.isolation.guard import LIMITS, WITHOUT_NUMBERS, isolated, leave_contexts
+from asynckfold.training.isolation.guard import WITHOUT_NUMBERS, isolated, leave_contexts
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.process_group.gpu_handoff import hide_gpus, open_gpu
 from asynckfold.training.training_run import Report
@@ -245,13 +245,13 @@ def _train_group(
 @contextmanager
 def _attempt(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[list[Any]]:
     """Yield a list for the results; exceptions of user code become results here, and only here."""
-    started, files, traces = time.monotonic(), process.open_files(), None
+    started, files = time.monotonic(), process.open_files()
     results: list[Any] = []
     try:
-        with isolated(patches=True) as traces:
+        with isolated(patches=True):
             yield results
     except StorageError as error:
-        refuse_own_fault(error, files, traces is not None and LIMITS in traces.changed)
+        refuse_own_fault(error, files)
         raise
     except WorkerDiedError:
         raise
@@ -262,17 +262,12 @@ def _attempt(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[list[Any]]:
         results[:] = [failure(bundle, task, error, seconds) for task in tasks]
 
 
-def refuse_own_fault(error: StorageError, files_before: int, limited: bool) -> None:
-    """Raise `WorkerDiedError` if the process, not the disk, is at fault: its files or limits."""
+def refuse_own_fault(error: StorageError, files_before: int) -> None:
+    """Raise `WorkerDiedError` if the process, not the disk, is at fault: it left files open."""
     leaked = process.open_files() - files_before
-    reason = os.strerror(error.errno or errno.EIO)
-    if limited:
-        cause = f"it lowered its own resource limits ({reason})"
-    elif error.errno == errno.EMFILE and leaked > FEW_FILES:
-        cause = f"it left {leaked} files open ({reason})"
-    else:
-        return
-    raise WorkerDiedError(os.getpid(), cause) from error
+    if error.errno == errno.EMFILE and leaked > FEW_FILES:
+        cause = f"it left {leaked} files open ({os.strerror(errno.EMFILE)})"
+        raise WorkerDiedError(os.getpid(), cause) from error
 
 
 def _ignores_interrupts() -> bool:

@@ -79,7 +79,7 @@ def exit_with_parent(descriptor: int) -> Iterator[None]:
     only afterwards would stay that long.
 
     A thread waits for that, and ends with the context: processes forked later inherit nothing. (A
-    signal for incoming data could interrupt its own handler; a flood of them nested until Python
+    signal for incoming data could interrupt its handler; a flood of them nested until Python
     gave up.)
     """
     left, leave = os.pipe()
@@ -162,9 +162,9 @@ class _Server:
         self.end_orphans()
 
     def end_orphans(self) -> None:
-        """Kill orphans of workers, which are in sessions of their own."""
+        """Kill orphans of workers, which are in other sessions."""
         for _ in range(GENERATIONS):
-            # Killed, each leaves its own children to this process.
+            # Killed, each leaves its children to this process.
             orphans = process.children() - {*self.workers}
             alive = [pid for pid in orphans if not _reaped(pid)]
             if not alive:

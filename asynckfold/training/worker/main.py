@@ -4,7 +4,7 @@
 
     fork server                         worker                                      sweep
     ───────────                         ──────                                      ─────
-        fork ─────────────────► main: own session, dies with the server
+        fork ─────────────────► main: new session, dies with the server
                                   │ ("ready", pid) ───────────────────────────────►
                                   ▼
                           ┌──► receive ◄──────────────────────── a command, on the same pipe
@@ -47,7 +47,7 @@ from asynckfold.jobs.placement import Placement
 from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import STACKS_SIGNAL, Heartbeat
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.isolation.guard import isolated, limits
+from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.training_run import EVENT_SECONDS
 from asynckfold.training.worker.execute import (
@@ -132,7 +132,7 @@ class WorkerState:
         self.broken = ""
         self.outcome = "error"
         self.spent = False
-        self.files, self.limits = process.open_files(), limits()
+        self.files = process.open_files()
         self._kept: list[RunEvent] = []
         self._sent_at = time.monotonic()
 
@@ -185,7 +185,7 @@ class WorkerState:
             return ("answer", results, process.peak_memory(), self.ends)
         except StorageError as error:
             try:
-                refuse_own_fault(error, self.files, limits() != self.limits)
+                refuse_own_fault(error, self.files)
             except WorkerDiedError as fault:
                 return ("lost", fault.cause, fault.outcome)
             return ("storage", error.errno, error.strerror or str(error))

@@ -6,9 +6,7 @@ import dataclasses
 import functools
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,16 +20,11 @@ from torch import nn, optim
 from torch.nn import functional
 
 from asynckfold import TrainerParams
-from asynckfold.jobs.messages import Facts
 from asynckfold.models import DBN, Pretraining
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion.rules import linear
+from tests.training.sweeps import ONE_FOLD, problems, results_of, sweep, train
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples
-
-
-def check(tmp_path: Path, **parts: Any) -> Facts:
-    tiny = Tiny(tmp_path, **parts)
-    return preflight.check(tiny.bundle, tiny.batches)
 
 
 class Head(nn.Sequential):
@@ -50,81 +43,67 @@ class Through(Plain):
         return self.function(super().forward(inputs))
 
 
-class Frozen(Plain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.requires_grad_(False)
+def one(make: Callable[[], Any]) -> dict[str, Any]:
+    return {"models": {"m": make}}
 
 
 def through(function: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
-    return {"models": {"m": lambda: Through(function)}}
+    return one(lambda: Through(function))
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no optimizer": (
-        {"opt_fn": lambda model: None},
-        "opt_fn must return a torch.optim.Optimizer",
-        "None",
-    ),
-    "no module": (
-        {"models": {"m": lambda: len}},
-        "model m must be a torch.nn.Module",
-        "builtin_function_or_method",
-    ),
-    "too narrow": (
-        {"models": {"m": lambda: Head(2)}},
+def frozen() -> nn.Module:
+    return Plain().requires_grad_(False)
+
+
+LOSS = "the criterion of model m must give one number with a gradient as loss"
+FLOATS = samples()[0], samples()[1].astype(np.float32)
+TAKES = "the criterion must take the outputs of model m and the targets"
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"opt_fn": lambda model: None}, "opt_fn must return a torch.optim.Optimizer", "None"),
+    (one(lambda: len), "model m must be a torch.nn.Module", "builtin_function_or_method"),
+    (
+        one(lambda: Head(2)),
         "model m must return (samples, classes) scores for the 3 classes",
         "shape (10, 2)",
     ),
-    "rows": (
+    (
         through(lambda outputs: outputs[1:]),
         "model m must return one row for each sample",
         "shape (9, 3) for 10 samples",
     ),
-    "tuple": (
-        through(lambda outputs: (outputs, 1)),
-        "model m must return one tensor for CrossEntropyLoss",
-        "[0] float32 (10, 3), [1] int",
-    ),
-    "detached": (
-        through(lambda outputs: outputs.detach()),
-        "the criterion must give model m one number with a gradient",
-        "a tensor of shape (), requires_grad=False",
-    ),
-    "loss for each sample": (
-        {"models": {"m": Plain}, "criterion": nn.CrossEntropyLoss(reduction="none")},
-        "the criterion must give model m one number with a gradient",
+    (through(lambda outputs: (outputs, outputs)), TAKES, "must be Tensor, not tuple"),
+    (through(lambda outputs: outputs.detach()), LOSS, "a tensor of shape (), requires_grad=False"),
+    (
+        {**one(Plain), "criterion": nn.CrossEntropyLoss(reduction="none")},
+        LOSS,
         "a tensor of shape (10,), requires_grad=True",
     ),
-    "schedule without step": (
-        {"lr_schedules": {"s": lambda optimizer: object}},
+    (one(frozen), LOSS, "a tensor of shape (), requires_grad=False"),
+    (
+        {"schedules": {"s": lambda optimizer: object}},
         "LR schedule s must have step() and state_dict()",
         "<class 'object'>",
     ),
-    "frozen": (
-        {"models": {"m": Frozen}},
-        "the criterion must give model m one number with a gradient",
-        "a tensor of shape (), requires_grad=False",
+    (
+        {**one(lambda: Head(1)), "criterion": nn.MSELoss(), "data": FLOATS, "task": "regression"},
+        TAKES,
+        "UserWarning for outputs float32 (10, 1) and targets float32 (10,): Using a target size",
     ),
-    "broadcast": (
-        {
-            "models": {"m": lambda: Head(1)},
-            "criterion": nn.MSELoss(),
-            "data": (samples()[0], samples()[1].astype(np.float32)),
-            "task": "regression",
-        },
-        "model m must return outputs of the shape of the targets",
-        "outputs (10, 1), targets (10,)",
+    (
+        {**one(Plain), "criterion": nn.CrossEntropyLoss(torch.ones(4))},
+        TAKES,
+        "weight tensor should be defined either for all",
     ),
-}
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_broken_rule_refuses_the_sweep(tmp_path: Path, name: str) -> None:
-    parts, rule, received = REFUSED[name]
-    (problem,) = check(tmp_path, **parts).problems
-    assert problem[:2] == (rule, received)
-    assert problem[2].endswith(".") or "def opt_fn" in problem[2]
+def test_a_broken_rule_refuses_the_sweep(tmp_path: Path) -> None:
+    for number, (parts, rule, received) in enumerate(REFUSED):
+        ((broken, what, remedy),) = problems(tmp_path / str(number), **parts)
+        assert broken == rule
+        assert received in what
+        assert remedy.endswith(".") or "def opt_fn" in remedy
 
 
 class Staged(Plain):
@@ -160,7 +139,8 @@ def test_pretraining_that_may_differentiate_is_refused_with_a_gpu_process(
     size = {"cpu": 10, "gpu": 20} if by_kind else 10
     words = {"trainer": "averaging", "processes": 2, "epochs": 1, "partition_size": size}
     params = TrainerParams.from_mapping(words)
-    facts = check(tmp_path, models={"m": model, "plain": Plain}, params=params)
+    tiny = Tiny(tmp_path, models={"m": model, "plain": Plain}, params=params)
+    facts = preflight.check(tiny.bundle, tiny.batches)
     assert (facts.failures, set(facts.step_seconds)) == ({}, {"m", "plain"})
     if refused:
         ((rule, received, remedy),) = facts.problems
@@ -175,23 +155,19 @@ def raising(*arguments: Any) -> Any:
     raise LookupError("the user's own")
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        {"models": {"bad": raising, "good": Plain}},
-        {"models": {"bad": lambda: Through(raising), "good": Plain}},
-        {"models": {"bad": lambda: sys.exit(1), "good": Plain}},
-    ],
-    ids=["constructor", "forward", "exit"],
-)
-def test_user_code_that_raises_fails_only_its_own_jobs(
-    tmp_path: Path, parts: dict[str, Any]
-) -> None:
-    facts = check(tmp_path, **parts)
-    assert facts.problems == ()
-    assert list(facts.failures) == ["bad/constant"]
-    assert "Traceback" in facts.failures["bad/constant"]
-    assert set(facts.step_seconds) == {"good"}
+@pytest.mark.filterwarnings("ignore:.*jobs failed")
+def test_user_code_that_raises_fails_only_its_own_jobs(tmp_path: Path) -> None:
+    models = {
+        "constructor": raising,
+        "forward": lambda: Through(raising),
+        "exit": lambda: sys.exit(1),
+        "good": Plain,
+    }
+    results = results_of(tmp_path / "run", models, cv=ONE_FOLD)
+    failed = [name for name, result in results.items() if result.status == "failed"]
+    names = ("constructor", "exit", "forward")
+    assert sorted(failed) == [f"{name}/constant/fold-0" for name in names]
+    assert results["good/constant/fold-0"].status == "done"
 
 
 class Reshaping(Plain):
@@ -199,7 +175,6 @@ class Reshaping(Plain):
         return super().forward(inputs).view(-1, 7)
 
 
-SCHEDULES = {"constant": "constant", "cosine": "cosine"}
 MISFITS: dict[str, tuple[Any, str, str]] = {
     "dense": (
         lambda: nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(784, 3))),
@@ -221,33 +196,36 @@ MISFITS: dict[str, tuple[Any, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", MISFITS)
 def test_a_model_that_cannot_take_the_samples_is_refused_by_layer_and_shape(
-    tmp_path: Path, name: str
+    tmp_path: Path,
 ) -> None:
-    model, where, why = MISFITS[name]
-    facts = check(tmp_path, models={"bad": model, "good": Plain}, lr_schedules=SCHEDULES)
-    ((rule, received, remedy),) = facts.problems
-    assert rule == f"model bad must take the samples, in batches of float32 (10, {FEATURES})"
-    assert received.startswith(where)
-    assert why in received
-    assert "keep_going=True" in remedy
-    told = f"{rule}: received {received}"
-    assert facts.refused == {"bad/constant": told, "bad/cosine": told}
-    assert (facts.failures, set(facts.step_seconds)) == ({}, {"good"})
+    models = {**{name: parts[0] for name, parts in MISFITS.items()}, "good": Plain}
+    refused = problems(tmp_path / "run", models, ["constant", "cosine"])
+    for (rule, received, remedy), (name, (_, where, why)) in zip(
+        refused, MISFITS.items(), strict=True
+    ):
+        assert rule == f"model {name} must take the samples, in batches of float32 (10, {FEATURES})"
+        assert received.startswith(where)
+        assert why in received
+        assert "keep_going=True" in remedy
 
 
-@pytest.mark.parametrize(
-    "text", ["CUDA error: no kernel", "can't allocate memory", '"addmm" not implemented for Half']
-)
-def test_what_a_gpu_may_have_or_time_may_mend_is_no_refusal(tmp_path: Path, text: str) -> None:
+def test_what_a_gpu_may_have_or_time_may_mend_is_no_refusal(tmp_path: Path) -> None:
     torchs: dict[str, Any] = {"__name__": "torch.nn.functional"}
     source = "def lacks(text): raise RuntimeError(text)"
     exec(compile(source, functional.__file__, "exec"), torchs)
     lacks = torchs["lacks"]
-    for said, count in ((text, 0), ("shapes differ", 1)):
-        model = functools.partial(Through, lambda _, said=said: lacks(said))
-        assert len(check(tmp_path, models={"bad": model}).problems) == count
+    for number, (text, count) in enumerate(
+        {
+            "CUDA error: no kernel": 0,
+            "can't allocate memory": 0,
+            '"addmm" not implemented for Half': 0,
+            "shapes differ": 1,
+        }.items()
+    ):
+        model = functools.partial(Through, lambda _, text=text: lacks(text))
+        tiny = Tiny(tmp_path / str(number), {"bad": model})
+        assert len(preflight.check(tiny.bundle, tiny.batches).problems) == count
 
 
 @pytest.mark.parametrize(
@@ -264,20 +242,21 @@ def test_what_a_gpu_may_have_or_time_may_mend_is_no_refusal(tmp_path: Path, text
             "TypeError: Adam.__init__() got an unexpected keyword argument 'rate'",
         ),
         (
-            {"lr_schedules": {"s": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, size=3)}},
+            {"schedules": {"s": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, size=3)}},
             "LR schedule s must be made for the optimizer of model plain",
             "TypeError: StepLR.__init__() got an unexpected keyword argument 'size'",
         ),
     ],
+    ids=["model", "optimizer", "schedule"],
 )
 def test_what_cannot_be_made_is_refused_and_names_the_line(
     tmp_path: Path, part: dict[str, Any], rule: str, received: str
 ) -> None:
-    (problem,) = check(tmp_path, **part).problems
-    assert problem[0] == rule
-    assert problem[1].startswith(received)
-    assert re.search(r" \(test_preflight\.py, line \d+\)$", problem[1])
-    assert "keep_going=True" in problem[2]
+    ((broken, what, remedy),) = problems(tmp_path / "run", **part)
+    assert broken == rule
+    assert what.startswith(received)
+    assert re.search(r" \(test_preflight\.py, line \d+\)$", what)
+    assert "keep_going=True" in remedy
 
 
 class Filling(Plain):
@@ -290,24 +269,22 @@ def test_samples_without_a_number_are_refused_where_the_model_does_not_fill_them
 ) -> None:
     inputs, targets = samples()
     inputs[:, 1], inputs[:, 2] = math.nan, math.inf
-    facts = check(tmp_path, data=(inputs, targets), models={"m": Plain, "filling": Filling})
-    (problem,) = facts.problems
-    rule = "samples must be finite where model m or its loss does not take others"
-    assert problem[:2] == (rule, "NaN and infinity in its inputs of sample 0")
-    assert "SimpleImputer" in problem[2]
-    assert (list(facts.refused), list(facts.step_seconds)) == (["m/constant"], ["filling"])
+    models = {"m": Plain, "filling": Filling}
+    ((rule, received, remedy),) = problems(tmp_path / "run", models, data=(inputs, targets))
+    assert rule == "samples must be finite where model m or its loss does not take others"
+    assert received == "NaN and infinity in its inputs of sample 0"
+    assert "SimpleImputer" in remedy
 
 
 def test_all_problems_come_at_once_and_each_once(tmp_path: Path) -> None:
-    facts = check(
-        tmp_path,
-        models={"narrow": lambda: Head(2), "tuple": lambda: Through(lambda outputs: (outputs,))},
-        lr_schedules={"cosine": "cosine", "warm": "warm", "bad": lambda optimizer: None},
-    )
-    assert [problem[0].split(" must ")[0] for problem in facts.problems] == [
+    models = {"narrow": lambda: Head(2), "rows": lambda: Through(lambda outputs: outputs[1:])}
+    schedules = {"cosine": "cosine", "warm": "warm", "bad": lambda optimizer: None}
+    assert [
+        rule.split(" must ")[0] for rule, *_ in problems(tmp_path / "r", models, schedules)
+    ] == [
         "model narrow",
         "LR schedule bad",
-        "model tuple",
+        "model rows",
     ]
 
 
@@ -334,81 +311,62 @@ class KeepingStep(optim.lr_scheduler.StepLR):
         return {"rule": len}
 
 
-@pytest.mark.parametrize(
-    ("parts", "place"),
-    [
-        ({"models": {"m": KeepingHead}}, "['model m']['kept._extra_state']['started']"),
-        ({"opt_fn": lambda model: KeepingSGD(model.parameters(), 0.1)}, "['optimizer']['note']"),
-        ({"criterion": Keeping()}, "['criterion']['_extra_state']['started']"),
-        (
-            {"lr_schedules": {"cosine": "cosine", "s": lambda own: KeepingStep(own, 1)}},
-            "['LR schedule s']['rule']",
-        ),
-    ],
-    ids=["model", "optimizer", "criterion", "LR schedule"],
-)
-def test_state_that_no_checkpoint_can_hold_is_refused(
-    tmp_path: Path, parts: dict[str, Any], place: str
-) -> None:
-    ((rule, received, remedy),) = check(tmp_path, **parts).problems
-    assert rule == "checkpoints must be able to hold the whole state of a job"
-    assert place in received
-    assert "state_dict()" in remedy
+def test_state_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
+    for number, (parts, place) in enumerate(
+        [
+            (one(KeepingHead), "['model m']['kept._extra_state']['started']"),
+            (
+                {"opt_fn": lambda model: KeepingSGD(model.parameters(), 0.1)},
+                "['optimizer']['note']",
+            ),
+            ({"criterion": Keeping()}, "['criterion']['_extra_state']['started']"),
+            ({"schedules": {"s": lambda own: KeepingStep(own, 1)}}, "['LR schedule s']['rule']"),
+        ]
+    ):
+        ((rule, received, remedy),) = problems(tmp_path / str(number), **parts)
+        assert rule == "checkpoints must be able to hold the whole state of a job"
+        assert place in received
+        assert "state_dict()" in remedy
 
 
-@pytest.mark.parametrize("threshold", [0, 1000])
-def test_models_with_odd_state_and_optimizers_are_accepted(tmp_path: Path, threshold: int) -> None:
+def test_models_with_odd_state_and_optimizers_are_accepted(tmp_path: Path) -> None:
     class Extra(Plain):
         def get_extra_state(self) -> Any:
-            return {"threshold": threshold}
+            return {"threshold": 1000}
 
         def set_extra_state(self, state: Any) -> None:
-            assert state == {"threshold": threshold}
+            assert state == {"threshold": 1000}
 
-    facts = check(
-        tmp_path,
-        models={"extra": Extra},
-        opt_fn=lambda model: optim.LBFGS(model.parameters(), 0.1),
-        lr_schedules={"reduce": "reduce"},
+    words = {**one(Extra), "schedules": ["reduce"]}
+    lbfgs = {"opt_fn": lambda model: optim.LBFGS(model.parameters(), 0.1)}
+    assert train(tmp_path / "run", **words, **lbfgs).status == "done"
+
+
+# What the plan records
+
+
+def recorded(root: Path, **parts: Any) -> str:
+    """Return what the plan says of the live objects."""
+    return json.dumps(
+        sweep(root, cv=ONE_FOLD, **{**one(Plain), **parts}).plan.recipe, sort_keys=True
     )
-    assert (facts.problems, facts.failures) == ((), {})
 
 
-def test_a_dry_run_leaves_no_trace_in_the_jobs(tmp_path: Path) -> None:
-    def make(name: str) -> Tiny:
-        return Tiny(tmp_path / name, {"noisy": Noisy}, criterion=nn.CrossEntropyLoss())
-
-    alone, after = make("alone"), make("after")
-    preflight.check(after.bundle, after.batches)
-    assert after.train().digest == alone.train().digest
+def step_lr(size: int) -> dict[str, Any]:
+    return {"schedules": {"s": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, size)}}
 
 
-# ---- facts ----
-
-
-def facts_of(tmp_path: Path, **parts: Any) -> dict[str, Any]:
-    return check(tmp_path, **{"models": {"m": Plain}, **parts}).recipe
-
-
-def test_facts_are_the_same_each_time(tmp_path: Path) -> None:
-    assert facts_of(tmp_path) == facts_of(tmp_path)
-
-
-def slow(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return functional.cross_entropy(outputs, targets)
+def _small_counts() -> nn.Module:
+    model = Noisy()
+    model.layers[1].num_batches_tracked = model.layers[1].num_batches_tracked.int()
+    return model
 
 
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "architecture": ({}, {"models": {"m": lambda: nn.Sequential(nn.ReLU(), Head(3))}}),
-    "dtype of a buffer": (
-        {"models": {"m": lambda: Noisy()}},
-        {"models": {"m": lambda: _half_statistics()}},
-    ),
+    "architecture": ({}, one(lambda: nn.Sequential(nn.ReLU(), Head(3)))),
+    "dtype of a buffer": (one(Noisy), one(_small_counts)),
     "optimizer": ({}, {"opt_fn": lambda model: optim.Adam(model.parameters(), 0.1)}),
-    "step size": (
-        {"lr_schedules": {"s": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, 1)}},
-        {"lr_schedules": {"s": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, 2)}},
-    ),
+    "step size": (step_lr(1), step_lr(2)),
     "label smoothing": ({}, {"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}),
     "class weights": ({}, {"criterion": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))}),
     "criterion's code": (
@@ -423,17 +381,12 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def _half_statistics() -> nn.Module:
-    model = Noisy()
-    model.layers[1].running_mean = model.layers[1].running_mean.half()
-    return model
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_another_sweep_has_other_facts(tmp_path: Path, name: str) -> None:
-    one, other = (facts_of(tmp_path, **parts) for parts in OTHERS[name])
-    assert one != other
-    assert facts_of(tmp_path, **OTHERS[name][0]) == one
+def test_another_sweep_has_another_plan_and_the_same_one_the_same(tmp_path: Path) -> None:
+    plain = recorded(tmp_path / "plain")
+    assert recorded(tmp_path / "again") == plain
+    for name, (first, second) in OTHERS.items():
+        before = recorded(tmp_path / f"{name} 1", **first) if first else plain
+        assert recorded(tmp_path / f"{name} 2", **second) != before
 
 
 class Addressed:
@@ -448,39 +401,14 @@ class Talkative(Plain):
         return f"{Addressed()}"
 
 
-def halved(rows: Any) -> Any:
-    return rows / 2
+def test_no_address_is_in_the_plan(tmp_path: Path) -> None:
+    words = {**one(Talkative), "criterion": Addressed()}
+    text = recorded(tmp_path / "run", **words, preprocess=FunctionTransformer(np.negative))
+    assert "Addressed" in text
+    assert " at 0x" not in text
 
 
-def addressed_facts(folder: Path) -> str:
-    facts = facts_of(
-        folder,
-        models={"m": Talkative},
-        criterion=Addressed(),
-        preprocess=FunctionTransformer(halved),
-        lr_schedules={
-            "own": lambda optimizer: optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1)
-        },
-    )
-    return json.dumps(facts, sort_keys=True)
-
-
-@pytest.mark.nightly
-def test_facts_are_the_same_in_another_process(tmp_path: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path; "
-        "from tests.training.dry_run import test_preflight as here; "
-        "print(here.addressed_facts(Path(sys.argv[1])))"
-    )
-    there = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    assert there.strip() == addressed_facts(tmp_path)
-    assert "Addressed" in there
+# Fusion
 
 
 class Recurrent(nn.Module):

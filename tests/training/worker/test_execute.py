@@ -14,14 +14,17 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import Epoch, StorageError
-from asynckfold.jobs.messages import EpochEnd, Task
+from asynckfold import StorageError
+from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.recipe import pack
-from asynckfold.jobs.result import DONE, FAILED
+from asynckfold.jobs.result import DONE
 from asynckfold.system import file_descriptors
 from asynckfold.training.worker import main
+from tests.training.sweeps import ONE_FOLD, log_of, results_of, sweep, train
 from tests.training.tiny import Plain, Tiny, never
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*jobs failed")
 
 
 class Unspeakable(Exception):
@@ -37,45 +40,35 @@ def raising(error: Callable[[], BaseException]) -> Callable[[], nn.Module]:
     return Failing
 
 
-def leave() -> BaseException:
-    sys.exit(3)
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "ValueError: bad value": lambda: ValueError("bad value"),
+    "ValueError: first second third": lambda: ValueError("first\n  second\nthird"),
+    "ValueError:": lambda: ValueError(),
+    "SystemExit: 3": lambda: sys.exit(3),
+    "SystemExit: 0": lambda: SystemExit(0),
+    "KeyError: 'missing'": lambda: KeyError("missing"),
+    "OSError: [Errno 28] No space left on device": lambda: OSError(28, "No space left on device"),
+    "ValueError: \\ud800 \\x00 é": lambda: ValueError("\ud800 \0 é"),
+    "Unspeakable: <exception str() failed>": Unspeakable,
+}
 
 
-@pytest.mark.parametrize(
-    ("error", "line"),
-    [
-        (lambda: ValueError("bad value"), "ValueError: bad value"),
-        (lambda: ValueError("first\n  second\nthird"), "ValueError: first second third"),
-        (lambda: ValueError(), "ValueError:"),
-        (lambda: SystemExit(3), "SystemExit: 3"),
-        (lambda: SystemExit(0), "SystemExit: 0"),
-        (leave, "SystemExit: 3"),
-        (lambda: KeyError("missing"), "KeyError: 'missing'"),
-        (
-            lambda: OSError(28, "No space left on device"),
-            "OSError: [Errno 28] No space left on device",
-        ),
-        (lambda: ValueError("\ud800 \0 é"), "ValueError: \\ud800 \\x00 é"),
-        (lambda: Unspeakable(), "Unspeakable: <exception str() failed>"),
-    ],
-)
-def test_an_exception_of_user_code_is_the_result_of_its_job(
-    tmp_path: Path, error: Callable[[], BaseException], line: str
-) -> None:
-    tiny = Tiny(tmp_path, {"failing": raising(error), "good": Plain})
-    bad, good = tiny.execute(tiny.jobs[0], tiny.jobs[3])
-    assert (bad.status, bad.error) == (FAILED, f"{line} (epoch 1, batch 1 of 4)")
-    assert "in forward" in bad.traceback
-    assert bad.traceback.startswith("Traceback (most recent call last):")
-    assert bad.traceback in tiny.log()
-    bad.traceback.encode()
-    assert good.status == DONE
+def test_an_exception_of_user_code_is_the_result_of_its_job(tmp_path: Path) -> None:
+    models = {f"m{number}": raising(error) for number, error in enumerate(ERRORS.values())}
+    results = results_of(tmp_path, {**models, "good": Plain}, cv=ONE_FOLD)
+    for number, line in enumerate(ERRORS):
+        bad = results[name := f"m{number}/constant/fold-0"]
+        assert (bad.status, bad.error) == ("failed", f"{line} (epoch 1, batch 1 of 4)")
+        assert "in forward" in bad.traceback
+        assert bad.traceback.startswith("Traceback (most recent call last):")
+        assert bad.traceback in log_of(tmp_path, name)
+        bad.traceback.encode()
+    assert results["good/constant/fold-0"].status == "done"
 
 
-@pytest.mark.parametrize("place", ["constructor", "optimizer", "schedule", "criterion", "backward"])
-def test_exceptions_are_results_wherever_they_are_raised(tmp_path: Path, place: str) -> None:
+def test_exceptions_are_results_wherever_they_are_raised(tmp_path: Path) -> None:
     def fail(*arguments: Any) -> Any:
-        raise LookupError(place)
+        raise LookupError("mine")
 
     class Graph(torch.autograd.Function):
         @staticmethod
@@ -84,40 +77,46 @@ def test_exceptions_are_results_wherever_they_are_raised(tmp_path: Path, place: 
 
         @staticmethod
         def backward(context: Any, *gradients: torch.Tensor) -> Any:
-            raise LookupError("backward")
+            raise LookupError("mine")
 
     class Backward(Plain):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return Graph.apply(super().forward(inputs))  # type: ignore[no-any-return]
 
-    parts: dict[str, dict[str, Any]] = {
-        "constructor": {"models": {"m": fail}},
-        "optimizer": {"opt_fn": fail},
-        "schedule": {"lr_schedules": {"s": fail}},
-        "criterion": {"criterion": fail},
-        "backward": {"models": {"m": Backward}},
+    trained = " (epoch 1, batch 1 of 4)"
+    parts: dict[str, tuple[dict[str, Any], str]] = {
+        "constructor": ({"models": {"m": fail}}, ""),
+        "optimizer": ({"opt_fn": fail}, ""),
+        "schedule": ({"schedules": {"s": fail}}, ""),
+        "criterion": ({"criterion": fail}, trained),
+        "backward": ({"models": {"m": Backward}}, trained),
     }
-    tiny = Tiny(tmp_path, **parts[place])
-    (result,) = tiny.execute(tiny.jobs[0])
-    where = " (epoch 1, batch 1 of 4)" if place in ("criterion", "backward") else ""
-    assert (result.status, result.error) == (FAILED, f"LookupError: {place}{where}")
+    for place, (words, where) in parts.items():
+        result = train(tmp_path / place, **words)
+        assert (result.status, result.error) == ("failed", f"LookupError: mine{where}")
 
 
-@pytest.mark.parametrize(("call", "where"), [(7, "batch 2 of 4"), (10, "end of the epoch")])
-def test_an_error_names_epoch_and_batch(tmp_path: Path, call: int, where: str) -> None:
-    calls = 0
+class Later(Plain):
+    """Raises in a batch of the second epoch of its training, or in the evaluation after it."""
 
-    class Later(Plain):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            nonlocal calls
-            calls += 1
-            if calls == call:
-                raise ValueError("later")
-            return super().forward(inputs)
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.batch, self.trained = batch, 0
 
-    tiny = Tiny(tmp_path, {"later": Later})
-    (result,) = tiny.execute(tiny.jobs[0])
-    assert (result.status, result.error) == (FAILED, f"ValueError: later (epoch 2, {where})")
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.trained += self.training
+        late = self.trained == self.batch if self.training else self.trained == 8 < self.batch
+        if late:
+            raise ValueError("later")
+        return super().forward(inputs)
+
+
+def test_an_error_names_epoch_and_batch(tmp_path: Path) -> None:
+    models = {"batch": lambda: Later(6), "end": lambda: Later(9)}
+    results = results_of(tmp_path, models, cv=ONE_FOLD)
+    places = {name: item.error for name, item in results.items()}
+    assert places["batch/constant/fold-0"] == "ValueError: later (epoch 2, batch 2 of 4)"
+    assert places["end/constant/fold-0"] == "ValueError: later (epoch 2, end of the epoch)"
 
 
 def test_an_interrupt_is_not_a_result(tmp_path: Path) -> None:
@@ -138,13 +137,12 @@ def test_a_full_disk_is_not_a_failure_of_a_job(
         raise StorageError(28, "full")
 
     monkeypatch.setattr("asynckfold.training.checkpoint.write_whole", full)
-    tiny = Tiny(tmp_path)
     with pytest.raises(StorageError):
-        tiny.execute(tiny.jobs[0])
+        sweep(tmp_path)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_placement_sets_the_threads_of_the_job(tmp_path: Path, threads: int) -> None:
+def test_the_sweep_sets_the_threads_of_the_job(tmp_path: Path, threads: int) -> None:
     seen = []
 
     class Asking(Plain):
@@ -158,7 +156,7 @@ def test_the_placement_sets_the_threads_of_the_job(tmp_path: Path, threads: int)
     assert torch.get_num_threads() == 1
 
 
-# ---- the worker's side of the pipe ----
+# The worker's side of the pipe
 
 
 class Pipe:
@@ -212,10 +210,6 @@ def test_prints_go_to_the_log_of_the_job(
         assert tiny.log().count(text) == 1
     print("after the job", flush=True)
     assert capfd.readouterr() == ("after the job\n", "")
-
-
-def epoch(number: int, seconds: float) -> EpochEnd:
-    return EpochEnd("a", 1, Epoch(number, 0.5, 0.4, 0.9, 0.1, seconds))
 
 
 def test_every_task_reports_a_bundle_that_could_not_be_unpacked(tiny: Tiny) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from asynckfold import Result
-from asynckfold.jobs.placement import Command, Placement
+from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.training import loop
 from asynckfold.training.worker import execute
-from tests.training.tiny import Tiny, never
 
 GIB = 1 << 30
 
@@ -59,18 +56,3 @@ def test_a_worker_keeps_nothing_of_a_gpu_after_a_job(fake_cuda: list[str]) -> No
         assert loop.with_gpu_memory(made, found) is made
     shared, whole = ["init", "use 1", "0.1875 of 1", "empty", "leave 1"], ["init", "use 0"]
     assert fake_cuda == [*shared, *whole, "1 of 0", "empty"]
-
-
-@pytest.mark.parametrize("command", [Command.MEASURE, Command.ESTIMATE])
-def test_the_serial_baseline_runs_on_the_gpu_of_its_placement_and_frees_it(
-    tmp_path: Path, fake_cuda: list[str], monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
-    monkeypatch.setattr(
-        execute.serial_baseline, command.value, lambda bundle, data, stop, device, *_: device
-    )
-    tiny = Tiny(tmp_path)
-    placement = Placement((), (0,), gpu=1, command=command)
-    told: list[Any] = []
-    found = execute.execute(tiny.bundle, tiny.batches, placement, [], told.append, never)
-    assert found == [torch.device("cuda", 1)]
-    assert fake_cuda == ["init", "use 1", "1 of 1", "empty", "leave 1"]
