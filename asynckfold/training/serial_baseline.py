@@ -30,12 +30,12 @@ from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import evaluation, loop, setup
+from asynckfold.training.batches import epoch_samples
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.preprocessing import fit_on, transform
-from asynckfold.training.sampling import epoch_samples
 from asynckfold.training.training_run import EVENT_SECONDS, Report, Training
 
 ESTIMATE_SECONDS = 0.3

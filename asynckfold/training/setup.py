@@ -22,6 +22,7 @@ from asynckfold.training import (
     pretraining,
     seeding,
 )
+from asynckfold.training.batches import samples_per_epoch
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import callbacks_of
 from asynckfold.training.calls import scaler_of
@@ -30,7 +31,6 @@ from asynckfold.training.losses import criterion_for
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
 from asynckfold.training.pretraining import PretrainingSummary
-from asynckfold.training.sampling import samples_per_epoch
 from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training
 from asynckfold.training.user_steps import user_step, user_validation

@@ -33,6 +33,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.store import job_folder
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint, evaluation, gradients, lr_schedules, seeding
+from asynckfold.training.batches import epoch_samples, length_problems
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks
 from asynckfold.training.evaluation import (
@@ -50,7 +51,6 @@ from asynckfold.training.evaluation import (
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import adds_up, as_given, mean_loss
 from asynckfold.training.optimizers import follow_parameters, optimizers_of
-from asynckfold.training.sampling import epoch_samples, length_problems
 from asynckfold.training.stopwatch import Stopwatch, mark, seconds_between
 from asynckfold.training.user_steps import TrainingStep, ValidationStep, joined
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from asynckfold.training.sampling import sampling_seed
+from asynckfold.training.batches import sampling_seed
 from tests.interrupted import interrupted
 from tests.ragged import BATCH, EPOCHS, adam, plain_loop
 

@@ -490,7 +490,7 @@ def test_an_optimizer_with_modes_is_scored_and_saved_in_evaluation_mode(
 
 def by_hand(job: Any, rows: Any) -> nn.Module:
     """Train the model of a job with the order of its batches, and leave the averaged weights."""
-    from asynckfold.training.sampling import epoch_samples
+    from asynckfold.training.batches import epoch_samples
 
     torch.manual_seed(job.seed)
     model = Layer()

@@ -21,6 +21,7 @@ from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format
 from asynckfold.training import gradients, lr_schedules, seeding, setup
+from asynckfold.training.batches import samples_per_epoch
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks, callbacks_of, try_callbacks
 from asynckfold.training.calls import ONE, outputs_of
@@ -43,7 +44,6 @@ from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
-from asynckfold.training.sampling import samples_per_epoch
 from asynckfold.training.user_steps import check_loss, user_step, user_validation
 
 REPLICA_BATCH = 8
@@ -123,21 +123,6 @@ class CandidateTrial:
         is_one = isinstance(self.inputs, torch.Tensor) and self.seen.collation is None
         self.way = "" if is_one else checks.way_of_call(name, model, self.inputs, data)
 
-    @property
-    def model(self) -> nn.Module:
-        """The model in hand."""
-        return self.live.model
-
-    @property
-    def criterion(self) -> Any:
-        """Its copy of the criterion."""
-        return self.live.criterion
-
-    @property
-    def optimizer(self) -> Any:
-        """Its optimizer, or optimizers."""
-        return self.live.optimizer
-
     # How a job makes its parts
 
     def _optimizer(self, model: nn.Module, criterion: Any) -> Any:
@@ -162,11 +147,6 @@ class CandidateTrial:
 
     # Before a step
 
-    def check_optimized(self) -> None:
-        """Refuse an optimizer of tensors outside model and criterion, or of too few of theirs."""
-        recipe, params = self.bundle.recipe, self.bundle.plan.params
-        outside.check_optimized(self.name, self.live, recipe, params)
-
     def schedule_fit(self) -> Fit:
         """Judge the LR schedule by the number of steps in the candidate's jobs."""
         plan, every = self.bundle.plan, [fold.fitted for fold in self.bundle.folds]
@@ -176,9 +156,9 @@ class CandidateTrial:
         sampler = self.bundle.recipe.sampler
         sizes = [samples_per_epoch(sampler, self.seen, rows, 0) for rows in every]
         least, most = (
-            setup.steps_of(plan, count, self.model) for count in (min(sizes), max(sizes))
+            setup.steps_of(plan, count, self.live.model) for count in (min(sizes), max(sizes))
         )
-        batches = setup.steps_of(plan, max(sizes), self.model, "batch")
+        batches = setup.steps_of(plan, max(sizes), self.live.model, "batch")
         steps = Steps(least, most, plan.params.lr_step, batches, refits)
         make = partial(self._lr_schedule, steps=most)
         return judge(self.schedule, make, self.unscheduled, steps)
@@ -212,23 +192,23 @@ class CandidateTrial:
         started, weights = time.perf_counter(), ""
         if self.bundle.recipe.fit_fn is not None:
             self.live, batch = self._made(), mapped(torch.clone, self._users_batch())
-            schedule, device = self._lr_schedule(self.optimizer), self.targets.device
+            schedule, device = self._lr_schedule(self.live.optimizer), self.targets.device
             weights = user_code.run_loop(self.bundle, self.live, schedule, batch, device)
         elif self.live.user_step:
             self.live.set_mode(train=True)
-            user_code.train_step(self.live.user_step, self.model, self._users_batch())
+            user_code.train_step(self.live.user_step, self.live.model, self._users_batch())
         else:
             self._plain_step(output_samples)
         return time.perf_counter() - started, weights
 
     def _plain_step(self, output_samples: dict[str, OutputSample] | None) -> None:
         self.live.set_mode(train=True)
-        outputs = self._fitting_outputs(self.model)
+        outputs = self._fitting_outputs(self.live.model)
         if not isinstance(outputs, torch.Tensor):
             if output_samples is not None:
                 # In evaluation mode, which is scored.
                 with seeding.preserved(), torch.no_grad():
-                    evaluated = self._fitting_outputs(copied(self.model).eval())
+                    evaluated = self._fitting_outputs(copied(self.live.model).eval())
                     output_samples[self.name] = self._sample_of(evaluated)
         else:
             if output_samples is not None:
@@ -237,19 +217,21 @@ class CandidateTrial:
         if self.outputs is None:
             # Of the first step: the number of steps depends on their seconds.
             self.outputs = mapped(torch.detach, outputs)
-        loss = self._loss(self.criterion, outputs)
+        loss = self._loss(self.live.criterion, outputs)
         check_loss(loss, f"the criterion of model {self.name}", remedy=_MEAN)
         checks.check_finite(self.name, self.first_rows, (self.inputs, self.targets), loss)
         loss.backward()
 
         def backward() -> torch.Tensor:
-            self.optimizer.zero_grad()
-            again: torch.Tensor = self.criterion(self._fitting_outputs(self.model), self.targets)
+            self.live.optimizer.zero_grad()
+            again: torch.Tensor = self.live.criterion(
+                self._fitting_outputs(self.live.model), self.targets
+            )
             again.backward()  # type: ignore[no-untyped-call]
             return again
 
-        if not isinstance(self.optimizer, torch.optim.LBFGS):
-            gradients.take_step(self.optimizer, backward)
+        if not isinstance(self.live.optimizer, torch.optim.LBFGS):
+            gradients.take_step(self.live.optimizer, backward)
 
     def _users_batch(self) -> tuple[Any, Any]:
         """Return inputs and targets as the user's steps and loop get them."""
@@ -297,7 +279,7 @@ class CandidateTrial:
         listed = isinstance(outputs, (list, tuple)) and len(outputs) == count
         if listed:
             # Several outputs may be as many as the samples.
-            fewer = self._outputs(copied(self.model).eval(), count - 1)
+            fewer = self._outputs(copied(self.live.model).eval(), count - 1)
             listed = len(fewer) == count - 1
         columns = checks.columns_of(self.name, outputs, count, listed=listed)
         return output_sample(outputs, columns)
@@ -305,7 +287,7 @@ class CandidateTrial:
     def _score(self, output_samples: dict[str, OutputSample]) -> None:
         """Refuse a model that the user's code trains, and that cannot be scored."""
         with torch.no_grad():
-            outputs = self._fitting_outputs(self.model.eval())
+            outputs = self._fitting_outputs(self.live.model.eval())
             output_samples[self.name] = self._sample_of(outputs)
             loss = self._loss(copy.deepcopy(self.bundle.recipe.criterion), outputs)
         scorer = f"the criterion of model {self.name}, which scores the held-out fold,"
@@ -318,7 +300,7 @@ class CandidateTrial:
     def check_learning(self) -> None:
         """Refuse a step that cannot teach anything."""
         if self.bundle.recipe.fit_fn is None:
-            checks.check_gradient(self.name, self.model, self.optimizer)
+            checks.check_gradient(self.name, self.live.model, self.live.optimizer)
         if isinstance(self.outputs, torch.Tensor):
             checks.check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
 
@@ -326,12 +308,12 @@ class CandidateTrial:
         """Refuse a state that no checkpoint can hold or restore, or that fits no trainer."""
         with seeding.preserved():
             again = self._made()
-        checks.check_new(self.name, self.model, again.model)
-        checks.check_storable(f"model {self.name}", self.model)
+        checks.check_new(self.name, self.live.model, again.model)
+        checks.check_storable(f"model {self.name}", self.live.model)
         checks.check_storable("criterion", self.bundle.recipe.criterion)
-        checks.check_storable("optimizer", self.optimizer)
-        checks.check_scalable(self.bundle, self.optimizer)
-        checks.check_shareable(self.bundle, self.optimizer)
+        checks.check_storable("optimizer", self.live.optimizer)
+        checks.check_scalable(self.bundle, self.live.optimizer)
+        checks.check_shareable(self.bundle, self.live.optimizer)
         self.check_checkpoint([again])
 
     def check_checkpoint(self, made: list[Live] | None = None) -> None:
@@ -372,20 +354,26 @@ class CandidateTrial:
 
     def measured(self) -> tuple[str, ...]:
         """Return the names of what a `validation_step` measures; refuse one that breaks a rule."""
-        parts, device = optimizers_of(self.optimizer), self.targets.device
+        parts, device = optimizers_of(self.live.optimizer), self.targets.device
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
         step = user_validation(self.bundle.recipe, parts, criterion, device, self.precision)
         if step is None:
             return ()
         logged = self.live.user_step.state.measures if self.live.user_step else {}
         batch, size = self._users_batch(), len(self.targets)
-        user_code.validate(step, self.model.eval(), batch, size, logged)
+        user_code.validate(step, self.live.model.eval(), batch, size, logged)
         return tuple(step.measures)
 
     def check_callbacks(self) -> None:
         """Refuse callbacks that break a rule."""
         epochs, step = self.bundle.plan.params.epochs, self.live.user_step
-        live = self.model, self.optimizer, self.lr_schedule, self.targets.device, self.criterion
+        live = (
+            self.live.model,
+            self.live.optimizer,
+            self.lr_schedule,
+            self.targets.device,
+            self.live.criterion,
+        )
         callbacks = callbacks_of(self.bundle.recipe, self.candidate, epochs, live)
         if callbacks is None:
             return
@@ -425,11 +413,11 @@ class CandidateTrial:
 
     def memory(self) -> int:
         """Estimate bytes: parameters and gradients, optimizer state, some activations."""
-        tensors = [*tensors_of(self.model).values(), *trained_parameters(self.criterion)]
+        tensors = [*tensors_of(self.live.model).values(), *trained_parameters(self.live.criterion)]
         weights: int = sum(tensor.nbytes for tensor in tensors)
         state: int = sum(
             value.nbytes
-            for entry in self.optimizer.state.values()
+            for entry in self.live.optimizer.state.values()
             for value in entry.values()
             if isinstance(value, torch.Tensor)
         )
@@ -447,7 +435,7 @@ class CandidateTrial:
             samples, batch = self.first_rows, self._batch
         changed = self.changed_in_evaluation
         dependence = evaluation_depends_on(
-            self.model, samples[:REPLICA_BATCH], self.precision, batch, changes=bool(changed)
+            self.live.model, samples[:REPLICA_BATCH], self.precision, batch, changes=bool(changed)
         )
         if dependence:
             yield f"model {self.name}: {dependence}"
@@ -480,7 +468,7 @@ class CandidateTrial:
         """Compare a step in both formats: a model may read its tensors' memory directly."""
         flat = []
         for layout in (torch.contiguous_format, torch.channels_last):
-            model = copied(self.model).to(memory_format=layout).train()
+            model = copied(self.live.model).to(memory_format=layout).train()
             with seeding.preserved():
                 outputs = self._outputs(model, REPLICA_BATCH)
                 criterion = copy.deepcopy(self.bundle.recipe.criterion)
@@ -492,11 +480,11 @@ class CandidateTrial:
 
     def check_compiled(self) -> None:
         """Refuse a model that runs, but not compiled."""
-        setup.compile_whole(self.model)
+        setup.compile_whole(self.live.model)
         try:
             self._step()
             with torch.no_grad():
-                self._outputs(self.model.eval())
+                self._outputs(self.live.model.eval())
         except Exception as error:
             raise Refusal(
                 "compile=True needs models that torch.compile compiles as one graph",

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asynckfold.planning import fusion_rule
-from asynckfold.training import pretraining, seeding
+from asynckfold.training import seeding
 from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
 from asynckfold.training.evaluation import has_modes
@@ -26,6 +26,7 @@ from asynckfold.training.fusion.optimizers import (
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, with_fused_kernel
+from asynckfold.training.pretraining import has_pretraining
 
 Step = list[Batch]
 """The batch of each replica."""
@@ -47,35 +48,27 @@ def fusibility(trial: CandidateTrial) -> tuple[str, str]:
 
 def _unfit(trial: CandidateTrial) -> str:
     """Return why jobs of a model are fused on no device; empty if nothing speaks against it."""
-    if pretraining.has_pretraining(trial.model):
-        return "it has pretraining, which each job runs separately"
-    if trial.bundle.recipe.training_step is not None:
-        return "it has a training step of the user's own"
-    if trial.bundle.recipe.validation_step is not None:
-        return "it has a validation step of the user's own"
-    if trial.bundle.recipe.fit_fn is not None:
-        return "it has a loop of the user's own"
-    if trial.bundle.recipe.callbacks:
-        return "it has callbacks"
-    if trial.bundle.folds[0].inner_valid.size:
-        return "a part of each training fold is set aside"
-    if trial.bundle.recipe.make_criterion is not None:
-        return "each fold has a criterion of its own"
-    if trained_parameters(trial.criterion):
-        return "its criterion has parameters, which each job trains"
-    if trial.seen.collation is not None:
-        return "its batches come of a collate_fn"
-    if trial.bundle.plan.params.accumulate > 1:
-        return "each step takes the mean gradient of several batches"
-    if trial.bundle.plan.params.precision == "fp16":
-        return "in float16, each job scales its own losses"
-    if has_modes(trial.optimizer):
-        return "its optimizer has other weights for evaluation"
-    if trial.changed_in_evaluation:
-        return "its evaluation changes it, and restores it"
-    if any(kind is not type(trial.optimizer) for kind in _optimizer_kinds(trial)):
-        return "its candidates have optimizers of different kinds"
-    return ""
+    bundle, recipe = trial.bundle, trial.bundle.recipe
+    kinds = {type(trial.live.optimizer), *_optimizer_kinds(trial)}
+    obstacles = {
+        "it has pretraining, which each job runs separately": has_pretraining(trial.live.model),
+        "it has a training step of the user's own": recipe.training_step is not None,
+        "it has a validation step of the user's own": recipe.validation_step is not None,
+        "it has a loop of the user's own": recipe.fit_fn is not None,
+        "it has callbacks": bool(recipe.callbacks),
+        "a part of each training fold is set aside": bool(bundle.folds[0].inner_valid.size),
+        "each fold has a criterion of its own": recipe.make_criterion is not None,
+        "its criterion has parameters, which each job trains": trained_parameters(
+            trial.live.criterion
+        ),
+        "its batches come of a collate_fn": trial.seen.collation is not None,
+        "each step takes the mean gradient of several batches": bundle.plan.params.accumulate > 1,
+        "in float16, each job scales its own losses": bundle.plan.params.precision == "fp16",
+        "its optimizer has other weights for evaluation": has_modes(trial.live.optimizer),
+        "its evaluation changes it, and restores it": trial.changed_in_evaluation,
+        "its candidates have optimizers of different kinds": kinds > {type(trial.live.optimizer)},
+    }
+    return next((reason for reason, holds in obstacles.items() if holds), "")
 
 
 def _optimizer_kinds(trial: CandidateTrial) -> Iterator[type]:
@@ -85,7 +78,7 @@ def _optimizer_kinds(trial: CandidateTrial) -> Iterator[type]:
         if model == trial.name and schedule in recipe.optimizers:
             # A candidate whose optimizer cannot be made is in no group.
             with contextlib.suppress(Exception), seeding.preserved():
-                yield type(opt_fn_for(recipe, schedule, trial.criterion)(trial.model))
+                yield type(opt_fn_for(recipe, schedule, trial.live.criterion)(trial.live.model))
 
 
 def _compared(trial: CandidateTrial, precision: str) -> tuple[str, str]:
@@ -93,7 +86,7 @@ def _compared(trial: CandidateTrial, precision: str) -> tuple[str, str]:
     # An exception of user code in two replicas is the reason.
     try:
         models = [recipe.models[trial.name]() for _ in range(2)]
-        make = opt_fn_for(recipe, trial.schedule, trial.criterion)
+        make = opt_fn_for(recipe, trial.schedule, trial.live.criterion)
         opt_fn = partial(with_fused_kernel, make)
         steps = _steps(trial)
         comparison = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)

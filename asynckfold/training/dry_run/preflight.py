@@ -28,7 +28,7 @@ from asynckfold.planning import fusion_rule
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import checks, criteria, fingerprints, user_code
+from asynckfold.training.dry_run import checks, criteria, fingerprints, outside, user_code
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.fusibility import fusibility
 from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs
@@ -81,10 +81,10 @@ class _DryRun:
                     if name not in self.facts.step_seconds:
                         concerned = [candidate_name(name, other) for other in schedules]
                         self._try_step(trial)
-                        stepped.add(type(trial.optimizer))
+                        stepped.add(type(trial.live.optimizer))
                         changed = ", ".join(traces.look())
                         self._check_fusible(trial, changed)
-                    elif type(trial.optimizer) not in stepped:
+                    elif type(trial.live.optimizer) not in stepped:
                         trial.step_seconds({})
                         trial.check_state()
             except (Refusal, StepError) as refused:
@@ -108,14 +108,15 @@ class _DryRun:
         trial = CandidateTrial(self.bundle, self.data, name, schedule)
         if trial.reacts:
             self.facts.reacting[trial.candidate] = True
-        self.architectures[name] = fingerprints.architecture_of(trial.model)
+        self.architectures[name] = fingerprints.architecture_of(trial.live.model)
         is_own = schedule in self.bundle.recipe.optimizers
         self.settings[f"{trial.candidate}: optimizer" if is_own else name] = (
-            fingerprints.optimizer_settings(trial.optimizer)
+            fingerprints.optimizer_settings(trial.live.optimizer)
         )
         self.settings[trial.candidate] = fingerprints.lr_schedule_settings(trial.lr_schedule)
         checks.check_storable(f"LR schedule {schedule}", trial.lr_schedule)
-        trial.check_optimized()
+        recipe, params = self.bundle.recipe, self.bundle.plan.params
+        outside.check_optimized(name, trial.live, recipe, params)
         fit = trial.schedule_fit()
         for problem in fit.problems:
             self._refuse([trial.candidate], *problem)
@@ -136,10 +137,10 @@ class _DryRun:
         self.sums = self.sums or sums
         trial.check_parts(self.sums)
         facts.memory[name] = trial.memory()
-        facts.weights[name] = sum(item.nbytes for item in trial.model.parameters())
+        facts.weights[name] = sum(item.nbytes for item in trial.live.model.parameters())
         if self.bundle.plan.params.trainer == "parameter_server":
-            ParameterLayout.of(trial.model)
-        checks.check_pretraining(self.bundle, name, trial.model)
+            ParameterLayout.of(trial.live.model)
+        checks.check_pretraining(self.bundle, name, trial.live.model)
         facts.flops[name] = trial.counter.flops
         facts.products[name] = trial.counter.products
         facts.formats[name] = trial.why_not_channels_last()

@@ -21,6 +21,7 @@ from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.trees import leaves_by_path
 from asynckfold.errors import refuse
 from asynckfold.training import checkpoint
+from asynckfold.training.batches import BALANCED, epoch_samples, length_problems
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.dry_run.refusals import Refusal, trying
@@ -28,7 +29,6 @@ from asynckfold.training.dry_run.saved_state import Live
 from asynckfold.training.gradients import take_step
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import optimizers_of, schedules_of
-from asynckfold.training.sampling import BALANCED, epoch_samples, length_problems
 from asynckfold.training.user_loop import Context, Loader, alone, reported
 from asynckfold.training.user_steps import (
     ONE_REMEDY,

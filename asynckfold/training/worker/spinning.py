@@ -146,11 +146,10 @@ class SpinSwitch:
 def add_sleeping_threads(count: int) -> Callable[[], None] | None:
     """Start `count` sleeping threads in libgomp; return a function that ends them.
 
-    None if torch uses another library, or the system refuses the threads: libgomp would abort, so
-    Python tries first.
+    None if torch uses another library.
     """
     library = _libgomp()
-    if library is None or not _can_start(count):
+    if library is None:
         return None
     there, over = threading.Event(), threading.Event()
 
@@ -190,20 +189,3 @@ def _libgomp() -> ctypes.CDLL | None:
         return library if library.omp_get_thread_num else None
     except (OSError, AttributeError):
         return None
-
-
-def _can_start(count: int) -> bool:
-    over = threading.Event()
-    started: list[threading.Thread] = []
-    try:
-        for _ in range(count + 1):
-            thread = threading.Thread(target=over.wait, daemon=True)
-            thread.start()
-            started.append(thread)
-    except RuntimeError:
-        return False
-    finally:
-        over.set()
-        for thread in started:
-            thread.join()
-    return True

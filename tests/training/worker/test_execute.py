@@ -212,16 +212,6 @@ def test_prints_go_to_the_log_of_the_job(
     assert capfd.readouterr() == ("after the job\n", "")
 
 
-def test_every_task_reports_a_bundle_that_could_not_be_unpacked(tiny: Tiny) -> None:
-    found = main.WorkerState(Pipe(), never)  # type: ignore[arg-type]
-    found.broken = "Traceback\n  ...\nModuleNotFoundError: No module named 'mine'\n"
-    assert found.run(*placed(tiny)) == (
-        "error",
-        "ModuleNotFoundError: No module named 'mine'",
-        found.broken,
-    )
-
-
 def test_out_of_memory_while_unpacking_is_retryable(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,24 +228,3 @@ def test_out_of_memory_while_unpacking_is_retryable(
         found.take_bundle(sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1)
     os.close(packed)
     assert found.run(*placed(tiny)) == ("lost", "MemoryError: no room", "oom")
-
-
-def test_workers_unpack_a_bundle_at_the_same_time(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All workers are sent the same open file, with one position for all of them."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    packed, handle = file_descriptors.nameless_file(pack(tiny.bundle)), tiny.prepared.handle()
-    here, there = multiprocessing.Pipe()
-    os.lseek(packed, 7, os.SEEK_SET)
-    with here, there:
-        file_descriptors.send(there, "bundle", [packed, *handle.fds])
-        here.recv()
-        found = main.WorkerState(here, never)
-        found.take_bundle(
-            sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1 + len(handle.fds)
-        )
-        assert found.broken == ""
-        assert found.run(*placed(tiny))[0] == "answer"
-    assert os.lseek(packed, 0, os.SEEK_CUR) == 7
-    os.close(packed)
