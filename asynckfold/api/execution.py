@@ -316,5 +316,3 @@ def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:
         yield "precision='bf16' is slow here: this processor has no instructions for bfloat16"
     if precision == "tf32":
         yield "precision='tf32' has no effect here: jobs on cores compute in float32"
-
-

@@ -19,7 +19,7 @@ trainers.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from asynckfold.data.transforms.trees import mapped, tensors_in
-from asynckfold.errors import nearest
 
 NAMES, POSITIONS, ONE = "by name", "by position", "as one argument"
 """How a model gets its inputs."""
@@ -119,10 +118,15 @@ def _way(function: Callable[..., Any], bound: bool, names: tuple[str, ...], coun
     if not names and _binds(signature, *range(count)):
         return POSITIONS
     # A dict that shares a name with the signature is meant by name.
-    taken = _named(parameters)
-    if _binds(signature, None) and not set(names) & set(taken):
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    taken = {item.name for item in parameters if item.kind in kinds}
+    if _binds(signature, None) and not taken.intersection(names):
         return ONE
-    raise UnfitInputsError(*_told(signature, names, count, taken))
+    given = ", ".join(map(str, names)) if names else f"{count} by position"
+    remedy = "Name the inputs as forward does, all that have no default."
+    if not names:
+        remedy = "Give forward one parameter for each."
+    raise UnfitInputsError(f"forward{signature} for inputs {given}", remedy)
 
 
 def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
@@ -131,32 +135,6 @@ def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def _named(parameters: Sequence[inspect.Parameter]) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [item.name for item in parameters if item.kind in kinds]
-
-
-def _told(
-    signature: inspect.Signature, names: tuple[str, ...], count: int, taken: list[str]
-) -> tuple[str, str]:
-    what = f"forward{signature}"
-    if not names:
-        return f"{what} for {count} inputs by position", "Give forward one parameter for each."
-    unknown = [name for name in names if name not in taken]
-    if not unknown:
-        missing = [
-            name
-            for name, item in signature.parameters.items()
-            if item.default is item.empty and name not in names
-        ]
-        return f"{what}, and no input {', '.join(missing)}", "Add it, or give it a default."
-    hints = "".join(nearest(str(name), taken) for name in unknown)
-    return (
-        f"{what}, which does not take {', '.join(map(str, unknown))}",
-        f"Name the inputs as forward does.{hints}",
-    )
 
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -92,15 +92,12 @@ def exit_with_parent(descriptor: int) -> Iterator[None]:
             os._exit(0)
 
     thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
     try:
-        with contextlib.suppress(RuntimeError):
-            # If no thread can be started, the server notices later, when it reads the socket.
-            thread.start()
         yield
     finally:
         os.close(leave)
-        if thread.ident is not None:
-            thread.join()
+        thread.join()
         os.close(left)
 
 

@@ -118,37 +118,23 @@ class StagedDBN(DBN):
         return super().pretrain(*given)
 
 
-def dbn(kind: type[DBN] = DBN) -> nn.Module:
-    return kind(FEATURES, (4,), CLASSES, pretraining=Pretraining(epochs=1))
+def test_pretraining_that_may_differentiate_is_refused_with_a_gpu_process(tmp_path: Path) -> None:
+    def dbn(kind: type[DBN]) -> Callable[[], nn.Module]:
+        return lambda: kind(FEATURES, (4,), CLASSES, pretraining=Pretraining(epochs=1))
 
-
-@pytest.mark.parametrize(
-    ("model", "by_kind", "refused"),
-    [
-        (Staged, True, True),
-        (functools.partial(dbn, StagedDBN), True, True),
-        (Staged, False, False),
-        (dbn, True, False),
-        (Plain, True, False),
-    ],
-    ids=["stage", "stage of a DBN's heir", "no kinds", "DBN", "no stage"],
-)
-def test_pretraining_that_may_differentiate_is_refused_with_a_gpu_process(
-    tmp_path: Path, model: Callable[[], nn.Module], by_kind: bool, refused: bool
-) -> None:
-    size = {"cpu": 10, "gpu": 20} if by_kind else 10
-    words = {"trainer": "averaging", "processes": 2, "epochs": 1, "partition_size": size}
-    params = TrainerParams.from_mapping(words)
-    tiny = Tiny(tmp_path, models={"m": model, "plain": Plain}, params=params)
-    facts = preflight.check(tiny.bundle, tiny.batches)
-    assert (facts.failures, set(facts.step_seconds)) == ({}, {"m", "plain"})
-    if refused:
-        ((rule, received, remedy),) = facts.problems
-        assert rule.startswith("a process of the kind 'gpu' needs a model without pretrain()")
-        assert received.startswith("model m, a Staged")
-        assert remedy.startswith("Leave the kind 'gpu' out")
-    else:
-        assert facts.problems == ()
+    models = {"staged": Staged, "heir": dbn(StagedDBN), "dbn": dbn(DBN), "plain": Plain}
+    for size, refused in (({"cpu": 10, "gpu": 20}, ["staged", "heir"]), (10, [])):
+        words = {"trainer": "averaging", "processes": 2, "epochs": 1, "partition_size": size}
+        params = TrainerParams.from_mapping(words)
+        tiny = Tiny(tmp_path / str(len(refused)), models, params=params)
+        facts = preflight.check(tiny.bundle, tiny.batches)
+        assert (facts.failures, set(facts.step_seconds)) == ({}, {*models})
+        assert [received.split()[1] for _, received, _ in facts.problems] == [
+            f"{name}," for name in refused
+        ]
+        for rule, _, remedy in facts.problems:
+            assert rule.startswith("a process of the kind 'gpu' needs a model without pretrain()")
+            assert remedy.startswith("Leave the kind 'gpu' out")
 
 
 def raising(*arguments: Any) -> Any:
