@@ -157,9 +157,7 @@ def open_data(call: Call) -> None:
     InputError
         The data cannot be read, divided or scored.
     """
-    from asynckfold.training.isolation.guard import open_autocast
 
-    refuse(open_autocast())
     settings, keep = call.settings, call.stack.enter_context
     # First: the user's code may change what it refers to.
     call.digest = of_run(call.recipe, settings)

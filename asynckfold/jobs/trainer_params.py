@@ -113,7 +113,7 @@ class TrainerParams(JobTrainer):
         the plan.
     compile : bool
         Compile each model with `torch.compile`, which takes seconds per job. A model that cannot be
-        compiled as a whole is refused before the start.
+        compiled as a whole fails its jobs.
     n_push : int
         Steps of a replica between two pushes to the parameter server.
     n_pull : int

@@ -27,7 +27,7 @@ from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import BEST_EPOCH
 from asynckfold.training.losses import as_given, trained_parameters
-from asynckfold.training.user_steps import TAKEN, StepError, number_of
+from asynckfold.training.user_steps import TAKEN, StepError, column_of
 
 METHODS = ("on_fit_start", "on_batch_end", "on_epoch_end", "on_fit_end")
 
@@ -73,13 +73,8 @@ class FitState:
 
     def log(self, name: str, value: Any) -> None:
         """Record a number in the table of epochs; of several in an epoch, the mean."""
-        if name in TAKEN or name in self.metrics:
-            raise StepError(
-                "what a callback logs must not have the name of another column of the epochs",
-                repr(name),
-                "Choose another name.",
-            )
-        self.logged.setdefault(name, []).append(float(number_of(name, value)))
+        number = column_of("what a callback logs", name, value, TAKEN.union(self.metrics))
+        self.logged.setdefault(name, []).append(float(number))
 
     def stop(self) -> None:
         """End the job with this epoch."""

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from asynckfold.data.transforms.trees import mapped, tensors_in
+from asynckfold.errors import nearest
 
 NAMES, POSITIONS, ONE = "by name", "by position", "as one argument"
 """How a model gets its inputs."""
@@ -122,11 +123,12 @@ def _way(function: Callable[..., Any], bound: bool, names: tuple[str, ...], coun
     taken = {item.name for item in parameters if item.kind in kinds}
     if _binds(signature, None) and not taken.intersection(names):
         return ONE
-    given = ", ".join(map(str, names)) if names else f"{count} by position"
-    remedy = "Name the inputs as forward does, all that have no default."
     if not names:
-        remedy = "Give forward one parameter for each."
-    raise UnfitInputsError(f"forward{signature} for inputs {given}", remedy)
+        received = f"forward{signature} for {count} inputs by position"
+        raise UnfitInputsError(received, "Give forward one parameter for each.")
+    received = f"forward{signature} for inputs {', '.join(map(str, names))}"
+    hints = "".join(nearest(str(name), sorted(taken)) for name in names if name not in taken)
+    raise UnfitInputsError(received, f"Name the inputs as forward does.{hints}")
 
 
 def _binds(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:

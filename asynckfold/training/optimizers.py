@@ -148,7 +148,9 @@ def with_fused_kernel(opt_fn: Callable[[nn.Module], Any], model: nn.Module) -> A
     """
     optimizer = opt_fn(model)
     if isinstance(optimizer, (tuple, list)):
-        return SeveralOptimizers([_with_kernel(part, model) for part in optimizer])
+        if len(optimizer) != 1:
+            return SeveralOptimizers([_with_kernel(part, model) for part in optimizer])
+        (optimizer,) = optimizer
     return _with_kernel(optimizer, model)
 
 

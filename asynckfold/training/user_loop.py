@@ -32,14 +32,12 @@ from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import optimizers_of, schedules_of
 from asynckfold.training.training_run import EVENT_SECONDS, Report, Training
-from asynckfold.training.user_steps import StepError, number_of
+from asynckfold.training.user_steps import TAKEN, StepError, column_of
 
 MEASURED = frozenset({"train_loss", "valid_loss", "accuracy"})
 """Reported numbers that have a column in the table of epochs."""
 
-_NOT_REPORTED = frozenset(
-    {"number", "lr", "seconds", "logged", "model", "scheduler", "repeat", "fold", "stage", "epoch"}
-)
+_NOT_REPORTED = TAKEN - MEASURED - {"loss"}
 
 
 class StopSignal(BaseException):
@@ -118,13 +116,10 @@ def reported(metrics: Mapping[str, Any], number: int, lr: float) -> Epoch:
     """
     if not metrics:
         raise StepError("report() needs a metric", "none", "Write for instance report(loss=0.1).")
-    if taken := sorted(_NOT_REPORTED & metrics.keys()):
-        raise StepError(
-            "a reported metric must not have the name of another column of the epochs",
-            ", ".join(map(repr, taken)),
-            "Choose another name.",
-        )
-    values = {name: float(number_of(name, value)) for name, value in metrics.items()}
+    what = "a reported metric"
+    values = {
+        name: float(column_of(what, name, value, _NOT_REPORTED)) for name, value in metrics.items()
+    }
     logged = {name: value for name, value in values.items() if name not in MEASURED}
     train_loss, valid_loss = (values.get(name, math.nan) for name in ("train_loss", "valid_loss"))
     return Epoch(number, train_loss, valid_loss, values.get("accuracy"), lr, 0.0, logged)
@@ -229,7 +224,7 @@ class UserLoop(Training):
             if name in metrics and not math.isfinite(getattr(item, name)):
                 value, number = getattr(item, name), item.number
                 raise Divergence(f"the reported {name} became {value} in epoch {number}")
-        self.scores = {name: float(number_of(name, value)) for name, value in metrics.items()}
+        self.scores = {name: float(value) for name, value in metrics.items()}
         self._record(item)
 
     def _rate(self) -> float:

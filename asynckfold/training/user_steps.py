@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from typing import Any
@@ -114,13 +114,7 @@ class StepState:
     def log(self, **measures: Any) -> None:
         """Record numbers; the epochs table holds their means over the samples of each epoch."""
         for name, value in measures.items():
-            if name in TAKEN:
-                raise StepError(
-                    "what a step logs must not have the name of another column of the epochs",
-                    repr(name),
-                    "Choose another name.",
-                )
-            self.measures[name] = number_of(name, value)
+            self.measures[name] = column_of("what a step logs", name, value)
 
 
 class TrainingStep:
@@ -266,8 +260,14 @@ def check_loss(
     )
 
 
-def number_of(name: str, value: Any) -> torch.Tensor:
-    """Return a measure as a scalar in float64, on its device."""
+def column_of(what: str, name: str, value: Any, taken: Collection[str] = TAKEN) -> torch.Tensor:
+    """Return a value for the table of epochs, as a scalar in float64 on its device."""
+    if name in taken:
+        raise StepError(
+            f"{what} must not have the name of another column of the epochs",
+            repr(name),
+            "Choose another name.",
+        )
     if isinstance(value, torch.Tensor) and value.numel() == 1:
         return value.detach().reshape(()).double()
     if isinstance(value, numbers.Real):

@@ -14,7 +14,6 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError, TrainerParams
 from asynckfold.jobs.result import DONE
-from asynckfold.training.dry_run import preflight
 from tests.training.tiny import Plain, Tiny, checkpoints, samples, sgd
 
 COMPILED = TrainerParams(epochs=2, compile=True)
@@ -34,27 +33,6 @@ def test_a_resumed_compiled_job_has_the_same_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(whole.outputs, plain.outputs, rtol=1e-4, atol=1e-5)
     # None of the processes stays with which torch would compile.
     assert psutil.Process().children() == before
-
-
-class Choosing(Plain):
-    """Goes another way for some data, which no compiled code can."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found = super().forward(inputs)
-        return found if found.sum() > 0 else -found
-
-
-@pytest.mark.nightly
-def test_a_model_that_cannot_be_compiled_is_refused_before_the_sweep(tmp_path: Path) -> None:
-    models = {"plain": Plain, "choosing": Choosing}
-    tiny = Tiny(tmp_path, models, params=COMPILED)
-    facts = preflight.check(tiny.bundle, tiny.batches)
-    ((rule, received, remedy),) = facts.problems
-    assert rule == "compile=True needs models that torch.compile compiles as one graph"
-    assert received.startswith("model choosing: ")
-    assert "\n" not in received
-    assert remedy == "Leave compile out, or change the model."
-    assert facts.failures == {}
 
 
 class Compiling(Plain):

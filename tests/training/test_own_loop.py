@@ -183,10 +183,6 @@ def by_the_clock(context: Any) -> None:
         one_step(context, inputs + torch.rand(inputs.shape, generator=generator), targets)
 
 
-def saving_a_function(context: Any) -> None:
-    context.save({"model": context.model.forward})
-
-
 def reporting(**metrics: Any) -> Any:
     return lambda context: context.report(**metrics)
 
@@ -199,7 +195,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (noisy(reporting()), "report() needs a metric", "none"),
     (noisy(reporting(lr=1.0)), COLUMN, "'lr'"),
     (noisy(reporting(loss="a")), "what is logged must be numbers", "loss='a'"),
-    (noisy(saving_a_function), "context.save must get a dict that a checkpoint can hold", ""),
     (
         noisy(as_built_in, schedules=["reduce"]),
         "LR schedules that react to a loss need inner-validation samples, which a fit_fn lacks",

@@ -302,11 +302,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "a call of state.backward",
     ),
     ({**GAN, **step(None)}, "opt_fn must return a torch.optim.Optimizer", "a tuple of 2"),
-    (
-        {**GAN, "opt_fn": lambda gan: (sgd(gan.generator), optim.LBFGS(gan.parameters()))},
-        "several optimizers must each take one gradient a step",
-        "LBFGS, which computes several",
-    ),
     ({**GAN, **step(by_hand)}, SEVERAL, "a step that never calls it"),
     ({**GAN, **step(both_ways)}, SEVERAL, "3 steps of optimizers and 2 calls of state.backward"),
     (

@@ -477,19 +477,3 @@ class CandidateTrial:
             flat.append(torch.cat(parts))
         apart, size = float((flat[0] - flat[1]).abs().max()), float(flat[0].abs().max())
         return "" if apart <= SAME * size else f"its outputs differ by {apart:.1e} of {size:.1e}"
-
-    def check_compiled(self) -> None:
-        """Refuse a model that runs, but not compiled."""
-        setup.compile_whole(self.live.model)
-        try:
-            self._step()
-            with torch.no_grad():
-                self._outputs(self.live.model.eval())
-        except Exception as error:
-            raise Refusal(
-                "compile=True needs models that torch.compile compiles as one graph",
-                f"model {self.name}: {type(error).__name__}: {first_line(error)}",
-                "Leave compile out, or change the model.",
-            ) from error
-        finally:
-            torch.compiler.reset()

@@ -39,18 +39,10 @@ def check_optimizer_kind(optimizer: Any, recipe: Any) -> None:
     if several and recipe.training_step is None and recipe.fit_fn is None:
         remedy += "; several optimizers need training_step= or fit_fn="
         raise Refusal("opt_fn must return a torch.optim.Optimizer", received, remedy)
-    if several and len(parts) < 2:
-        raise Refusal("a tuple of optimizers must hold several", received, remedy)
     for part in parts:
         if not isinstance(part, torch.optim.Optimizer):
             received = f"{part!r:.80}"
             raise Refusal("opt_fn must return a torch.optim.Optimizer", received, remedy)
-        if several and isinstance(part, torch.optim.LBFGS):
-            raise Refusal(
-                "several optimizers must each take one gradient a step",
-                "LBFGS, which computes several",
-                "Use others, such as SGD or Adam.",
-            )
 
 
 def check_new(name: str, model: nn.Module, again: Any) -> None:
@@ -102,12 +94,6 @@ def check_lr_schedule(name: str, schedule: Any, recipe: Any) -> None:
 
 def way_of_call(name: str, model: nn.Module, inputs: Any, data: Batches) -> str:
     """Return how a model gets several inputs; refuse one that takes them in no way."""
-    if pretraining.has_pretraining(model):
-        raise Refusal(
-            "pretraining needs samples of one tensor",
-            f"model {name}, and {kinds_text(inputs)}",
-            "Leave pretrain out, or join the inputs into one tensor.",
-        )
     if data.last_is_target and not needs_inputs(model, len(inputs)):
         raise Refusal(
             "each sample of the dataset must be a pair (x, y), unless forward needs all of a "

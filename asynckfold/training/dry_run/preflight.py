@@ -144,9 +144,6 @@ class _DryRun:
         facts.flops[name] = trial.counter.flops
         facts.products[name] = trial.counter.products
         facts.formats[name] = trial.why_not_channels_last()
-        if self.bundle.plan.params.compile:
-            self.heartbeat.begin_long_phase()
-            trial.check_compiled()
         self.heartbeat.begin_long_phase()
         self.notes |= dict.fromkeys(trial.notes())
 

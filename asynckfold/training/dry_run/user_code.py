@@ -6,7 +6,7 @@ A broken rule raises `Refusal`, or the `StepError` of a job.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from asynckfold.data.collation import structure
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.trees import leaves_by_path
 from asynckfold.errors import refuse
-from asynckfold.training import checkpoint
 from asynckfold.training.batches import BALANCED, epoch_samples, length_problems
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.checkpoint import weights_digest
@@ -231,16 +230,6 @@ def run_loop(
     def report(**metrics: Any) -> None:
         reported(metrics, 1, 0.0)
 
-    def save(state: Mapping[str, Any]) -> None:
-        try:
-            checkpoint.check_storable({"state": dict(state)})
-        except (TypeError, ValueError) as error:
-            raise Refusal(
-                "context.save must get a dict that a checkpoint can hold",
-                str(error),
-                "Save nested dicts and lists of tensors, arrays, numbers and text.",
-            ) from error
-
     context = Context(
         live.model,
         Loader(2, train_batches),
@@ -253,7 +242,7 @@ def run_loop(
         bundle.plan.params.epochs,
         0,
         report,
-        save,
+        lambda state: None,
         lambda: None,
     )
     fit_fn: Callable[[Context], Any] = copy.deepcopy(bundle.recipe.fit_fn)  # type: ignore[assignment]

@@ -38,7 +38,6 @@ import torch.optim.lr_scheduler
 import torch.optim.optimizer
 from torch import nn
 
-from asynckfold.errors import Problem
 from asynckfold.training import torch_internals
 from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.torch_settings import Setting, denormals_are_flushed
@@ -216,20 +215,6 @@ def leave_contexts() -> None:
     for setting in _SETTINGS:
         if setting.name in _CLEAN:
             setting.put(_CLEAN[setting.name])
-
-
-def open_autocast() -> list[Problem]:
-    """Refuse a call within ``torch.autocast``, which workers would not have."""
-    if not any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
-        return []
-    return [
-        Problem(
-            "a sweep must be called outside torch.autocast: precision= sets the precision of its "
-            "jobs",
-            "autocast is enabled around the call",
-            "Pass precision='bf16', or use torch.autocast in the model's forward.",
-        )
-    ]
 
 
 # Functions and classes that user code may replace
