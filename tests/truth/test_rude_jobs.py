@@ -92,7 +92,10 @@ def test_a_daemon_ends_with_its_worker_and_holds_no_output(tmp_path: Path, way: 
     assert all(outputs.isdisjoint(targets) for targets in found.values())
 
 
-def test_a_daemon_of_a_killed_worker_ends_too(tmp_path: Path) -> None:
+def test_a_daemon_of_a_killed_worker_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("asynckfold.scheduling.retries.PAUSE_FACTOR", 1.0)
     notes = tmp_path / "notes"
     notes.mkdir()
 
