@@ -5,10 +5,11 @@ BIN := $(VENV)/bin
 DEMO := runs/demo
 # One more than the cores of the smallest machine: kills and sleeps leave them idle.
 SIDE_BY_SIDE := -n 3 --dist worksteal
+CLUSTERS := tests/faults/test_ray*.py
 LOWEST_PYTHON ?= 3.10
 NEWEST_PYTHON ?= 3.13
 
-.PHONY: help install demo docs test lowest newest gpu strace chromium check nightly durability chaos faults format clean
+.PHONY: help install demo docs test lowest newest gpu strace chromium check nightly full clusters durability chaos faults format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1  /p' $(MAKEFILE_LIST)
@@ -39,8 +40,16 @@ newest: $(VENV)/bin/uv  ## the tests on the newest Python that torch supports he
 gpu: $(VENV)/installed-test  ## what can be tested on a real GPU only
 	$(BIN)/python -m pytest -v -s tests/gpu
 
-nightly: $(VENV)/installed-nightly strace chromium  ## everything at full size, and a table of it: hours
-	$(BIN)/python -m tests.nightly
+nightly: $(VENV)/installed-nightly strace chromium  ## everything at full size, on to the end if a part fails: hours
+	$(MAKE) -k check docs full clusters lowest newest durability chaos faults
+
+full:
+	$(BIN)/python -m pytest -q --nightly $(SIDE_BY_SIDE) --timeout 600 -o faulthandler_timeout=590 \
+	  --ignore tests/durability --ignore-glob $(CLUSTERS)
+
+# Each starts several nodes and is timed by what is idle: one after another.
+clusters:
+	$(BIN)/python -m pytest -q --nightly --timeout 600 -o faulthandler_timeout=590 $(CLUSTERS)
 
 # The tests that kill at system calls, and those of the page in a browser, need these, and are skipped
 # with a reason without them. Only where nobody has to be asked: as root on a system with apt-get.
@@ -58,13 +67,13 @@ check: $(VENV)/installed-test  ## lint, types, import layers, weight
 	$(BIN)/python -m tests.house
 
 durability: $(VENV)/installed-test strace  ## every kill point, I/O error, power loss and bit flip: minutes
-	$(BIN)/python -m tests.nightly durability
+	$(BIN)/python -m pytest -q --nightly $(SIDE_BY_SIDE) --timeout 3600 -o faulthandler_timeout=3600 tests/durability
 
-chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: the better part of an hour; the tables go to reports/chaos
-	$(BIN)/python -m tests.nightly chaos
+chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: the better part of an hour; the table goes to reports/chaos
+	$(BIN)/python -m tests.chaos --seed 0 --kills 200 --report reports/chaos/README.md
 
 faults: $(VENV)/installed-test strace  ## plant six faults, one at a time: `make test` must notice each
-	$(BIN)/python -m tests.nightly faults
+	$(BIN)/python -m tests.planted_faults
 
 docs: $(VENV)/installed-docs  ## the documentation as a site, links checked: build/site/index.html
 	@mkdir -p build/docs

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asynckfold import AsyncKFoldError, RunReader, RunStore
-from asynckfold.jobs.result import DONE, ENDED, FAILED
+from asynckfold.jobs.result import ENDED
 from asynckfold.store import job_folder
 from asynckfold.store.layout import SUMMARY
 from asynckfold.system.files import sha256
@@ -49,7 +49,7 @@ def _wrong_attempts(store: RunReader) -> Iterator[str]:
     for name, result in store.results().items():
         tries = sorted(attempts.get(name, []))
         good = [number for number, outcome in tries if outcome == "ok"]
-        if result.status == DONE and good != [result.attempt]:
+        if result.status == "done" and good != [result.attempt]:
             yield f"{name} is done by attempt {result.attempt}, but attempts {good} ended well"
         if tries and tries[-1][0] > result.attempt:
             yield f"{name} was tried again after it had a result: {tries}"
@@ -58,7 +58,7 @@ def _wrong_attempts(store: RunReader) -> Iterator[str]:
 def _wrong_files(store: RunReader) -> Iterator[str]:
     """What is recorded of a done job is there, as it was recorded."""
     for name, result in store.results().items():
-        for ref in store.checkpoints(name) if result.status == DONE else ():
+        for ref in store.checkpoints(name) if result.status == "done" else ():
             path = store.root / ref.file
             if not path.is_file():
                 yield f"{ref.file} of {name} is gone"
@@ -73,7 +73,7 @@ def _wrong_summaries(store: RunReader) -> Iterator[str]:
         path, result = job_folder(store.root, job) / SUMMARY, results.get(job.id)
         found = json.loads(path.read_text()) if path.is_file() else None
         # A kill as a failed job becomes pending again leaves its summary until it has another.
-        if found is None or (result is None and found["status"] == FAILED):
+        if found is None or (result is None and found["status"] == "failed"):
             continue
         own = (result.status, result.attempt, len(result.epochs)) if result else None
         if (found["status"], found["attempts"], found["epochs"]) != own:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import platform
 import random
@@ -38,28 +37,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from tests.leftovers import shared_memory
-from tests.nursery import Nursery, nursery
-from tests.watched.chain import (
-    INTERVAL,
-    AllReduceChain,
-    AveragingChain,
-    Chain,
-    DownpourChain,
-    HogwildChain,
-    Hurt,
-    Landed,
-    compare,
-)
-from tests.watched.kills import LAST, PHASES, TARGETS, Kill, of_children, planned
+from tests.nursery import Nursery
+from tests.watched.chain import INTERVAL, Chain, Hurt, Landed, compare
+from tests.watched.kills import LAST, PHASES, TARGETS, Kill, planned
 
 LONGEST_CHAIN = 10
-KINDS: dict[str, type[Chain]] = {
-    "plain": Chain,
-    "hogwild": HogwildChain,
-    "allreduce": AllReduceChain,
-    "averaging": AveragingChain,
-    "parameter_server": DownpourChain,
-}
 MISSES = 6
 """In so many runs a kill may come too late, each time half as late, before it is given up."""
 
@@ -74,7 +56,6 @@ class Outcome:
 
     seed: int
     kills: int
-    trainer: str = "plain"
     golden_seconds: float = 0.0
     seconds: float = 0.0
     landed: list[Landed] = field(default_factory=list)
@@ -111,8 +92,6 @@ class Campaign:
     nurseries : sequence of Nursery
         One for each run at a time, where processes begin where importing torch has ended; a kill at
         the start then comes as much sooner.
-    kind : type of Chain
-        Of the runs.
     """
 
     def __init__(
@@ -122,11 +101,9 @@ class Campaign:
         folder: Path,
         at_once: int,
         nurseries: Sequence[Nursery] = (),
-        kind: type[Chain] = Chain,
     ) -> None:
         self.outcome = outcome
         self._queue = deque(map(sooner, kills) if nurseries else kills)
-        self._kind = kind
         self._nurseries: SimpleQueue[Nursery | None] = SimpleQueue()
         for starter in nurseries or [None] * at_once:
             self._nurseries.put(starter)
@@ -177,7 +154,7 @@ class Campaign:
         starter = self._nurseries.get()
         try:
             seconds = self.outcome.golden_seconds
-            with contextlib.closing(self._kind(folder, seconds, starter)) as chain:
+            with contextlib.closing(Chain(folder, seconds, starter)) as chain:
                 yield chain
         finally:
             self._nurseries.put(starter)
@@ -238,7 +215,7 @@ class Campaign:
             self.outcome.failures.append(
                 f"{hurt}\n  after {'; '.join(map(str, kills)) or 'no kill'}\n  again: python -m "
                 f"tests.chaos --seed {self.outcome.seed} --kills {self.outcome.kills} "
-                f"--trainer {self.outcome.trainer} --only {again}"
+                f"--only {again}"
             )
 
     def _note(self, chain: Chain) -> None:
@@ -265,30 +242,6 @@ def sooner(kill: Kill) -> Kill:
 
 
 # What is told
-
-BITS = (
-    "After each SIGKILL the same command ran again, until the run was done. Then its weights,",
-    "outputs, scores and epochs were compared byte for byte with those of an undisturbed run,",
-    "which was made twice.",
-)
-NO_BITS = (
-    "After each SIGKILL the same command ran again, until the run was done: then every job had one",
-    "result, of all epochs, and had learned what it learns undisturbed.",
-)
-
-
-def of_two(what: str) -> str:
-    """Say what the processes of a job do."""
-    return f"Jobs of two processes that {what}; the worker's children are the second ones."
-
-
-COMPARED = {
-    "plain": BITS,
-    "hogwild": (of_two("update one model without locks"), *NO_BITS),
-    "allreduce": (of_two("add up their gradients"), *BITS),
-    "averaging": (of_two("train clones, which are averaged"), *BITS),
-    "parameter_server": (of_two("push to a parameter server and fetch from it"), *NO_BITS),
-}
 
 
 def versions() -> dict[str, str]:
@@ -317,7 +270,9 @@ def table(outcome: Outcome, command: str) -> str:
         f"$ {command}",
         "```",
         "",
-        *COMPARED[outcome.trainer],
+        "After each SIGKILL the same command ran again, until the run was done. Then its weights,",
+        "outputs, scores and epochs were compared byte for byte with those of an undisturbed run,",
+        "which was made twice.",
         "Kills by where the run was and by who was hit:",
         "",
         *_counted(outcome.landed),
@@ -362,85 +317,23 @@ def _row(cells: Sequence[object]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def record(outcome: Outcome) -> dict[str, Any]:
-    """Return the campaign as plain data, every kill in the order of the plan."""
-    return {
-        "seed": outcome.seed,
-        "kills": outcome.kills,
-        "trainer": outcome.trainer,
-        "seconds": round(outcome.seconds, 1),
-        "golden_seconds": round(outcome.golden_seconds, 2),
-        "runs": outcome.chains,
-        "starts": outcome.starts,
-        "redone_batches": outcome.redone,
-        "interval_batches": INTERVAL,
-        "failures": outcome.failures,
-        "missed": outcome.missed,
-        "software": versions(),
-        "landed": [
-            {
-                "index": item.kill.index,
-                "aimed": item.kill.phase,
-                "phase": item.phase,
-                "target": item.target,
-                "gone_seconds": round(item.gone_seconds, 4),
-                "detect_seconds": item.detect_seconds and round(item.detect_seconds, 4),
-            }
-            for item in sorted(outcome.landed, key=lambda item: item.kill.index)
-        ],
-    }
-
-
-def write(outcome: Outcome, command: str, folder: Path) -> None:
-    """Write the table and the record."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "README.md").write_text(table(outcome, command))
-    (folder / "campaign.json").write_text(json.dumps(record(outcome), indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def folder_for(outcome: Outcome, keep: Path | None) -> Iterator[Path]:
-    """A new folder for the runs; it stays if a run was hurt, or if it was asked for."""
-    if keep is not None:
-        keep.mkdir(parents=True)
-    folder = keep or Path(tempfile.mkdtemp(prefix="chaos-"))
-    hurt = True
-    try:
-        yield folder
-        hurt = bool(outcome.failures)
-    finally:
-        if hurt:
-            print(f"The runs that were hurt, and the golden ones, are in {folder}")
-        elif keep is None:
-            shutil.rmtree(folder)
-
-
 def main(words: Sequence[str]) -> int:
     """Make a campaign; print its table."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Kill at random.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--trainer", choices=KINDS, default="plain", help="of the jobs")
     parser.add_argument("--at-once", type=int, default=2, help="runs at a time")
-    parser.add_argument(
-        "--warm", action="store_true", help="begin where importing torch has ended: sooner done"
-    )
     parser.add_argument("--only", type=int, nargs="+", help="these kills alone")
-    parser.add_argument("--keep", type=Path, help="a new folder for the runs")
-    parser.add_argument("--report", type=Path, help="a folder for README.md and campaign.json")
+    parser.add_argument("--report", type=Path, help="a file for the table")
     parsed = parser.parse_args(words)
     kills = planned(parsed.seed, parsed.kills)
-    if parsed.trainer != "plain":
-        kills = of_children(kills)
     if parsed.only:
         kills = [kills[index] for index in parsed.only]
-    outcome = Outcome(parsed.seed, parsed.kills, parsed.trainer)
+    outcome = Outcome(parsed.seed, parsed.kills)
     try:
-        with folder_for(outcome, parsed.keep) as folder, contextlib.ExitStack() as stack:
-            kind = KINDS[parsed.trainer]
-            count = parsed.at_once if parsed.warm else 0
-            nurseries = [stack.enter_context(nursery()) for _ in range(count)]
-            Campaign(outcome, kills, folder, parsed.at_once, nurseries, kind).run()
+        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+        print(f"The runs are in {folder}; those that were not hurt are removed")
+        Campaign(outcome, kills, folder, parsed.at_once).run()
     except (Hurt, Invalid) as error:
         print(f"invalid: {error}")
         return 2
@@ -449,7 +342,7 @@ def main(words: Sequence[str]) -> int:
     for failure in outcome.failures:
         print(f"FAILURE: {failure}\n")
     if parsed.report:
-        write(outcome, command, parsed.report)
+        parsed.report.write_text(table(outcome, command))
     if outcome.failures:
         return 1
     return 2 if outcome.invalid() and not parsed.only else 0

@@ -4,8 +4,7 @@ After each test nothing may be left (processes, shared memory, descriptors, thre
 files), and the accounts of each run in its folder must add up. Shortly before a test's timeout, the
 stacks of the processes that it started are shown.
 
-Tests marked ``nightly`` run with ``--nightly`` only; the last lines of a run say how many were left
-out.
+Tests marked ``nightly`` run with ``--nightly`` only; without it they are deselected.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import shutil
 import signal
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +52,6 @@ BEFORE_TIMEOUT_SECONDS = 10.0
 
 _TIMER = pytest.StashKey[threading.Timer]()
 _FAILED = pytest.StashKey[bool]()
-_LEFT = pytest.StashKey[Counter[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,7 +60,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     size.NIGHTLY = config.getoption("nightly")
-    config.stash[_LEFT] = Counter()
     import torch
 
     if is_worker(config):
@@ -112,7 +108,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left = [item for item in items if is_nightly(item)]
     if not left:
         return
-    config.stash[_LEFT].update(Path(item.location[0]).parent.name for item in left)
     config.hook.pytest_deselected(items=left)
     items[:] = [item for item in items if not is_nightly(item)]
 
@@ -148,27 +143,6 @@ def _check_kept(name: str, items: list[pytest.Function]) -> None:
     known = {item.callspec.id for item in items if hasattr(item, "callspec")}
     if unknown := set(marker.kwargs["but"]) - known:
         raise pytest.UsageError(f"{name} has no parameters {sorted(unknown)}, but {sorted(known)}")
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if is_worker(session.config):
-        session.config.workeroutput["left"] = dict(session.config.stash[_LEFT])  # type: ignore[attr-defined]
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: Any, error: object) -> None:
-    # Each worker collects all tests and leaves the same ones out.
-    if left := getattr(node, "workeroutput", {}).get("left"):
-        node.config.stash[_LEFT] = Counter(left)
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if left := config.stash[_LEFT]:
-        folders = ", ".join(f"{name} {count}" for name, count in left.most_common())
-        terminalreporter.write_line(
-            f"{left.total():,} tests left to `make nightly` ({folders}), with every kill point, "
-            "200 kills at random, and the planted faults"
-        )
 
 
 @pytest.fixture

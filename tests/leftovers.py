@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from asynckfold.engines import warm_pool
-from asynckfold.system.files import TEMPORARY
 
 PROC = Path("/proc")
 MARK = f"ASYNCKFOLD_TESTS_{os.getpid()}"
@@ -95,12 +95,13 @@ def joblibs_memory() -> set[tuple[int, str]]:
     return {(int(match[1]), match.string) for match in found if match}
 
 
-def until(condition: Callable[[], bool], seconds: float = 200.0) -> None:
-    """Wait until it is so; fail if that takes too long."""
+def until(look: Callable[[], Any], seconds: float = 200.0) -> Any:
+    """Look until there is something, and return that; fail if it takes too long."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (seen := look()):
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.01)
+    return seen
 
 
 def gone(pids: set[int], seconds: float = 5.0) -> bool:
@@ -168,7 +169,7 @@ def temporaries(folder: Path) -> list[str]:
         str(Path(place, name).relative_to(folder))
         for place, _, names in os.walk(folder)
         for name in names
-        if TEMPORARY.fullmatch(name)
+        if re.fullmatch(r".+\.\d+\.tmp", name)
     ]
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from asynckfold import Epoch, Fold, Plan, Result, RunStore, TrainerParams
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE
+from asynckfold import Epoch, Fold, Job, Plan, Result, RunStore, TrainerParams
 from asynckfold.store.database import COLUMNS, checksum
 
 __all__ = [
@@ -37,6 +35,7 @@ __all__ = [
 """What `other_process` knows."""
 
 TARGETS = np.array([0, 1] * 6)
+SHA256_OF_FOLDS = "908d9532aa503b795ea32ba1501397948429e80a1bf063bd83d8f6ebd91fe20c"
 
 
 def make_plan(
@@ -46,10 +45,8 @@ def make_plan(
     folds = tuple(
         Fold(0, index, rows[rows % 3 != index], rows[rows % 3 == index]) for index in range(3)
     )
-    jobs = make_jobs(models, ["cosine"], folds, 0)
-    plan = Plan(
-        jobs, TrainerParams(), 4, 1, 0, "cpu", ("accuracy",), "data", folds_fingerprint(folds)
-    )
+    jobs = tuple(Job(model, "cosine", 0, fold, seed=fold) for model in models for fold in range(3))
+    plan = Plan(jobs, TrainerParams(), 4, 1, 0, "cpu", ("accuracy",), "data", SHA256_OF_FOLDS)
     return replace(plan, **changes), folds
 
 
@@ -75,7 +72,7 @@ def make_result(job_id: str, attempt: int = 1, **changes: Any) -> Result:
     result = Result(
         job_id,
         attempt,
-        DONE,
+        "done",
         {"accuracy": 0.75},
         (Epoch(1, 0.5, 0.6, 0.7, 1e-3, 0.1), Epoch(2, 0.4, 0.5, None, 1e-4, 0.1)),
         np.arange(8, dtype=np.float32).reshape(4, 2),

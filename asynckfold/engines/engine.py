@@ -14,7 +14,7 @@ Tell = Callable[[RunEvent], None]
 """Receives the events of tasks."""
 
 ReadLoad = Callable[[Sequence[Placement], Mapping[int, tuple[int, ...]]], Load]
-"""(running placements, pinned cores by own process) → the load."""
+"""(running placements, pinned cores by process of this run) → the load."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Engine(Protocol):
 
     Rules for every implementation:
 
-    - `load` never blocks for long and never raises; it subtracts the engine's own work. The sweep
+    - `load` never blocks for long and never raises; it subtracts the engine's work. The sweep
       calls it at every tick, so an engine with workers also supervises them there: a worker that
       hangs is killed, and its future ends with a `WorkerDiedError` of outcome ``"hang"``.
     - `submit` returns at once (a serial engine may return a completed future). The future ends with

@@ -351,7 +351,7 @@ def serve(address: str, key: bytes, sweep: int) -> None:
     Raises
     ------
     RuntimeError
-        The engine is not on this machine, or this is its own process.
+        The engine is not on this machine, or this is its process.
     """
     if _pid() == sweep:
         raise RuntimeError(

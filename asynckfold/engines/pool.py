@@ -302,7 +302,7 @@ class WorkerPool:
         return worker
 
     def refused(self, futures: Container[Future[Answer]]) -> list[tuple[Submission, int]]:
-        """Return, once, the work of these futures that found no worker, each with its errno."""
+        """Return, once, the work of these futures that got no worker, each with its errno."""
         with self._lock:
             taken = [item for item in self._refused if item[0].future in futures]
             self._refused = [item for item in self._refused if item[0].future not in futures]

@@ -79,7 +79,7 @@ class ProcessEngine:
         self._hung = HungWorkers(pool, bundle.root, stall_timeout)
 
     def load(self, running: Sequence[Placement]) -> Load:
-        """Return the machine's load without own workers; handle hung and refused ones."""
+        """Return the machine's load without these workers; handle hung and refused ones."""
         self._forget_done()
         self._hung.end(worker for worker, _ in self._busy())
         self._run_refused()
@@ -129,7 +129,7 @@ class ProcessEngine:
         return [(it.worker, it) for it in works if it.worker and it.worker.work is it]
 
     def _run_refused(self) -> None:
-        """Run work that found no worker on one that became idle; fail it if none will."""
+        """Run refused work on a worker that became idle; fail it if none will."""
         waiting, self._waiting = [*self._waiting, *self._pool.refused(self._submitted)], []
         for work, number in waiting:
             if self._pool.idle_worker(self._key, work.placement) is not None:

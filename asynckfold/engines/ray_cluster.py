@@ -1,7 +1,7 @@
 """The nodes of a Ray cluster, joined from this process; the only file that imports Ray.
 
 Without an address, a Ray of this machine starts for the run. Data are put into Ray's object store
-once for all nodes. The user's own code travels by value, also that of modules. Between two calls
+once for all nodes. The user's code travels by value, also that of modules. Between two calls
 the actors stay warm: each keeps a fork server that has imported torch, and nothing of the user's.
 """
 
@@ -68,7 +68,7 @@ def environment_problems(address: str | None) -> list[Problem]:
 
 
 def _named(address: str | None) -> str:
-    """Return the address, also that of Ray's own variable; empty: none."""
+    """Return the address, also that of Ray's variable; empty: none."""
     return address or os.environ.get("RAY_ADDRESS", "")
 
 
@@ -81,7 +81,7 @@ def one_line(error: BaseException) -> str:
 class Node:
     """A node of the cluster, as the driver sees it."""
 
-    identity: str  # Ray's own
+    identity: str  # Ray's
     name: str  # the one in placements; empty: this machine
     actor: Any  # Ray's handle of the `RayNode` there
     folder: str  # of the actor
@@ -324,7 +324,7 @@ class RayCluster:
         """
         import ray
 
-        # On a node, each array has a file of its own.
+        # On a node, each array has its file.
         specs = tuple(replace(spec, offset=0) for spec in bundle.data.specs)
         handle, scratch = replace(bundle.data, specs=specs), ScratchFolder()
         with sent_by_value():
@@ -499,7 +499,7 @@ def _host_of(item: Mapping[str, Any]) -> str:
 
 
 def free_name(item: Mapping[str, Any], taken: Collection[str]) -> str:
-    """Return a node's own name or that of its host, with a number if that is taken."""
+    """Return a node's name or that of its host, with a number if that is taken."""
     address = item["NodeManagerAddress"]
     label = item.get("NodeName") or address
     name = item.get("NodeManagerHostname") or address if label == address else label

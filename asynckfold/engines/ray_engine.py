@@ -121,7 +121,7 @@ class RayEngine:
                 continue
             held = [item for item in running if item.node == node.name]
             load = replace(node.load, node=node.name)
-            # Ray knows of fewer cores where it was told so.
+            # Ray may have been started with fewer cores.
             most = int(node.cpus if left is None else min(left, node.cpus))
             loads.append(load if len(load.cores) <= most else within(load, held, most))
             left = None if left is None else left - len(loads[-1].cores)

@@ -359,8 +359,8 @@ class RayNode:
         self._read = time.monotonic(), state, load
         return load
 
-    def _read_load(self, running: Sequence[Placement], own: Mapping[int, tuple[int, ...]]) -> Load:
-        return self._machine.load(self._count, running, own, threads=self._threads)
+    def _read_load(self, running: Sequence[Placement], pins: Mapping[int, tuple[int, ...]]) -> Load:
+        return self._machine.load(self._count, running, pins, threads=self._threads)
 
     def _done(self, held: _NodePlacement, future: Future[Answer]) -> None:
         with self._lock:

@@ -76,7 +76,7 @@ def reassign_cores(
     disturbed = (key for key in seen if key not in calm)
     for key in sorted(disturbed, key=lambda key: seen[key].paused):
         node, cores = seen[key].node, seen[key].cores
-        # Its own cores that are still idle, then the idlest.
+        # Those it has that are still idle, then the idlest.
         wanted = sorted(free[node], key=lambda core: core not in cores)[: len(cores)]
         if len(wanted) < len(cores):
             left.append(key)

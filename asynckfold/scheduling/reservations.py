@@ -133,7 +133,7 @@ class NodeReservations:
     def free_cores(self, load: Load) -> list[int]:
         """Return the cores on which something can start, the idlest first.
 
-        Own threads count against the idle cores, so that all own jobs together never take more.
+        Reserved threads count against the idle cores: all jobs together never take more.
         """
         free = max(0, len(load.idle) - self.threads)
         return [*islice(filterfalse(self._cores.__contains__, load.idle), free)]
@@ -210,7 +210,7 @@ class Capacity:
         return len(on_gpu.allowed) < most and request.gpu_memory <= usable(gpu) - on_gpu.memory
 
     def _crowd(self, gpu: Gpu) -> tuple[int, float, int, int]:
-        """Order GPUs by their number of own jobs, by use, and by the memory that is left."""
+        """Order GPUs by their number of jobs, by use, and by the memory that is left."""
         on_gpu = self.on_gpu.get(gpu.index, _EMPTY)
         return len(on_gpu.allowed), *emptiest(gpu, on_gpu.memory)
 
@@ -271,7 +271,7 @@ EMPTY_SHARE = 0.9
 
 
 def may_hold(gpu: Gpu, request: Request) -> bool:
-    """Whether a job may start on a GPU without own jobs: it fits, or nobody else is there.
+    """Whether a job may start on a GPU without jobs of this run: it fits, or nobody else is there.
 
     >>> [may_hold(Gpu(0, free, 80), Request("a", 1.0, gpu_memory=90)) for free in (50, 79)]
     [False, True]

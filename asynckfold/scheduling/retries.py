@@ -73,7 +73,7 @@ class Retry:
 def decide(history: Sequence[str], outcome: str) -> Retry | None:
     """Decide whether a job is retried after an attempt that ended with `outcome`.
 
-    Each class counts its own retries: an out-of-memory failure does not use up the retries of a
+    Each class counts its retries: an out-of-memory failure does not use up the retries of a
     dead worker. After one out-of-memory failure a job always runs alone, on the machine or on its
     GPU.
 

@@ -8,7 +8,7 @@
 
 A worker is silent while its heartbeat does not change. Its limit is `stall_timeout`, and ten times
 that in a long phase (start, first batch, which may compile, checkpoint). ``"auto"`` is generous: a
-hang found minutes late costs one core these minutes, a healthy worker killed costs a job. It is the
+hang seen minutes late costs one core these minutes, a healthy worker killed costs a job. It is the
 largest of 5 minutes (50 in a long phase; Dask also uses 5), 20 times the mean batch time of the
 attempt, and twice its longest silence so far. The mean is exact even if batches are shorter than
 the time between two calls.

@@ -65,7 +65,7 @@ _DISK_FAULTS = {
 """SQLite's messages when the disk refuses; any other error means that the file is damaged."""
 
 SQLITE_FAULTS = (sqlite3.DatabaseError, UnicodeDecodeError)
-"""Where a name in the file is damaged, sqlite3 fails to decode SQLite's own message."""
+"""Where a name in the file is damaged, sqlite3 fails to decode SQLite's message."""
 
 
 def connect(root: Path) -> sqlite3.Connection:
@@ -142,14 +142,14 @@ def check_schema(db: sqlite3.Connection, path: Path) -> None:
 
 
 def check_pages(db: sqlite3.Connection, path: Path, table: str | None = None) -> None:
-    """Run SQLite's own check on the whole file, or on one table and its indexes."""
+    """Run SQLite's check on the whole file, or on one table and its indexes."""
     (answer, *_) = db.execute(f"PRAGMA main.integrity_check({table or 1})").fetchone()
     if answer != "ok":
         raise StoreCorruptError(f"{path} is damaged: {one_line(str(answer))}")
 
 
 def check_rows(db: sqlite3.Connection, table: str, path: Path) -> None:
-    """Compare the checksums of a table: SQLite's own check does not see a changed score."""
+    """Compare the checksums of a table: SQLite's check does not see a changed score."""
     # In Python row by row: SQLite would swallow a Ctrl-C during a call of `checksum`.
     rows = db.execute(f"SELECT {COLUMNS[table]}, checksum FROM {table}")
     changed = [values[0] for *values, stored in rows if stored != checksum(*values)]

@@ -20,7 +20,7 @@ INITIAL = "initial"
 """Holds the initial weights of models that were passed as instances."""
 CHECKPOINT = re.compile(r"checkpoint-.+\.safetensors")
 FINAL = "final.safetensors"
-"""The trained weights of a job, under their own names; its last checkpoint holds the rest."""
+"""The trained weights of a job, under their names; its last checkpoint holds the rest."""
 SUMMARY = "summary.json"
 
 _OWN = re.compile(

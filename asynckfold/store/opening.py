@@ -60,7 +60,7 @@ def open_run(
 ) -> RunReader:
     """Open the run in a folder; `name` is what the caller calls the folder.
 
-    `problems` that the caller found before are reported with those of the folder.
+    Earlier `problems` of the caller are reported with those of the folder.
 
     Raises
     ------

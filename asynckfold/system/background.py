@@ -1,6 +1,6 @@
 """Work that a call leaves to a process beside it, such as drawing; the exit waits for it.
 
-A thread would not do: it and the caller's own code would wait for the interpreter's lock in turns.
+A thread would not do: it and the caller's code would wait for the interpreter's lock in turns.
 The process gives way to others, ignores Ctrl-C, and ends with its work, also if its parent is gone.
 """
 
@@ -28,7 +28,7 @@ _running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 
 
 def start(module: str, data: bytes, key: str, complaint: str) -> None:
-    """Call ``run(data)`` of a module in a process of its own, unless one is at work for the key.
+    """Call ``run(data)`` of a module in a new process, unless one is at work for the key.
 
     If it fails, the exit warns with the complaint and the last line of the traceback.
 

@@ -17,7 +17,7 @@ from asynckfold.system.terminal import steady
 
 
 class _CleanConsole(Console):
-    """A console without control characters other than its own."""
+    """A console without control characters other than those it writes itself."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

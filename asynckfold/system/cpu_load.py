@@ -1,4 +1,4 @@
-"""Which cores other processes use: total use minus own use, smoothed over time."""
+"""Which cores other processes use: total use minus that of this run, smoothed over time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EQUAL_SHARE = 0.1
 
 @dataclass(frozen=True)
 class OwnUse:
-    """CPU seconds of an own process in one window (NaN: unknown); its cores, likeliest first."""
+    """CPU seconds of this run's process in one window (NaN: unknown); cores, likeliest first."""
 
     seconds: float
     cores: tuple[int, ...]
@@ -43,7 +43,7 @@ def foreign_shares(
 ) -> dict[int, float]:
     """Return the share of each core that others used, 0 to 1; NaN if unknown.
 
-    Pinned processes are subtracted first, from their own cores only. Other processes are subtracted
+    Pinned processes are subtracted first, from their cores only. Other processes are subtracted
     from the core they ran on last, and if that was not busy enough, from the others: the sum is
     right even for a process that moved.
 
@@ -156,7 +156,7 @@ def with_hysteresis(before: BusyCores | None, busy: frozenset[int], now: float) 
 
 @dataclass(frozen=True)
 class _Counters:
-    """Counters at one moment, and the pinned cores of own processes."""
+    """Counters at one moment, and the pinned cores of this run's processes."""
 
     at: float
     cores: Mapping[int, float]

@@ -3,7 +3,7 @@
 ::
 
     readers: busy seconds by core ────┐
-    readers: seconds of own processes ┴─ cpu_load, with hysteresis ┐
+    readers: seconds of its processes ┴─ cpu_load, with hysteresis ┐
     readers, limits: available memory, control group ─────────────┼── Machine.load() → Load
     gpus: free memory and use of each visible GPU ────────────────┘
 
@@ -188,7 +188,7 @@ class Machine:
         Returns
         -------
         Load
-            Under a quota smaller than the affinity mask, `cores` are those of own jobs and the
+            Under a quota smaller than the affinity mask, `cores` are those of running jobs and the
             idlest others, so that containers on one host do not all use the first cores.
         """
         self.sample(workers)

@@ -132,33 +132,6 @@ def test_nothing_is_written_outside_the_folder_of_the_run(traced: Nursery, tmp_p
     assert [path for path in written if root not in path.parents and path not in told] == []
 
 
-@pytest.mark.nightly
-def test_a_second_kill_at_any_call_of_the_recovery(
-    traced: Nursery,
-    tmp_path: Path,
-    golden: str,
-    record_property: Callable[[str, object], None],
-) -> None:
-    """The first kill leaves a temporary file or a journal; the second hits what clears it up."""
-    ran = total = 0
-    first_kills = [Point("fsync", 9), Point("renameat", 3), Point("fdatasync", 40)]
-    for base, first in enumerate(first_kills if NIGHTLY else first_kills[:1]):
-        inject = f"{first.call}:signal=KILL:when={first.number}"
-        probe = tmp_path / f"{base}-probe"
-        assert traced.run(probe, inject) == -signal.SIGKILL
-        every = traced.points(probe)
-        points = chosen(every, 2)
-        for number, point in enumerate(points):
-            root = tmp_path / f"{base}-{number}"
-            traced.run(root, inject)
-            code = traced.run(root, f"{point.call}:signal=KILL:when={point.number}")
-            assert code == -signal.SIGKILL, point
-            check_acknowledged(root)
-            check_continuation(root, golden, (first, point))
-        ran, total = ran + len(points), total + len(every)
-    told(record_property, ran, total)
-
-
 ERRORS = {"ENOSPC": "No space left", "EIO": "Input/output error", "EROFS": "Read-only file system"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from asynckfold import RunHeldError, RunStore, StorageError, StoreCorruptError
-from asynckfold.store import database, layout, lock
+from asynckfold.store import layout
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import (
     FIRST,
@@ -137,7 +138,7 @@ def test_a_file_system_without_locks_is_refused(
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(95, "Operation not supported")
 
-    monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+    monkeypatch.setattr(fcntl, "flock", unsupported)
     with pytest.raises(StorageError, match=r"Operation not supported.*; move it to a local disk"):
         RunStore.hold(root)
 
@@ -156,13 +157,6 @@ def test_a_network_file_system_is_named(tmp_path: Path, kind: str, found: str) -
     )
     assert layout.network_of(tmp_path, mounts) == found
     assert layout.network_of(tmp_path, tmp_path / "nothing") == ""
-
-
-def test_a_network_file_system_is_a_note(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "network_of", lambda folder: "nfs4")
-    (note,) = layout.network_notes(root)
-    assert f"{root} is on nfs4" in note
-    assert "prefer a local disk" in note
 
 
 # Readers
@@ -214,7 +208,7 @@ def test_an_open_reader_does_not_block_the_writer(root: Path) -> None:
         started = time.monotonic()
         with begin(root) as store:
             finish(store, FIRST)
-        assert time.monotonic() - started < database.BUSY_SECONDS / 2
+        assert time.monotonic() - started < 5
 
 
 PEAK = """

@@ -21,7 +21,6 @@ from asynckfold import AsyncKFoldError, Epoch, Job, Plan, Result, RunStore, Trai
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE
 from asynckfold.store import job_folder
 from asynckfold.system.files import remove, sha256, write_whole
 
@@ -73,7 +72,7 @@ def train(store: RunStore, job: Job, acknowledge: int) -> None:
     result = Result(
         job.id,
         attempt,
-        DONE,
+        "done",
         {"accuracy": float(outputs.mean())},
         (Epoch(epoch, 0.5, 0.5, 0.5, 0.1, 0.1),),
         outputs,

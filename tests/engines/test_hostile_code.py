@@ -9,9 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,51 +16,13 @@ import pytest
 import torch
 
 from asynckfold import StorageError
-from asynckfold.engines.engine import Answer
-from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import Note
-from asynckfold.jobs.placement import Placement
-from asynckfold.jobs.result import DONE
-from tests.engines.test_pool import Sleeps, busy_worker, look
-from tests.leftovers import alive, descendants, described, gone
+from tests.engines.own_pool import Sleeps, busy_worker, engine, look, submit, watched
+from tests.leftovers import alive, descendants, gone, until
 from tests.started import Nursery
-from tests.toy import Tiny, task, toy_bundle
-
-
-@contextmanager
-def engine(
-    root: Path, model: type[Tiny], preload: tuple[str, ...] = (), **changes: Any
-) -> Iterator[tuple[ProcessEngine, WorkerPool, Any, queue.SimpleQueue[Any]]]:
-    """An engine with a pool of its own; whatever happens, nothing of it stays."""
-    before = descendants()
-    news: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    stall_timeout = changes.pop("stall_timeout", "auto")
-    with toy_bundle(root, models={"model": model}, **changes) as (bundle, data):
-        pool = WorkerPool([f"tests.engines.servers.{name}" for name in preload])
-        made = ProcessEngine(bundle, data.handle().fds, look, news.put, pool, stall_timeout)
-        try:
-            yield made, pool, bundle, news
-        finally:
-            made.close()
-            pool.close()
-    left = descendants() - before
-    assert gone(left), described(left)
-
-
-def submit(made: ProcessEngine, bundle: Any, index: int = 0) -> Future[Answer]:
-    job = bundle.plan.jobs[index]
-    return made.submit(Placement((job.id,), ()), [task(job)])
-
-
-def watched(made: ProcessEngine, *futures: Future[Answer], seconds: float = 60) -> None:
-    """Look after the workers as a sweep does, until all futures ended."""
-    deadline = time.monotonic() + seconds
-    while not all(future.done() for future in futures):
-        assert time.monotonic() < deadline
-        made.load([])
-        time.sleep(0.05)
+from tests.toy import Tiny
 
 
 class Deaf(Sleeps):
@@ -79,8 +38,7 @@ def test_a_job_that_ignores_sigterm_is_killed_after_the_grace(root: Path) -> Non
         future = submit(made, bundle)
         busy_worker(pool)
         log = root / "model" / "cosine" / "fold-0" / "log.txt"
-        while not (log.exists() and b"epoch 1 " in log.read_bytes()):
-            time.sleep(0.02)
+        until(lambda: log.exists() and b"epoch 1 " in log.read_bytes())
         made.close(grace_s=0.5)
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
             future.result(0)
@@ -102,7 +60,7 @@ class DeafOnce(Sleeps):
 def test_the_next_job_of_the_worker_hears_sigterm_again(root: Path) -> None:
     with engine(root, DeafOnce, epochs=4) as (made, _, bundle, _):
         first = submit(made, bundle).result(60)
-        assert first.results[0].status == DONE
+        assert first.results[0].status == "done"
         second = submit(made, bundle, 1)
         while not second.done():
             # Heard once the job has begun; before, the first one's deafness is still there.
@@ -145,7 +103,7 @@ def test_what_a_job_leaves_behind_ends_with_the_pool(root: Path, model: type[Tin
         pids = set()
         for index in range(3):
             answer = submit(made, bundle, index).result(60)
-            assert answer.results[0].status == DONE
+            assert answer.results[0].status == "done"
             pids.add(answer.pid)
         assert pids == {worker.pid for worker in pool.workers}
         assert all(map(alive, pids))
@@ -197,7 +155,7 @@ def test_a_pool_of_a_thread_that_ended_lives(root: Path) -> None:
     thread.start()
     thread.join()
     context, future = found
-    assert future.result(60).results[0].status == DONE
+    assert future.result(60).results[0].status == "done"
     context.__exit__(None, None, None)
 
 
@@ -209,7 +167,7 @@ def test_where_one_process_can_be_started_it_does_all_the_work(root: Path) -> No
         futures = [submit(made, bundle, index) for index in range(3)]
         watched(made, *futures)
         assert len({future.result().pid for future in futures}) == 1
-        assert all(future.result().results[0].status == DONE for future in futures)
+        assert all(future.result().results[0].status == "done" for future in futures)
     told = [item for item in drained(news) if isinstance(item, Note)]
     assert [item.kind for item in told] == ["workers"]
     assert told[0].text.startswith(
@@ -228,10 +186,7 @@ def drained(news: queue.SimpleQueue[Any]) -> list[Any]:
 def test_while_one_waits_for_a_worker_nothing_more_is_placed(root: Path) -> None:
     with engine(root, Sleeps, ("forks_once",), epochs=1000) as (made, _, bundle, _):
         futures = [submit(made, bundle, index) for index in range(2)]
-        deadline = time.monotonic() + 60
-        while made.load([]).idle:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: not made.load([]).idle, 60)
         made.close()
         assert futures[1].result(0).results == [None]  # as one that was asked to stop
         with pytest.raises(WorkerDiedError, match="SIGKILL"):
@@ -319,17 +274,12 @@ def test_killed_while_workers_start_it_leaves_no_orphan(
     mark = f"{root}-{delay}"
     environment = {**os.environ, "ASYNCKFOLD_TEST_MARK": mark}
     script = warm.start(["-c", COLD + RUN, root, "1000"], root.with_name("printed"), environment)
-    while not (started := marked(mark)):
-        assert script.poll() is None, script.printed()
-        time.sleep(0.01)
+    started = until(lambda: marked(mark))
     assert started <= descendants(script.pid)
     time.sleep(delay)
     script.kill()
     script.wait()
-    deadline = time.monotonic() + 30
-    while (left := marked(mark)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not left, described(left)
+    until(lambda: not marked(mark), 30)
 
 
 def marked(mark: str) -> set[int]:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from asynckfold.engines.joblib_backend import checked, joblib_engine
 from asynckfold.errors import UnpackError
 from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.system.machine import resolve_n_jobs
-from tests.leftovers import descendants, gone, joblibs_memory
+from tests.leftovers import descendants, gone, joblibs_memory, until
 from tests.toy import Tiny, adam, samples, toy_bundle
 
 SWEEP = Path(__file__).with_name("joblib_sweep.py")
@@ -186,12 +185,6 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> str:
     return ended(started("serial", tmp_path_factory.mktemp("serial") / "run"))
 
 
-def first_checkpoint(root: Path) -> None:
-    deadline = time.monotonic() + 300
-    while not list(root.glob("net/*/*/checkpoint*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("backend", ["loky", "own"])
 def test_other_backends_give_the_same_numbers_and_logs(
@@ -220,7 +213,7 @@ def test_an_ended_sweep_leaves_no_process_and_is_continued(
     root: Path, serial: str, number: signal.Signals
 ) -> None:
     process = started("loky", root, SLOW="0.05")
-    first_checkpoint(root)
+    until(lambda: list(root.glob("net/*/*/checkpoint*")), 300)
     workers = descendants(process.pid)
     assert workers
     # Ctrl-C reaches all processes of a terminal.

@@ -25,7 +25,6 @@ from asynckfold.engines.ray_node import NodeSettings
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import EpochEnd, NewCheckpoint, Note, Task
 from asynckfold.jobs.placement import Load, NodeSize, Placement
-from asynckfold.jobs.result import DONE
 from asynckfold.scheduling.reservations import within
 from tests.engines import fake_ray
 from tests.engines.fake_ray import Cluster
@@ -160,7 +159,7 @@ def test_jobs_run_on_their_nodes_and_continue_on_others(root: Path, cluster: Clu
             for index, node in enumerate(("", "one", "one"))
         ]
         results = [future.result(120).results[0] for future in futures]
-        assert [result.status for result in results] == [DONE] * 3
+        assert [result.status for result in results] == ["done"] * 3
         saved = [next_of(events, NewCheckpoint).ref for _ in range(3)]
         assert all((root / item.file).stat().st_size == item.bytes for item in saved)
         # From where another node has left off.

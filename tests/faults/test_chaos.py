@@ -7,7 +7,6 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,8 @@ from tests.durability.work import work
 from tests.nursery import Nursery, nursery
 from tests.size import NIGHTLY
 from tests.toy import Tiny, adam, samples
-from tests.watched.chain import Chain, HogwildChain, Hurt, Landed, Rest, compare
-from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, of_children, planned
-from tests.watched.sweep import EPOCHS
+from tests.watched.chain import Chain, Hurt, Landed, Rest, compare
+from tests.watched.kills import AT, MOMENTS, PHASES, TARGETS, Kill, planned
 
 SEED, AT_ONCE = 0, 2
 KILLS = 20 if NIGHTLY else 10
@@ -51,21 +49,8 @@ def test_kills_at_random_are_no_event(tmp_path: Path, starters: list[Nursery]) -
     assert len(outcome.landed) == KILLS
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_kills_are_no_event_for_jobs_of_several_processes(
-    tmp_path: Path, starters: list[Nursery]
-) -> None:
-    outcome, kills = Outcome(SEED, 6, "hogwild"), of_children(planned(SEED, 6))
-    Campaign(outcome, kills, tmp_path, AT_ONCE, starters, HogwildChain).run()
-    assert outcome.failures == []
-    assert outcome.missed == []
-    assert len(outcome.landed) == len(kills)
-    assert any(item.target == "worker's child" for item in outcome.landed)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_seed_decides_all_kills(seed: int) -> None:
+def test_a_seed_decides_all_kills() -> None:
+    seed = 0
     kills = planned(seed, 200)
     assert kills == planned(seed, 200)
     assert kills != planned(seed + 1, 200)
@@ -92,37 +77,8 @@ def test_a_campaign_that_left_out_a_phase_says_that_it_proves_nothing() -> None:
     assert len(large.invalid()) == len(PHASES)
 
 
-class TooLate:
-    """Stands for a chain whose run is always over before the kill."""
-
-    def strike(self, kill: Kill) -> bool:
-        return False
-
-
-def test_a_kill_that_never_lands_is_given_up_and_told(tmp_path: Path) -> None:
-    campaign = Campaign(Outcome(0, 1), [Kill(0, "sweep", "report")], tmp_path, at_once=1)
-    while (kill := campaign._next(1.0)) is not None:
-        assert not campaign._lands(TooLate(), kill)  # type: ignore[arg-type]
-    assert campaign.outcome.missed == ["kill 0: sweep at report 1 + 0.0 ms, tried 6 times"]
-    assert campaign.outcome.invalid()[0] in chaos.table(campaign.outcome, "…")
-
-
 def landed(phase: str) -> Landed:
     return Landed(Kill(0, "sweep", None), "sweep", phase, 1, 0.0)
-
-
-def test_the_table_counts_and_is_honest() -> None:
-    hits = [replace(landed("train"), detect_seconds=0.25), *[landed("commit")] * 2]
-    told = chaos.table(Outcome(7, 3, landed=hits, chains=2, starts=5, redone=4), "make chaos")
-    assert "| commit | 0 | 0 | 0 | 0 | 2 | 0 | 2 |" in told
-    assert "| all | 0 | 0 | 0 | 0 | 3 | 0 | 3 |" in told
-    assert "2 runs, 3 resumes" in told
-    assert "0.25 s (of 1 that had a job)" in told
-    assert "below 100.0%" in told
-    assert chaos.bound(200).count("below 1.5%") == 1
-    failed = chaos.table(Outcome(7, 3, landed=hits, failures=["x"]), "make chaos")
-    assert "1 failures" in failed
-    assert "rule of three" not in failed
 
 
 GOLDEN: dict[str, Any] = {"weights": {"a": "1"}, "progress": {"a 1": ["x"], "a 2": ["y"]}}
@@ -178,34 +134,6 @@ def test_a_result_that_is_lost_or_made_twice_is_told(chain: Chain) -> None:
     chain._rest.finished[name] = "another"
     with pytest.raises(Hurt, match="is lost"):
         chain._look()
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(120)
-def test_a_job_of_several_processes_may_lose_one_that_it_needs_no_more(
-    tmp_path: Path, starters: list[Nursery]
-) -> None:
-    with contextlib.closing(HogwildChain(tmp_path / "chain", 1.0, starters[0])) as chain:
-        lead = held_at_its_last_checkpoint(chain)
-        assert chain.strike(Kill(0, "worker's child", None))
-        assert chain.landed[0].target == "worker's child"
-        chain.finish()
-        with RunStore.read(chain.root) as store:
-            attempts = store.attempts()
-    assert {(item.outcome, item.attempt) for item in attempts} == {("ok", 1)}
-    assert {item.pid for item in attempts} == {lead}
-
-
-def held_at_its_last_checkpoint(chain: Chain) -> int:
-    """Start a run; return the worker of its first job, whose last epoch is behind it."""
-    chain._running()
-    while True:
-        chain._keeper.aim("checkpoint", 1)
-        assert chain._keeper.reached.wait(60)
-        (log,) = chain.root.rglob("log.txt")
-        if f"epoch {EPOCHS} train_loss" in log.read_text():
-            return chain._keeper.held
-        chain._keeper.release()
 
 
 # What the campaign found

@@ -18,8 +18,7 @@ import torch
 from asynckfold import AsyncKFold, CVResults, JobsFailedWarning, RunStore
 from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
-from asynckfold.jobs.result import DONE, FAILED
-from tests.leftovers import descendants, gone
+from tests.leftovers import descendants, gone, until
 from tests.started import Nursery
 from tests.toy import Tiny, adam, samples
 
@@ -71,10 +70,10 @@ def first(marker: Path) -> bool:
     return True
 
 
-def train(root: Path, models: dict[str, Any], **settings: Any) -> CVResults:
+def train(root: Path, models: dict[str, Any], timeout: float = TIMEOUT) -> CVResults:
     kfold = AsyncKFold(
         2, samples(), root, torch.nn.CrossEntropyLoss(), 10,
-        baseline=None, verbose=0, n_jobs=2, stall_timeout=TIMEOUT, **settings,
+        baseline=None, verbose=0, n_jobs=2, stall_timeout=timeout,
     )  # fmt: skip
     return kfold(models, ["cosine"], adam, {"epochs": 3})
 
@@ -126,55 +125,38 @@ def test_a_hang_is_ended_and_the_job_tried_again(
     assert seconds >= TIMEOUT
 
 
+class AlwaysHangs(Tiny):
+    """Hangs in every attempt: in its dry run, or in training where it knows the dry run is over."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps -= self.training and len(inputs) > 8
+        if self.steps <= 0:
+            sleep_for_ever()
+        return super().forward(inputs)
+
+
 @pytest.mark.nightly
-def test_one_that_always_hangs_fails_and_the_others_do_not(root: Path) -> None:
-    models = {"hangs": lambda: HangsAgain(sleep_for_ever), "fine": Tiny}
+@pytest.mark.parametrize(("steps", "attempts"), [(3, [1, 1, 2, 2, 3, 3]), (0, [])])
+def test_one_that_always_hangs_fails_and_the_others_do_not(
+    root: Path, steps: int, attempts: list[int]
+) -> None:
+    """In a dry run nothing ever runs, so each look takes the tenfold time of a start."""
+    timeout = TIMEOUT if steps else 0.3
     with pytest.warns(JobsFailedWarning, match="no batch was finished"):
-        results = train(root, models)
+        results = train(root, {"hangs": lambda: AlwaysHangs(steps), "fine": Tiny}, timeout)
     status = {name: item.status for name, item in results.results.items()}
-    assert {name for name, found in status.items() if found == FAILED} == {
-        "hangs/cosine/fold-0",
-        "hangs/cosine/fold-1",
-    }
-    assert {name for name, found in status.items() if found == DONE} == {
-        "fine/cosine/fold-0",
-        "fine/cosine/fold-1",
+    assert status == {
+        f"{model}/cosine/fold-{fold}": state
+        for model, state in (("hangs", "failed"), ("fine", "done"))
+        for fold in range(2)
     }
     with RunStore.read(root) as store:
-        hung = [item for item in store.attempts() if item.job_id.startswith("hangs")]
-    assert sorted(item.attempt for item in hung) == [1, 1, 2, 2, 3, 3]
-
-
-class HangsAgain(Hangs):
-    """Hangs in every attempt."""
-
-    def __init__(self, how: Callable[[], None]) -> None:
-        super().__init__(how, Path())
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.steps += self.training and len(inputs) > 8
-        if self.steps == 3:
-            self.how()
-        return Tiny.forward(self, inputs)
-
-
-class HangsAtOnce(Tiny):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        time.sleep(1e9)
-        return inputs
-
-
-@pytest.mark.nightly
-def test_a_candidate_that_hangs_in_its_dry_run_does_not_hold_up_the_others(root: Path) -> None:
-    """Nothing of it ever runs, so each look takes the tenfold time of a start."""
-    kfold = AsyncKFold(
-        2, samples(), root, torch.nn.CrossEntropyLoss(), 10,
-        baseline=None, verbose=0, n_jobs=2, stall_timeout=0.3,
-    )  # fmt: skip
-    with pytest.warns(JobsFailedWarning, match="no batch was finished"):
-        results = kfold({"hangs": HangsAtOnce, "fine": Tiny}, ["step"], adam, {"epochs": 2})
-    assert results.counts["failed"] == 2
-    assert results.counts["done"] == 2
+        hung = [item.attempt for item in store.attempts() if item.job_id.startswith("hangs")]
+    assert sorted(hung) == attempts or not attempts
 
 
 @pytest.mark.nightly
@@ -217,7 +199,7 @@ def test_our_own_sleep_kills_nobody(root: Path, warm: Nursery, everyone: bool) -
     slow = root.with_name("SLOW")
     slow.touch()
     script = warm.start(["-c", SCRIPT, root], root.with_name("printed"))
-    wait_for_a_batch(root)
+    until(lambda: any("epoch 1 " in path.read_text() for path in root.rglob("log.txt")), 60)
     stopped = [script.pid, *(sorted(descendants(script.pid)) if everyone else ())]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
@@ -231,12 +213,3 @@ def test_our_own_sleep_kills_nobody(root: Path, warm: Nursery, everyone: bool) -
     assert script.printed() == "4"
     with RunStore.read(root) as store:
         assert [item.outcome for item in store.attempts()] == ["ok"] * 4
-
-
-def wait_for_a_batch(root: Path) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if any("epoch 1 " in path.read_text() for path in root.rglob("log.txt")):
-            return
-        time.sleep(0.02)
-    raise AssertionError("no epoch ended in time")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, AsyncKFoldError, CVResults, RunReader, RunStore
 from asynckfold.cli.status import state_of
-from asynckfold.jobs.result import DONE
-from tests.leftovers import descendants, gone, parent_of
+from tests.leftovers import descendants, gone, parent_of, until
 from tests.started import Nursery, Started
 from tests.toy import Tiny, adam, samples
 
@@ -41,8 +39,8 @@ print(results.best_score_)
 
 def kfold(root: Any, **settings: Any) -> AsyncKFold:
     settings = {"trainer": "hogwild", "processes": 2, **settings}
-    settings = {"verbose": 0, "baseline": None, "n_jobs": 1, **settings}
-    return AsyncKFold(2, samples(240), root, nn.CrossEntropyLoss(), 8, **settings)
+    settings = {"verbose": 0, "baseline": None, "n_jobs": 1, "batch_size": 8, **settings}
+    return AsyncKFold(2, samples(240), root, nn.CrossEntropyLoss(), **settings)
 
 
 def run(root: Path, **settings: Any) -> CVResults:
@@ -58,7 +56,7 @@ def run(root: Path, **settings: Any) -> CVResults:
 )
 def test_a_sweep_says_what_it_is_and_promises_no_bits(root: Path, trainer: str, how: str) -> None:
     results = run(root, trainer=trainer)
-    assert {item.status for item in results.results.values()} == {DONE}
+    assert {item.status for item in results.results.values()} == {"done"}
     assert {(item.threads, len(item.cores)) for item in results.results.values()} == {(2, 2)}
     assert not results.bit_identity.claimed
     assert f"2 processes {how}" in str(results.bit_identity)
@@ -96,17 +94,15 @@ def errors_of(root: Path) -> Path:
     return root.with_name("errors")
 
 
-def wait_for(root: Path, found: Callable[[RunReader], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+def wait_for(root: Path, seen: Callable[[RunReader], Any]) -> Any:
+    def look() -> Any:
         try:
             with RunStore.read(root) as store:
-                if store.has_plan and (value := found(store)):
-                    return value
+                return store.has_plan and seen(store)
         except AsyncKFoldError:
-            pass  # there is no run yet
-        time.sleep(0.02)
-    raise AssertionError("it did not come so far in time")
+            return None  # there is no run yet
+
+    return until(look, 60)
 
 
 def leads(store: RunReader) -> set[int]:
@@ -129,7 +125,7 @@ def ended_well(script: Started, root: Path) -> list[str]:
     assert float(script.printed()) > 0.8
     with RunStore.read(root) as store:
         results = store.results()
-        assert {item.status for item in results.values()} == {DONE}
+        assert {item.status for item in results.values()} == {"done"}
         assert all(len(item.epochs) == 12 for item in results.values())
         return [item.outcome for item in store.attempts()]
 

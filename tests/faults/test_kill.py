@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ import pytest
 
 from asynckfold import AsyncKFoldError, RunStore
 from asynckfold.cli.status import state_of
-from asynckfold.system.files import sha256
 from tests import here
-from tests.leftovers import descendants, gone
+from tests.leftovers import descendants, gone, parent_of, until
 from tests.started import Nursery, Started
 
 Start = Callable[..., Started]
@@ -69,30 +68,28 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> str:
     return here.script(SCRIPT, tmp_path_factory.mktemp("golden") / "run")
 
 
+def finished(root: Path) -> int:
+    try:
+        with RunStore.read(root) as store:
+            return len(store.finished())
+    except AsyncKFoldError:
+        return 0  # there is no run yet
+
+
 def wait_for(root: Path, results: int) -> None:
     """Wait until the store holds so many results."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with RunStore.read(root) as store:
-                if len(store.finished()) >= results:
-                    return
-        except AsyncKFoldError:
-            pass  # there is no run yet
-        time.sleep(0.02)
-    raise AssertionError(f"no {results} results in time")
+    until(lambda: finished(root) >= results, 60)
 
 
 def at_work(root: Path) -> list[dict[str, Any]]:
     """Wait until every running job is known to be in the hands of a process."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def look() -> list[dict[str, Any]]:
         with RunStore.read(root) as store:
-            found = state_of(store)["running_jobs"]
-        if found and all(item["pid"] for item in found):
-            return list(found)
-        time.sleep(0.02)
-    raise AssertionError("no worker was named in time")
+            jobs = list(state_of(store)["running_jobs"])
+        return jobs if all(item["pid"] for item in jobs) else []
+
+    return list(until(look, 60))
 
 
 @pytest.mark.nightly(but=["True"])
@@ -141,14 +138,15 @@ def with_callbacks() -> str:
 
 def saved_at_work(root: Path) -> str:
     """Wait until a job that runs has a checkpoint."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def look() -> str:
         for item in at_work(root):
             with RunStore.read(root) as store:
                 if store.checkpoints(item["job"]) and item["job"] not in store.finished():
                     return str(item["job"])
-        time.sleep(0.02)
-    raise AssertionError("no job was saved in time")
+        return ""
+
+    return str(until(look, 60))
 
 
 @pytest.mark.nightly
@@ -210,9 +208,7 @@ def test_kill_9_of_a_sweep_on_cores_and_a_gpu_loses_nothing(
     golden = here.script(MIXED, tmp_path_factory.mktemp("golden") / "run")
     script = warm.start(["-c", MIXED, root], root.with_name("printed"), {**os.environ, "SLOW": "1"})
     wait_for(root, 2)
-    deadline = time.monotonic() + 60
-    while {item["device"] for item in at_work(root)} != {"cpu", "cuda:0"}:
-        assert time.monotonic() < deadline
+    until(lambda: {item["device"] for item in at_work(root)} == {"cpu", "cuda:0"}, 60)
     family = descendants(script.pid)
     script.kill()
     script.wait()
@@ -245,7 +241,7 @@ def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
     """It was stopped together with the server that would have taken it along."""
     script = start(root)
     wait_for(root, 1)
-    parents = {pid: _parent(pid) for pid in descendants(script.pid)}
+    parents = {pid: parent_of(pid) for pid in descendants(script.pid)}
     server = next(pid for pid, parent in parents.items() if parent == script.pid)
     workers = [pid for pid, parent in parents.items() if parent == server]
     assert workers
@@ -255,7 +251,7 @@ def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
         script.kill()
         script.wait()
         again = start(root)
-        _wait_for_holder(root, again.pid)
+        until(lambda: _holder(root) == again.pid, 60)
         for pid in workers:
             os.kill(pid, signal.SIGCONT)
         assert again.wait(100) == 0, again.printed()
@@ -275,16 +271,10 @@ def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
     assert left == {ref.file for ref in refs}
 
 
-def _parent(pid: int) -> int:
-    status = (Path("/proc") / str(pid) / "stat").read_text()
-    return int(status.rpartition(")")[2].split()[1])
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _wait_for_holder(root: Path, pid: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with RunStore.read(root) as store:
-            if (store.holder() or {}).get("pid") == pid:
-                return
-        time.sleep(0.02)
-    raise AssertionError(f"{pid} does not hold the run in time")
+def _holder(root: Path) -> int:
+    with RunStore.read(root) as store:
+        return int((store.holder() or {}).get("pid", 0))

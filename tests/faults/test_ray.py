@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -12,15 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from asynckfold import RunStore
-from asynckfold.engines.ray_engine import RayEngine
-from asynckfold.jobs.messages import EpochEnd, NewCheckpoint, Note, Task
-from asynckfold.jobs.placement import Placement
-from asynckfold.jobs.result import DONE
 from tests.engines.ray_start import (
     SWEEP,
     ended,
@@ -28,11 +22,9 @@ from tests.engines.ray_start import (
     named,
     needs_ray,
     raylet_of,
-    started,
     sweep,
 )
 from tests.leftovers import descendants, gone, until
-from tests.toy import task, toy_bundle
 
 pytestmark = [pytest.mark.nightly, needs_ray, pytest.mark.timeout(900)]
 
@@ -80,76 +72,6 @@ def nodes() -> Iterator[Nodes]:
         closing(Nodes(Path(folder))) as made,
     ):
         yield made
-
-
-def news(events: queue.SimpleQueue[Any], kind: type) -> Any:
-    """Return the next event of a kind."""
-    while not isinstance(event := events.get(timeout=200), kind):
-        pass
-    return event
-
-
-def loads(engine: RayEngine) -> dict[str, tuple[int, ...]]:
-    """Return the cores of each node that is there."""
-    return {load.node: load.cores for load in engine.load([]).nodes if not load.blocked}
-
-
-def place(bundle: Any, index: int, node: str) -> Placement:
-    return Placement((bundle.plan.jobs[index].id,), (min(os.sched_getaffinity(0)),), node=node)
-
-
-def test_jobs_run_on_the_nodes_that_they_are_placed_on(root: Path, nodes: Nodes) -> None:
-    for name in ("one", "two"):
-        nodes("add", name)
-    with toy_bundle(root) as (bundle, data), started(nodes.address) as cluster:
-        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with closing(RayEngine(cluster, bundle, data, events.put)) as engine:
-            assert {*loads(engine)} == {"", "one", "two"}
-            # Each has one core of Ray, whatever the machine has.
-            assert {len(cores) for cores in loads(engine).values()} == {1}
-            jobs = bundle.plan.jobs
-            futures = [
-                engine.submit(place(bundle, index, node), [task(jobs[index])])
-                for index, node in enumerate(("", "one", "two"))
-            ]
-            results = [future.result(300).results[0] for future in futures]
-            pids = {future.result().pid for future in futures}
-            assert [result.status for result in results] == [DONE] * 3
-            assert len(pids) == 3
-            saved = [news(events, NewCheckpoint).ref for _ in range(3)]
-            assert all((root / item.file).stat().st_size == item.bytes for item in saved)
-            # Elsewhere, from where another node has left off.
-            again = engine.submit(
-                place(bundle, 0, "two"),
-                [Task(jobs[0], 2, tuple(saved))],
-            )
-            assert again.result(300).results[0].digest == results[0].digest
-
-
-def test_a_killed_node_costs_an_attempt_and_one_that_comes_later_takes_jobs(
-    root: Path, nodes: Nodes
-) -> None:
-    nodes("add", "one")
-    with toy_bundle(root, epochs=10**6) as (bundle, data), started(nodes.address) as cluster:
-        events: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        with closing(RayEngine(cluster, bundle, data, events.put)) as engine:
-            jobs = bundle.plan.jobs
-            lost = engine.submit(place(bundle, 0, "one"), [task(jobs[0])])
-            news(events, EpochEnd)
-            stays = engine.submit(place(bundle, 1, ""), [task(jobs[1])])
-            nodes("kill", "one")
-            assert lost.result(200).results == [None]
-            assert "node one is lost: " in news(events, Note).text
-            assert {*loads(engine)} == {""}
-            nodes("add", "late")
-            until(lambda: "late" in loads(engine), 200)
-            assert "more nodes: " in news(events, Note).text
-            there = engine.submit(place(bundle, 2, "late"), [task(jobs[2])])
-            while news(events, EpochEnd).job_id != jobs[2].id:
-                pass
-            assert not stays.done()
-            engine.close(60)
-            assert stays.result(0).results == there.result(0).results == [None]
 
 
 def refused(root: Path, address: str) -> str:

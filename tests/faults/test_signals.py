@@ -32,7 +32,7 @@ from asynckfold.api import kfold
 from asynckfold.cli.output import Output
 from asynckfold.cli.summary import partial_report
 from asynckfold.store.run_file import RunFile
-from asynckfold.system.signals import ENDINGS, Interruption, listening
+from asynckfold.system.signals import listening
 from tests import here
 from tests.leftovers import descendants, gone, shared_memory, until
 from tests.size import NIGHTLY
@@ -42,6 +42,8 @@ from tests.toy import Tiny, adam, samples
 HOME = Path(__file__).parents[2]
 OURS = ("torch_", "psm_", "sem.")
 """What torch and Python call what they share by name."""
+
+ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 GUARD = 200
 """Seconds after which something hangs, on the busiest machine."""
@@ -342,42 +344,31 @@ def test_a_second_ctrl_c_does_not_wait_for_a_job_that_hangs(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ending", ["SIGTERM", "SIGHUP", "closed terminal"])
 def test_other_endings_are_like_ctrl_c_with_143(
-    sweep: Path, root: Path, golden: str, warm: Nursery, number: signal.Signals
-) -> None:
-    memory = shared_memory()
-    run = warm.start(command(sweep, root), printed(root))
-    until(lambda: training(root))
-    family = descendants(run.pid)
-    # A batch system signals every process, not the first alone.
-    for pid in (*family, run.pid):
-        os.kill(pid, number)
-    code, err = run.wait(GUARD), run.printed()
-    assert code == 143, err
-    assert f"interrupted by {number.name}" in err
-    assert f"continue with: asynckfold {shlex.join(words(sweep, root))}" in err
-    assert "partial report: " in err
-    assert "Traceback" not in err
-    nothing_left(root, family, memory)
-    finish(sweep, root)
-    assert fingerprint(root) == golden
-
-
-@pytest.mark.nightly
-def test_a_closed_terminal_ends_the_run_as_sigterm_does(
-    sweep: Path, root: Path, golden: str
+    sweep: Path, root: Path, golden: str, ending: str
 ) -> None:
     memory = shared_memory()
     terminal = Terminal(*words(sweep, root))
     until(lambda: training(root))
     family = descendants(terminal.process.pid)
-    terminal.close()
-    assert terminal.process.wait(timeout=GUARD) == 143
+    if ending == "closed terminal":
+        terminal.close()
+        assert terminal.process.wait(timeout=GUARD) == 143
+    else:
+        # A batch system signals every process, not the first alone.
+        for pid in (*family, terminal.process.pid):
+            os.kill(pid, signal.Signals[ending])
+        code, shown = terminal.end()
+        assert code == 143, shown
+        assert f"continue with: asynckfold {shlex.join(words(sweep, root))}" in shown
+        assert "partial report: " in shown
+        assert "Traceback" not in shown
     nothing_left(root, family, memory)
+    number = "SIGTERM" if ending == "SIGTERM" else "SIGHUP"
     with RunStore.read(root) as store:
         assert [item.text for item in store.events() if item.kind == "interrupted"] == [
-            "interrupted by SIGHUP"
+            f"interrupted by {number}"
         ]
     finish(sweep, root)
     assert fingerprint(root) == golden
@@ -426,33 +417,18 @@ def test_of_a_run_without_a_plan_there_is_nothing_to_report(
 
 
 def call(root: Path, models: Any = Tiny, **settings: Any) -> str:
-    kfold = AsyncKFold(
-        3,
-        samples(),
-        root,
-        nn.CrossEntropyLoss(),
-        10,
-        **{"baseline": None, "verbose": 0, "n_jobs": 1, **settings},
-    )
-    return kfold([models], ["cosine"], adam, {"epochs": 2}).fingerprint
+    settings = {"baseline": None, "verbose": 0, "n_jobs": 1, **settings}
+    sweeps = AsyncKFold(3, samples(), root, nn.CrossEntropyLoss(), 10, **settings)
+    return sweeps([models], ["cosine"], adam, {"epochs": 2}).fingerprint
 
 
-def test_in_code_handlers_are_taken_for_the_call_only(root: Path) -> None:
-    seen = []
-
-    def look(outputs: Any, targets: Any) -> float:
-        seen.append([signal.getsignal(number) for number in ENDINGS])
-        return 1.0
-
-    before = [signal.getsignal(number) for number in ENDINGS]
-    assert before[0] is signal.default_int_handler
-    call(root, scoring={"own": look})
-    assert all(isinstance(handler, Interruption) for handler in seen[-1])
-    assert [signal.getsignal(number) for number in ENDINGS] == before
-
-
-@pytest.mark.parametrize("handler", [lambda number, frame: None, signal.SIG_DFL, signal.SIG_IGN])
-def test_a_handler_of_the_host_stays(root: Path, handler: Any) -> None:
+@pytest.mark.parametrize(
+    "handler",
+    [signal.default_int_handler, lambda number, frame: None, signal.SIG_DFL, signal.SIG_IGN],
+)
+def test_in_code_handlers_are_taken_for_the_call_only_and_one_of_the_host_stays(
+    root: Path, handler: Any
+) -> None:
     seen = []
 
     def look(outputs: Any, targets: Any) -> float:
@@ -465,7 +441,7 @@ def test_a_handler_of_the_host_stays(root: Path, handler: Any) -> None:
         assert signal.getsignal(signal.SIGINT) is handler
     finally:
         signal.signal(signal.SIGINT, before)
-    assert set(seen) == {handler}
+    assert (set(seen) == {handler}) is (handler is not signal.default_int_handler)
 
 
 class Struck(Tiny):
@@ -709,18 +685,3 @@ def test_a_call_inside_a_command_listens_with_it() -> None:
         with pytest.raises(InterruptedRunError), outer.anew():
             signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_a_thread_takes_nothing() -> None:
-    taken = []
-
-    def look() -> None:
-        with listening() as signals:
-            taken.append((signals, signal.getsignal(signal.SIGINT)))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    thread.join()
-    ((signals, handler),) = taken
-    assert handler is signal.default_int_handler
-    assert not signals.stop_requested()

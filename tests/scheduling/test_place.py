@@ -1,7 +1,8 @@
-"""Laws of `place`, over any queue, any load and anything that runs."""
+"""Laws of `place`, over any queue, any nodes, and anything that runs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,6 +15,8 @@ from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations, may_hold
 from tests.size import examples
+
+NAMES = ("x", "y", "z")
 
 
 @st.composite
@@ -43,20 +46,48 @@ queues = st.lists(requests, max_size=12, unique_by=lambda request: request.job_i
 some = st.lists(requests, min_size=1, max_size=12, unique_by=lambda request: request.job_id)
 
 
-@st.composite
-def situations(draw: st.DrawFn) -> tuple[list[Request], list[Placement], Load]:
-    """A queue, what an earlier decision started, and a load that may have changed since.
+def cluster(nodes: Sequence[Load]) -> Load:
+    """The load of some nodes, named in their order."""
+    first, *peers = (replace(load, node=name) for load, name in zip(nodes, NAMES, strict=False))
+    return replace(first, peers=tuple(peers))
 
-    Few jobs were there before: an earlier decision on many leaves room for nothing.
+
+clusters = st.lists(loads(), min_size=1, max_size=3).map(cluster)
+
+Situation = tuple[list[Request], list[Placement], Load]
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """A queue, what an earlier decision started, and nodes that may have changed, left or come."""
+    load = draw(clusters)
+    before = draw(some)[: draw(st.integers(0, 5))]
+    running = place([replace(item, job_id=f"old-{item.job_id}") for item in before], [], load)
+    nodes = [
+        replace(
+            node,
+            peers=(),
+            idle=node.idle[draw(st.sampled_from([0, 0, 0, 1])) :],
+            blocked=draw(st.sampled_from(["", "", "", "no memory"])),
+        )
+        for node in load.nodes
+        if draw(st.integers(0, 5))
+    ]
+    if draw(st.booleans()) or not nodes:
+        nodes.append(replace(draw(loads()), node="late"))
+    return draw(some), running, replace(nodes[0], peers=tuple(nodes[1:]))
+
+
+def is_forced(placed: Sequence[Placement], running: Sequence[Placement]) -> bool:
+    """Whether the first job may have been started because none fitted.
+
+    On the other nodes only jobs that run alone start beside it.
     """
-    load = draw(loads())
-    alone = draw(st.sampled_from([{}, {}, {}, {"alone": True}]))
-    before = draw(some)[: draw(st.integers(0, 3))]
-    earlier = [replace(item, job_id=f"old-{item.job_id}", **alone) for item in before]
-    running = place(earlier, [], load)
-    if draw(st.sampled_from([False, False, True])):
-        load = replace(load, idle=load.idle[draw(st.integers(0, len(load.idle))) :])
-    return draw(some), running, load
+    return not running and len({placement.node for placement in placed}) == len(placed)
+
+
+def on(placements: Sequence[Placement], node: str) -> list[Placement]:
+    return [placement for placement in placements if placement.node == node]
 
 
 def cores_of(placements: Sequence[Placement]) -> list[int]:
@@ -68,70 +99,140 @@ def has_device(request: Request, load: Load) -> bool:
     return not request.gpu or any(may_hold(gpu, request) for gpu in load.gpus)
 
 
-def by_gpu(placements: Sequence[Placement]) -> dict[int, list[Placement]]:
-    found: dict[int, list[Placement]] = {}
-    for placement in placements:
-        if placement.gpu is not None:
-            found.setdefault(placement.gpu, []).append(placement)
-    return found
-
-
 @settings(max_examples=examples(500))
 @given(situations())
-def test_no_core_is_reserved_twice(
-    situation: tuple[list[Request], list[Placement], Load],
-) -> None:
-    pending, running, load = situation
-    cores = cores_of([*running, *place(pending, running, load)])
-    assert len(set(cores)) == len(cores)
-    assert set(cores) <= set(load.cores)
-
-
-@given(situations())
-def test_no_slot_and_no_byte_of_a_gpu_is_reserved_twice(
-    situation: tuple[list[Request], list[Placement], Load],
+def test_each_job_gets_what_it_requests_on_one_node_and_no_core_is_reserved_twice(
+    situation: Situation,
 ) -> None:
     pending, running, load = situation
     placed = place(pending, running, load)
-    active = by_gpu([*running, *placed])
-    room = {gpu.index: gpu.free + gpu.own for gpu in load.gpus}
-    assert set(active) <= set(room)
-    for jobs in active.values():
-        assert len(jobs) <= min(placement.jobs_per_gpu for placement in jobs)
-    if len([*running, *placed]) > 1:
-        for index in by_gpu(placed):
-            assert sum(placement.gpu_memory for placement in active[index]) <= room[index]
-
-
-@given(situations())
-def test_a_placement_gives_what_was_requested(
-    situation: tuple[list[Request], list[Placement], Load],
-) -> None:
-    pending, running, load = situation
     by_id = {request.job_id: request for request in pending}
-    placed = place(pending, running, load)
-    names = [job for placement in placed for job in placement.jobs]
-    assert len(set(names)) == len(names)
-    for placement in placed:
-        (job,) = placement.jobs
-        request = by_id[job]
-        assert placement.threads == request.threads
-        assert placement.memory == request.memory
-        assert placement.gpu_memory == request.gpu_memory
-        assert placement.jobs_per_gpu == request.jobs_per_gpu
-        assert (placement.gpu is not None) is request.gpu
-        assert placement.alone == request.alone
-        assert len(placement.cores) == min(request.threads, len(load.cores))
+    assert len({placement.jobs for placement in placed}) == len(placed)
+    assert {placement.node for placement in placed} <= {node.node for node in load.nodes}
+    for node in load.nodes:
+        cores = cores_of(on([*running, *placed], node.node))
+        assert len(set(cores)) == len(cores)
+        assert set(cores_of(on(placed, node.node))) <= set(node.cores)
+        for placement in on(placed, node.node):
+            (job,) = placement.jobs
+            request = by_id[job]
+            assert len(placement.cores) == min(request.threads, len(node.cores))
+            assert placement.gpu in ([gpu.index for gpu in node.gpus] if request.gpu else [None])
+            for name in ("threads", "memory", "gpu_memory", "jobs_per_gpu", "alone"):
+                assert getattr(placement, name) == getattr(request, name)
 
 
 @settings(max_examples=examples(500))
 @given(situations())
-def test_what_must_be_alone_never_shares_the_machine(
-    situation: tuple[list[Request], list[Placement], Load],
-) -> None:
+def test_the_rules_of_a_machine_hold_on_each_node(situation: Situation) -> None:
     pending, running, load = situation
-    active = [*running, *place(pending, running, load)]
-    assert len(active) == 1 or not any(placement.alone for placement in active)
+    placed = place(pending, running, load)
+    for node in load.nodes:
+        new = on(placed, node.node)
+        active = [*on(running, node.node), *new]
+        assert not (node.blocked and new)
+        if not new or (placed[0] in new and is_forced(placed, running)):
+            continue  # one job runs in the cluster, whatever it needs
+        assert not any(placement.alone for placement in active) or len(active) == 1
+        assert sum(placement.memory for placement in active) <= node.free_memory
+        assert len(cores_of(active)) <= len(node.idle)
+        assert set(cores_of(new)) <= set(node.idle)
+        for gpu in node.gpus:
+            there = [item for item in active if gpu.index == item.gpu]
+            assert len(there) <= min((item.jobs_per_gpu for item in there), default=1)
+            if any(gpu.index == item.gpu for item in new):
+                assert sum(item.gpu_memory for item in there) <= gpu.free + gpu.own
+
+
+@settings(max_examples=examples(300))
+@given(situations())
+def test_what_is_left_fits_on_no_node(situation: Situation) -> None:
+    pending, running, load = situation
+    placed = place(pending, running, load)
+    started = {job for placement in placed for job in placement.jobs}
+    rest = [request for request in pending if request.job_id not in started]
+    if active := [*running, *placed]:
+        assert place(rest, active, load) == []
+        for node in load.nodes:
+            # Nor where only that node is looked at, with all that runs on it.
+            if on(active, node.node):
+                assert place(rest, on(active, node.node), replace(node, peers=())) == []
+
+
+@given(queues, clusters)
+def test_one_job_runs_in_the_cluster(pending: list[Request], load: Load) -> None:
+    able = [item for item in pending if any(has_device(item, node) for node in load.nodes)]
+    assert bool(place(pending, [], load)) == bool(able)
+
+
+@given(situations(), st.randoms(use_true_random=False))
+def test_the_order_of_the_queue_does_not_matter(situation: Situation, shuffle: object) -> None:
+    pending, running, load = situation
+    shuffled = list(pending)
+    shuffle.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert place(shuffled, running, load) == place(pending, running, load)
+
+
+@settings(max_examples=examples(500))
+@given(some, some, loads(), st.lists(loads(), max_size=2), st.integers(0, 2))
+def test_beside_blocked_nodes_a_node_is_used_like_one_machine(
+    pending: list[Request],
+    earlier: list[Request],
+    load: Load,
+    others: list[Load],
+    position: int,
+) -> None:
+    running = place([replace(item, job_id=f"old-{item.job_id}") for item in earlier[:2]], [], load)
+    blocked = [replace(item, blocked="full", node=f"other-{n}") for n, item in enumerate(others)]
+    nodes = [*blocked[:position], replace(load, node="x"), *blocked[position:]]
+    found = place(
+        pending,
+        [replace(item, node="x") for item in running],
+        replace(nodes[0], peers=tuple(nodes[1:])),
+    )
+    assert [replace(item, node="") for item in found] == place(pending, running, load)
+
+
+@settings(max_examples=examples(300))
+@given(queues, clusters)
+def test_a_job_goes_to_the_node_with_the_most_free_cores(
+    pending: list[Request], load: Load
+) -> None:
+    pending = [replace(item, gpu=False, alone=False, memory=0) for item in pending]
+    free = {seen.node: len(seen.idle) for seen in load.nodes}
+    placed = place(pending, [], load)
+    for placement in placed if max(free.values()) else ():
+        if placement.threads > max(free.values()):
+            # Forced, or too large for every node.
+            assert on(placed, placement.node) == [placement]
+            continue
+        most = max(free.values())
+        assert placement.node == next(name for name, cores in free.items() if cores == most)
+        free[placement.node] -= placement.threads
+
+
+@settings(max_examples=examples(300))
+@given(queues, clusters)
+def test_no_gpu_is_shared_while_one_on_any_node_is_empty(
+    pending: list[Request], load: Load
+) -> None:
+    pending = [replace(item, gpu=True, alone=False, memory=0) for item in pending]
+    placed, jobs = place(pending, [], load), Counter[tuple[str, int]]()
+    idle = Counter({seen.node: len(seen.idle) for seen in load.nodes})
+    if len(placed) < 2:
+        return  # one may have been forced where it does not fit
+    for placement in placed:
+        assert placement.gpu is not None
+        empty = [
+            gpu
+            for seen in load.nodes
+            if idle[seen.node] >= placement.threads
+            for gpu in seen.gpus
+            if not jobs[seen.node, gpu.index] and gpu.free + gpu.own >= placement.gpu_memory
+        ]
+        assert not (empty and jobs[placement.node, placement.gpu])
+        jobs[placement.node, placement.gpu] += 1
+        idle[placement.node] -= placement.threads
 
 
 @given(queues, loads())
@@ -144,8 +245,8 @@ def test_what_must_be_alone_waits_for_all_others_that_can_start(
         assert all(request.alone for request in able)
 
 
-@settings(max_examples=60, deadline=None)
-@given(queues, loads())
+@settings(max_examples=60)
+@given(queues, clusters)
 def test_every_job_gets_its_turn(pending: list[Request], load: Load) -> None:
     left, running, busy = list(pending), list[Placement](), True
     while busy:
@@ -154,55 +255,12 @@ def test_every_job_gets_its_turn(pending: list[Request], load: Load) -> None:
         left = [request for request in left if request.job_id not in started]
         busy = bool(placed or running)
         running = [*running, *placed][1:]  # the first of them ends
-    assert not any(has_device(request, load) for request in left)
-
-
-@settings(max_examples=examples(500))
-@given(situations())
-def test_only_a_single_job_may_exceed_the_free_memory_and_the_idle_cores(
-    situation: tuple[list[Request], list[Placement], Load],
-) -> None:
-    pending, running, load = situation
-    placed = place(pending, running, load)
-    active = [*running, *placed]
-    if placed and len(active) > 1:
-        assert sum(placement.memory for placement in active) <= load.free_memory
-        assert len(cores_of(active)) <= len(load.idle)
-        assert set(cores_of(placed)) <= set(load.idle)
-
-
-@given(queues, loads())
-def test_something_starts_where_nothing_runs(pending: list[Request], load: Load) -> None:
-    able = [request for request in pending if has_device(request, load)]
-    assert bool(place(pending, [], load)) == bool(able)
-
-
-@given(situations())
-def test_what_is_left_does_not_fit(
-    situation: tuple[list[Request], list[Placement], Load],
-) -> None:
-    pending, running, load = situation
-    placed = place(pending, running, load)
-    started = {job for placement in placed for job in placement.jobs}
-    active = [*running, *placed]
-    rest = [request for request in pending if request.job_id not in started]
-    if active:
-        assert place(rest, active, load) == []
-
-
-@given(situations(), st.randoms(use_true_random=False))
-def test_the_order_of_the_queue_does_not_matter(
-    situation: tuple[list[Request], list[Placement], Load], random: object
-) -> None:
-    pending, running, load = situation
-    shuffled = list(pending)
-    random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert place(shuffled, running, load) == place(pending, running, load)
+    assert not any(has_device(request, node) for request in left for node in load.nodes)
 
 
 @given(situations(), queues, st.data())
 def test_what_is_kept_between_calls_changes_no_decision(
-    situation: tuple[list[Request], list[Placement], Load],
+    situation: Situation,
     others: list[Request],
     data: st.DataObject,
 ) -> None:
@@ -239,13 +297,6 @@ def test_a_job_is_pending_once() -> None:
         backlog.remove("a")
 
 
-@given(st.integers(1, 8), st.integers(0, 20))
-def test_equal_jobs_fill_the_idle_cores(cores: int, jobs: int) -> None:
-    load = Load(tuple(range(cores)), tuple(range(cores)), 0)
-    pending = [Request(f"job-{number:02}", 1.0) for number in range(jobs)]
-    assert len(place(pending, [], load)) == min(cores, jobs)
-
-
 def test_a_cpu_job_starts_behind_a_gpu_job_that_has_no_gpu() -> None:
     pending = [Request("long", 9.0, gpu=True), Request("short", 1.0)]
     (placement,) = place(pending, [], Load((0,), (), 0))
@@ -258,12 +309,6 @@ def test_a_job_that_fits_goes_before_a_longer_one_that_does_not() -> None:
     assert first.jobs == ("small",)
     (alone,) = place(pending[:1], [], Load((0, 1), (0, 1), 10))
     assert alone.jobs == ("large",)
-
-
-def test_the_gpu_with_the_most_free_memory_is_taken_first() -> None:
-    load = Load((0, 1, 2), (0, 1, 2), 0, (Gpu(0, 5, 9), Gpu(1, 8, 9)))
-    pending = [Request(name, 1.0, gpu=True) for name in "abc"]
-    assert [placement.gpu for placement in place(pending, [], load)] == [1, 0]
 
 
 def gpu_job(name: str, gpu_memory: int, jobs_per_gpu: int) -> Request:
@@ -306,9 +351,77 @@ def test_own_jobs_on_a_core_that_others_use_too_leave_less_room() -> None:
     assert place([Request("new", 1.0)], running, Load((0, 1), (1,), 0)) == []
 
 
-@pytest.mark.parametrize("idle", [(), (0,), (1, 0)])
-def test_equal_loads_give_equal_placements(idle: tuple[int, ...]) -> None:
-    pending = [Request(name, 1.0) for name in "edcba"]
-    load = Load((0, 1), idle, 0)
-    assert place(pending, [], load) == place(pending, [], load)
-    assert place(pending, [], load)[0].jobs == ("a",)
+def node(name: str, cores: int, **changes: object) -> Load:
+    numbers = tuple(range(cores))
+    return replace(Load(numbers, numbers, 100, node=name), **changes)  # type: ignore[arg-type]
+
+
+def test_the_longest_job_of_the_cluster_comes_first_and_jobs_go_where_most_cores_are_free() -> None:
+    load = replace(node("x", 1), peers=(node("y", 3), node("z", 2)))
+    pending = [Request(name, seconds) for name, seconds in zip("abcdefg", range(7), strict=True)]
+    placed = place(pending, [], load)
+    assert [(item.jobs[0], item.node, item.cores) for item in placed] == [
+        ("g", "y", (0,)),
+        ("f", "y", (1,)),
+        ("e", "z", (0,)),
+        ("d", "x", (0,)),
+        ("c", "y", (2,)),
+        ("b", "z", (1,)),
+    ]
+
+
+def test_a_job_of_several_cores_is_never_spread_over_nodes() -> None:
+    load = replace(node("x", 2), peers=(node("y", 2),))
+    running = [Placement(("old",), (0,), node="x"), Placement(("older",), (1,), node="y")]
+    assert place([Request("a", 1.0, threads=2)], running, load) == []
+    (found,) = place([Request("a", 1.0, threads=2)], running[:1], load)
+    assert (found.node, found.cores) == ("y", (0, 1))
+
+
+def test_gpu_jobs_go_to_the_emptiest_gpu_of_the_cluster() -> None:
+    gpus = (Gpu(0, 9, 9, 0.5), Gpu(1, 9, 9))
+    load = replace(node("x", 4, gpus=gpus), peers=(node("y", 4, gpus=(Gpu(0, 9, 9),)),))
+    pending = [Request(name, 1.0, gpu=True, jobs_per_gpu=2) for name in "abcd"]
+    placed = place(pending, [], load)
+    assert [(item.node, item.gpu) for item in placed] == [("y", 0), ("x", 1), ("x", 0), ("y", 0)]
+
+
+def test_a_job_that_must_run_alone_gets_a_node_that_nothing_else_needs() -> None:
+    load = replace(node("x", 2), peers=(node("y", 2),))
+    alone = Request("alone", 9.0, alone=True)
+    running = [Placement(("old",), (0,), node="x")]
+    (first,) = place([alone, Request("a", 1.0)], running, load)
+    assert (first.jobs, first.node) == (("a",), "y")
+    (found,) = place([alone, replace(alone, job_id="then")], running, load)
+    assert (found.jobs, found.node) == (("alone",), "y")
+    assert place([Request("b", 1.0, threads=2)], [*running, found], load) == []
+    assert place([Request("b", 1.0)], [found], load)[0].node == "x"
+
+
+def test_jobs_that_must_run_alone_start_on_all_empty_nodes_each_once() -> None:
+    load = replace(node("x", 1), peers=(node("y", 2), node("z", 2)))
+    pending = [Request(name, 1.0, alone=True) for name in "abcd"]
+    placed = place(pending, [], load)
+    assert sorted((item.node, item.jobs[0]) for item in placed) == [
+        ("x", "a"),
+        ("y", "b"),
+        ("z", "c"),
+    ]
+    # A job that fits nowhere is forced on one node; on the others one that is alone may start.
+    large = Request("large", 9.0, memory=101)
+    assert [item.jobs for item in place([large, *pending[:1]], [], load)] == [("large",), ("a",)]
+
+
+def test_a_node_that_vanished_frees_nothing_and_a_late_one_gets_work_at_once() -> None:
+    load = replace(node("x", 1), peers=(node("y", 1),))
+    pending = [Request(name, 1.0) for name in "abcd"]
+    placed = place(pending, [], load)
+    running = Reservations(placed)
+    left = pending[2:]
+    assert place(left, running, load.peers[0]) == []
+    assert place(left, running, load) == []  # back again, and its job still runs
+    (found,) = place(left, running, replace(load, peers=(*load.peers, node("late", 1))))
+    assert (found.jobs, found.node) == (("c",), "late")
+    running.remove(next(item for item in placed if item.node == "x"))
+    assert place(left, running, load.peers[0]) == []
+    assert [item.node for item in place(left, running, load)] == ["x"]

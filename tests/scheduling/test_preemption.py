@@ -6,7 +6,7 @@ import json
 import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,17 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import JobStart, Task
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.jobs.result import DONE
 from asynckfold.results.report.figures import _lanes
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import packing_of
-from asynckfold.scheduling.place import place
 from asynckfold.scheduling.preemption import HeldCores, reassign_cores
 from asynckfold.sweep.loop import Sweep
-from asynckfold.system.limits import Host
-from asynckfold.system.machine import Machine
 from tests.results.test_utilization import CHOICE, FOLDS, PLAN, TARGETS
+from tests.scheduling.test_place import NAMES, node
 from tests.size import examples
 from tests.sweep.test_loop import FakeEngine, Recording, done, open_store, store
 from tests.synthetic import FakeClockStore
-from tests.system.fakes import FakeMachine
-from tests.system.test_hysteresis import CORES, TICK, Wave, most_in_a_minute, waves
+from tests.system.test_hysteresis import CORES
 
 __all__ = ["store"]  # fixtures
 
@@ -93,40 +89,50 @@ def test_laws_of_making_room(machine: tuple[dict[str, HeldCores], Load, list[int
     assert reassign_cores(found, load, fixed) == {}
 
 
-@given(waves, st.integers(1, 2), st.booleans())
-@settings(max_examples=examples(50))
-def test_at_most_two_changes_a_minute_whatever_others_do(
-    others: list[Wave], threads: int, quota: bool
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[dict[str, HeldCores], Load]:
+    """Jobs on some nodes, of which one is not seen now, and the cores that are idle."""
+    running = {}
+    for name in NAMES:
+        cores = draw(st.permutations(range(4)))
+        for number in range(draw(st.integers(0, 2))):
+            held = tuple(cores[2 * number : 2 * number + draw(st.integers(1, 2))])
+            running[f"{name}{number}"] = HeldCores(held, draw(st.booleans()), name)
+    idle = st.sets(st.integers(0, 3)).map(tuple)
+    nodes = [Load((0, 1, 2, 3), draw(idle), 1, node=name) for name in NAMES[:2]]
+    return running, replace(nodes[0], peers=tuple(nodes[1:]))
+
+
+@settings(max_examples=examples(500))
+@given(crowds())
+def test_jobs_move_on_their_node_only_and_one_goes_on_in_the_cluster(
+    crowd: tuple[dict[str, HeldCores], Load],
 ) -> None:
-    fake, host = FakeMachine(CORES), Host(Path("/no"), Path("/no"), {}, lambda: range(CORES))
-    found = Machine(
-        "cpu", host=host, readers=fake.readers(), clock=fake.clock, yields=True, reserve_cores=quota
-    )
-    running: dict[str, HeldCores] = {}
-    pending = [Request(f"{number:02}", 1.0, threads) for number in range(20)]
-    begun, moments = fake.now, []
-    while fake.now - begun < 380:
-        now = fake.now - begun
-        fake.run(
-            TICK,
-            foreign={
-                core: min(1.0, sum(wave.at(now) for wave in others if wave.core == core))
-                for core in range(CORES)
-            },
-        )
-        held = [Placement((name,), item.cores, threads) for name, item in running.items()]
-        load = found.load(running=held)
-        changes = reassign_cores(running, load)
-        running = after(running, changes)
-        held = [Placement((name,), item.cores, threads) for name, item in running.items()]
-        placed = place(pending, held, load)
-        running |= {item.jobs[0]: HeldCores(item.cores) for item in placed}
-        pending = [item for item in pending if item.job_id not in running]
-        if changes or placed:
-            moments.append(now)
-    # Where it begins, the first job starts before anything is known of the cores.
-    assert most_in_a_minute([moment for moment in moments if moment > 1]) <= 2
-    assert all(not held.paused for held in running.values())
+    running, load = crowd
+    changes = reassign_cores(running, load)
+    after = {
+        name: replace(held, cores=changes[name] or held.cores, paused=not changes[name])
+        if name in changes
+        else held
+        for name, held in running.items()
+    }
+    assert not any(name.startswith("z") for name in changes)
+    active = [held for name, held in after.items() if not held.paused and held.node != "z"]
+    assert active or not any(held.node != "z" for held in running.values())
+    for seen in load.nodes:
+        cores = [core for held in active if held.node == seen.node for core in held.cores]
+        assert len(set(cores)) == len(cores)
+        assert set(cores) <= set(seen.idle) or len(active) == 1
+    assert reassign_cores(after, load) == {}
+
+
+def test_each_node_decides_for_itself_as_one_machine_does() -> None:
+    running = {"a": HeldCores((0,), node="x"), "b": HeldCores((0,), node="y")}
+    load = replace(node("x", 2, idle=(1,)), peers=(node("y", 2, idle=(0, 1)),))
+    assert reassign_cores(running, load) == {"a": (1,)}
+    nowhere = replace(load, idle=())
+    assert reassign_cores(running, nowhere) == {"a": ()}
+    assert reassign_cores({"a": running["a"]}, nowhere) == {}
 
 
 # The sweep
@@ -315,7 +321,7 @@ def test_cores_to_which_a_job_moved_are_reported_counted_and_drawn(
         assert main(["status", str(root), "--json"]) == 0
         (job,) = json.loads(capsys.readouterr().out)["running_jobs"]
         store.clock = 8.0
-        store.record(Result(name, number, DONE, {"accuracy": 1.0}))
+        store.record(Result(name, number, "done", {"accuracy": 1.0}))
         found = packing_of(store.reader)
         (item,) = [item for item in store.reader.attempts() if item.job_id == name]
         bars = summarize(store.reader).bars

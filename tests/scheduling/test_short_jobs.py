@@ -27,7 +27,6 @@ from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import JobEnd, JobStart, RetryableFailure, Task
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.plan import folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE, FAILED
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.backlog import JOB_BATCH_SECONDS, JOB_BATCHES_PER_CORE, Backlog
 from asynckfold.scheduling.place import place
@@ -164,7 +163,7 @@ def test_short_jobs_are_placed_in_batches_and_each_has_its_result(store: RunStor
     assert [len(placement.jobs) for placement in engine.placed] == [2, 2, 1, 1, 1, 1]
     assert sorted(result.job_id for result in watch.results) == sorted(NAMES)
     results = store.reader.results()
-    assert {result.status for result in results.values()} == {DONE}
+    assert {result.status for result in results.values()} == {"done"}
     assert {result.attempt for result in results.values()} == {1}
     # Their times do not overlap: a core belongs to one job at a time.
     spans = sorted((result.started, result.ended) for result in results.values())
@@ -193,7 +192,7 @@ def test_in_a_batch_only_the_present_job_is_responsible_for_a_dead_worker(
     packing = packing_of(store.reader)
     assert packing is not None
     assert packing.core_seconds <= packing.makespan + 1e-9
-    assert {result.status for result in store.reader.results().values()} == {DONE}
+    assert {result.status for result in store.reader.results().values()} == {"done"}
 
 
 def test_a_job_batch_that_was_asked_to_stop_goes_on_later(store: RunStore) -> None:
@@ -208,12 +207,12 @@ def test_a_retryable_failure_in_a_batch_concerns_its_job_alone(store: RunStore) 
     def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
         if number > 1:
             return in_turn(tasks, tell)
-        return [RetryableFailure("oom", Result(tasks[0].job.id, 1, FAILED)), done(tasks[1])]
+        return [RetryableFailure("oom", Result(tasks[0].job.id, 1, "failed")), done(tasks[1])]
 
     engine, _ = run(store, behaviour)
     assert engine.placed[-1].alone
     assert engine.placed[-1].jobs == engine.placed[0].jobs[:1]
-    assert {result.status for result in store.reader.results().values()} == {DONE}
+    assert {result.status for result in store.reader.results().values()} == {"done"}
 
 
 class Loud(nn.Module):

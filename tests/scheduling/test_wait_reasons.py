@@ -13,7 +13,8 @@ from asynckfold.jobs.placement import Gpu, Load, Placement, Request, fused
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
-from asynckfold.scheduling.wait_reasons import Obstacle, Waits, obstacle
+from asynckfold.scheduling.wait_reasons import Obstacle, Waits, blocked_everywhere, obstacle
+from tests.scheduling.test_place import Situation, node, situations, some
 
 LOAD = Load(cores=(0, 1, 2, 3), idle=(0, 1, 2, 3), free_memory=100 << 20)
 BUSY = Reservations(
@@ -128,3 +129,43 @@ def test_all_that_a_job_waited_is_charged_once(steps: list[tuple[float, int]]) -
         found = waits.start(name, now)
         assert {wait.kind for wait in found} <= {"cores", "neighbours"}
         assert math.fsum(wait.seconds for wait in found) == pytest.approx(now - since)
+
+
+def test_wait_reasons_name_the_nodes_that_are_large_enough() -> None:
+    load = replace(node("x", 2), peers=(node("y", 2, idle=(0,)), node("z", 1)))
+    running = Reservations([Placement(("a",), (0, 1), threads=2, node="x")])
+    found = obstacle(Request("b", 1.0, threads=2), running, load)
+    assert found.text == "2 cores: 2 of 2 busy with own jobs (x); other processes on core 1 (y)"
+    gpu = obstacle(Request("b", 1.0, gpu=True), running, replace(load, gpus=(Gpu(0, 1, 1),)))
+    assert gpu.text == "cores: 2 of 2 busy with own jobs (x)"
+    nothing = obstacle(Request("b", 1.0, gpu=True), Reservations(), load)
+    assert (nothing.kind, nothing.text) == ("gpu", "a GPU: none is available (x, y, z)")
+    alone = obstacle(Request("b", 1.0, alone=True), running, replace(load, peers=load.peers[:0]))
+    assert alone.text == "the machine to itself: 1 other job runs"
+    many = replace(load, peers=tuple(node(f"n{number}", 0) for number in range(9)))
+    told = obstacle(Request("b", 1.0), running, many).text
+    assert told == "cores: 2 of 2 busy with own jobs (x)"
+
+
+def test_nothing_can_start_only_where_every_node_is_blocked() -> None:
+    load = replace(node("x", 1, blocked="full"), peers=(node("y", 1), node("z", 1, blocked="full")))
+    assert blocked_everywhere(load) == ""
+    assert place([Request("a", 1.0)], [], load)[0].node == "y"
+    both = replace(load, peers=load.peers[1:])
+    assert blocked_everywhere(both) == "full (x, z)"
+    assert place([Request("a", 1.0)], [], both) == []
+    assert obstacle(Request("a", 1.0), Reservations(), both).text == "memory: full (x, z)"
+
+
+@given(some, situations())
+def test_what_a_cluster_waits_for_is_named(pending: list[Request], situation: Situation) -> None:
+    _, running, load = situation
+    placed = place(pending, running, load)
+    started = {job for item in placed for job in item.jobs}
+    held = Reservations([*running, *placed])
+    for request in pending:
+        if held and request.job_id not in started:
+            found = obstacle(request, held, load)
+            assert found.kind in ("cores", "neighbours", "memory", "gpu", "alone", "turn")
+            if load.peers:
+                assert any(f"({seen.node}" in found.text for seen in load.nodes)

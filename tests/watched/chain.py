@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from asynckfold import AsyncKFoldError, RunStore
-from asynckfold.jobs.result import DONE
 from asynckfold.store import job_folder
 from tests import accounts, stacks
 from tests.leftovers import (
@@ -30,11 +29,11 @@ from tests.leftovers import (
     described,
     gone,
     marked,
-    parent_of,
     processes,
     temporaries,
 )
-from tests.nursery import Nursery, Started
+from tests.nursery import Nursery
+from tests.nursery import Started
 from tests.watched import gate
 from tests.watched.keeper import Keeper
 from tests.watched.kills import TARGETS, Family, Kill
@@ -104,12 +103,6 @@ class Chain:
     nursery : Nursery, optional
         Starts the command; by default each is a fresh interpreter.
     """
-
-    PROGRAM = "tests.watched.sweep"
-    WORDS: Sequence[str] = ()
-    """What the program is told besides its folder."""
-    BESIDE = "worker's child"
-    """Whose death is no death of a job."""
 
     def __init__(self, folder: Path, seconds: float, nursery: Nursery | None = None) -> None:
         folder.mkdir()
@@ -182,14 +175,14 @@ class Chain:
         self._hit(target, pid, kill)
         self._keeper.release()
         self.landed.append(landed)
-        if not self._gone(doomed):
+        if not gone(doomed, GONE_SECONDS):
             raise Hurt(f"after {kill} these stay: {described(doomed)}")
         landed.gone_seconds = time.monotonic() - landed.at
         if target in ("sweep", "everything"):
             process.wait()
             self._process = None
             self._look()
-        elif target != self.BESIDE:
+        elif target != "worker's child":  # whose death is no death of a job
             self._deaths += 1
         return True
 
@@ -200,7 +193,7 @@ class Chain:
             self._keeper.begin(self.resumes)
             self._deaths = 0
             self.starts += 1
-            self._process = self._started(["-m", self.PROGRAM, self.root, *self.WORDS])
+            self._process = self._started(["-m", "tests.watched.sweep", self.root])
         return self._process
 
     def _started(self, words: Sequence[str | Path]) -> Process:
@@ -266,10 +259,6 @@ class Chain:
             return self._family()
         return {pid} if target == "worker's child" else {pid, *descendants(pid)}
 
-    def _gone(self, doomed: set[int]) -> bool:
-        """Whether all that must go is gone soon enough."""
-        return gone(doomed, GONE_SECONDS)
-
     def _hit(self, target: str, pid: int, kill: Kill) -> None:
         if target == "everything":
             self._kill_all(random.Random(kill.index))
@@ -314,7 +303,7 @@ class Chain:
         with RunStore.read(self.root) as store:
             # The same command tries a failed job again.
             finished = {
-                name: item.digest for name, item in store.results().items() if item.status == DONE
+                name: item.digest for name, item in store.results().items() if item.status == "done"
             }
             now = Rest(finished, Counter(item.job_id for item in store.attempts()))
             jobs = store.plan.jobs
@@ -349,106 +338,6 @@ class Chain:
             # One interval, and the one whose checkpoint was not recorded yet.
             if not 0 <= redone <= 2 * INTERVAL:
                 raise Hurt(f"{name} went from batch {before} to {after}")
-
-
-class SeveralChain(Chain):
-    """A run whose jobs have several processes."""
-
-    PROGRAM = "tests.watched.several"
-    BESIDE = ""
-
-    def _doomed(self, target: str, pid: int) -> set[int]:
-        """Return what must be gone soon: with one process of a job, all of them."""
-        self._made = self._results_made()
-        if target == "worker's child" and (lead := parent_of(pid)):
-            return {lead, *descendants(lead)}
-        return super()._doomed(target, pid)
-
-    def _gone(self, doomed: set[int]) -> bool:
-        """Whether they go, but for a worker that needed the killed one no more.
-
-        It has made the result of its job then, and goes on to the next.
-        """
-        deadline = time.monotonic() + GONE_SECONDS
-        while not gone(doomed, 0.25):
-            made = self._results_made()
-            if all(made[pid] > self._made[pid] for pid in doomed if alive(pid)):
-                return True
-            if time.monotonic() > deadline:
-                return False
-        return True
-
-    def _results_made(self) -> Counter[int]:
-        """Return how many results there are of each worker."""
-        try:
-            with RunStore.read(self.root) as store:
-                return Counter(result.pid for result in store.results().values())
-        except AsyncKFoldError:
-            return Counter()
-
-    def _check_continuation(self, name: str, text: str) -> None:
-        """A job continues from its newest recorded checkpoint, and redoes little.
-
-        Its lines count the batches of all processes, so that they skip some.
-        """
-        found = re.finditer(r"^epoch (\d+)/\d+ batch (\d+)/", text, re.MULTILINE)
-        steps = [(match.start(), (int(match[1]) - 1) * BATCHES + int(match[2])) for match in found]
-        since = self._rest.logs.get(name, 0)
-        later = [step for place, step in steps if place >= since]
-        if since and later and later[0] <= self._rest.batches[name]:
-            raise Hurt(f"{name} did a batch again that its checkpoint has: {later[0]}")
-        for (_, before), (_, after) in itertools.pairwise(steps):
-            redone = before - after + 1
-            self.redone = max(self.redone, redone)
-            if redone > 2 * INTERVAL:
-                raise Hurt(f"{name} went from batch {before} to {after}")
-
-
-class AllReduceChain(SeveralChain):
-    """Processes that add up gradients: the bits are promised."""
-
-    WORDS = ("allreduce",)
-
-
-class AveragingChain(SeveralChain):
-    """Processes whose clones are averaged: the bits are promised."""
-
-    WORDS = ("averaging",)
-
-
-class HogwildChain(SeveralChain):
-    """Processes that update one model without locks: no bits are promised, all else is."""
-
-    WORDS = ("hogwild",)
-
-    def state(self) -> dict[str, Any]:
-        """Return who has a result of how many epochs, and what files there are.
-
-        Raises
-        ------
-        Hurt
-            A job has not learned what it learns undisturbed.
-        """
-        with RunStore.read(self.root) as store:
-            results = store.results()
-            scores = [item.scores["accuracy"] for item in results.values()]
-        if not scores or min(scores) < LEAST_ACCURACY:
-            raise Hurt(f"a job has learned too little: {scores}")
-        return {
-            "results": {name: (item.status, len(item.epochs)) for name, item in results.items()},
-            "files": sorted(str(path.relative_to(self.root)) for path in self.root.glob("oof/*")),
-            "progress": {},
-        }
-
-
-class DownpourChain(HogwildChain):
-    """Replicas and a parameter server: no bits are promised, all else is."""
-
-    WORDS = ("parameter_server",)
-
-
-LEAST_ACCURACY = 0.6
-"""Of an undisturbed run 0.75 and more; half of the samples are of either class."""
 
 
 def canonical(root: Path) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import cycle
 
@@ -47,7 +47,7 @@ TARGETS: dict[str, Callable[[Family], tuple[int, ...]]] = {
     "sweep": lambda family: (family.sweep,),
     "everything": lambda family: (family.sweep,),
 }
-"""Of which processes one is hit. The processes of a Hogwild job get their line here."""
+"""Of which processes one is hit."""
 
 _WITHOUT_WORKER = ("server", "sweep", "everything")
 AT: dict[str | None, tuple[str, ...]] = {
@@ -130,16 +130,6 @@ def planned(seed: int, count: int) -> list[Kill]:
     return [
         _kill(random.Random(f"{seed}/{index}"), index, phase, part_of.get(index, 0), len(free))
         for index, phase in enumerate(phases)
-    ]
-
-
-def of_children(kills: Iterable[Kill]) -> list[Kill]:
-    """Return the same kills, every other one of a worker's child, where there may be one."""
-    return [
-        replace(kill, target="worker's child")
-        if kill.index % 2 and "worker" in AT[kill.phase]
-        else kill
-        for kill in kills
     ]
 
 

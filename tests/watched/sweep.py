@@ -14,7 +14,7 @@ from torch import nn
 from asynckfold import AsyncKFold
 from tests.watched import gate
 
-SAMPLES, FOLDS, BATCH, EPOCHS = 60, 3, 4, 6
+SAMPLES, FOLDS, BATCH, EPOCHS = 60, 3, 4, 4
 BATCHES = SAMPLES * (FOLDS - 1) // FOLDS // BATCH
 """Batches of one epoch."""
 
