@@ -1,8 +1,7 @@
 """What every test gets: a folder for a run, and a look at what it left when it is over.
 
 After each test nothing may be left (processes, shared memory, descriptors, threads, temporary
-files), and the accounts of each run in its folder must add up. Shortly before a test's timeout, the
-stacks of the processes that it started are shown.
+files), and the accounts of each run in its folder must add up.
 
 Tests marked ``nightly`` run with ``--nightly`` only; without it they are deselected.
 """
@@ -17,7 +16,6 @@ import os
 import shutil
 import signal
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ from hypothesis import settings
 from asynckfold.api import kfold
 from asynckfold.engines import server_process, warm_pool
 from asynckfold.system import background
-from tests import accounts, leftovers, size, stacks
+from tests import accounts, leftovers, size
 from tests.nursery import Nursery, fresh_server, nursery
 
 # Asserts for several files of tests: they shall tell as much as those in the tests.
@@ -48,9 +46,6 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 << 30:
     (MEMORY / f"pytest-of-{getpass.getuser()}").mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-BEFORE_TIMEOUT_SECONDS = 10.0
-
-_TIMER = pytest.StashKey[threading.Timer]()
 _FAILED = pytest.StashKey[bool]()
 
 
@@ -266,18 +261,3 @@ def pytest_runtest_makereport(
     report = yield
     item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
     return report
-
-
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
-    """Beside pytest-timeout's own timer, which shows the stacks of this process and ends it."""
-    timer = threading.Timer(max(settings.timeout - BEFORE_TIMEOUT_SECONDS, 1.0), stacks.show)
-    timer.daemon, timer.name = True, "pytest_timeout stacks"
-    timer.start()
-    item.stash[_TIMER] = timer
-
-
-def pytest_timeout_cancel_timer(item: pytest.Item) -> None:
-    timer = item.stash.get(_TIMER, None)
-    if timer is not None:
-        timer.cancel()
-        timer.join()

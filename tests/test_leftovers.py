@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from asynckfold import Result, RunStore
-from tests import accounts, stacks
+from tests import accounts
 from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.leftovers import (
     Snapshot,
@@ -148,25 +148,6 @@ def test_a_run_that_cannot_be_read_is_told(finished: Path) -> None:
     db.close()
     (line,) = accounts.wrong_in(finished)
     assert line.startswith("StoreCorruptError: ")
-
-
-def test_stacks_of_a_process_that_hangs_are_read_from_its_own_pipe(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    code = "import time\ndef lingers():\n    print(1, flush=True)\n    time.sleep(60)\nlingers()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={**os.environ, "LINGERS": "1"},
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        stacks.show("LINGERS")
-        assert process.wait(timeout=10) == -signal.SIGABRT
-    told = capsys.readouterr().err
-    assert "1 processes still run" in told
-    assert "in lingers" in told
 
 
 def test_this_process_is_alive_and_one_that_never_was_is_not() -> None:

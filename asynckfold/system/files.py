@@ -19,7 +19,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,27 +71,16 @@ def write_whole(path: Path, data: bytes | memoryview, root: Path | None = None) 
         The disk refused. The old file is untouched unless only the last step failed: then the new
         one is in place, but may not survive a power loss.
     """
-
-    def write(file: BinaryIO) -> None:
-        file.write(data)
-
-    write_whole_by(path, write, root, memoryview(data).nbytes)
-
-
-def write_whole_by(
-    path: Path, write: Callable[[BinaryIO], None], root: Path | None = None, needed: int = 0
-) -> None:
-    """Like `write_whole`, with a function that writes `needed` bytes (if known) to an open file."""
     try:
         with opened_folder(root or path.parent, path.parent) as folder:
-            _write_in(folder, path.name, write)
+            _write_in(folder, path.name, data)
     except StorageError:
         raise
     except OSError as error:
-        raise storage_error(error, path, needed) from error
+        raise storage_error(error, path, memoryview(data).nbytes) from error
 
 
-def _write_in(folder: int, name: str, write: Callable[[BinaryIO], None]) -> None:
+def _write_in(folder: int, name: str, data: bytes | memoryview) -> None:
     temporary = f"{name}.{os.getpid()}.tmp"
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | _FILE_FLAGS
     try:
@@ -102,7 +91,7 @@ def _write_in(folder: int, name: str, write: Callable[[BinaryIO], None]) -> None
                 mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
                 if stat.S_ISREG(mode):
                     os.fchmod(file.fileno(), mode & 0o777)
-            write(file)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -28,69 +26,53 @@ UNREADABLE = (
 )
 
 
-def read_core_seconds() -> dict[int, float]:
-    """Return the busy seconds of each online core since boot, by core number.
-
-    Without stolen time: fewer jobs would not bring it back.
-    """
-    # Not by psutil, which numbers online cores without gaps.
-    lines = Path("/proc/stat").read_text().splitlines()
-    cores = [line[3:].split() for line in lines if re.match(r"cpu\d", line)]
-    return {
-        int(number): sum(map(int, (user, nice, system, irq, softirq))) / TICKS
-        for number, user, nice, system, _, _, irq, softirq, *_ in cores
-    }
-
-
-def read_process(pid: int) -> tuple[float, int]:
-    """Return the CPU seconds of a process, and the core it ran on last."""
-    process = psutil.Process(pid)
-    with process.oneshot():
-        times = process.cpu_times()
-        return times.user + times.system, process.cpu_num()
-
-
-def read_age(pid: int) -> float:
-    """Return the age of a process in seconds, independent of the wall clock."""
-    started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / TICKS
-
-
-def read_descendants() -> dict[int, int]:
-    """Return the parent of each descendant of this process."""
-    parents = {}
-    for child in psutil.Process().children(recursive=True):
-        try:
-            parents[child.pid] = child.ppid()
-        except psutil.NoSuchProcess:
-            continue  # it ended between the two readings
-    return parents
-
-
-def read_private_memory(pid: int) -> int:
-    """Return the resident, unshared bytes of a process, which its end would free."""
-    memory = psutil.Process(pid).memory_info()
-    return max(0, int(memory.rss) - int(getattr(memory, "shared", 0)))
-
-
-def read_total_memory() -> int:
-    """Return the bytes of memory that the machine has."""
-    return int(psutil.virtual_memory().total)
-
-
-def read_available_memory() -> int:
-    """Return the bytes that can be taken without swapping."""
-    return int(psutil.virtual_memory().available)
-
-
-@dataclass(frozen=True)
 class CounterReaders:
-    """How the counters are read; tests replace them."""
+    """Reads the counters; tests replace it."""
 
-    core_seconds: Callable[[], Mapping[int, float]] = read_core_seconds
-    process: Callable[[int], tuple[float, int]] = read_process
-    descendants: Callable[[], Mapping[int, int]] = read_descendants
-    private_memory: Callable[[int], int] = read_private_memory
-    available_memory: Callable[[], int] = read_available_memory
-    total_memory: Callable[[], int] = read_total_memory
-    age: Callable[[int], float] = read_age
+    def core_seconds(self) -> dict[int, float]:
+        """Return the busy seconds of each online core since boot, by core number.
+
+        Without stolen time: fewer jobs would not bring it back.
+        """
+        # Not by psutil, which numbers online cores without gaps.
+        lines = Path("/proc/stat").read_text().splitlines()
+        cores = [line[3:].split() for line in lines if re.match(r"cpu\d", line)]
+        return {
+            int(number): sum(map(int, (user, nice, system, irq, softirq))) / TICKS
+            for number, user, nice, system, _, _, irq, softirq, *_ in cores
+        }
+
+    def process(self, pid: int) -> tuple[float, int]:
+        """Return the CPU seconds of a process, and the core it ran on last."""
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return times.user + times.system, process.cpu_num()
+
+    def age(self, pid: int) -> float:
+        """Return the age of a process in seconds, independent of the wall clock."""
+        started = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / TICKS
+
+    def descendants(self) -> dict[int, int]:
+        """Return the parent of each descendant of this process."""
+        parents = {}
+        for child in psutil.Process().children(recursive=True):
+            try:
+                parents[child.pid] = child.ppid()
+            except psutil.NoSuchProcess:
+                continue  # it ended between the two readings
+        return parents
+
+    def private_memory(self, pid: int) -> int:
+        """Return the resident, unshared bytes of a process, which its end would free."""
+        memory = psutil.Process(pid).memory_info()
+        return max(0, int(memory.rss) - int(getattr(memory, "shared", 0)))
+
+    def total_memory(self) -> int:
+        """Return the bytes of memory that the machine has."""
+        return int(psutil.virtual_memory().total)
+
+    def available_memory(self) -> int:
+        """Return the bytes that can be taken without swapping."""
+        return int(psutil.virtual_memory().available)

@@ -17,18 +17,19 @@ from pathlib import Path
 
 import numpy as np
 
-from asynckfold import AsyncKFoldError, Epoch, Job, Plan, Result, RunStore, TrainerParams
-from asynckfold.jobs.folds import make_folds
+from asynckfold import AsyncKFoldError, Epoch, Fold, Job, Plan, Result, RunStore, TrainerParams
 from asynckfold.jobs.messages import CheckpointRef
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.store import job_folder
 from asynckfold.system.files import remove, sha256, write_whole
 
 EPOCHS = 3
 TARGETS = np.array([0, 1] * 3)
-FOLDS = make_folds(6, TARGETS, 2)
+FOLDS = (
+    Fold(0, 0, np.array([3, 4, 5]), np.array([0, 1, 2])),
+    Fold(0, 1, np.array([0, 1, 2]), np.array([3, 4, 5])),
+)
 PLAN = Plan(
-    make_jobs(["A"], ["cosine"], FOLDS, 0),
+    tuple(Job("A", "cosine", 0, fold, seed=fold) for fold in range(2)),
     TrainerParams(epochs=EPOCHS),
     2,
     1,
@@ -36,7 +37,7 @@ PLAN = Plan(
     "cpu",
     ("accuracy",),
     "data",
-    folds_fingerprint(FOLDS),
+    "a16209a4d647c63d332d8b5779fe4e836c43c03d418fc967c6c9bf6694ae46c4",  # the SHA-256 of the folds
 )
 
 

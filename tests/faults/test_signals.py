@@ -240,7 +240,7 @@ def nothing_left(root: Path, family: set[int], memory: set[str]) -> None:
 
 
 def test_ctrl_c_once_saves_everything_and_tells_how_to_continue(
-    sweep: Path, root: Path, golden: str, warm: Nursery
+    sweep: Path, root: Path, golden: str
 ) -> None:
     memory = shared_memory()
     terminal = Terminal(*words(sweep, root))
@@ -261,9 +261,7 @@ def test_ctrl_c_once_saves_everything_and_tells_how_to_continue(
     assert "interrupted" in outcomes
     assert None not in outcomes
     assert saved
-    (sweep.parent / "SLOW").unlink()
-    again = warm.start(command(sweep, root), printed(root))
-    assert again.wait(GUARD) == 0, again.printed()
+    finish(sweep, root)
     assert fingerprint(root) == golden
 
 

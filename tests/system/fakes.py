@@ -16,7 +16,7 @@ from asynckfold.system.readers import CounterReaders
 ME = os.getpid()
 
 
-class FakeMachine:
+class FakeMachine(CounterReaders):
     """Counters that grow as told: the share of each core, by others and by own processes."""
 
     def __init__(self, cores: int = 2) -> None:
@@ -55,19 +55,23 @@ class FakeMachine:
             self.cores[core] += share * seconds
             self.processes[pid] = (self.processes[pid][0] + share * seconds, core)
 
-    def readers(self) -> CounterReaders:
-        return CounterReaders(
-            self.core_seconds,
-            self.process,
-            lambda: dict(self.parents),
-            lambda pid: self.memory[pid],
-            lambda: 1000,
-            lambda: 4000,
-            lambda pid: self.now - self.born.get(pid, -math.inf),
-        )
+    def descendants(self) -> Mapping[int, int]:
+        return dict(self.parents)
+
+    def private_memory(self, pid: int) -> int:
+        return self.memory[pid]
+
+    def available_memory(self) -> int:
+        return 1000
+
+    def total_memory(self) -> int:
+        return 4000
+
+    def age(self, pid: int) -> float:
+        return self.now - self.born.get(pid, -math.inf)
 
     def sampler(self) -> LoadSampler:
-        return LoadSampler(range(len(self.cores)), self.readers(), self.clock)
+        return LoadSampler(range(len(self.cores)), self, self.clock)
 
 
 def fake_host(tmp_path: Path, cores: Iterable[int] = (0, 1, 2, 3), **environ: str) -> Host:

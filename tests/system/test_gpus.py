@@ -68,7 +68,7 @@ class FakeNvml:
 def gpu_machine(tmp_path: Path, nvml: FakeNvml, devices: Any = "auto", **environ: str) -> Machine:
     fake = FakeMachine()
     host = fake_host(tmp_path, (0, 1), **environ)
-    return Machine(devices, host=host, readers=fake.readers(), clock=fake.clock, nvml=nvml)
+    return Machine(devices, host=host, readers=fake, clock=fake.clock, nvml=nvml)
 
 
 THREE = FakeNvml((1, 10, 0), (2, 10, 50), (3, 10, -1))
@@ -360,7 +360,7 @@ def test_a_gpu_that_is_lost_in_the_middle_comes_back(tmp_path: Path) -> None:
 def watch(tmp_path: Path, nvml: FakeNvml) -> tuple[Machine, FakeMachine]:
     fake = FakeMachine()
     host = fake_host(tmp_path, (0, 1))
-    return Machine(host=host, readers=fake.readers(), clock=fake.clock, nvml=nvml), fake
+    return Machine(host=host, readers=fake, clock=fake.clock, nvml=nvml), fake
 
 
 def busy(machine: Machine, *running: Placement) -> list[int]:

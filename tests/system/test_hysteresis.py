@@ -61,7 +61,7 @@ def most_in_a_minute(moments: list[float]) -> int:
 def idle_cores(others: list[Wave], seconds: float) -> list[tuple[float, frozenset[int]]]:
     """What a machine under these waves says at each look."""
     fake, host = FakeMachine(CORES), Host(Path("/no"), Path("/no"), {}, lambda: range(CORES))
-    found = Machine("cpu", host=host, readers=fake.readers(), clock=fake.clock)
+    found = Machine("cpu", host=host, readers=fake, clock=fake.clock)
     seen, begun = [], fake.now
     while fake.now - begun < seconds:
         now = fake.now - begun

@@ -18,7 +18,6 @@ from asynckfold.jobs.placement import Placement, Request
 from asynckfold.scheduling.place import place
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine, resolve_n_jobs
-from asynckfold.system.readers import CounterReaders
 from tests.system.fakes import FakeMachine, fake_host
 
 
@@ -29,7 +28,7 @@ def fake_load(
     **environ: str,
 ) -> tuple[Machine, Callable[..., Any]]:
     host = fake_host(tmp_path, range(len(fake.cores)), **environ)
-    found = Machine("cpu", host=host, readers=fake.readers(), clock=fake.clock, **settings)
+    found = Machine("cpu", host=host, readers=fake, clock=fake.clock, **settings)
 
     def load(foreign: Mapping[int, float] | None = None, **arguments: Any) -> Any:
         for _ in range(12):
@@ -116,15 +115,15 @@ def test_memory_is_cut_by_the_control_group(tmp_path: Path) -> None:
 
 
 def test_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    def refuse() -> int:
-        raise OSError("no")
+    class Unreadable(FakeMachine):
+        def available_memory(self) -> int:
+            raise OSError("no")
 
-    def gone(pid: int) -> int:
-        raise psutil.NoSuchProcess(pid)
+        def private_memory(self, pid: int) -> int:
+            raise psutil.NoSuchProcess(pid)
 
-    fake = FakeMachine()
-    readers = CounterReaders(fake.core_seconds, fake.process, dict, gone, refuse)
-    found = Machine("cpu", host=fake_host(tmp_path), readers=readers, clock=fake.clock)
+    fake = Unreadable()
+    found = Machine("cpu", host=fake_host(tmp_path), readers=fake, clock=fake.clock)
     assert found.free_memory({11: ()}) == 0
 
 

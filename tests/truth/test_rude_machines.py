@@ -17,6 +17,6 @@ def test_the_age_of_a_process_is_not_the_wall_clocks(
 ) -> None:
     """What is subtracted as one's own load depends on it."""
     now: Any = time.time
-    before = readers.read_age(os.getpid())
+    before = readers.CounterReaders().age(os.getpid())
     monkeypatch.setattr(time, "time", lambda: now() + jump)
-    assert before <= readers.read_age(os.getpid()) < before + 60
+    assert before <= readers.CounterReaders().age(os.getpid()) < before + 60

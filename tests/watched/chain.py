@@ -22,7 +22,7 @@ from typing import Any
 
 from asynckfold import AsyncKFoldError, RunStore
 from asynckfold.store import job_folder
-from tests import accounts, stacks
+from tests import accounts
 from tests.leftovers import (
     alive,
     descendants,
@@ -32,8 +32,7 @@ from tests.leftovers import (
     processes,
     temporaries,
 )
-from tests.nursery import Nursery
-from tests.nursery import Started
+from tests.nursery import Nursery, Started
 from tests.watched import gate
 from tests.watched.keeper import Keeper
 from tests.watched.kills import TARGETS, Family, Kill
@@ -150,7 +149,6 @@ class Chain:
             try:
                 code = self._running().wait(HANG_SECONDS)
             except subprocess.TimeoutExpired:
-                stacks.show(self._mark)
                 raise Hurt(f"the command still runs after {HANG_SECONDS} s") from None
             self._process = None
             if self._ended(code):
@@ -240,7 +238,6 @@ class Chain:
             if process.poll() is not None:
                 return False
             if time.monotonic() > deadline:
-                stacks.show(self._mark)
                 raise Hurt(f"the command neither ends nor comes to: {kill}")
         if kill.delay:
             self._keeper.release()
