@@ -354,22 +354,17 @@ def test_predictions_are_not_made_by_edited_code(root: Path) -> None:
     assert told("given", InitialState(nn.Linear(8, 3)), step) == ""
 
 
-def test_never_from_the_shell(
-    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_never_from_the_shell(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["run", "--data", "digits", "--limit", "60", "--models", "mlp", "--epochs", "1"]
-    words += ["--folds", "2", "--baseline", "none", "--no-report", "--n-jobs", "1", "-q"]
+    words += ["--folds", "2", "--baseline", "none", "--no-report", "--engine", "serial", "-q"]
     words += ["--root", str(root)]
-    try:
-        assert main(words) == 0
-        assert main([*words, "--lr", "0.1"]) == 2
-        told = capsys.readouterr().err
-        assert "opt_fn: lr was 0.001, is 0.1" in told
-        assert "--resume never" in told
-        assert main([*words, "--lr", "0.1", "--resume", "never"]) == 0
-        assert root.with_name("run.earlier-1").is_dir()
-        # By its folder a run is continued, whatever the command said that began it.
-        assert main(["resume", str(root)]) == 0
-        assert not root.with_name("run.earlier-2").exists()
-    finally:
-        close_warm()
+    assert main(words) == 0
+    assert main([*words, "--lr", "0.1"]) == 2
+    told = capsys.readouterr().err
+    assert "opt_fn: lr was 0.001, is 0.1" in told
+    assert "--resume never" in told
+    assert main([*words, "--lr", "0.1", "--resume", "never"]) == 0
+    assert root.with_name("run.earlier-1").is_dir()
+    # By its folder a run is continued, whatever the command said that began it.
+    assert main(["resume", str(root)]) == 0
+    assert not root.with_name("run.earlier-2").exists()
