@@ -30,7 +30,6 @@ def settings_problems(settings: Settings) -> Iterator[Problem]:
     yield from _fold_problems(settings)
     if settings.criterion is not None or not settings.trains_itself:
         yield from _criterion_problems(settings.criterion)
-    yield from _preprocess_problems(settings.preprocess)
     yield from _sample_problems(settings)
     yield from root_problems(settings.root, bool(settings.refit))
     yield from settings.machine_problems()
@@ -40,7 +39,12 @@ def settings_problems(settings: Settings) -> Iterator[Problem]:
         if function is not None and not callable(function):
             rule, remedy = f"{name} must be a function {shape}", f"Write for instance: {example}."
             yield Problem(rule, one_line(function), remedy)
-    yield from _plan_from_problems(settings)
+    if settings.plan_from is not None and settings.threads_per_job != "auto":
+        yield Problem(
+            "plan_from and threads_per_job both say how many threads a job has",
+            f"{str(settings.plan_from)!r} and {settings.threads_per_job!r}",
+            "Drop one of them.",
+        )
     yield from _task_problems(settings)
 
 
@@ -107,23 +111,6 @@ def _fold_problems(settings: Settings) -> Iterator[Problem]:
             )
 
 
-def _plan_from_problems(settings: Settings) -> Iterator[Problem]:
-    if settings.other_run is None:
-        return
-    if not (settings.other_run / "run.db").is_file():
-        yield Problem(
-            "plan_from must be the folder of a run",
-            f"{str(settings.other_run)!r}, where there is no run.db",
-            "Leave plan_from out to have the threads decided.",
-        )
-    if settings.threads_per_job != "auto":
-        yield Problem(
-            "plan_from and threads_per_job both say how many threads a job has",
-            f"{str(settings.other_run)!r} and {settings.threads_per_job!r}",
-            "Drop one of them.",
-        )
-
-
 _OF_ENGINES = (
     ("nice", ("process", "ray"), "nice is for worker processes, and this engine starts none"),
     (
@@ -158,21 +145,6 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
     elif misfit := why_not_of_pairs(criterion):
         rule = "criterion must be a function of outputs, and of labels or numbers"
         yield Problem(rule, *misfit)
-
-
-def _preprocess_problems(preprocess: Any) -> Iterator[Problem]:
-    lacking = [
-        name
-        for name in ("fit", "transform", "get_params")
-        if not callable(getattr(preprocess, name, None))
-    ]
-    if preprocess is not None and (lacking or isinstance(preprocess, type)):
-        yield Problem(
-            "preprocess must be a scikit-learn transformer",
-            one_line(preprocess) + (f", without {' and '.join(lacking)}" if lacking else ""),
-            "Pass for instance StandardScaler(); make one of a function by FunctionTransformer, "
-            "and of several steps by make_pipeline.",
-        )
 
 
 def root_problems(root: Path, refit: bool) -> Iterator[Problem]:

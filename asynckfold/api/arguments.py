@@ -13,7 +13,6 @@ from asynckfold.data.reconstruction import lacks_targets, with_input_as_target
 from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.argument import argument, plain, problems, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory
-from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import RECONSTRUCTION, Transform
 from asynckfold.jobs.schema import with_leaves
 from asynckfold.jobs.trainer_params import JobTrainer
@@ -538,17 +537,6 @@ class Settings(MachineArguments, JobTrainer):
     def root(self) -> Path:
         """Folder of the run."""
         return Path(self.root_dir)
-
-    def samples_per_step(self, folds: Sequence[Fold]) -> int:
-        """Return the samples of a step; smaller folds and parts of them make smaller steps."""
-        if self.batch_size == "full":
-            return max(len(fold.train) for fold in folds)
-        return self.batch_size
-
-    @property
-    def other_run(self) -> Path | None:
-        """Folder of the run whose decisions are taken over."""
-        return None if self.plan_from is None else Path(self.plan_from)
 
     @property
     def known_criterion(self) -> Criterion | None:

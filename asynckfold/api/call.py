@@ -60,7 +60,7 @@ from asynckfold.planning.fusion_rule import Fuse
 from asynckfold.planning.workload import Workload
 from asynckfold.results.score_fit import accumulator_of, why_not_by_batch
 from asynckfold.results.scoring import resolve
-from asynckfold.store import RunStore, refuse_other
+from asynckfold.store import open_run, refuse_other
 from asynckfold.sweep.dry_run import DryRun
 from asynckfold.sweep.engine_factory import Engines
 from asynckfold.system.machine import total_memory
@@ -169,9 +169,7 @@ def open_data(call: Call) -> None:
         call.display.doing("starting Ray")
         call.cluster = keep(reading.cluster_of(call))
     call.display.doing("reading the data")
-    # The samples are read by workers of this machine, whoever trains.
-    readers = reading.readers_of(settings, call.machine, lend, call.signals, call.display)
-    data = keep(reading.prepared(settings, call.machine, readers))
+    data = keep(reading.prepared(call, lend))
     keep(call.signals.noted())
     call.folds = reading.folds_of(settings, data)
     call.data = reading.with_leaks_noted(settings, data, call.folds)
@@ -233,10 +231,10 @@ def make_plan(call: Call) -> None:
         There is not enough memory for a model.
     """
     settings, machine, make = call.settings, call.machine, call.make
-    stored, folder = call.stored, settings.other_run
+    stored, folder = call.stored, settings.plan_from
     taken = None
     if folder is not None:
-        with RunStore.read(folder) as store:
+        with open_run(folder, "plan_from") as store:
             taken = store.plan
     before = stored or taken
     last = memory_format.chosen(call.bundle.plan, call.facts.formats, before)
@@ -319,10 +317,12 @@ def _dry_run_notes(call: Call) -> Iterator[str]:
 def make_draft(call: Call) -> Plan:
     """Return the plan without what only a dry run tells of the live objects."""
     settings, recipe, data, folds = call.settings, call.recipe, call.data, call.folds
+    # Smaller folds, and parts of them, make smaller steps.
+    largest = max(len(fold.train) for fold in folds)
     return Plan(
         jobs_of(recipe.candidates, folds, settings.random_state),
         call.params,
-        settings.samples_per_step(folds),
+        largest if settings.batch_size == "full" else settings.batch_size,
         settings.threads or 1,
         settings.random_state,
         # Kept open until the models are known: then on cores, as in the dry run.

@@ -17,9 +17,10 @@ from asynckfold.api.call import check, dry_run, look_ahead, make_draft, make_pla
 from asynckfold.api.context import Call, hold_run, look_into
 from asynckfold.api.display import Display
 from asynckfold.api.execution import StopReason, begin, training
-from asynckfold.api.reading import folds_of, read_alone
+from asynckfold.api.reading import folds_of, prepared
 from asynckfold.api.report import keep_pictures, leave_report
 from asynckfold.api.stored_results import load_results, with_models
+from asynckfold.engines.warm_pool import lent
 from asynckfold.errors import (
     OUT_OF_TIME,
     AllJobsFailedError,
@@ -41,6 +42,7 @@ from asynckfold.planning.forecast import Forecast
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.out_of_fold import without_outputs
 from asynckfold.system.files import make_folders, slug, write_whole
+from asynckfold.system.signals import listening
 
 
 class JobsFailedWarning(UserWarning):
@@ -335,8 +337,10 @@ class AsyncKFold:
             The samples that would be held out.
         """
         call = check(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
-        call.machine = self.settings.present_machine()
-        with read_alone(self.settings, call.machine) as call.data:
+        call.machine, call.display = self.settings.present_machine(), Display(0)
+        # No worker starts unless one must read.
+        pool = functools.cache(lambda: call.stack.enter_context(lent(self.settings.nice)))
+        with listening() as call.signals, call.stack, prepared(call, pool) as call.data:
             call.folds = folds_of(self.settings, call.data)
             return make_draft(call), call.folds
 

@@ -31,15 +31,6 @@ from asynckfold.results.out_of_fold import wide
 from asynckfold.training import preprocessing, seeding
 from asynckfold.training.calls import outputs_of
 
-_ARTICLES = {
-    "image": "a PIL image",
-    "tensor": "a tensor",
-    "array": "an array",
-    "number": "a number",
-    "tree": "a tuple, list or dict of tensors",
-    "other": "an object",
-}
-
 
 @dataclass(frozen=True)
 class InputForm:
@@ -165,7 +156,7 @@ def _as_the_run_saw_it(form: InputForm, data: Batches, rows: Indices) -> Any:
     except Exception as error:
         rule = "inputs must be samples as the run's data set has them, before its transforms"
         received = f"{type(error).__name__} on samples {rows[0]} to {rows[-1]}: {error}"
-        remedy = f"Its first is {_ARTICLES[form.form]} of shape {form.raw_shape}."
+        remedy = f"Its first has the form {form.form!r} and the shape {form.raw_shape}."
         raise InputError.one(rule, received, remedy) from error
 
 

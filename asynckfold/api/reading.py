@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +13,12 @@ import numpy.typing as npt
 
 from asynckfold.api import score_checks
 from asynckfold.api.arguments import Settings
-from asynckfold.api.display import Display
-from asynckfold.engines import warm_pool
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.errors import InputError, refuse
 from asynckfold.jobs.folds import Fold, make_folds, with_inner_valid
 from asynckfold.jobs.objective import MULTILABEL
 from asynckfold.sweep.reading import WorkerReaders
-from asynckfold.system.machine import Machine, resolve_n_jobs
-from asynckfold.system.signals import Interruption, listening
+from asynckfold.system.machine import resolve_n_jobs
 
 if TYPE_CHECKING:
     from asynckfold.api.context import Call
@@ -58,32 +54,28 @@ def cluster_of(call: Call) -> AbstractContextManager[RayCluster]:
     )
 
 
-def readers_of(
-    settings: Settings,
-    machine: Machine,
-    take_pool: Callable[[], WorkerPool],
-    signals: Interruption,
-    display: Display,
-) -> WorkerReaders | None:
+def _readers_of(call: Call, take_pool: Callable[[], WorkerPool]) -> WorkerReaders | None:
     """Return the workers that read the data; None if this process reads them."""
+    settings, machine = call.settings, call.machine
     if settings.engine not in ("process", "ray"):
         return None
     most = len(machine.unreserved())
     root, stall = settings.root.absolute(), settings.stall_timeout
-    count = resolve_n_jobs(settings.n_jobs, machine.max_cores)
-    return WorkerReaders(
-        take_pool, machine, min(most, count or most), stall, root, signals, display.doing
-    )
+    count = min(most, resolve_n_jobs(settings.n_jobs, machine.max_cores) or most)
+    doing = call.display.doing
+    return WorkerReaders(take_pool, machine, count, stall, root, call.signals, doing)
 
 
 @contextmanager
-def prepared(
-    settings: Settings, machine: Machine, readers: WorkerReaders | None
-) -> Iterator[PreparedData]:
-    """Read the data into shared arrays, which live as long as the context."""
+def prepared(call: Call, take_pool: Callable[[], WorkerPool]) -> Iterator[PreparedData]:
+    """Read the data into shared arrays, which live as long as the context.
+
+    The samples are read by workers of this machine, whoever trains.
+    """
     from asynckfold.data.arrays import NOT_FINITE, as_given, by_position
     from asynckfold.data.prepare import prepare
 
+    settings = call.settings
     given = as_given(
         settings.dataset,
         settings.train_transform,
@@ -97,10 +89,10 @@ def prepared(
         targets=by_position(settings.targets, "targets"),
         criterion=settings.known_criterion,
         task=settings.task,
-        memory_budget=machine.free_memory({}) // 2,
+        memory_budget=call.machine.free_memory({}) // 2,
         folder=settings.root if settings.root.is_dir() else None,
         random_samples=settings.random_samples,
-        readers=readers,
+        readers=_readers_of(call, take_pool),
         collate_fn=settings.collate_fn,
     )
     try:
@@ -113,16 +105,6 @@ def prepared(
         yield replace(data, notes=tuple(notes), last_is_target=given.last_is_target)
     finally:
         data.close()
-
-
-@contextmanager
-def read_alone(settings: Settings, machine: Machine) -> Iterator[PreparedData]:
-    """Read the data for a plan that is not carried out; no worker starts unless one must read."""
-    with ExitStack() as stack:
-        signals = stack.enter_context(listening())
-        pool = functools.cache(lambda: stack.enter_context(warm_pool.lent(settings.nice)))
-        readers = readers_of(settings, machine, pool, signals, Display(0))
-        yield stack.enter_context(prepared(settings, machine, readers))
 
 
 def folds_of(settings: Settings, data: PreparedData) -> tuple[Fold, ...]:

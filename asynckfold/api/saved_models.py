@@ -99,17 +99,8 @@ def save_models(
     _refuse_several(prediction.form, "models that are saved", remedy)
     refuse(new_file_problems(path, overwrite=overwrite))
     tensors: dict[str, torch.Tensor] = {}
-    problems = [*_column_problems(prediction.form), *_weight_problems(prediction, tensors)]
     steps = [stored_step(step) for step in prediction.steps]
-    problems += _step_problems(prediction, steps)
-    try:
-        for number, member in enumerate(prediction.members):
-            if member.fit is not None:
-                tensors[f"preprocess.{number}"] = packed_fit(member.fit)
-    except ValueError as error:
-        rule = "preprocess must hold no functions and classes of your own to be saved"
-        problems.append(Problem(rule, str(error), "Use transformers of scikit-learn."))
-    refuse(problems)
+    refuse(_gathered(prediction, steps, tensors))
     tensors |= {
         f"check.{number}": torch.from_numpy(outputs)
         for number, outputs in enumerate(_check_outputs(prediction))
@@ -180,17 +171,15 @@ def _refuse_several(form: InputForm, what: str, remedy: str) -> None:
         raise InputError.one(f"{what} must take one tensor", form.several, remedy)
 
 
-def _column_problems(form: InputForm) -> Iterator[Problem]:
-    others = [name for name in form.columns or () if type(name) not in (str, int)]
-    if others:
-        rule = "columns of a table must be named by text or whole numbers to be saved"
-        yield Problem(rule, f"{others[0]!r}", "Name them so, or pass the run X.to_numpy().")
-
-
-def _weight_problems(
-    prediction: PredictionModels, tensors: dict[str, torch.Tensor]
+def _gathered(
+    prediction: PredictionModels, steps: Sequence[Any], tensors: dict[str, torch.Tensor]
 ) -> Iterator[Problem]:
-    """Gather all weights; yield those that safetensors cannot hold."""
+    """Gather all weights and fitted transformers; yield what a file cannot hold."""
+    for name in prediction.form.columns or ():
+        if type(name) not in (str, int):
+            rule = "columns of a table must be named by text or whole numbers to be saved"
+            yield Problem(rule, f"{name!r}", "Name them so, or pass the run X.to_numpy().")
+            break
     for number, member in enumerate(prediction.members):
         for name, value in member.model.state_dict().items():
             if is_plain_tensor(name, value):
@@ -201,16 +190,20 @@ def _weight_problems(
                     f"{name}, {getattr(value, 'dtype', type(value).__name__)}",
                     "Save results.model().state_dict() by torch.save.",
                 )
-
-
-def _step_problems(prediction: PredictionModels, stored: Sequence[Any]) -> Iterator[Problem]:
-    for step, step_form in zip(prediction.steps, stored, strict=True):
-        if step_form is None:
+    for step, stored in zip(prediction.steps, steps, strict=True):
+        if stored is None:
             yield Problem(
                 "the eval transform must be of torchvision or torch to be saved",
                 step_name(step),
                 "Make it part of the model; or leave it out of the run, and transform the data.",
             )
+    try:
+        for number, member in enumerate(prediction.members):
+            if member.fit is not None:
+                tensors[f"preprocess.{number}"] = packed_fit(member.fit)
+    except ValueError as error:
+        rule = "preprocess must hold no functions and classes of your own to be saved"
+        yield Problem(rule, str(error), "Use transformers of scikit-learn.")
 
 
 def _made_up(form: InputForm) -> torch.Tensor:

@@ -60,7 +60,18 @@ def load_results(run: str | Path | RunReader, error_score: float = float("nan"))
     """
     if not isinstance(run, RunReader):
         with open_run(run) as store:
-            return load_results(_told_unfinished(store), error_score)
+            counts, holder = store.counts(), store.holder()
+            if counts["pending"]:
+                state = "the call that began it continues it"
+                if holder:
+                    state = f"process {holder['pid']} on {holder['host']} works on them"
+                warnings.warn(
+                    f"{store.root} is unfinished: {counts['pending']} of {counts['planned']} jobs "
+                    f"have no result yet; {state}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            return load_results(store, error_score)
     root = run.root
 
     def build_report() -> Path:
@@ -96,23 +107,6 @@ def load_results(run: str | Path | RunReader, error_score: float = float("nan"))
         _load_refit=load_refit,
         _load_weights=load_weights,
     )
-
-
-def _told_unfinished(store: RunReader) -> RunReader:
-    """Warn of jobs that have no result yet."""
-    counts = store.counts()
-    if counts["pending"]:
-        holder = store.holder()
-        state = "the call that began it continues it"
-        if holder:
-            state = f"process {holder['pid']} on {holder['host']} works on them"
-        warnings.warn(
-            f"{store.root} is unfinished: {counts['pending']} of {counts['planned']} jobs have no "
-            f"result yet; {state}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-    return store
 
 
 def with_models(

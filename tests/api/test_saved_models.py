@@ -220,7 +220,7 @@ def test_images_pass_the_eval_transform_of_torchvision(path: Path) -> None:
     loaded = load_model(path, Convolved)
     assert loaded.outputs(dataset).tobytes() == ensemble.outputs(dataset).tobytes()
     assert loaded.outputs(Pictures(None)).tobytes() == ensemble.outputs(dataset).tobytes()
-    with pytest.raises(InputError, match="Its first is a PIL image of shape"):
+    with pytest.raises(InputError, match="Its first has the form 'image' and the shape"):
         loaded.outputs(torch.rand(3, 1, 8, 8))
 
 

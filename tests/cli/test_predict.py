@@ -205,7 +205,7 @@ def test_labels_that_the_run_does_not_know_have_no_score(
         (["--models", "lenet"], "lenet needs images of 32×32"),
         (["--data", "folders:x"], "data must be a known source: received 'folders:x'"),
         (["--data", "npz:{}/none.npz"], "npz: must name an existing path"),
-        (["--data", "digits"], "Its first is a tensor of shape (5,)."),
+        (["--data", "digits"], "Its first has the form 'tensor' and the shape (5,)."),
         (["--target", "sort"], "--target must be a column of the file: received 'sort'"),
     ],
 )

@@ -292,7 +292,7 @@ def test_what_comes_out_must_be_numbers_for_each_sample(
 
 @pytest.mark.parametrize("step", [StandardScaler, lambda rows: rows, "scale", StandardScaler().fit])
 def test_preprocess_must_be_a_transformer(tmp_path: Path, step: Any) -> None:
-    with pytest.raises(InputError, match="preprocess must be a scikit-learn transformer"):
+    with pytest.raises(InputError, match=r"preprocess must work on .*: Cannot clone object"):
         trained(tmp_path, preprocess=step)
 
 
