@@ -218,12 +218,6 @@ class MachineArguments:
                     f"Pass {name}=0.1, '10%' or '2GiB'.",
                 )
                 continue
-            if name == "max_memory" and not size:
-                yield Problem(
-                    "max_memory must leave some memory to the run",
-                    f"{value!r} of {gibibytes(total, 2)}",
-                    "Pass max_memory='8GiB', or leave it out.",
-                )
             if name == "min_free_memory" and 0 < total <= size:
                 yield Problem(
                     "min_free_memory must be less than the memory that this process may use",

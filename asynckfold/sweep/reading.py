@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -131,11 +130,11 @@ class WorkerReaders:
         if not pool.workers:
             pool.preload(named(packed))
         dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+        engines, futures = list[ProcessEngine](), list[Future[Answer]]()
         with ExitStack() as stack:
             shared = stack.enter_context(closing(SharedArray(ArraySpec((number + 1,), "int64"))))
-            written = [shared, *arrays]
+            written, places = [shared, *arrays], shared.writable()
             files = Files(tuple(array.spec for array in written))
-            readers = _Readers(shared.writable(), edges)
             for reader in range(number):
                 low, high = edges[reader : reader + 2]
                 bundle: Any = Reads(self._root, files, reader, low, high, dtype)
@@ -150,26 +149,41 @@ class WorkerReaders:
                 )
                 stack.callback(engine.close)
                 placement = Placement((), self._machine.unreserved(), 1, command=Command.READ)
-                readers.engines.append(engine)
-                readers.futures.append(engine.submit(placement, []))
-            self._wait(readers)
-            parts = [pickle.loads(answer.results[0]) for answer in readers.answers()]
+                engines.append(engine)
+                futures.append(engine.submit(placement, []))
+            self._wait(engines, futures, places, edges)
+            for reader, future in enumerate(futures):
+                death = future.exception() if future.done() else None
+                if isinstance(death, WorkerDiedError):
+                    raise _ReaderDiedError(death, int(places[reader])) from death
+                if death is not None:
+                    raise death
+            parts = [pickle.loads(future.result().results[0]) for future in futures]
             for part in parts:
                 if isinstance(part, UnpackFailure):
                     raise UnpackError(part.line, "")
             return parts
 
-    def _wait(self, readers: _Readers) -> None:
+    def _wait(
+        self,
+        engines: Sequence[ProcessEngine],
+        futures: Sequence[Future[Answer]],
+        places: Any,
+        edges: Sequence[int],
+    ) -> None:
+        """Wait until all readers ended, or one failed; `places` are their present samples."""
         reported = time.monotonic()
-        while wait(readers.futures, TICK_SECONDS, FIRST_EXCEPTION).not_done:
+        while wait(futures, TICK_SECONDS, FIRST_EXCEPTION).not_done:
             self._signals.check()
-            if any(future.done() and future.exception() for future in readers.futures):
+            if any(future.done() and future.exception() for future in futures):
                 return
-            for engine in readers.engines:
+            for engine in engines:
                 engine.load([])
-            if readers.count and time.monotonic() - reported > SAY_SECONDS:
+            if edges[-1] and time.monotonic() - reported > SAY_SECONDS:
                 reported = time.monotonic()
-                self._doing(f"reading the data: {readers.done:,} of {readers.count:,} samples")
+                pairs = zip(places.tolist(), edges, strict=True)
+                done = sum(max(0, place - 1 - low) for place, low in pairs)
+                self._doing(f"reading the data: {done:,} of {edges[-1]:,} samples")
 
 
 class _SizeLimit:
@@ -193,37 +207,6 @@ class _ReaderDiedError(Exception):
     def __init__(self, death: WorkerDiedError, place: int) -> None:
         super().__init__(str(death))
         self.death, self.place = death, place
-
-
-@dataclass(eq=False)
-class _Readers:
-    """The readers of one pass, their present samples, and the edges of their ranges."""
-
-    places: Any
-    edges: Sequence[int]
-    engines: list[ProcessEngine] = field(default_factory=list)
-    futures: list[Future[Answer]] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        """Number of samples."""
-        return self.edges[-1]
-
-    @property
-    def done(self) -> int:
-        """Number of samples that were read."""
-        pairs = zip(self.places.tolist(), self.edges, strict=True)
-        return sum(max(0, place - 1 - low) for place, low in pairs)
-
-    def answers(self) -> list[Answer]:
-        """Return the answers, or raise the error of the first reader that failed."""
-        for reader, future in enumerate(self.futures):
-            death = future.exception() if future.done() else None
-            if isinstance(death, WorkerDiedError):
-                raise _ReaderDiedError(death, int(self.places[reader])) from death
-            if death is not None:
-                raise death
-        return [future.result() for future in self.futures]
 
 
 def _is_its_sample(deaths: Sequence[_ReaderDiedError]) -> bool:

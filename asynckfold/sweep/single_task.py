@@ -19,17 +19,13 @@ from asynckfold.system.signals import Interruption
 TICK_SECONDS = 0.25
 """Longest interval between readings of the load."""
 
-GAP_SECONDS = 1.0
-"""Longest interval that counts as waiting: this process may have been stopped meanwhile."""
-
 
 class Patience:
     """Limits the time during which nothing can start; None: no limit."""
 
     def __init__(self, max_wait: float | None) -> None:
         self._max_wait = max_wait
-        self._waited: float | None = None
-        self._looked = 0.0
+        self._since: float | None = None
 
     def look(self, now: float, obstacle: str) -> bool:
         """Return whether waiting begins now; `obstacle` is empty if something can start.
@@ -39,16 +35,15 @@ class Patience:
         NoRoomError
             The time is over.
         """
-        passed, self._looked = now - self._looked, now
+        begins = self._since is None
         if not obstacle:
-            self._waited = None
+            self._since = None
             return False
-        begins = self._waited is None
-        self._waited = 0.0 if self._waited is None else self._waited + min(passed, GAP_SECONDS)
-        if self._max_wait is not None and self._waited >= self._max_wait:
+        self._since = now if self._since is None else self._since
+        if self._max_wait is not None and now - self._since >= self._max_wait:
             raise NoRoomError(
-                f"nothing could start for {self._waited:.0f} s (max_wait): {obstacle}; finished "
-                "jobs are kept, and the same call continues"
+                f"nothing could start for {now - self._since:.0f} s (max_wait): {obstacle}; "
+                "finished jobs are kept, and the same call continues"
             )
         return begins
 

@@ -195,9 +195,3 @@ def test_it_equals_a_plain_loop_to_the_bit(root: Path) -> None:
     )
     found = state_of(results)
     assert all(torch.equal(found[name], item) for name, item in model.state_dict().items())
-
-
-def emptied(samples: list[Any]) -> Any:
-    """Take the targets out of the items, which a second call must not find empty."""
-    targets = [{name: target.pop(name) for name in list(target)} for _, target in samples]
-    return tuple(picture for picture, _ in samples), targets

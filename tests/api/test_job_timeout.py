@@ -139,20 +139,3 @@ def test_one_model_alone_that_is_late_is_continued_with_more(tmp_path: Path) -> 
         train(job_timeout_s=1)
     marker.unlink()
     assert len(train(job_timeout_s=600).epochs) == 4
-
-
-SWEEP = """
-import time
-from pathlib import Path
-from torch import nn, optim
-from tests.toy import Tiny, adam as opt_fn, samples
-from tests.api.test_job_timeout import waits
-
-dataset = samples()
-criterion = nn.CrossEntropyLoss()
-models = {"toy": Tiny}
-MARKER = Path(__file__).with_name("slow")
-schedulers = {"slow": waits(MARKER, 3.6), "quick": waits(MARKER, 0)}
-trainer_params = {"epochs": 3, "lr_step": "batch"}
-settings = {"kfolds": 2, "batch_size": 8, "job_timeout_s": 3}
-"""

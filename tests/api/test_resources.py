@@ -32,7 +32,6 @@ def kfold(root: Path, **settings: Any) -> AsyncKFold:
         ({"reserve_cores": 0.5}, "at least 0: received 0.5"),
         ({"reserve_cores": True}, "at least 0: received True"),
         ({"reserve_cores": CORES}, f"at least one core to the run: received {CORES} of the"),
-        ({"max_memory": 0}, "max_memory must leave some memory to the run: received 0 of"),
         ({"max_memory": "much"}, "max_memory must be a share of the memory up to 1, or bytes"),
         ({"min_free_memory": None}, "min_free_memory must be a share"),
         ({"min_free_memory": 1}, "min_free_memory must be less than the memory"),
@@ -55,10 +54,10 @@ def test_a_setting_that_cannot_work_is_refused_with_its_numbers(
 def test_all_that_contradicts_is_told_at_once_and_nothing_starts(root: Path) -> None:
     with pytest.raises(InputError) as caught:
         kfold(
-            root, reserve_cores=CORES, max_memory=0, min_free_memory=1, nice=-1, max_wait=-1,
+            root, reserve_cores=CORES, min_free_memory=1, nice=-1, max_wait=-1,
             threads_per_job=CORES + 1,
         )  # fmt: skip
-    assert len(caught.value.problems) == 6
+    assert len(caught.value.problems) == 5
     assert not root.exists()
 
 
@@ -75,8 +74,11 @@ def test_a_level_without_workers_is_refused(root: Path) -> None:
 
 
 def test_max_memory_must_be_enough_for_a_job_of_each_model(root: Path) -> None:
-    with pytest.raises(InputError, match=r"received 1 bytes, and .* expected for a job of Tiny"):
-        kfold(root, max_memory="1B")([Tiny], ["step"], adam, {"epochs": 1})
+    for limit in ("0B", "1B"):
+        with pytest.raises(
+            InputError, match=r"received . bytes, and .* expected for a job of Tiny"
+        ):
+            kfold(root, max_memory=limit)([Tiny], ["step"], adam, {"epochs": 1})
     assert not root.exists()
 
 

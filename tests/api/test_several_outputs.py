@@ -49,10 +49,6 @@ def swept(
     return kfold([model], ["constant"], adam, {"epochs": EPOCHS, **(params or {})})
 
 
-def scores_of(results: CVResults) -> dict[str, Any]:
-    return {name: item.scores for name, item in results.results.items()}
-
-
 def weights(results: CVResults, fold: int = 0) -> dict[str, Tensor]:
     return results.state_dict(results.candidates[0].name, fold=fold)
 

@@ -182,29 +182,6 @@ def test_status_names_the_nodes_where_there_are_several(store: RunStore) -> None
     made.leave()
 
 
-def test_the_machine_of_the_sweep_may_be_a_node_without_a_name(store: RunStore) -> None:
-    made, _ = sweep(store, Nodes([node("", 1), node("y", 1)]))
-    made.step(0.0)
-    told = list(lines(state_of(store.reader)))
-    assert [line.split(", ")[1] for line in told if "done, core 0" in line] == [
-        "core 0 on this machine",
-        "core 0 on y",
-    ]
-    assert "  this machine: all cores busy" in told
-    assert told[-1] == "  4 jobs wait for cores: 1 of 1 busy with own jobs (this machine, y)"
-    made.leave()
-
-
-def test_a_core_that_is_held_on_one_node_is_idle_on_another(store: RunStore) -> None:
-    store.start_attempt("A/cosine/fold-0", (0,), 1, "cuda:0", 1.0, 0, (), "x")
-    store.set_waiting(
-        WaitReasons((0, 1), (), (0,), {}, "x", (WaitReasons((0, 1), (), (0,), {}, "y"),))
-    )
-    nodes = state_of(store.reader)["idle"]["nodes"]
-    assert nodes["x"] == {"cores": [1], "gpus": [], "neighbours": []}
-    assert nodes["y"] == {"cores": [0, 1], "gpus": [0], "neighbours": []}
-
-
 def test_short_jobs_are_shared_by_the_cores_of_all_nodes(root: Path) -> None:
     for held in open_store(root, folds=6):
         made, _ = sweep(held, engine := Nodes([node("x", 1), node("y", 1)]), Request("", 0.001))
