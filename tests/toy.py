@@ -44,6 +44,25 @@ class Tiny(nn.Module):
         return self.layers(inputs)
 
 
+class Moody(Tiny):
+    """Raises where it is scored on the eighth of the `samples`: in exactly one fold."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not self.training and (inputs == torch.from_numpy(samples()[0][7])).all(dim=1).any():
+            raise ArithmeticError("seven")
+        return super().forward(inputs)
+
+
+class Failing(Tiny):
+    """Cannot be trained on the first of the `samples`, which one fold holds out."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        first = torch.from_numpy(samples()[0][0])
+        if self.training and (inputs == first).all(dim=1).any():
+            raise RuntimeError("that sample")
+        return super().forward(inputs)
+
+
 def adam(model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer function of the toy."""
     return torch.optim.Adam(model.parameters(), 1e-2)

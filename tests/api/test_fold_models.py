@@ -31,7 +31,7 @@ from asynckfold import (
     load_results,
 )
 from asynckfold.models import DBN, Pretraining
-from tests.toy import Tiny, adam, samples
+from tests.toy import Failing, Tiny, adam, samples
 
 X, Y = samples()
 
@@ -274,15 +274,6 @@ def test_what_was_read_from_disk_has_no_models(root: Path) -> None:
     for ask in (results.model, results.ensemble):
         with pytest.raises(InputError, match="models come from results of a call"):
             ask()
-
-
-class Failing(Tiny):
-    """Cannot be trained on the first sample, which one fold holds out."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training and (inputs == torch.from_numpy(X[0])).all(dim=1).any():
-            raise RuntimeError("that sample")
-        return super().forward(inputs)
 
 
 def test_an_ensemble_needs_all_folds_and_a_model_its_own(root: Path) -> None:

@@ -30,7 +30,7 @@ from asynckfold import (
 )
 from asynckfold.engines.warm_pool import close_warm
 from tests.leftovers import descendants, described, gone
-from tests.toy import Tiny, adam, samples
+from tests.toy import Moody, Tiny, adam, samples
 
 X, Y = samples()
 CE = nn.CrossEntropyLoss()
@@ -257,15 +257,6 @@ def test_out_of_fold_rows_are_those_of_the_dataset(root: Path) -> None:
 
 
 # Failures
-
-
-class Moody(Tiny):
-    """Raises where it is scored on sample 7: in exactly one fold."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not self.training and (inputs == torch.from_numpy(X[7])).all(dim=1).any():
-            raise ArithmeticError("seven")
-        return super().forward(inputs)
 
 
 def test_a_model_that_raises_in_one_fold(root: Path) -> None:

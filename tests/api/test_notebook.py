@@ -12,7 +12,8 @@ import pytest
 
 from asynckfold import JobsFailedWarning
 from tests import notebooks
-from tests.api.test_display import Moody, Slow, called
+from tests.api.test_display import Slow, called
+from tests.toy import Moody
 
 
 class Output:
@@ -54,7 +55,7 @@ def test_a_sweep_is_one_output_even_with_forced_colours(
     assert output.count == 1
     assert len(output.states) > 3  # kept fresh
     last = output.states[-1]
-    assert last["text/plain"].count("failed: ValueError: seven") == 1
+    assert last["text/plain"].count("failed: ArithmeticError: seven") == 1
     assert "5 of 6 jobs finished, 1 failed" in last["text/plain"]
     assert "reading the data" not in last["text/plain"]
     assert "<script>" not in last["text/html"]

@@ -29,7 +29,7 @@ from asynckfold import (
 from asynckfold.cli import main
 from tests.api.test_fold_models import same
 from tests.started import Nursery
-from tests.toy import Tiny, adam, samples
+from tests.toy import Failing, Tiny, adam, samples
 
 X, Y = samples()
 
@@ -198,22 +198,13 @@ def test_where_it_fails_the_folds_keep_their_results(
         _ = results.best_estimator_
 
 
-class Uneven(Tiny):
-    """Cannot be trained on the first sample, which one fold holds out."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training and (inputs == torch.from_numpy(X[0])).all(dim=1).any():
-            raise RuntimeError("that sample")
-        return super().forward(inputs)
-
-
 def test_where_none_is_best_none_is_refitted(root: Path) -> None:
     with pytest.warns(JobsFailedWarning):
-        results = called(root, Uneven)
+        results = called(root, Failing)
     assert results.refitted is None
     assert told(root) == ["nothing was refitted: no candidate has a score on every fold"]
     with pytest.warns(JobsFailedWarning):
-        called(root, Uneven, refit="Tiny/step")
+        called(root, Failing, refit="Tiny/step")
     assert told(root)[1:] == ["nothing was refitted: Tiny/step does not have a score on every fold"]
 
 

@@ -22,7 +22,7 @@ from asynckfold import (
     load_results,
 )
 from tests.api.test_fold_models import same
-from tests.toy import Tiny, adam, samples
+from tests.toy import Failing, Tiny, adam, samples
 
 X, Y = samples()
 
@@ -70,15 +70,6 @@ def test_a_job_that_is_not_there_is_named(root: Path) -> None:
     ):
         with pytest.raises(InputError, match=re.escape(told)):
             results.state_dict(*asked)
-
-
-class Failing(Tiny):
-    """Cannot be trained on the first sample, which one fold holds out."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training and (inputs == torch.from_numpy(X[0])).all(dim=1).any():
-            raise RuntimeError("that sample")
-        return super().forward(inputs)
 
 
 def test_a_job_that_failed_has_none(root: Path) -> None:
