@@ -1,8 +1,7 @@
-"""Texts of different length, models of them, and the loop that a user of torch would write."""
+"""Texts of different length, and models of them."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,10 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
 from torch.utils.data import Dataset
 
-from asynckfold import CVResults
-from asynckfold.training import batches, seeding
-
-N, BATCH, EPOCHS, WORDS = 40, 8, 2, 20
+N, WORDS = 40, 20
 
 
 class Texts(Dataset[Any]):
@@ -82,45 +78,3 @@ class Recurrent(nn.Module):
         )
         logits: Tensor = self.out(self.gru(packed)[1][0])
         return logits
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    """Return an optimizer with torch's fused kernel, as the package chooses it."""
-    return torch.optim.Adam(model.parameters(), 1e-2, fused=True)
-
-
-def plain_loop(
-    model_type: type[nn.Module],
-    dataset: Any,
-    results: CVResults,
-    function: Callable[[list[Any]], Any],
-    call: Callable[[nn.Module, Any], Tensor],
-    order_of: Callable[[Any, int, int], Any] = batches.epoch_order,
-    criterion: nn.Module | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Train the first job by hand; return its weights, and its outputs on the held-out fold."""
-    threads, job, fold = torch.get_num_threads(), results.plan.jobs[0], results.folds[0]
-    torch.set_num_threads(1)
-    try:
-        with seeding.preserved():
-            seeding.seed_all(job.seed)
-            model = model_type()
-            optimizer, criterion = adam(model), copy.deepcopy(criterion or nn.CrossEntropyLoss())
-            for epoch in range(EPOCHS):
-                order = order_of(fold.train, job.seed, epoch)
-                seeding.seed_all(seeding.epoch_seed(job.seed, epoch))
-                model.train()
-                for low in range(0, len(order), BATCH):
-                    inputs, targets = function([dataset[at] for at in order[low : low + BATCH]])
-                    optimizer.zero_grad()
-                    criterion(call(model, inputs), targets).backward()
-                    optimizer.step()
-            model.eval()
-            size, found = results.plan.params.eval_batch_size, []
-            with torch.no_grad():
-                for low in range(0, len(fold.valid), size):
-                    rows = fold.valid[low : low + size]
-                    found.append(call(model, function([dataset[at] for at in rows])[0]))
-    finally:
-        torch.set_num_threads(threads)
-    return model.state_dict(), torch.cat(found)

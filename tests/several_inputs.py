@@ -1,22 +1,16 @@
-"""Models and data of several inputs, and a plain PyTorch loop that trains them."""
+"""Models and data of several inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn, optim
-from torch.utils.data import DataLoader, Dataset
-
-from asynckfold import CVResults
-from asynckfold.training.seeding import epoch_seed, seed_all
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 N = 60
-BATCH = 8
-EPOCHS = 2
 
 
 class TwoInputs(nn.Module):
@@ -62,72 +56,3 @@ class Items(Dataset[Any]):
         one = {name: array[index] for name, array in self.inputs.items()}
         one["image"] = torch.from_numpy(one["image"])
         return self.form(one, int(self.labels[index]))
-
-
-def adam(model: nn.Module) -> optim.Optimizer:
-    """Return an optimizer with torch's fused kernel, as the package chooses it."""
-    return optim.Adam(model.parameters(), 1e-2, fused=True)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread, as the jobs do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def train(
-    results: CVResults,
-    make: Callable[[], nn.Module],
-    dataset: Dataset[Any],
-    loss_of: Callable[[nn.Module, Any, Any], Any],
-    *,
-    collate: Callable[[list[Any]], Any] | None = None,
-    batch: int = BATCH,
-    epochs: int = EPOCHS,
-    after_epoch: Callable[[nn.Module], object] = id,
-) -> nn.Module:
-    """Train the first job of a run by an ordinary loop over a DataLoader; return the model."""
-    job, fold = results.plan.jobs[0], results.folds[0]
-    with one_thread():
-        seed_all(job.seed)
-        model = make()
-        optimizer = adam(model)
-        for epoch in range(epochs):
-            order = np.random.default_rng([job.seed, 0, epoch]).permutation(fold.train).tolist()
-            parts = [order[low : low + batch] for low in range(0, len(order), batch)]
-            loader = DataLoader(
-                dataset, batch_sampler=parts, collate_fn=collate, generator=torch.Generator()
-            )
-            seed_all(epoch_seed(job.seed, epoch))
-            model.train()
-            for inputs, targets in loader:
-                optimizer.zero_grad()
-                loss_of(model, inputs, targets).backward()
-                optimizer.step()
-            after_epoch(model.eval())
-    return model
-
-
-def plain_loop(
-    make: Callable[[], nn.Module],
-    dataset: Dataset[Any],
-    results: CVResults,
-    call: Callable[[nn.Module, Any], Tensor],
-    collate: Callable[[list[Any]], Any] | None = None,
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Train the first job of a run with a DataLoader; return weights and out-of-fold outputs."""
-    criterion, fold = nn.CrossEntropyLoss(), results.folds[0]
-
-    def loss_of(model: nn.Module, inputs: Any, targets: Any) -> Any:
-        return criterion(call(model, inputs), targets)
-
-    model = train(results, make, dataset, loss_of, collate=collate)
-    held_out = DataLoader(dataset, batch_sampler=[fold.valid.tolist()], collate_fn=collate)
-    with one_thread(), torch.no_grad():
-        outputs = torch.cat([call(model, inputs) for inputs, _ in held_out])
-    return model.state_dict(), outputs

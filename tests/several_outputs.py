@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from asynckfold import CVResults
-from tests.several_inputs import train
+from tests.plain import train
 
 N = 60
 

@@ -14,18 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from tests.ragged import (
-    BATCH,
-    EPOCHS,
-    Mean,
-    Recurrent,
-    Texts,
-    adam,
-    collate,
-    of_dicts,
-    plain_loop,
-    with_lengths,
-)
+from tests.plain import BATCH, EPOCHS, adam, plain_loop
+from tests.ragged import Mean, Recurrent, Texts, collate, of_dicts, with_lengths
 
 
 def swept(
@@ -69,7 +59,7 @@ def test_a_job_has_the_bits_of_a_plain_loop(
     data = Texts() if change is None else Texts(change)
     results = swept(root, data, model, engine, **settings)
     function = with_lengths if model is Recurrent else collate
-    weights, outputs = plain_loop(model, Texts(), results, function, call)
+    weights, outputs = plain_loop(model, Texts(), results, call, function)
     assert {name: item.tolist() for name, item in weights_of(results).items()} == {
         name: item.tolist() for name, item in weights.items()
     }

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from tests.several_inputs import adam, train
+from tests.plain import adam, train
 from tests.several_outputs import Boxes, Detector, collate, detection_step, found_share
 
 SCORING = {"found": found_share}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from asynckfold import AsyncKFold, CVResults, InputError
 from tests.api.test_sampler import PAIRS, Net, X, Y, collate, weights_of
-from tests.ragged import BATCH, EPOCHS, adam, plain_loop
+from tests.plain import BATCH, EPOCHS, adam, plain_loop
 
 
 def weighted(train_targets: Tensor, power: float = 1.0) -> nn.Module:
@@ -52,7 +52,7 @@ def test_a_job_has_the_bits_of_a_plain_loop(root: Path, factory: Any, model: Any
     if model is One:
         targets, pairs = targets.float(), [(inputs, float(y)) for inputs, y in PAIRS]
     weights, _ = plain_loop(
-        model, pairs, results, collate, nn.Module.__call__, criterion=factory(targets)
+        model, pairs, results, nn.Module.__call__, collate, criterion=factory(targets)
     )
     assert {name: item.tolist() for name, item in weights_of(results).items()} == {
         name: item.tolist() for name, item in weights.items()

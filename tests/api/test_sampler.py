@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from asynckfold.training.batches import sampling_seed
 from tests.interrupted import interrupted
-from tests.ragged import BATCH, EPOCHS, adam, plain_loop
+from tests.plain import BATCH, EPOCHS, adam, plain_loop, stream
 
 DRAWS = np.random.default_rng(3)
 X = DRAWS.normal(size=(60, 4)).astype(np.float32)
@@ -66,7 +65,7 @@ def balanced(train: Any) -> Tensor:
 
 def weighted(weights_of: Callable[[Any], Any]) -> Callable[[Any, int, int], Any]:
     def order(train: Any, seed: int, epoch: int) -> Any:
-        generator = torch.Generator().manual_seed(sampling_seed(seed, epoch))
+        generator = torch.Generator().manual_seed(stream(seed, 3, epoch))
         drawn = WeightedRandomSampler(weights_of(train), len(train), generator=generator)
         return train[list(drawn)]
 
@@ -74,7 +73,7 @@ def weighted(weights_of: Callable[[Any], Any]) -> Callable[[Any, int, int], Any]
 
 
 def uniform(train: Any, seed: int, epoch: int) -> Any:
-    generator = torch.Generator().manual_seed(sampling_seed(seed, epoch))
+    generator = torch.Generator().manual_seed(stream(seed, 3, epoch))
     return train[list(RandomSampler(train, True, len(train), generator))]
 
 
@@ -93,7 +92,7 @@ def uniform(train: Any, seed: int, epoch: int) -> Any:
 )
 def test_a_job_has_the_bits_of_a_plain_loop(root: Path, sampler: Any, order_of: Any) -> None:
     results = swept(root, sampler)
-    weights, outputs = plain_loop(Net, PAIRS, results, collate, nn.Module.__call__, order_of)
+    weights, outputs = plain_loop(Net, PAIRS, results, nn.Module.__call__, collate, order_of)
     assert {name: item.tolist() for name, item in weights_of(results).items()} == {
         name: item.tolist() for name, item in weights.items()
     }

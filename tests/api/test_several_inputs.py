@@ -16,17 +16,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold import fit as fit_one
-from tests.several_inputs import (
-    BATCH,
-    EPOCHS,
-    Items,
-    N,
-    OneDict,
-    TwoInputs,
-    adam,
-    arrays,
-    plain_loop,
-)
+from tests.plain import BATCH, EPOCHS, adam, plain_loop
+from tests.several_inputs import Items, N, OneDict, TwoInputs, arrays
 
 
 def swept(

@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 
 from asynckfold import AsyncKFold, CVResults, InputError, load_model
 from tests.interrupted import interrupted
-from tests.several_inputs import BATCH, EPOCHS, adam
+from tests.plain import BATCH, EPOCHS, adam
 from tests.several_outputs import (
     SCORING,
     Auxiliary,

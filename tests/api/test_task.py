@@ -14,8 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from asynckfold.training import seeding
-from asynckfold.training.batches import epoch_order
+from tests.plain import epoch_order, one_thread, seed_all, stream
 
 Array = npt.NDArray[Any]
 
@@ -223,8 +222,7 @@ def test_labels_have_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
     words = {"scoring": ["average_precision", "f1_macro"]}
     results = swept(tmp_path / "run", (X, labels), criterion, 3, **words)
     for job, fold in zip(results.plan.jobs, results.folds, strict=True):
-        with seeding.preserved():
-            torch.set_num_threads(results.plan.threads_per_job)
+        with one_thread():
             outputs = trained_by_hand(labels, job.seed, fold.train)(torch.from_numpy(X[fold.valid]))
         assert np.array_equal(results.oof["linear/constant"][fold.valid], outputs.detach().numpy())
         true, likely = labels[fold.valid], torch.sigmoid(outputs).detach().numpy()
@@ -237,11 +235,11 @@ def test_labels_have_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
 
 
 def trained_by_hand(labels: Array, seed: int, train: Array) -> nn.Module:
-    seeding.seed_all(seed)
+    seed_all(seed)
     model, criterion = nn.Linear(5, 3), nn.BCEWithLogitsLoss()
     optimizer = sgd(model)
     for epoch in range(2):
-        seeding.seed_all(seeding.epoch_seed(seed, epoch))
+        seed_all(stream(seed, epoch + 1))
         for rows in torch.from_numpy(epoch_order(train, seed, epoch)).split(8):
             optimizer.zero_grad()
             outputs = model(torch.from_numpy(X)[rows])
