@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import StorageError, UnpackError, WorkerDiedError
@@ -15,13 +15,14 @@ from asynckfold.jobs.messages import JobStart, Note, RetryableFailure, RunEvent,
 from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import FAILED, Result, job_by_id
 from asynckfold.jobs.trainer_params import SEVERAL
-from asynckfold.scheduling.preemption import HeldCores
 from asynckfold.scheduling.reservations import Reservations
-from asynckfold.scheduling.retries import decide
 from asynckfold.store import RunStore
 from asynckfold.sweep.pending import PendingJobs
 from asynckfold.system.files import remove
 from asynckfold.system.units import gibibytes
+
+if TYPE_CHECKING:
+    from asynckfold.scheduling.preemption import HeldCores
 
 Finish = Callable[[Result], Result]
 
@@ -74,6 +75,8 @@ class RunningPlacement:
     @property
     def held(self) -> HeldCores:
         """Its cores, for `reassign_cores`."""
+        from asynckfold.scheduling.preemption import HeldCores
+
         return HeldCores(self.placement.cores, self.paused, self.placement.node)
 
     @property
@@ -272,6 +275,8 @@ class Attempts:
             # The sweep itself may have killed a worker that did not stop in time.
             self._store.end_attempt(name, number, "interrupted", pid=pid, error=result.error)
             return
+        from asynckfold.scheduling.retries import decide
+
         history = self._history.setdefault(name, [])
         retry = decide(history, outcome)
         history.append(outcome)

@@ -35,7 +35,6 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.reproducibility import with_left
-from asynckfold.scheduling.preemption import reassign_cores
 from asynckfold.scheduling.wait_reasons import Obstacle, blocked_everywhere
 from asynckfold.store import RunStore, WaitReasons
 from asynckfold.sweep.attempts import (
@@ -225,6 +224,8 @@ class Sweep:
 
     def _preempt(self, load: Load) -> None:
         """Move, pause and resume running jobs as the load requires."""
+        from asynckfold.scheduling.preemption import reassign_cores
+
         items = dict(self._running.items())
         movable = {future: item.held for future, item in items.items() if item.can_move}
         fixed = [item.held for item in items.values() if not item.can_move]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from asynckfold.jobs.placement import (
     GPU_CONTEXT_BYTES,
@@ -18,8 +19,10 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
-from asynckfold.scheduling.retries import Retry
 from asynckfold.scheduling.wait_reasons import Obstacle, Waits
+
+if TYPE_CHECKING:
+    from asynckfold.scheduling.retries import Retry
 
 
 class PendingJobs:
