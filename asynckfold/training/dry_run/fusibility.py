@@ -18,15 +18,14 @@ from asynckfold.training.evaluation import has_modes
 from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of
 from asynckfold.training.fusion.equivalence import check_equivalence
 from asynckfold.training.fusion.module import fuse
-from asynckfold.training.fusion.optimizers import (
-    fuse_optimizers,
-    why_not_on_views,
-    why_not_stackable,
-)
+from asynckfold.training.fusion.optimizers import fuse_optimizers, why_not_stackable
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, with_fused_kernel
 from asynckfold.training.pretraining import has_pretraining
+
+SAME = 1e-4
+"""Tolerance of parameters after equal gradients, which may be summed in another order."""
 
 Step = list[Batch]
 """The batch of each replica."""
@@ -115,10 +114,25 @@ def _why_not_on_views(
     """Return why separate optimizers cannot step views of the stacked parameters, or None."""
     plain, (inputs, targets) = [copied(model) for model in models], batches[0]
     fused = fuse(models, [inputs])
-    optimizers, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
+    steppers, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
     together = fuse_criterion(criterion, len(plain), call_model(copied(plain[0]), inputs), targets)
     backward(fused, together, parts_of(batches), precision)
-    return why_not_on_views(fused, optimizers, plain, [opt_fn(model) for model in plain])
+    for replica, (model, stepper) in enumerate(zip(plain, steppers, strict=True)):
+        gradients = fused.gradients_of(replica)
+        for name, parameter in model.named_parameters():
+            if name in gradients:
+                parameter.grad = gradients[name].clone(memory_format=torch.contiguous_format)
+        # Any optimizer may want a closure, or contiguous parameters.
+        try:
+            opt_fn(model).step()
+            stepper.step()
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__} was raised by a step on views: {error}"
+        stepped = dict(fused.models[replica].named_parameters())
+        for name, parameter in model.named_parameters():
+            if not torch.allclose(stepped[name], parameter, rtol=SAME, atol=SAME):
+                return f"a step on views leads elsewhere ({name})"
+    return None
 
 
 def _steps(trial: CandidateTrial) -> list[Step]:

@@ -302,8 +302,11 @@ class FusionGroup:
 
     def restore(self, report: Report) -> None:
         """Continue from the newest position of which all jobs have an intact checkpoint."""
-        for epoch, batch in _common_positions(self.live):
+        known = {(ref.epoch, ref.batch) for item in self.live for ref in item.task.checkpoints}
+        for epoch, batch in sorted(known, reverse=True):
             refs = [_ref_at(replica, epoch, batch) for replica in self.live]
+            if None in refs:
+                continue
             trees = {
                 replica: tree
                 for replica, ref in zip(self.live, refs, strict=True)
@@ -334,16 +337,6 @@ class FusionGroup:
     def end_all(self, result_of: Callable[[Training], Result]) -> None:
         """Note the result of every job that is still in training."""
         self.results |= {replica.task.job.id: result_of(replica) for replica in self.live}
-
-
-def _common_positions(replicas: Sequence[Replica]) -> list[tuple[int, int]]:
-    """Positions of which all replicas have a checkpoint, the newest first."""
-    known = {(ref.epoch, ref.batch) for replica in replicas for ref in replica.task.checkpoints}
-    return [
-        (epoch, batch)
-        for epoch, batch in sorted(known, reverse=True)
-        if all(_ref_at(replica, epoch, batch) for replica in replicas)
-    ]
 
 
 def _ref_at(replica: Replica, epoch: int, batch: int) -> CheckpointRef | None:

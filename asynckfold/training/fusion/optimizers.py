@@ -41,9 +41,6 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
 )
 """The step of each element depends on its gradients alone."""
 
-SAME = 1e-4
-"""Tolerance of parameters after equal gradients, which may be summed in another order."""
-
 SHARED_STATE = frozenset({"step", "mu_product"})
 """State entries kept once per tensor: step counts, equal for all replicas of an optimizer."""
 
@@ -88,34 +85,6 @@ def why_not_stackable(
     except KeyError:
         return f"{kind} steps a tensor that is no parameter of the model"
     return None if alike else f"{kind} has other groups or settings for other replicas"
-
-
-def why_not_on_views(
-    fused: FusedModule,
-    steppers: Sequence[ReplicaOptimizer],
-    plain: Sequence[nn.Module],
-    optimizers: Sequence[Optimizer],
-) -> str | None:
-    """Return why separate optimizers do not step replicas as plain models, or None if they do.
-
-    Both the replicas, which have gradients, and the `plain` models are stepped.
-    """
-    for replica, (model, optimizer) in enumerate(zip(plain, optimizers, strict=True)):
-        gradients = fused.gradients_of(replica)
-        for name, parameter in model.named_parameters():
-            if name in gradients:
-                parameter.grad = gradients[name].clone(memory_format=torch.contiguous_format)
-        # Any optimizer may want a closure, or contiguous parameters.
-        try:
-            optimizer.step()
-            steppers[replica].step()
-        except Exception as error:  # noqa: BLE001
-            return f"{type(error).__name__} was raised by a step on views: {error}"
-        stepped = dict(fused.models[replica].named_parameters())
-        for name, parameter in model.named_parameters():
-            if not torch.allclose(stepped[name], parameter, rtol=SAME, atol=SAME):
-                return f"a step on views leads elsewhere ({name})"
-    return None
 
 
 def _settings(
