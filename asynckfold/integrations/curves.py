@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asynckfold.errors import InputError
-from asynckfold.jobs.result import DONE, Epoch, Result
-
-
-def numbers_of(epoch: Epoch) -> dict[str, float]:
-    """Return the numbers of an epoch by name; what the user's code logged keeps its names.
-
-    >>> numbers_of(Epoch(1, 0.5, 0.75, None, 0.1, 2.0, {"margin": 3.0}))
-    {'margin': 3.0, 'train_loss': 0.5, 'valid_loss': 0.75, 'lr': 0.1}
-    """
-    numbers = {"train_loss": epoch.train_loss, "valid_loss": epoch.valid_loss, "lr": epoch.lr}
-    if epoch.accuracy is not None:
-        numbers["accuracy"] = epoch.accuracy
-    return {**epoch.logged, **numbers}
+from asynckfold.jobs.result import DONE, Result
 
 
 def points(result: Result) -> Iterator[tuple[int, float, dict[str, float]]]:
-    """Yield (epoch, time in seconds since 1970, numbers) of a job; its scores with the last one."""
+    """Yield (epoch, time in seconds since 1970, numbers) of a job; its scores with the last one.
+
+    What the user's code logged keeps its names.
+    """
     # An attempt that continued a job began later: its epochs end with it all the same.
     at = result.ended - sum(epoch.seconds for epoch in result.epochs)
     for epoch in result.epochs:
         at += epoch.seconds
-        numbers = numbers_of(epoch)
+        numbers = {"train_loss": epoch.train_loss, "valid_loss": epoch.valid_loss, "lr": epoch.lr}
+        numbers |= {} if epoch.accuracy is None else {"accuracy": epoch.accuracy}
+        numbers = {**epoch.logged, **numbers}
         if epoch is result.epochs[-1] and result.status == DONE:
             numbers |= {f"score/{name}": value for name, value in result.scores.items()}
         yield epoch.number, at, numbers

@@ -15,7 +15,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -71,22 +71,48 @@ def with_steps(
 
     `models` are factories by name, `trainer_params` what the caller passed.
     """
-    modules = look_into(models, params.epochs)
-    problems = list(modules.problems)
+    problems: list[Problem] = []
+    validates, intervals = {}, {}
+    # Each model is built once.
+    for name, factory in models.items():
+        try:
+            with seeding.preserved():
+                module = factory()
+                problems += _problems_of(name, module)
+                if not isinstance(module, module_types()):
+                    continue
+                validates[name] = _overrides(module, "validation_step")
+                intervals[name] = ConfiguredOptimizer(params.epochs).configured(module)[2]
+        except StepError as error:
+            rule, received, remedy = error.args
+            problems.append(Problem(rule, f"{received}, of model {name}", remedy))
+        except Exception as error:  # noqa: BLE001 - a factory is the user's code
+            received = f"{type(error).__name__}: {error}".splitlines()[0]
+            rule = f"model {name} must be made and configured without a Trainer"
+            problems.append(Problem(rule, one_line(received), "Correct it."))
+    for what, by_model in (
+        ("validation_step", validates),
+        ("interval of the LR schedule", intervals),
+    ):
+        if len({*by_model.values()}) > 1:
+            values = ", ".join(f"{name}: {value}" for name, value in by_model.items())
+            rule = f"the LightningModules of a call must agree on the {what}"
+            problems.append(Problem(rule, values, "Make a run of each kind."))
     for name in ("training_step", "validation_step", "fit_fn"):
         if getattr(settings, name) is not None:
             remedy = f"Drop {name}, or pass schedulers and opt_fn too."
             rule = "a LightningModule trains by its own steps"
             problems.append(Problem(rule, f"{name}= and no opt_fn", remedy))
-    lr_step: Literal["epoch", "batch"] = "batch" if modules.each == "step" else "epoch"
+    each = next(iter(intervals.values()), "epoch")
+    lr_step: Literal["epoch", "batch"] = "batch" if each == "step" else "epoch"
     passed = {**settings.trainer_params, **(trainer_params or {})}.get("lr_step", lr_step)
     if passed != lr_step:
         rule = "lr_step must be the interval of the LR schedule in configure_optimizers"
-        received = f"lr_step={passed!r}, interval={modules.each!r}"
+        received = f"lr_step={passed!r}, interval={each!r}"
         problems.append(Problem(rule, received, "Leave lr_step out."))
     if problems:
-        return settings, params, problems
-    names = ["training_step", *["validation_step"] * modules.validates]
+        return settings, params, list(dict.fromkeys(problems))
+    names = ["training_step", *["validation_step"] * any(validates.values())]
     steps = {name: ModuleStep(name, params.epochs, settings.target_key) for name in names}
     return replace(settings, **steps), replace(params, lr_step=lr_step), []
 
@@ -131,10 +157,6 @@ def _attached(module: Any, trainer: TrainerView, log: Callable[..., None]) -> It
         module.trainer = None
 
 
-def _log_nothing(*args: Any, **kwargs: Any) -> None:
-    """Outside of the steps, there is no batch to log for."""
-
-
 @dataclass(frozen=True)
 class ConfiguredOptimizer:
     """As ``opt_fn``: the optimizer that a module configures, with its LR schedule attached."""
@@ -155,7 +177,7 @@ class ConfiguredOptimizer:
         StepError
             The module configures what has no counterpart here.
         """
-        with _attached(module, TrainerView(self.epochs), _log_nothing):
+        with _attached(module, TrainerView(self.epochs), lambda *args, **kwargs: None):
             configuration = module.configure_optimizers()
         optimizers, schedules = _parsed(configuration)
         if len(optimizers) != 1 or not isinstance(optimizers[0], torch.optim.Optimizer):
@@ -263,50 +285,6 @@ def _check_log(name: str, kwargs: Mapping[str, Any], count: int) -> None:
         received = f"self.log({name!r}, batch_size={kwargs['batch_size']}) of {count} samples"
         rule = "what is logged is averaged over samples"
         raise StepError(rule, received, "Leave batch_size out.")
-
-
-@dataclass(frozen=True, eq=False)
-class ModuleFacts:
-    """What the modules of a call bring, or why they cannot be trained."""
-
-    problems: list[Problem] = field(default_factory=list)
-    validates: bool = False
-    each: str = "epoch"
-
-
-def look_into(models: Mapping[str, Callable[[], Any]], epochs: int) -> ModuleFacts:
-    """Build each model once; refuse those that are no modules, or need more of a `Trainer`."""
-    problems: list[Problem] = []
-    validates, intervals = {}, {}
-    for name, factory in models.items():
-        try:
-            with seeding.preserved():
-                module = factory()
-                problems += list(_problems_of(name, module))
-                if not isinstance(module, module_types()):
-                    continue
-                validates[name] = _overrides(module, "validation_step")
-                intervals[name] = ConfiguredOptimizer(epochs).configured(module)[2]
-        except StepError as error:
-            rule, received, remedy = error.args
-            problems.append(Problem(rule, f"{received}, of model {name}", remedy))
-        except Exception as error:  # noqa: BLE001 - a factory is the user's code
-            received = f"{type(error).__name__}: {error}".splitlines()[0]
-            rule = f"model {name} must be made and configured without a Trainer"
-            problems.append(Problem(rule, one_line(received), "Correct it."))
-    for what, by_model in (
-        ("validation_step", validates),
-        ("interval of the LR schedule", intervals),
-    ):
-        if len(set(by_model.values())) > 1:
-            values = ", ".join(f"{name}: {value}" for name, value in by_model.items())
-            rule = f"the LightningModules of a call must agree on the {what}"
-            problems.append(Problem(rule, values, "Make a run of each kind."))
-    return ModuleFacts(
-        list(dict.fromkeys(problems)),
-        any(validates.values()),
-        next(iter(intervals.values()), "epoch"),
-    )
 
 
 def _problems_of(name: str, module: Any) -> Iterator[Problem]:

@@ -161,13 +161,11 @@ class _Runs:
         """Tell the study of a trial: its score, NaN where it failed, None where it was pruned."""
         from optuna.trial import TrialState
 
+        state = None if score is not None else TrialState.PRUNED
+        if score is not None and math.isnan(score):
+            score, state = None, TrialState.FAIL
         # A process that took over the trial may have finished it.
-        if score is None:
-            self._study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
-        elif math.isnan(score):
-            self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
-        else:
-            self._study.tell(trial, score, skip_if_finished=True)
+        self._study.tell(trial, score, state=state, skip_if_finished=True)
 
     def _best(self) -> CVResults | None:
         import optuna

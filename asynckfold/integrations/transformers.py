@@ -84,9 +84,4 @@ def padded(
             one_line(f"{type(error).__name__}: {error}"),
             "Remove columns that are no numbers, such as the text: dataset.remove_columns(...).",
         ) from error
-    for name, array in arrays.items():
-        if len(array) != len(items) or array.dtype == object:
-            received = f"{name}: {array.dtype}, shape {array.shape}"
-            rule = f"the collator must give an array of {len(items)} rows for each column"
-            raise InputError.one(rule, received, "Remove the column, or pad it.")
     return arrays, targets
