@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.integrations.curves import missing, points
+from asynckfold.integrations.tensorboard import missing, points
 from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.result import DONE
 from asynckfold.results.cv_results import CVResults

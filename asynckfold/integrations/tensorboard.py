@@ -7,10 +7,12 @@ before is there too, and so are the curves of the held-out folds, which no callb
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asynckfold.integrations.curves import missing, points
+from asynckfold.errors import InputError
+from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.cv_results import CVResults
 from asynckfold.store.layout import job_folder
 
@@ -50,3 +52,26 @@ def write(results: CVResults, folder: str | os.PathLike[str]) -> int:
                 for name, value in numbers.items():
                     writer.add_scalar(name, value, epoch, walltime=at)
     return len(jobs)
+
+
+def points(result: Result) -> Iterator[tuple[int, float, dict[str, float]]]:
+    """Yield (epoch, time in seconds since 1970, numbers) of a job; its scores with the last one.
+
+    What the user's code logged keeps its names.
+    """
+    # An attempt that continued a job began later: its epochs end with it all the same.
+    at = result.ended - sum(epoch.seconds for epoch in result.epochs)
+    for epoch in result.epochs:
+        at += epoch.seconds
+        numbers = {"train_loss": epoch.train_loss, "valid_loss": epoch.valid_loss, "lr": epoch.lr}
+        numbers |= {} if epoch.accuracy is None else {"accuracy": epoch.accuracy}
+        numbers = {**epoch.logged, **numbers}
+        if epoch is result.epochs[-1] and result.status == DONE:
+            numbers |= {f"score/{name}": value for name, value in result.scores.items()}
+        yield epoch.number, at, numbers
+
+
+def missing(extra: str) -> InputError:
+    """Return the refusal for a library that is not installed."""
+    rule = f"asynckfold.integrations.{extra} needs the package {extra}"
+    return InputError.one(rule, "an environment without it", f"Run: pip install {extra}")

@@ -10,45 +10,57 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold import Plan, Result, RunStore, TrainerParams
-from asynckfold.jobs.cost import Cost
-from asynckfold.jobs.folds import make_folds
+from asynckfold import Result, RunStore, TrainerParams
 from asynckfold.jobs.placement import Wait
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
-from asynckfold.jobs.result import DONE
-from asynckfold.planning.workload import Choice, TimeEstimate
-from asynckfold.results.report.sentences import packing as told
-from asynckfold.results.report.summary import summarize
-from asynckfold.results.utilization import ModelAccount, packing_of
+from tests.outcomes import divided, plan_of
+from tests.results.report.reports import report_again
 from tests.synthetic import FakeClockStore
 
-COST = Cost({1: 0.1}, {1: 0.1}, memory=7)
-CHOICE = Choice(
-    {"A": 2, "B": 1},
-    {"A": "2 threads: as asked", "B": "1 thread: as asked"},
-    {"A": COST, "B": COST},
-    2,
-    TimeEstimate(11.0, 9.0, 6.0),
-)
+COST = {"step_seconds": {"1": 0.1}, "eval_seconds": {"1": 0.1}, "memory": 7}
+CHOICE = {
+    "threads": {"A": 2, "B": 1},
+    "why": {"A": "2 threads: as asked", "B": "1 thread: as asked"},
+    "costs": {"A": COST, "B": COST},
+    "cores": 2,
+    "prediction": {"makespan": 11.0, "lower_bound": 9.0, "longest": 6.0},
+}
+"""What was decided, as a run's folder has it."""
 TARGETS = np.arange(12) % 2
-FOLDS = make_folds(12, TARGETS, 2)
-PLAN = Plan(
-    make_jobs(["A", "B"], ["cosine"], FOLDS, 0),
-    TrainerParams(epochs=1),
-    4,
-    1,
-    0,
-    "cpu",
-    ("accuracy",),
-    "data",
-    folds_fingerprint(FOLDS),
-    ("0", "1"),
-).with_threads({"A": 2, "B": 1})
+FOLDS = divided(12, 2)
+PLAN = plan_of(
+    [("A", "cosine"), ("B", "cosine")],
+    FOLDS,
+    params=TrainerParams(epochs=1),
+    classes=("0", "1"),
+    threads={"A": 2},
+)
 A0, B0, B1 = "A/cosine/fold-0", "B/cosine/fold-0", "B/cosine/fold-1"
 
 
+@pytest.fixture(autouse=True)
+def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw no PNG files, which takes seconds."""
+    monkeypatch.setattr("asynckfold.results.report.page.update_figures", lambda *_, **__: None)
+
+
+def packing_of(root: Path) -> Any:
+    return report_again(root).numbers["packing"]
+
+
+def account(model: str, threads: int, *numbers: float) -> dict[str, Any]:
+    """What the report says of the cost of a model."""
+    names = ("jobs", "predicted_seconds", "seconds", "memory", "peak_memory")
+    why = f"{threads} thread{'s' * (threads > 1)}: as asked"
+    return {
+        "model": model,
+        "threads": threads,
+        "why": why,
+        **dict(zip(names, numbers, strict=True)),
+    }
+
+
 def record(store: RunStore, job: str, attempt: int) -> None:
-    assert store.record(Result(job, attempt, DONE, {"accuracy": 1.0}, peak_memory=50))
+    assert store.record(Result(job, attempt, "done", {"accuracy": 1.0}, peak_memory=50))
 
 
 def write(root: Path, about: Mapping[str, Any]) -> None:
@@ -95,32 +107,25 @@ def test_an_attempt_in_a_batch_holds_its_core_from_its_turn_on(root: Path) -> No
         record(store, A0, 1)
         store.started(B0, 1, 7, at=2.0)
         store.clock = 5.0
-    with RunStore.read(root) as store:
-        found = packing_of(store)
+    found = packing_of(root)
     # B1 was never begun.
-    assert found is not None
-    assert found.core_seconds == pytest.approx(1 + 3)
+    assert found["core_seconds"] == pytest.approx(1 + 3)
 
 
 def test_all_attempts_count_in_seconds_and_core_seconds(root: Path) -> None:
     write(root, {"decision": CHOICE})
-    with RunStore.read(root) as store:
-        found = packing_of(store)
-    assert found is not None
-    assert found.predicted == CHOICE.prediction
-    assert found.makespan == pytest.approx((8 - 1) + (13 - 10))
-    assert found.core_seconds == pytest.approx(2 * 3 + (1 + 2 + 2) + (4 + 3))
-    assert found.longest == pytest.approx(4 + 3)
-    assert found.lower_bound == pytest.approx(18 / 2)
-    assert found.held == pytest.approx(18 / (2 * 10))
-    assert found.models == (
-        ModelAccount("A", 2, "2 threads: as asked", 1, 2.5, 3.0, 7, 50),
-        ModelAccount("B", 1, "1 thread: as asked", 2, 5.0, 6.0, 7, 50),
-    )
-    assert told(found) == (
-        "the jobs took 10.0 s from first start to last end, 11.0 s predicted and at least 9.0 s "
+    found = packing_of(root)
+    assert found["predicted"] == CHOICE["prediction"]
+    assert found["makespan"] == pytest.approx((8 - 1) + (13 - 10))
+    assert found["core_seconds"] == pytest.approx(2 * 3 + (1 + 2 + 2) + (4 + 3))
+    assert found["longest"] == pytest.approx(4 + 3)
+    assert found["lower_bound"] == pytest.approx(18 / 2)
+    assert found["held"] == pytest.approx(18 / (2 * 10))
+    assert found["models"] == [account("A", 2, 1, 2.5, 3.0, 7, 50), account("B", 1, 2, 5, 6, 7, 50)]
+    assert (
+        "The jobs took 10.0 s from first start to last end, 11.0 s predicted and at least 9.0 s "
         "needed in any order; they held 90.0 % of 2 cores, the tail included"
-    )
+    ) in report_again(root).page
 
 
 def test_seconds_of_a_fusion_group_count_once(root: Path) -> None:
@@ -140,37 +145,30 @@ def test_seconds_of_a_fusion_group_count_once(root: Path) -> None:
         store.start_attempt(B0, (0,), 1, "cpu", 10.0)
         store.clock = 9.0
         record(store, B0, 2)
-        found = packing_of(store.reader)
-    assert found is not None
-    assert found.core_seconds == pytest.approx((5 - 1) + (9 - 6))
-    assert found.longest == pytest.approx(4 + 3)
-    assert found.held == pytest.approx(7 / (2 * 8))
-    assert found.models[1] == ModelAccount("B", 1, "1 thread: as asked", 2, 5.0, 3.5, 14, 50)
+    found = packing_of(root)
+    assert found["core_seconds"] == pytest.approx((5 - 1) + (9 - 6))
+    assert found["longest"] == pytest.approx(4 + 3)
+    assert found["held"] == pytest.approx(7 / (2 * 8))
+    assert found["models"][1] == account("B", 1, 2, 5.0, 3.5, 14, 50)
 
 
 def test_without_a_recorded_decision_core_use_is_unknown(root: Path) -> None:
     write(root, {})
-    with RunStore.read(root) as store:
-        found = packing_of(store)
-    assert found is not None
-    assert (found.cores, found.predicted, found.held, found.lower_bound) == (None,) * 4
-    assert found.makespan == pytest.approx(10.0)
-    assert "predicted" not in told(found)
+    found = packing_of(root)
+    assert [found[name] for name in ("cores", "predicted", "held", "lower_bound")] == [None] * 4
+    assert found["makespan"] == pytest.approx(10.0)
 
 
 def test_a_run_without_attempts_has_no_packing(root: Path) -> None:
     with RunStore.hold(root) as store:
         store.begin(PLAN, FOLDS, TARGETS)
-        assert packing_of(store.reader) is None
+    assert packing_of(root) is None
 
 
 def test_the_report_shows_waits_and_memory_of_each_attempt(root: Path) -> None:
     write(root, {"decision": CHOICE})
-    with RunStore.read(root) as store:
-        summary, found = summarize(store), packing_of(store)
-    assert summary.packing == found
-    bars = {(bar.job, bar.attempt): bar for bar in summary.bars}
-    assert [str(wait) for wait in bars[B0, 1].waits] == ["3.0 s for cores: 2 of 2 busy"]
-    assert [bars[B0, number].memory for number in (1, 2, 3)] == [7, None, None]
-    assert [bars[B0, number].peak_memory for number in (1, 2, 3)] == [None, None, 50]
-    assert bars[A0, 1].expected == 2.5
+    bars = {(bar["job"], bar["attempt"]): bar for bar in report_again(root).numbers["bars"]}
+    assert bars[B0, 1]["waits"] == ["3.0 s for cores: 2 of 2 busy"]
+    assert [bars[B0, number]["memory"] for number in (1, 2, 3)] == [7, None, None]
+    assert [bars[B0, number]["peak_memory"] for number in (1, 2, 3)] == [None, None, 50]
+    assert bars[A0, 1]["expected"] == 2.5

@@ -83,7 +83,11 @@ def test_a_run_that_goes_on_is_asked_for_again_with_and_without_scripts(root: Pa
 
 
 def test_without_the_token_or_by_another_name_there_is_nothing(complete: Report) -> None:
-    with served(complete.root) as server:
+    with served(complete.root) as server, LiveServer(complete.root) as other:
+        assert server.server_address[0] == "127.0.0.1"
+        assert server.address == f"http://127.0.0.1:{server.server_port}{server.path}"
+        assert server.server_port != other.server_port
+        assert server.path != other.path
         assert len(server.path) > 40
         for path in ("/", server.path[:-1], server.path[:-2] + "x/", f"{server.path}index.html"):
             assert asked(server, path)[::2] == (404, "")
@@ -92,18 +96,6 @@ def test_without_the_token_or_by_another_name_there_is_nothing(complete: Report)
         assert asked(server, "/nothing")[1].keys() == {"Content-Length"}
         assert asked(server, server.path, "POST")[0] == 501
         assert asked(server, server.path)[0] == 200
-
-
-def test_only_this_machine_is_listened_to(complete: Report) -> None:
-    with LiveServer(complete.root) as server:
-        assert server.server_address[0] == "127.0.0.1"
-        assert server.address == f"http://127.0.0.1:{server.server_port}{server.path}"
-
-
-def test_two_servers_have_other_addresses(complete: Report) -> None:
-    with LiveServer(complete.root) as first, LiveServer(complete.root) as second:
-        assert first.server_port != second.server_port
-        assert first.path != second.path
 
 
 def test_it_grows_with_the_run_and_survives_its_end(
