@@ -76,18 +76,6 @@ def enter_inference_mode(enabled: bool) -> Any:
     return guard
 
 
-def dispatch_keys() -> tuple[int, int]:
-    """Return the keys by which torch selects this thread's kernels: included, excluded."""
-    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
-    return included.raw_repr(), excluded.raw_repr()
-
-
-def leave_python_keys() -> None:
-    """Drop the keys of the dispatcher's modes; torch asserts that a mode is open where they are."""
-    for key in (_C.DispatchKey.Python, _C.DispatchKey.PythonTLSSnapshot):
-        _C._dispatch_tls_set_dispatch_key_included(key, False)
-
-
 def fp32_precision(backend: str, operation: str) -> str:
     """Return what a backend may round the float32 inputs of an operation to."""
     return str(_C._get_fp32_precision_getter(backend, operation))

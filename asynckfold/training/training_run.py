@@ -366,14 +366,19 @@ class Training:
         """Record, log and report an epoch that `score` returned."""
         self.epoch, self.batch, self.losses = self.epoch + 1, 0, []
         item = replace(item, seconds=time.perf_counter() - started)
+        self.tell_epoch(item, report)
+
+    def tell_epoch(self, item: Epoch, report: Report) -> None:
+        """Keep, log and report a recorded epoch, with what was measured in it."""
         self.epochs.append(item)
-        self.log.write(
-            f"epoch {item.number} train_loss {item.train_loss:.4f} "
-            + ("" if np.isnan(item.valid_loss) else f"valid_loss {item.valid_loss:.4f} ")
-            + (f"accuracy {item.accuracy:.4f} " if item.accuracy is not None else "")
-            + "".join(f"{name} {value:.4g} " for name, value in item.logged.items())
-            + f"lr {item.lr:g} seconds {item.seconds:.2f}\n"
+        names = ("train_loss", "valid_loss", "accuracy")
+        measured = {name: getattr(item, name) for name in names} | dict(item.logged)
+        text = "".join(
+            f"{name} {value:.4g} " if name in item.logged else f"{name} {value:.4f} "
+            for name, value in measured.items()
+            if value is not None and not np.isnan(value)
         )
+        self.log.write(f"epoch {item.number} {text}lr {item.lr:g} seconds {item.seconds:.2f}\n")
         report(EpochEnd(self.task.job.id, self.task.attempt, item))
 
     def save(self, report: Report) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.messages import EpochEnd, Note, Progress, Task
+from asynckfold.jobs.messages import Note, Progress, Task
 from asynckfold.jobs.result import Epoch, Result
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, seeding, setup
@@ -233,12 +233,7 @@ class UserLoop(Training):
     def _record(self, item: Epoch) -> None:
         now = time.perf_counter()
         item, self.epoch_began = replace(item, seconds=now - self.epoch_began), now
-        self.epochs.append(item)
-        measured = {name: value for name, value in vars(item).items() if name in MEASURED and value}
-        shown = {**measured, **item.logged}.items()
-        text = " ".join(f"{name} {value:.4g}" for name, value in shown if not math.isnan(value))
-        self.log.write(f"epoch {item.number} {text} lr {item.lr:g} seconds {item.seconds:.2f}\n")
-        self.report_event(EpochEnd(self.task.job.id, self.task.attempt, item))
+        self.tell_epoch(item, self.report_event)
 
     def _save(self, state: Mapping[str, Any]) -> None:
         self.saved, self.loaded = dict(state), True

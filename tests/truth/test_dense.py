@@ -236,11 +236,11 @@ def test_shapes_and_values_that_do_not_fit_are_refused(
     assert not (tmp_path / "run" / "run.db").exists()
 
 
-@pytest.mark.parametrize("name", ["neg_log_loss", "roc_auc_ovr", "r2", "adjusted_rand_score"])
-def test_scores_that_need_more_than_labels_are_refused(tmp_path: Path, name: str) -> None:
+def test_scores_that_need_more_than_labels_are_refused(tmp_path: Path) -> None:
     targets = pixel_classes(pictures())
-    with pytest.raises(InputError, match=f"scores of pixels must?.*{name}|{name}"):
-        swept(tmp_path / "run", targets, nn.CrossEntropyLoss(), scoring=name)
+    for name in ("neg_log_loss", "roc_auc_ovr", "r2", "adjusted_rand_score"):
+        with pytest.raises(InputError, match=name):
+            swept(tmp_path / "run", targets, nn.CrossEntropyLoss(), scoring=name)
 
 
 def test_fused_folds_of_dense_targets_agree_with_separate_ones(tmp_path: Path) -> None:

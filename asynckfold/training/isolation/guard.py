@@ -74,13 +74,8 @@ def _leave_dispatch_modes(wanted: list[Any]) -> None:
         modes[-1].__exit__(None, None, None)
 
 
-_MOST_HOOKS = 1000
-
-
 def _set_saved_tensors_hooks(wanted: Any) -> None:
-    for _ in range(_MOST_HOOKS):
-        if torch_internals.saved_tensors_hooks() in (None, wanted):
-            break
+    while torch_internals.saved_tensors_hooks() not in (None, wanted):
         torch_internals.pop_saved_tensors_hooks()
     if wanted is not None and torch_internals.saved_tensors_hooks() is None:
         torch_internals.push_saved_tensors_hooks(*wanted)
@@ -119,15 +114,6 @@ def _set_inference_mode(enabled: bool) -> None:
     gc.collect()
     if torch.is_inference_mode_enabled() != enabled:
         _inference.append(torch_internals.enter_inference_mode(enabled))
-
-
-def _leave_python_keys(_: Any) -> None:
-    """Take back the keys of modes that are closed; torch cannot set the others.
-
-    The end of an inference mode restores the keys of its beginning, when a mode may have been open.
-    """
-    if not torch_internals.dispatch_modes():
-        torch_internals.leave_python_keys()
 
 
 def _set_default_device(device: torch.device) -> None:
@@ -180,7 +166,6 @@ _SETTINGS: tuple[Setting, ...] = (
     ),
     *torch_settings.SETTINGS,
     Setting("denormal numbers", denormals_are_flushed, torch.set_flush_denormal),
-    Setting("dispatch keys of torch", torch_internals.dispatch_keys, _leave_python_keys),
     Setting("numpy.seterr", np.geterr, lambda values: np.seterr(**values)),
     Setting("environment", _environment, _set_environment),
     Setting(
