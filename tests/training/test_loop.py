@@ -101,7 +101,7 @@ def test_a_training_stopped_after_every_batch_ends_alike(
 
 def test_every_optimizer_continues_from_its_checkpoint(tmp_path: Path) -> None:
     params = {"lr_step": "batch", "clip_grad_norm": 1.0}
-    words: dict[str, Any] = {"params": params, "batch_size": 20}
+    words: dict[str, Any] = {"params": params, "batch_size": 40}
     for name, opt_fn in OPTIMIZERS.items():
         given = {"noisy": Noisy}, ["onecycle"], opt_fn
         pieces, _ = in_pieces(tmp_path / f"{name} pieces", *given, **words)
