@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from asynckfold.jobs.placement import Placement, Request
+
+if TYPE_CHECKING:
+    from asynckfold.scheduling.reservations import Cluster
 
 JOB_BATCH_SECONDS = 0.5
 """Longest batch of short jobs, in expected seconds. A placement costs about 5 ms (two commits, a
@@ -32,19 +35,6 @@ shape_of: Callable[[Request], Shape] = attrgetter(
 
 _Rank = tuple[bool, float, str]
 """(not on a GPU, -seconds, job id): a GPU must not idle because jobs on cores took all of them."""
-
-
-class Room(Protocol):
-    """Where requests may start: the capacity of a node, or of several."""
-
-    @property
-    def cores(self) -> object:
-        """False if no core is left."""
-        ...
-
-    def fits(self, request: Request) -> bool:
-        """Whether a request can start there."""
-        ...
 
 
 class _Queue:
@@ -211,7 +201,7 @@ class Backlog:
         """Return a request of each shape, and how many jobs have that shape."""
         return ((queue.like, self._jobs[shape]) for shape, queue in self._queues.items())
 
-    def in_turn(self, capacity: Room) -> Iterator[Request]:
+    def in_turn(self, capacity: Cluster) -> Iterator[Request]:
         """Yield requests that fit, those on a GPU and then the longest first.
 
         The caller reduces the capacity; a shape that no longer fits is skipped from then on.

@@ -98,7 +98,7 @@ def place(
     backlog = pending if isinstance(pending, Backlog) else Backlog(pending)
     placements: list[Placement] = []
     if nodes:
-        room = nodes[0] if len(nodes) == 1 else Cluster(nodes)
+        room = Cluster(nodes)
         placements = [room.take(request) for request in backlog.in_turn(room)]
     if not placements and not reservations:
         placements = _force(backlog, [node for node in load.nodes if not node.blocked])

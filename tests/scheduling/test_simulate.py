@@ -142,8 +142,3 @@ def test_the_bound_counts_a_shared_gpu_by_its_shares() -> None:
 def test_a_gpu_job_without_a_gpu_is_refused() -> None:
     with pytest.raises(InputError, match="'a', and no GPU"):
         simulate([Request("a", 1.0, gpu=True)], [NodeSize(2)])
-
-
-def test_no_jobs_take_no_time() -> None:
-    simulation = simulate([], [NodeSize(2)])
-    assert (simulation.makespan, simulation.lower_bound, simulation.spans) == (0.0, 0.0, ())

@@ -344,16 +344,6 @@ def test_each_slice_takes_a_job_of_its_own_and_a_lost_one_hides_no_other(tmp_pat
     assert [item.gpu_uuid for item in place(asked, [], load)] == ["MIG-13"]
 
 
-def test_a_gpu_that_is_lost_in_the_middle_comes_back(tmp_path: Path) -> None:
-    nvml = FakeNvml((1, 10, 0), (2, 10, 0))
-    machine = gpu_machine(tmp_path, nvml)
-    assert [gpu.index for gpu in machine.load().gpus] == [0, 1]
-    nvml.gpus = (None, (2, 10, 0))
-    assert [gpu.index for gpu in machine.load().gpus] == [1]
-    nvml.gpus = ((1, 10, 0), (2, 10, 0))
-    assert [gpu.index for gpu in machine.load().gpus] == [0, 1]
-
-
 # GPUs that others use
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 
 import joblib
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynckfold import InputError
 from asynckfold.system.limits import (
@@ -129,16 +126,6 @@ def test_the_real_machine_agrees_with_joblib() -> None:
     assert len(allowed_cores()) <= joblib.cpu_count()
 
 
-@given(st.lists(st.one_of(st.none(), st.integers(1, 64)), max_size=2), st.integers(1, 8))
-def test_allowed_cores_are_the_first_of_the_affinity(values: list[int | None], count: int) -> None:
-    names = ("SLURM_CPUS_PER_TASK", "LOKY_MAX_CPU_COUNT")
-    env = {name: str(value) for name, value in zip(names, values, strict=False) if value}
-    cores = frozenset(range(10, 10 + count))
-    found = allowed_cores(Host(Path("/nowhere"), Path("/nowhere"), env, lambda: cores))
-    expected = min([count, *(value for value in values if value)])
-    assert found == tuple(range(10, 10 + expected))
-
-
 STAT = "anon 5\ninactive_file 100\n"
 
 
@@ -181,13 +168,3 @@ def test_memory_limits_of_control_groups(
     tmp_path: Path, membership: str, files: dict[str, str], expected: GroupMemory | None
 ) -> None:
     assert group_memory(host(tmp_path, membership, files)) == expected
-
-
-@given(st.integers(1, 10**7), st.integers(1, 10**6))
-def test_a_quota_is_rounded_up(quota: int, period: int) -> None:
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as folder:
-        found = host(Path(folder), "0::/\n", {"cpu.max": f"{quota} {period}"})
-        by_name = {limit.name: limit.cores for limit in limits(found)}
-    assert by_name["cgroup v2 quota"] == max(1, math.ceil(quota / period))
