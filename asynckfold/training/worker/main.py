@@ -35,7 +35,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -48,7 +47,7 @@ from asynckfold.system import file_descriptors, process, terminal
 from asynckfold.system.heartbeat import STACKS_SIGNAL, Heartbeat
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.isolation.guard import isolated
-from asynckfold.training.job_log import JobLog
+from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.training_run import EVENT_SECONDS
 from asynckfold.training.worker.execute import (
     FEW_FILES,
@@ -258,21 +257,12 @@ def _changed_code(bundle: Bundle) -> str:
 @contextmanager
 def _output_to_log(log: JobLog | None) -> Iterator[None]:
     """Redirect stdout and stderr to the job's log, or to nowhere."""
-    if log is None:
-        with Path(os.devnull).open("ab") as nowhere, _output_to(nowhere.fileno()):
-            yield
-        return
-    with log, _output_to(log.fileno()):
-        yield
-
-
-@contextmanager
-def _output_to(target: int) -> Iterator[None]:
     saved = [os.dup(number) for number in (1, 2)]
     try:
-        for number in (1, 2):
-            os.dup2(target, number)
-        yield
+        with log or NoLog() as target:
+            for number in (1, 2):
+                os.dup2(target.fileno(), number)
+            yield
     finally:
         terminal.flush()
         for number, old in zip((1, 2), saved, strict=True):
