@@ -1,4 +1,4 @@
-"""Several processes against one in the report of a real run."""
+"""The packed run against the serial loop in the report of a real run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,9 @@ def test_a_run_whose_baseline_was_measured_shows_both(root: Path) -> None:
         root,
         valid=range(300, 400),
         epochs=3,
-        trainer="hogwild",
-        processes=2,
-        n_jobs=2,
         baseline="measure",
+        engine="serial",
+        report=False,
         verbose=0,
     )
     page = found.results.report()

@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given
@@ -20,7 +19,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from asynckfold import InputError, RunStore, load_results
-from asynckfold.cli import main
 from asynckfold.jobs.placement import Gpu, Load
 from asynckfold.results.report import svg
 from asynckfold.results.report.charts import style
@@ -110,20 +108,6 @@ def test_figures_without_numbers_are_left_out(root: Path, run: Synthetic, absent
         assert len(figures["speedup"].axes) == 1
         (legend,) = figures["speedup"].legends
         assert "estimated" in legend.get_texts()[0].get_text()
-
-
-def test_the_callers_matplotlib_style_is_neither_used_nor_changed(root: Path) -> None:
-    write_run(root, SMALL)
-
-    def drawn() -> bytes:
-        before = dict(matplotlib.rcParams)
-        assert main(["report", str(root), "--figures", "svg"]) == 0
-        assert dict(matplotlib.rcParams) == before
-        return (root / "report" / "scores.svg").read_bytes()
-
-    plain = drawn()
-    with matplotlib.rc_context({"figure.facecolor": "black", "font.size": 30}):
-        assert drawn() == plain
 
 
 def test_mathtext_is_drawn_literally(root: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import matplotlib
 import pytest
 
 from asynckfold.cli import main
@@ -51,15 +52,18 @@ def test_the_ranking_is_a_table_whatever_names_hold(run: Report) -> None:
 
 
 @pytest.mark.parametrize("kind", ["svg", "pdf"])
-def test_the_command_adds_vectors_that_are_the_same_each_time(
+def test_the_command_adds_vectors_that_are_the_same_each_time_in_any_style(
     run: Report, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(drawings, "FIGURES", {"scores": drawings.draw_scores})
     assert main(["report", str(run.root), "--figures", "doc"]) == 2
     assert "--figures must be one of png, svg, pdf: received 'doc'" in capsys.readouterr().err
     files = []
-    for _ in range(2):
-        assert main(["report", str(run.root), "--figures", kind]) == 0
+    for style in ({}, {"figure.facecolor": "black", "font.size": 30}):
+        with matplotlib.rc_context(style):
+            before = dict(matplotlib.rcParams)
+            assert main(["report", str(run.root), "--figures", kind]) == 0
+            assert dict(matplotlib.rcParams) == before
         files.append((run.root / "report" / f"scores.{kind}").read_bytes())
     assert files[0] == files[1]
     assert files[0].startswith({"svg": b"<?xml", "pdf": b"%PDF"}[kind])
