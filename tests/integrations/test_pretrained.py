@@ -14,8 +14,7 @@ from torch import nn
 from torchvision.models import shufflenet_v2_x0_5
 
 from asynckfold import AsyncKFold, InputError
-from asynckfold.training import seeding
-from asynckfold.training.batches import epoch_order
+from tests.plain import epoch_order, one_thread, seed_all, stream
 
 pytestmark = pytest.mark.nightly
 
@@ -61,12 +60,11 @@ def test_each_fold_starts_from_the_weights_of_the_file(
     results = swept(make, tmp_path / "run", file, data)
     inputs, targets = map(torch.from_numpy, data)
     for job in results.plan.jobs:
-        with seeding.preserved():
-            torch.set_num_threads(1)
-            seeding.seed_all(job.seed)
+        with one_thread():
+            seed_all(job.seed)
             model = pretrained(make, torch.load(file, weights_only=True))
             optimizer = adam(model)
-            seeding.seed_all(seeding.epoch_seed(job.seed, 0))
+            seed_all(stream(job.seed, 1))
             order = epoch_order(results.folds[job.fold].train, job.seed, 0)
             for rows in torch.from_numpy(order).split(8):
                 optimizer.zero_grad()

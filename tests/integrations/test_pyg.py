@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold
-from asynckfold.training import seeding
-from asynckfold.training.batches import epoch_order
+from tests.plain import epoch_order, one_thread, seed_all, stream
 
 pytestmark = [
     pytest.mark.nightly,
@@ -70,13 +69,12 @@ def test_graphs_have_the_bits_of_a_plain_loop(tmp_path: Path, engine: str) -> No
     kfold = AsyncKFold(3, data, tmp_path / "run", criterion, 8, collate_fn=joined, **words)
     results = kfold({"net": Net}, ["constant"], adam, {"epochs": 2})
     for job, fold in zip(results.plan.jobs, results.folds, strict=True):
-        with seeding.preserved():
-            torch.set_num_threads(results.plan.threads_per_job)
-            seeding.seed_all(job.seed)
+        with one_thread():
+            seed_all(job.seed)
             model = Net()
             optimizer = adam(model)
             for epoch in range(2):
-                seeding.seed_all(seeding.epoch_seed(job.seed, epoch))
+                seed_all(stream(job.seed, epoch + 1))
                 for rows in np.split(epoch_order(fold.train, job.seed, epoch), [8, 16]):
                     inputs, labels = joined([data[row] for row in rows])
                     optimizer.zero_grad()

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError
-from asynckfold.training import seeding
-from asynckfold.training.batches import epoch_order
+from tests.plain import epoch_order, one_thread, seed_all, stream
 from tests.toy import samples
 
 pytestmark = [
@@ -70,14 +69,13 @@ def test_a_classifier_has_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
     inputs, targets = map(torch.from_numpy, samples())
     criterion = net.initialize().criterion_
     for job in results.plan.jobs:
-        with seeding.preserved():
-            torch.set_num_threads(results.plan.threads_per_job)
-            seeding.seed_all(job.seed)
+        with one_thread():
+            seed_all(job.seed)
             model = Softmax(6)
             rate = 0.05 if "lr=0.05" in job.candidate else 0.01
             made = torch.optim.SGD(model.parameters(), rate, momentum=0.9, fused=True)
             for epoch in range(2):
-                seeding.seed_all(seeding.epoch_seed(job.seed, epoch))
+                seed_all(stream(job.seed, epoch + 1))
                 order = epoch_order(results.folds[job.fold].train, job.seed, epoch)
                 for rows in torch.from_numpy(order).split(10):
                     made.zero_grad()

@@ -13,8 +13,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, InputError
 from asynckfold.integrations.transformers import Logits, padded
-from asynckfold.training import seeding
-from asynckfold.training.batches import epoch_order
+from tests.plain import epoch_order, one_thread, seed_all, stream
 
 WORDS = ["[PAD]", "good", "bad", "film", "play", "very"]
 
@@ -145,13 +144,12 @@ def test_a_model_has_the_bits_of_a_plain_loop_with_its_own_loss(tmp_path: Path) 
     results = kfold({"bert": model}, ["constant"], adam, {"epochs": 2})
     rows_of = {name: torch.from_numpy(value) for name, value in inputs.items()}
     for job in results.plan.jobs:
-        with seeding.preserved():
-            torch.set_num_threads(results.plan.threads_per_job)
-            seeding.seed_all(job.seed)
+        with one_thread():
+            seed_all(job.seed)
             net: Any = model()
             optimizer = adam(net)
             for epoch in range(2):
-                seeding.seed_all(seeding.epoch_seed(job.seed, epoch))
+                seed_all(stream(job.seed, epoch + 1))
                 order = epoch_order(results.folds[job.fold].train, job.seed, epoch)
                 for rows in torch.from_numpy(order).split(8):
                     batch = {name: value[rows] for name, value in rows_of.items()}
