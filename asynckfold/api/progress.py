@@ -71,10 +71,8 @@ class SweepProgress:
         self.waiting = set(self._jobs)
         self._seconds = {name: request.seconds or 1.0 for name, request in requests.items()}
         self._batches = {name: batches.get(name, 1) for name in self._jobs}
-        self._done: dict[str, int] = {}  # steps of running jobs
-        self._restored: dict[str, int] = {}  # of these, steps that a checkpoint held
-        self._trained = 0  # steps of ended jobs that this session trained
-        self._worked = 0.0  # expected seconds of these
+        self._done: dict[str, int] = {}  # steps of running and ended jobs
+        self._restored: dict[str, int] = {}  # of these, steps that this session did not train
         for result in results:
             self.ended(result)
 
@@ -113,12 +111,10 @@ class SweepProgress:
     def ended(self, result: Result) -> None:
         """Move a job from running, or from waiting when its worker died, to ended."""
         name = result.job_id
-        if self.running.pop(name, None) is not None:
-            self._done[name] = self._steps_of(name)
-            self._trained += self._trained_of(name)
-            self._worked += self._worked_of(name)
+        steps = self._done[name] = self._steps_of(name)
+        if self.running.pop(name, None) is None:
+            self._restored[name] = steps
         self.waiting.discard(name)
-        self._done.pop(name, None)
         # Their outputs are large.
         self.results[name] = replace(result, outputs=None, epochs=(), traceback="")
 
@@ -140,7 +136,7 @@ class SweepProgress:
     @property
     def steps_done(self) -> int:
         """Steps that are done, of `steps`; those of ended jobs count as done."""
-        return sum(map(self._steps_of, self.results)) + sum(self._done.values())
+        return sum(self._done.values())
 
     @property
     def percent(self) -> int:
@@ -154,7 +150,7 @@ class SweepProgress:
         """
         if self.is_over:
             return 0.0
-        worked = self._worked + math.fsum(map(self._worked_of, self.running))
+        worked = math.fsum(map(self._worked_of, self._done))
         left = math.fsum(self._seconds.get(name, 1.0) for name in self.waiting)
         for name in self.running:
             share = self._done.get(name, 0) / max(1, self._steps_of(name))
@@ -201,7 +197,7 @@ class SweepProgress:
         elapsed, left = time.monotonic() - self._began, self.seconds_left()
         parts = [f"{duration(elapsed)} elapsed"]
         if left is not None and not self.is_over:
-            trained = self._trained + sum(map(self._trained_of, self.running))
+            trained = sum(map(self._trained_of, self._done))
             parts += [f"{duration(left)} left", f"{trained / elapsed:.3g} steps/s"]
         return ", ".join(parts)
 

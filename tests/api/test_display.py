@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -141,10 +142,12 @@ def test_ctrl_c_takes_no_cursor_away(
         return shown
 
     monkeypatch.setattr(Console, "show_cursor", struck)
-    with pytest.raises(InterruptedRunError):
-        called(root, Tiny, refit=True, stream=terminal)
+    # At the end, the call may return before it hears of the signal.
+    ended: Any = contextlib.suppress if not hidden else pytest.raises
+    with ended(InterruptedRunError):
+        called(root, Tiny, stream=terminal)
     text = terminal.getvalue()
-    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") >= 1
+    assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
 
 
 def test_a_reader_that_goes_away_stops_nothing(root: Path) -> None:
