@@ -24,7 +24,6 @@ from asynckfold.scheduling.stall_detection import StallAction, StallDetector, St
 from asynckfold.system import file_descriptors
 from asynckfold.system.heartbeat import STACKS_SIGNAL
 from asynckfold.system.signals import Interruption
-from asynckfold.training.job_log import log_path
 
 if TYPE_CHECKING:
     from asynckfold.training.bundle import Bundle
@@ -239,6 +238,8 @@ class HungWorkers:
         tasks = () if worker.work is None else worker.work.tasks
         if not tasks:
             return Path(), 0
+        from asynckfold.training.job_log import log_path
+
         path = log_path(self._root, tasks[0].job)
         return path.relative_to(self._root), path.stat().st_size if path.exists() else 0
 
