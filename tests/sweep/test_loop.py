@@ -12,15 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold import Epoch, Plan, Result, RunStore, StorageError, TrainerParams
+from asynckfold import Plan, Result, RunStore, StorageError, TrainerParams
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
 from asynckfold.jobs.messages import (
     CheckpointRef,
-    EpochEnd,
     NewCheckpoint,
-    Note,
     RetryableFailure,
     RunEvent,
     Task,
@@ -173,26 +171,6 @@ def sweep(
     return made, engine, watch
 
 
-def test_every_job_ends_with_one_durable_result(store: RunStore) -> None:
-    made, engine, watch = sweep(store)
-    made.run()
-    assert store.reader.counts() == {
-        "planned": 6,
-        "done": 6,
-        "failed": 0,
-        "diverged": 0,
-        "cancelled": 0,
-        "pending": 0,
-        "running": 0,
-    }
-    assert sorted(item.job_id for item in watch.results) == sorted(store.reader.finished())
-    assert engine.most == 2
-    assert all(attempt.outcome == "ok" for attempt in store.reader.attempts())
-    result = store.reader.results()["A/cosine/fold-2"]
-    assert (result.pid, result.peak_memory, result.threads) == (1, 2, 1)
-    assert result.ended >= result.started
-
-
 @pytest.mark.damages("the checkpoints are named, not written")
 def test_old_checkpoint_files_are_removed_and_two_stay(store: RunStore) -> None:
     name = "A/cosine/fold-0"
@@ -209,39 +187,6 @@ def test_old_checkpoint_files_are_removed_and_two_stay(store: RunStore) -> None:
     made, _, _ = sweep(store, saves)
     made.run()
     assert [file for file in files if (store.root / file).exists()] == ["c2", "c3"]
-
-
-def test_events_are_recorded_and_passed_on(store: RunStore) -> None:
-    item = Epoch(1, 0.5, 0.4, 0.9, 0.1, 2.0)
-
-    def talks(task: Task) -> Any:
-        made._inbox.put(EpochEnd(task.job.id, task.attempt, item))
-        made._inbox.put(Note(task.job.id, "damage", "a file was bad"))
-        return done(task)
-
-    made, _, watch = sweep(store, talks)
-    made.run()
-    assert [epoch for _, epoch in store.reader.epochs()] == [item] * 6
-    assert {event.text for event in store.reader.events()} == {"a file was bad"}
-    assert len(watch.news) == 12
-
-
-def test_others_pass_while_a_job_waits_after_a_death(store: RunStore) -> None:
-    name = "A/cosine/fold-0"
-
-    def once(task: Task) -> Any:
-        dies = task.job.id == name and task.attempt == 1
-        return WorkerDiedError(7, "SIGKILL") if dies else done(task)
-
-    made, engine, _ = sweep(store, once, cores=(0,))
-    made.run()
-    order = [task.job.id for task in engine.started]
-    assert order.index(name) == 0
-    assert [index for index, other in enumerate(order) if other == name] != [0, 1]
-    first, second = [item for item in store.reader.attempts() if item.job_id == name]
-    assert (first.outcome, second.outcome) == ("died", "ok")
-    (event,) = store.reader.events()
-    assert event.text == "attempt 1: worker process 7 died: SIGKILL; retried in 0.5 s"
 
 
 def test_a_gpu_out_of_memory_is_retried_alone_on_a_gpu_and_others_go_on(store: RunStore) -> None:
