@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,15 +169,6 @@ class _Monitor:
         self.best: float | None = None
         self.best_epoch = 0
 
-    def problems(self) -> list[tuple[str, str]]:
-        """Return (rule, received) of arguments out of bounds."""
-        problems = []
-        if self.mode not in ("min", "max"):
-            problems.append(("mode must be 'min' or 'max'", repr(self.mode)))
-        if not self.min_delta >= 0:
-            problems.append(("min_delta must be at least 0", repr(self.min_delta)))
-        return problems
-
     def _is_better(self, state: FitState) -> bool:
         """Whether the epoch is the best so far; it is remembered then."""
         value = state.metrics[self.monitor]
@@ -223,12 +214,6 @@ class EarlyStopping(_Monitor):
     ) -> None:
         super().__init__(monitor, min_delta, mode)
         self.patience = patience
-
-    def problems(self) -> list[tuple[str, str]]:
-        """Return (rule, received) of arguments out of bounds."""
-        whole = isinstance(self.patience, int) and self.patience >= 1
-        wrong = [] if whole else [("patience must be at least 1", repr(self.patience))]
-        return [*super().problems(), *wrong]
 
     def on_epoch_end(self, state: FitState) -> None:
         """Stop after too many epochs without a better one."""
@@ -307,15 +292,6 @@ class WeightAverage:
         self.decay, self.start = decay, start
         self.averaged: swa_utils.AveragedModel | None = None
 
-    def problems(self) -> list[tuple[str, str]]:
-        """Return (rule, received) of arguments out of bounds."""
-        problems = []
-        if self.decay is not None and not 0 < self.decay < 1:
-            problems.append(("decay must be above 0 and below 1, or None", repr(self.decay)))
-        if not 0 <= self.start < 1:
-            problems.append(("start must be at least 0 and below 1", repr(self.start)))
-        return problems
-
     def on_fit_start(self, state: FitState) -> None:
         """Make the model that holds the average."""
         function = None
@@ -370,8 +346,14 @@ class GradientNorm:
         state.log("gradient_norm", nn.utils.get_total_norm(grads))
 
 
-SHIPPED = (_Monitor, WeightAverage)
-"""Those whose arguments have bounds."""
+BOUNDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("mode", lambda value: value in ("min", "max"), "'min' or 'max'"),
+    ("min_delta", lambda value: value >= 0, "at least 0"),
+    ("patience", lambda value: isinstance(value, int) and value >= 1, "at least 1"),
+    ("decay", lambda value: value is None or 0 < value < 1, "above 0 and below 1, or None"),
+    ("start", lambda value: 0 <= value < 1, "at least 0 and below 1"),
+)
+"""Arguments of the callbacks that are shipped, and what they must be."""
 
 
 def callbacks_of(
@@ -412,8 +394,11 @@ def callback_problems(callbacks: Sequence[Any], *, has_inner: bool) -> Iterator[
             rule = "a callback must have both state_dict and load_state_dict, or neither"
             yield Problem(rule, name, "Define the other, too.")
         # Others may call anything of theirs so.
-        for rule, received in item.problems() if isinstance(item, SHIPPED) else ():
-            yield Problem(f"{name}: {rule}", received, "Pass another.")
+        arguments = vars(item) if isinstance(item, (_Monitor, WeightAverage)) else {}
+        for argument, fits, bounds in BOUNDS:
+            if argument in arguments and not fits(arguments[argument]):
+                rule = f"{name}: {argument} must be {bounds}"
+                yield Problem(rule, repr(arguments[argument]), "Pass another.")
         monitor = monitor_of(item)
         if monitor.startswith(HELD_OUT):
             yield Problem(

@@ -284,8 +284,8 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
         for key, value in values.items():
             if not isinstance(value, allowed):
                 raise Refusal(
-                    f"trainer={params.trainer!r} with several processes needs an optimizer that "
-                    f"keeps {'tensors only' if tensors_only else 'tensors and numbers'}",
+                    f"trainer={params.trainer!r} needs an optimizer that keeps "
+                    f"{'tensors only' if tensors_only else 'tensors and numbers'}",
                     f"{kind}, whose {key} is a {type(value).__name__}",
                     "Use another, such as SGD or Adam, or processes=1.",
                 )
