@@ -43,12 +43,12 @@ gpu: $(VENV)/installed-test  ## what can be tested on a real GPU only
 nightly: $(VENV)/installed-nightly strace chromium  ## everything at full size, on to the end if a part fails: hours
 	$(MAKE) -k check docs full clusters lowest newest durability chaos faults
 
-full:
+full: $(VENV)/installed-nightly
 	$(BIN)/python -m pytest -q --nightly $(SIDE_BY_SIDE) --timeout 600 -o faulthandler_timeout=590 \
-	  --ignore tests/durability --ignore-glob $(CLUSTERS)
+	  --ignore tests/durability --ignore-glob '$(CLUSTERS)'
 
 # Each starts several nodes and is timed by what is idle: one after another.
-clusters:
+clusters: $(VENV)/installed-nightly
 	$(BIN)/python -m pytest -q --nightly --timeout 600 -o faulthandler_timeout=590 $(CLUSTERS)
 
 # The tests that kill at system calls, and those of the page in a browser, need these, and are skipped
