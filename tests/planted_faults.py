@@ -1,4 +1,4 @@
-"""Six planted faults: each turns a test of `make test` red, or the suite does not guard it.
+"""Twelve planted faults: each turns a test of `make test` red, or the suite does not guard it.
 
 Run it as ``python -m tests.planted_faults``: it plants them one at a time in a copy of the package,
 and exits with 1 if any goes unnoticed.
@@ -24,7 +24,10 @@ LONG = ("--timeout", "600", "-o", "faulthandler_timeout=590")
 
 @dataclass(frozen=True)
 class Fault:
-    """A text of the package, which stands there once, the wrong one, and the test that notices."""
+    """A text of the package, which stands there once, the wrong one, and the test that notices.
+
+    Where several files have a test of that name, ``file::test`` names one.
+    """
 
     name: str
     right: str
@@ -69,6 +72,42 @@ FAULTS = (
         "greater_is_better=scorer._sign < 0",
         "test_a_fold_without_a_class_has_a_log_loss_but_no_roc_auc",
     ),
+    Fault(
+        "an uncorrected interval",
+        "np.sqrt((1 / count + train_valid_ratio) * scores.var(ddof=1))",
+        "np.sqrt(1 / count * scores.var(ddof=1))",
+        "test_the_interval_and_the_test_are_one_statement",
+    ),
+    Fault(
+        "a comparison less in Holm's method",
+        "left = len(tested) - done + others",
+        "left = max(1, len(tested) - done - 1 + others)",
+        "test_holm",
+    ),
+    Fault(
+        "a criterion that is no part of the code",
+        '    parts["criterion"] = recipe.make_criterion or recipe.criterion\n',
+        "",
+        "test_one_bit_of_a_tensor_changes_the_digest",
+    ),
+    Fault(
+        "a push that moves no parameter",
+        "np.subtract(self.values, update, out=self.values)",
+        "np.subtract(self.values, 0 * update, out=self.values)",
+        "test_a_replica_sees_what_another_pushed",
+    ),
+    Fault(
+        "rare classes drawn less often",
+        "return 1 / counts.double()[codes]",
+        "return counts.double()[codes]",
+        "api/test_sampler.py::test_a_job_has_the_bits_of_a_plain_loop",
+    ),
+    Fault(
+        "codes that are read as numbers",
+        "whole = whole if whole and _may_lead_with_zeros(path) else []",
+        "whole = []",
+        "test_cells_that_are_not_plain_are_refused",
+    ),
 )
 
 
@@ -92,13 +131,16 @@ def _count(path: Path, text: str) -> int:
 
 def noticing(fault: Fault, tests: Path) -> str:
     """Return the test that has to notice, as pytest names it."""
-    definition = re.compile(rf"^def {fault.test}\(", re.MULTILINE)
-    found = [
-        path for path in tests.rglob("test_*.py") if definition.search(path.read_text("utf-8"))
+    file, _, name = fault.test.rpartition("::")
+    definition = re.compile(rf"^def {name}\(", re.MULTILINE)
+    files = [
+        path
+        for path in tests.rglob(file or "test_*.py")
+        if definition.search(path.read_text("utf-8"))
     ]
-    if len(found) != 1:
-        raise ValueError(f"{fault.name}: {fault.test} stands in {len(found)} files of tests")
-    return f"{found[0].relative_to(tests.parent)}::{fault.test}"
+    if len(files) != 1:
+        raise ValueError(f"{fault.name}: {fault.test} stands in {len(files)} files of tests")
+    return f"{files[0].relative_to(tests.parent)}::{name}"
 
 
 @contextmanager

@@ -182,6 +182,8 @@ def test_a_replica_sees_what_another_pushed() -> None:
         alike(one, other)
         first.close()
     alike(served, one)
+    with pytest.raises(AssertionError, match="not close"):
+        alike(served, net())
     assert astuple(done[0].result()) == (2, (), (), 4, 3 / 4, 3)
 
 
