@@ -150,7 +150,7 @@ def test_a_model_that_a_server_cannot_hold_is_refused(tmp_path: Path) -> None:
     class Turning(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = nn.Linear(8, 3, dtype=torch.complex64)
+            self.linear = nn.Linear(8, 3, bias=False, dtype=torch.complex64)
 
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             found: torch.Tensor = self.linear(inputs.to(torch.complex64)).abs()
