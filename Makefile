@@ -40,8 +40,12 @@ newest: $(VENV)/bin/uv  ## the tests on the newest Python that torch supports he
 gpu: $(VENV)/installed-test  ## what can be tested on a real GPU only
 	$(BIN)/python -m pytest -v -s tests/gpu
 
-nightly: $(VENV)/installed-nightly strace chromium  ## everything at full size, on to the end if a part fails: hours
-	$(MAKE) -k check docs full clusters lowest newest durability chaos faults
+NIGHT := check docs full clusters lowest newest durability chaos faults
+nightly: $(VENV)/installed-nightly strace chromium  ## everything at full size, and a table of it: hours
+	@failed=0; table=""; for part in $(NIGHT); do \
+	  began=$$(date +%s); result=passed; $(MAKE) $$part || { result=FAILED; failed=1; }; \
+	  table="$$table| $$part | $$result | $$((($$(date +%s) - began) / 60)) |\n"; \
+	done; printf "| part | result | minutes |\n|---|---|---:|\n$$table"; exit $$failed
 
 full: $(VENV)/installed-nightly
 	$(BIN)/python -m pytest -q --nightly $(SIDE_BY_SIDE) --timeout 600 -o faulthandler_timeout=590 \
@@ -72,7 +76,7 @@ durability: $(VENV)/installed-test strace  ## every kill point, I/O error, power
 chaos: $(VENV)/installed-test  ## 200 kills at random, each a non-event: the better part of an hour; the table goes to reports/chaos
 	$(BIN)/python -m tests.chaos --seed 0 --kills 200 --report reports/chaos/README.md
 
-faults: $(VENV)/installed-test strace  ## plant six faults, one at a time: `make test` must notice each
+faults: $(VENV)/installed-test strace  ## plant twelve faults, one at a time: `make test` must notice each
 	$(BIN)/python -m tests.planted_faults
 
 docs: $(VENV)/installed-docs  ## the documentation as a site, links checked: build/site/index.html
