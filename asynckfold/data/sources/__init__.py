@@ -203,7 +203,7 @@ def _spec_problems(spec: str) -> Iterator[Problem]:
     word, colon, path = spec.partition(":")
     if word in _PATHS and not path:
         yield Problem(f"{word} needs a path", repr(spec), f"Pass {word}:PATH.")
-    elif word not in _PATHS and (colon or word not in ("digits", *TORCHVISION)):
+    elif word not in _PATHS and (colon or word not in SOURCES):
         kinds = {".csv": "csv", ".tsv": "csv", ".txt": "csv", ".npz": "npz"}
         kind = "folder" if Path(spec).is_dir() else kinds.get(Path(spec).suffix.lower())
         remedy = f" Did you mean '{kind}:{spec}'?" if kind else nearest(spec, SOURCES)
