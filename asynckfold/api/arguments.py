@@ -71,7 +71,7 @@ class MachineArguments:
     nice : int
         Niceness of the workers and of the processes that they start, 0 to 19.
     max_wait : float or None
-        Seconds to wait until the first job can start. After that the call raises `NoRoomError`;
+        Seconds to wait while no job runs or can start. After that the call raises `NoRoomError`;
         the same call continues it. Busy cores never stop the last running job. None waits forever.
     yield_to_others : bool
         Let running jobs make room when other programs need their cores. A job moves to idle cores,
