@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -296,12 +297,15 @@ def _trial_problems(
         if not scores.is_from_sklearn(item):
             continue
         if why := _why_not(item, tried, targets, outputs):
+            others = (name for name in _others(item) if not _why_not(name, tried, targets, outputs))
+            fitting = [repr(name) for name in islice(others, 3)]
             shown = repr(item) if isinstance(item, str) else item
             yield Problem(
                 "scoring must fit the labels",
                 f"{shown}, which says: {why}",
-                "Choose another, such as accuracy, f1_macro or r2; or pass scoring={'name': "
-                "function}, of (targets, outputs) → float.",
+                f"Choose another, such as {', '.join(fitting)}."
+                if fitting
+                else "Pass scoring={'name': function}, of (targets, outputs) → float.",
             )
 
 
@@ -314,6 +318,18 @@ def _why_not(item: Any, objective: Objective, targets: Array, outputs: Array) ->
     except (ValueError, TypeError, AttributeError) as error:
         return one_line(error).rstrip(".")
     return ""
+
+
+def _others(item: Any) -> Iterator[str]:
+    """Yield other scores: variants of this one, such as ``roc_auc_ovr``, and common ones.
+
+    >>> list(_others("f1"))[:4]
+    ['f1_macro', 'f1_micro', 'f1_samples', 'f1_weighted']
+    """
+    from sklearn.metrics import get_scorer_names
+
+    yield from (name for name in get_scorer_names() if name.startswith(f"{item}_"))
+    yield from ("accuracy", "f1_macro", "neg_log_loss", "r2")
 
 
 def _metric_problems(

@@ -224,7 +224,8 @@ class UserLoop(Training):
             if name in metrics and not math.isfinite(getattr(item, name)):
                 value, number = getattr(item, name), item.number
                 raise Divergence(f"the reported {name} became {value} in epoch {number}")
-        self.scores = {name: float(value) for name, value in metrics.items()}
+        measured = {name: getattr(item, name) for name in MEASURED & metrics.keys()}
+        self.scores = {**measured, **item.logged}
         self._record(item)
 
     def _rate(self) -> float:

@@ -70,7 +70,7 @@ def test_scores_are_the_same_and_what_needs_outputs_says_so(
     assert not list((tmp_path / "dropped" / "oof").glob("net-*.npz"))
     page = (tmp_path / "dropped" / "report" / "index.html").read_text()
     assert "outputs of held-out samples are not kept" in page
-    assert main(["compare", str(tmp_path / "kept"), str(tmp_path / "dropped")]) in (0, 1)
+    assert main(["compare", "--bits", str(tmp_path / "kept"), str(tmp_path / "dropped")]) in (0, 1)
     assert "outputs kept there only" in capsys.readouterr().out
     with pytest.warns(UserWarning, match="kept no outputs"):
         predicted = dropped.ensemble("net/constant").predict(PICTURES)

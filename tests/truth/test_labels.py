@@ -252,7 +252,12 @@ def test_names_of_classes_may_be_more_or_fewer_than_outputs(root: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "criterion", "outputs", "text"),
     [
-        (CODES, nn.CrossEntropyLoss(weight=torch.ones(2)), 3, "received 2 for 3 outputs"),
+        (
+            CODES,
+            nn.CrossEntropyLoss(weight=torch.ones(2)),
+            3,
+            "either for all 3 classes or no classes",
+        ),
         (np.array([0, 1, 255])[CODES], nn.CrossEntropyLoss(ignore_index=255), 3, "Subset"),
         (np.array([0, 1, -100])[CODES], nn.CrossEntropyLoss(), 3, "ignored \\(-100\\)"),
         (CODES + 1, nn.CrossEntropyLoss(ignore_index=0), 3, "numbered labels must not be"),

@@ -51,8 +51,8 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
 def digest_of(value: Any) -> str:
     """Return a digest that equal values share in any process, and others do not.
 
-    >>> digest_of(lambda x: x + 1) == digest_of(lambda x: x + 2)
-    False
+    >>> digest_of({"a": 1, "b": 2}) == digest_of({"b": 2, "a": 1}), digest_of(1) == digest_of(True)
+    (True, False)
     """
     return sha(repr(digested({"": value}).parts))
 

@@ -223,7 +223,7 @@ def test_what_an_optimizer_keeps_must_suit_the_trainer(tmp_path: Path) -> None:
 
     assert problems(tiny("allreduce")) == []
     ((rule, received, remedy),) = problems(tiny("averaging"))
-    assert rule.startswith("trainer='averaging' with several processes needs an optimizer")
+    assert rule.startswith("trainer='averaging' needs an optimizer that keeps tensors only")
     assert rule.endswith("keeps tensors only")
     assert "Counting, whose seen is a int" in received
     assert "such as SGD or Adam" in remedy
