@@ -67,6 +67,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
 def shared_memory(known: Collection[str] = ()) -> set[str]:
     """Return further names in ``/dev/shm``, but for what processes that are not ours have there."""
     names = {entry.name for entry in Path("/dev/shm").iterdir()} - {*known}
+    names = {name for name in names if not name.startswith("pytest-of-")}  # of all test runs
     names -= {name for pid, name in joblibs_memory() if pid != os.getpid()}
     return names - _mapped_by_others(names) if names else names
 
