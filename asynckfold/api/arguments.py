@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 
-from asynckfold.data.reconstruction import lacks_targets, with_input_as_target
 from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.argument import argument, plain, problems, whole
 from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory
@@ -510,7 +509,9 @@ class Settings(MachineArguments, JobTrainer):
         values["dataset"] = dataset = keyed(self.dataset, self.target_key)
         if not self.parallelize and self.engine == "process":
             values["engine"] = "serial"
-        if self.task == RECONSTRUCTION or (self.task is None and lacks_targets(dataset)):
+        if self.task == RECONSTRUCTION or (self.task is None and _lacks_targets(dataset)):
+            from asynckfold.data.made_datasets import with_input_as_target
+
             values |= {"task": RECONSTRUCTION, "dataset": with_input_as_target(dataset)}
             values["scoring"] = values["scoring"] or "neg_mean_squared_error"
         for name, value in values.items():
@@ -605,3 +606,10 @@ def of_arrays(transform: Callable[[Any], Any]) -> Transform:
 
 def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _lacks_targets(dataset: Any) -> bool:
+    """Whether a data set is one array or table, or tensors without targets."""
+    tensors = getattr(dataset, "tensors", None)
+    is_alone = isinstance(tensors, tuple) and len(tensors) == 1
+    return is_alone or (hasattr(dataset, "__array__") and not isinstance(dataset, tuple))

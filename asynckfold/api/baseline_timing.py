@@ -15,7 +15,7 @@ from asynckfold.jobs.result import DONE, Baseline
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.utilization import mean_use
 from asynckfold.store import Sample
-from asynckfold.sweep.single_task import Sampler, ask
+from asynckfold.sweep.tasks import Sampler, ask
 
 
 def time_serial_loop(call: Call) -> None:

@@ -61,8 +61,8 @@ from asynckfold.planning.workload import Workload
 from asynckfold.results.score_fit import accumulator_of, why_not_by_batch
 from asynckfold.results.scoring import resolve
 from asynckfold.store import open_run, refuse_other
-from asynckfold.sweep.dry_run import DryRun
 from asynckfold.sweep.engine_factory import Engines
+from asynckfold.sweep.tasks import DryRun
 from asynckfold.system.machine import total_memory
 
 _DIVIDES_GROUPS = (
@@ -338,8 +338,8 @@ def _drafted(call: Call) -> Any:
     """Return what workers need, with a plan that knows nothing yet of the live objects."""
     import torch
 
+    from asynckfold.training import torch_settings
     from asynckfold.training.bundle import Bundle
-    from asynckfold.training.isolation import torch_settings
 
     settings, data = call.settings, call.data
     draft = make_draft(call)

@@ -16,12 +16,11 @@ from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Plan
-from asynckfold.planning.forecast import Forecast
+from asynckfold.planning.forecast import Forecast, Span
 from asynckfold.planning.workload import Choice
 from asynckfold.results.report.sentences import plural
 from asynckfold.results.utilization import forecast_of
 from asynckfold.scheduling.place import place
-from asynckfold.scheduling.simulate import Span
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
 from asynckfold.system.units import duration, gibibytes, named_cores

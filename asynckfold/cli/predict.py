@@ -211,7 +211,7 @@ def _content(
 def _table(names: Sequence[Any], predicted: npt.NDArray[Any], classes: Sequence[str]) -> bytes:
     import pandas as pd
 
-    from asynckfold.results.report.table_files import csv_table
+    from asynckfold.results.report.files import csv_table
 
     header = ["sample", "prediction"]
     if classes:

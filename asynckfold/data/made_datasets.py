@@ -1,4 +1,5 @@
-"""Datasets made of others: a training set and a validation set joined, samples repeated."""
+"""Datasets made of others: a training set and a validation set joined, samples repeated, and those
+whose input is the target."""
 
 from __future__ import annotations
 
@@ -111,3 +112,31 @@ def _shape(part: Any) -> Any:
         leaves, _ = leaves_by_path(part.tree)
         return {path_text(path): np.shape(leaf)[1:] for path, leaf in leaves.items()}
     return np.shape(part)[1:]
+
+
+class InputAsTarget:
+    """A map-style data set whose samples are their own targets; other targets are left out."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        item = self.dataset[index]
+        sample = item[0] if isinstance(item, (tuple, list)) else item
+        return sample, sample
+
+
+def with_input_as_target(dataset: Any) -> Any:
+    """Return a data set whose targets are its inputs."""
+    if isinstance(dataset, InputAsTarget):
+        return dataset
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(tensors, tuple):
+        return tensors[0], tensors[0]
+    if isinstance(dataset, tuple):
+        return dataset[0], dataset[0]
+    is_array = hasattr(dataset, "__array__")
+    return (dataset, dataset) if is_array else InputAsTarget(dataset)

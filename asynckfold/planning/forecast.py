@@ -1,16 +1,150 @@
-"""Forecasts a sweep: its jobs, placed in virtual time."""
+"""Forecasts a sweep: its jobs in virtual time, placed by the function that places real ones.
+
+::
+
+    backlog ── place(pending, running, load) ──► running ──► time jumps to the end of the next job
+
+A job takes the same seconds wherever it runs; nobody else uses the machine, and memory suffices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import heapq
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.folds import Fold
-from asynckfold.jobs.placement import NodeSize, Request, units
+from asynckfold.jobs.placement import Gpu, Load, NodeSize, Placement, Request, units
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, TimeEstimate, Workload, requests
-from asynckfold.scheduling.simulate import Simulation, simulate
+from asynckfold.scheduling.backlog import Backlog
+from asynckfold.scheduling.place import place
+from asynckfold.scheduling.reservations import Reservations
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a job runs, in seconds from the start, on which cores and GPU of which node."""
+
+    job: str
+    start: float
+    end: float
+    cores: tuple[int, ...]
+    gpu: int | None = None
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A simulated sweep.
+
+    Parameters
+    ----------
+    nodes : tuple of NodeSize
+        Where it ran.
+    spans : tuple of Span
+        In the order of their starts.
+    lower_bound : float
+        Bound on the makespan of any schedule, in seconds: the longest job, core-seconds / cores, or
+        GPU-seconds / GPUs, where one of n jobs that share a GPU counts with 1 / n.
+    """
+
+    nodes: tuple[NodeSize, ...]
+    spans: tuple[Span, ...]
+    lower_bound: float
+
+    @property
+    def makespan(self) -> float:
+        """Seconds until the last job ends."""
+        return max((span.end for span in self.spans), default=0.0)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the nodes; empty for a single machine."""
+        return names_of(self.nodes)
+
+
+def names_of(nodes: Sequence[NodeSize]) -> tuple[str, ...]:
+    """Return names for the nodes of a cluster.
+
+    >>> names_of([NodeSize(4), NodeSize(4)]), names_of([NodeSize(4)])
+    (('node-0', 'node-1'), ('',))
+    """
+    if len(nodes) == 1:
+        return ("",)
+    digits = len(str(len(nodes) - 1))
+    return tuple(f"node-{number:0{digits}}" for number in range(len(nodes)))
+
+
+def simulate(requests: Sequence[Request], nodes: Sequence[NodeSize]) -> Simulation:
+    """Run jobs on idle nodes, placed by `place`.
+
+    Parameters
+    ----------
+    requests : sequence of Request
+        The jobs and fusion groups, with their expected seconds.
+    nodes : sequence of NodeSize
+        The machine, or the nodes of a cluster.
+
+    Raises
+    ------
+    InputError
+        A GPU job, and no GPU.
+
+    Examples
+    --------
+    >>> jobs = [Request("a", 3.0), Request("b", 2.0), Request("c", 2.0)]
+    >>> simulation = simulate(jobs, [NodeSize(cores=2)])
+    >>> simulation.makespan, simulation.lower_bound
+    (4.0, 3.5)
+    >>> simulation.spans[-1]
+    Span(job='c', start=2.0, end=4.0, cores=(1,), gpu=None, node='')
+    """
+    gpus = sum(node.gpus for node in nodes)
+    if lost := [item.job_id for item in requests if item.gpu and not gpus]:
+        rule, remedy = "a GPU job needs a machine with GPUs", "Pass devices='auto'."
+        refuse([Problem(rule, f"{lost[0]!r}, and no GPU", remedy)])
+    # A fusion group counts as one job here.
+    pending = Backlog(replace(item, jobs=()) for item in requests)
+    first, *peers = (
+        _idle_load(name, node) for name, node in zip(names_of(nodes), nodes, strict=True)
+    )
+    load, running = replace(first, peers=tuple(peers)), Reservations()
+    ends: list[tuple[float, int, Placement]] = []
+    spans: list[Span] = []
+    work: defaultdict[str, list[float]] = defaultdict(list)
+    now = 0.0
+    while pending or ends:
+        for placement in place(pending, running, load):
+            (job,) = placement.jobs
+            seconds = pending.remove(job).seconds
+            running.add(placement)
+            heapq.heappush(ends, (now + seconds, len(spans), placement))
+            cores, gpu = placement.cores, placement.gpu
+            spans.append(Span(job, now, now + seconds, cores, gpu, placement.node))
+            work["cores"].append(seconds * len(cores))
+            work["gpus"].append(0.0 if gpu is None else seconds / placement.jobs_per_gpu)
+        now = ends[0][0]
+        while ends and ends[0][0] <= now:
+            running.remove(heapq.heappop(ends)[-1])
+    bound = max(
+        math.fsum(work["cores"]) / sum(node.cores for node in nodes),
+        math.fsum(work["gpus"]) / max(1, gpus),
+        max((span.end - span.start for span in spans), default=0.0),
+    )
+    return Simulation(tuple(nodes), tuple(spans), bound)
+
+
+def _idle_load(name: str, node: NodeSize) -> Load:
+    cores = tuple(range(node.cores))
+    # Jobs use no more GPU memory than they reserved, so the free memory never changes.
+    gpus = (Gpu(index, sys.maxsize, sys.maxsize) for index in range(node.gpus))
+    return Load(cores, cores, sys.maxsize, tuple(gpus), node=name)
 
 
 @dataclass(frozen=True)

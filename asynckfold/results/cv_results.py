@@ -15,12 +15,12 @@ from asynckfold.jobs import reproducibility
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Result
 from asynckfold.results import tables
-from asynckfold.results.candidates import Candidate
-from asynckfold.results.ensemble import FoldEnsemble, FoldModels, done_job, done_jobs, find_job
+from asynckfold.results.candidates import Candidate, done_job, done_jobs, find_job
 from asynckfold.results.outcome import Outcome
 from asynckfold.store import RunReader
 
 if TYPE_CHECKING:
+    from asynckfold.results.ensemble import FoldEnsemble, FoldModels
     from asynckfold.results.estimator_scores import EstimatorComparison
 
 
@@ -294,6 +294,8 @@ def _live_models(results: CVResults) -> FoldModels:
 
 
 def _ensemble_of(results: CVResults, jobs: Sequence[Job]) -> FoldEnsemble:
+    from asynckfold.results.ensemble import FoldEnsemble
+
     models, objective = _live_models(results), results.plan.objective_of(jobs[0].model)
     return FoldEnsemble(
         jobs[0].candidate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.criteria import MARGINS, TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import (
     MASKS,
@@ -22,8 +22,7 @@ from asynckfold.jobs.objective import (
     predicted,
     probabilities,
 )
-from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, Result
+from asynckfold.jobs.plan import Job
 from asynckfold.results.out_of_fold import of_one_width, ragged_problems
 
 if TYPE_CHECKING:
@@ -287,59 +286,3 @@ def _several_problem(objective: Objective, method: str) -> Problem:
         objective.columns.text,
         "Use outputs, or make the run with output_transform=.",
     )
-
-
-def find_job(plan: Plan, candidate: str, fold: int | str = 0, repeat: int = 0) -> Job:
-    """Return a planned job; raise `InputError` if there is none."""
-    jobs = [job for job in plan.jobs if job.candidate == candidate]
-    for job in jobs:
-        if (job.repeat, job.fold) == (repeat, fold):
-            return job
-    if jobs:
-        last = max((job.repeat, job.fold) for job in jobs)
-        rule = f"the run has folds 0 to {last[1]} and repeats 0 to {last[0]}"
-        received = f"fold={fold}, repeat={repeat}"
-        raise InputError.one(rule, received, "Pass one of these.")
-    names = plan.candidate_names
-    rule = f"candidate must be one of {', '.join(names)}"
-    remedy = f"Pass a model/LR schedule of the run.{nearest(candidate, names)}"
-    raise InputError.one(rule, repr(candidate), remedy)
-
-
-def done_job(
-    plan: Plan, results: Mapping[str, Result], candidate: str, fold: int | str, repeat: int
-) -> Job:
-    """Return a job that has trained weights; raise `InputError` if it has none."""
-    job = find_job(plan, candidate, fold, repeat)
-    if state := _unfinished(results.get(job.id)):
-        done = [item.candidate for item in plan.jobs if not _unfinished(results.get(item.id))]
-        shown = ", ".join(dict.fromkeys(done)) or "none yet"
-        rule = "only a job that is done has trained weights"
-        remedy = f"Choose another; candidates with finished folds: {shown}."
-        raise InputError.one(rule, f"{candidate}, {_place(job)}, which {state}", remedy)
-    return job
-
-
-def done_jobs(plan: Plan, results: Mapping[str, Result], candidate: str) -> list[Job]:
-    """Return all jobs of a candidate; raise `InputError` unless all are done."""
-    find_job(plan, candidate)
-    jobs = [job for job in plan.jobs if job.candidate == candidate]
-    missing = [
-        f"{_place(job)} {state}" for job in jobs if (state := _unfinished(results.get(job.id)))
-    ]
-    if missing:
-        rule = f"an ensemble of {candidate} needs all of its {len(jobs)} folds"
-        remedy = "The same call continues the run; or choose another candidate."
-        refuse([Problem(rule, "; ".join(missing), remedy)])
-    return jobs
-
-
-def _unfinished(result: Result | None) -> str:
-    """Say why a job has no trained weights; empty if it has."""
-    if result is None:
-        return "is pending"
-    return "" if result.status == DONE else f"is {result.status}: {result.error}"
-
-
-def _place(job: Job) -> str:
-    return f"repeat {job.repeat}, fold {job.fold}" if job.repeated else f"fold {job.fold}"

@@ -45,7 +45,7 @@ from asynckfold.sweep.attempts import (
     SweepObserver,
 )
 from asynckfold.sweep.pending import PendingJobs
-from asynckfold.sweep.single_task import TICK_SECONDS, Patience, Sampler
+from asynckfold.sweep.tasks import TICK_SECONDS, Patience, Sampler
 from asynckfold.system.signals import Interruption
 
 FIRST_WAITS = (0.025,) * 8

@@ -25,7 +25,7 @@ from asynckfold.engines.process import ProcessEngine, named
 from asynckfold.errors import InputError, Problem, UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Command, Placement
 from asynckfold.jobs.recipe import dump
-from asynckfold.sweep.single_task import TICK_SECONDS
+from asynckfold.sweep.tasks import TICK_SECONDS
 from asynckfold.system import file_descriptors
 from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption

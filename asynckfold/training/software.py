@@ -26,8 +26,8 @@ from asynckfold.jobs.reproducibility import (
     TORCH,
     VARIABLES,
 )
-from asynckfold.training.isolation import torch_settings
-from asynckfold.training.isolation.torch_settings import can_flush_denormals
+from asynckfold.training import torch_settings
+from asynckfold.training.torch_settings import can_flush_denormals
 
 REVISION = "2"
 """Revision of asynckfold's arithmetic: raise it with every change that gives other bits, as

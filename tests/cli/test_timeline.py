@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from asynckfold.cli.plan import IDLE, gantt
 from asynckfold.jobs.placement import NodeSize, Request
-from asynckfold.scheduling.simulate import Span, simulate
+from asynckfold.planning.forecast import Span, simulate
 
 durations = st.lists(st.floats(0, 1e6), max_size=30)
 

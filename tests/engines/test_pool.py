@@ -25,7 +25,7 @@ from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.placement import Command, Placement
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training.isolation.torch_settings import SHARE, denormals_are_flushed
+from asynckfold.training.torch_settings import SHARE, denormals_are_flushed
 from tests.engines.own_pool import Sleeps, busy_worker, engine, submit
 from tests.fake_gpu import OnFakeGpu
 from tests.leftovers import alive, descendants, gone, until

@@ -22,7 +22,7 @@ from torch import nn
 from asynckfold import AllJobsFailedError, AsyncKFold, CVResults, RunStore
 from asynckfold.api import call as steps
 from asynckfold.engines.warm_pool import close_warm
-from asynckfold.sweep.dry_run import DryRun
+from asynckfold.sweep.tasks import DryRun
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples()

@@ -22,8 +22,7 @@ from asynckfold.data.device_copies import Prefetcher
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import DONE
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import loop, setup, step_graph
-from asynckfold.training.isolation import torch_settings
+from asynckfold.training import loop, setup, step_graph, torch_settings
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.step_graph import CudaRecorder
 from asynckfold.training.training_run import Training

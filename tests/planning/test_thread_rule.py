@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from asynckfold.jobs.cost import Work
 from asynckfold.jobs.placement import NodeSize, Request
 from asynckfold.planning.flop_model import POINTS, MeasuredModel, rule_cost, thread_counts
+from asynckfold.planning.forecast import simulate
 from asynckfold.planning.thread_rule import TIE, LastJobs, Model, Threads, decide, size_of
-from asynckfold.scheduling.simulate import simulate
 
 SMALL_VGG = 1_870_000_000
 

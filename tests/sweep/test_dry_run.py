@@ -17,8 +17,7 @@ from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import Facts, Task
 from asynckfold.jobs.placement import Command, Load, Placement
-from asynckfold.sweep.dry_run import ATTEMPTS, DryRun
-from asynckfold.sweep.single_task import ask
+from asynckfold.sweep.tasks import ATTEMPTS, DryRun, ask
 from asynckfold.system.signals import Interruption
 
 

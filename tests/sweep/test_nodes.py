@@ -23,7 +23,7 @@ from asynckfold.jobs.placement import Gpu, Load, Placement, Request
 from asynckfold.results.tables import fold_rows
 from asynckfold.store import WaitReasons
 from asynckfold.sweep.loop import Sweep
-from asynckfold.sweep.single_task import room
+from asynckfold.sweep.tasks import room
 from asynckfold.system.signals import Interruption
 from tests.sweep.test_loop import Recording, done, open_store, store
 

@@ -22,10 +22,10 @@ from markupsafe import Markup
 
 from asynckfold.results.cv_results import read_results
 from asynckfold.results.report import page_tables, sentences
-from asynckfold.results.report.figure_files import update as update_figures
+from asynckfold.results.report.files import table_files
+from asynckfold.results.report.files import update as update_figures
 from asynckfold.results.report.inline import inline
 from asynckfold.results.report.summary import Summary, pictures_of, summarize
-from asynckfold.results.report.table_files import table_files
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
 

@@ -38,9 +38,8 @@ import torch.optim.lr_scheduler
 import torch.optim.optimizer
 from torch import nn
 
-from asynckfold.training import torch_internals
-from asynckfold.training.isolation import torch_settings
-from asynckfold.training.isolation.torch_settings import Setting, denormals_are_flushed
+from asynckfold.training import torch_internals, torch_settings
+from asynckfold.training.torch_settings import Setting, denormals_are_flushed
 
 IMPORTS = "imports"
 """Reported if a job changed something and imported a module: the import may have changed it, and

@@ -30,11 +30,10 @@ from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.planning.gpu_rule import memory_share
 from asynckfold.system import process
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import loop, serial_baseline, user_loop
+from asynckfold.training import loop, serial_baseline, torch_settings, user_loop
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.fusion import group
-from asynckfold.training.isolation import torch_settings
 from asynckfold.training.isolation.guard import WITHOUT_NUMBERS, isolated, leave_contexts
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.process_group.gpu_handoff import hide_gpus, open_gpu

@@ -105,7 +105,7 @@ def _warm_up() -> None:
     """Import torch, and what a first optimizer imports; compute nothing."""
     import torch
 
-    from asynckfold.training.isolation.torch_settings import flush_denormals
+    from asynckfold.training.torch_settings import flush_denormals
     from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
     flush_denormals()

@@ -25,7 +25,7 @@ from asynckfold.results.report.charts import style
 from asynckfold.results.report.charts.drawings import rendered
 from asynckfold.results.report.inline import forest
 from asynckfold.results.report.sanitize import clean
-from asynckfold.sweep.single_task import Sampler
+from asynckfold.sweep.tasks import Sampler
 from tests.results.report.reports import Report, report_again, report_of
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 

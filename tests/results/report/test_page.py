@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from asynckfold import Job
 from asynckfold.cli import main
 from asynckfold.jobs.result import AveragingSummary
+from asynckfold.results.report.files import csv_table
 from asynckfold.results.report.page import embedded_numbers, inert_json
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import summarize
-from asynckfold.results.report.table_files import csv_table
 from asynckfold.store import open_run
 from tests.results.report.reports import Report, report_of
 from tests.synthetic import Synthetic, write_run

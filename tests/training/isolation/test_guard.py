@@ -117,7 +117,7 @@ OLD_POOL = """
 import torch
 torch.set_num_threads(2)
 torch.rand(1 << 20).exp()
-from asynckfold.training.isolation.torch_settings import *
+from asynckfold.training.torch_settings import *
 assert can_flush_denormals(1)
 assert not can_flush_denormals(2)
 assert not denormals_are_flushed()
@@ -128,7 +128,7 @@ assert software(2, in_workers=False)["denormal numbers"] == "kept"
 
 NEW_POOL = """
 import torch
-from asynckfold.training.isolation.torch_settings import *
+from asynckfold.training.torch_settings import *
 assert can_flush_denormals(2)
 assert not denormals_are_flushed()
 flush_denormals()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from asynckfold import InputError
 from asynckfold.jobs.placement import NodeSize, Request
-from asynckfold.scheduling.simulate import Simulation, simulate
+from asynckfold.planning.forecast import Simulation, simulate
 from tests.size import examples
 
 Sweep = tuple[list[Request], list[NodeSize]]
