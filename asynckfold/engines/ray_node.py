@@ -330,7 +330,7 @@ class RayNode:
         """Return the load, and all messages, for the first of which it waits up to `seconds`."""
         messages = []
         with contextlib.suppress(queue.Empty):
-            messages.append(self._messages.get(timeout=seconds))
+            messages.append(self._messages.get(seconds > 1e-3, seconds))
             kind, *content = messages[0] or ("",)
             if kind == "event" and isinstance(content[0], (JobStart, Progress, EpochEnd)):
                 # Nobody waits for it, neither a core nor another process.

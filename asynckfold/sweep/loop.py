@@ -243,7 +243,7 @@ class Sweep:
         """
         deadline = self._clock() + wait_s
         with contextlib.suppress(queue.Empty):
-            item = self._inbox.get(timeout=wait_s)
+            item = self._next(wait_s)
             freed = False
             while True:
                 with self._store.together(at_once=False):
@@ -254,9 +254,14 @@ class Sweep:
                 left = deadline - self._clock()
                 if left <= 0 or freed:
                     break
-                item = self._inbox.get(timeout=left)
+                item = self._next(left)
         if self._clock() - self._flushed > FLUSH_SECONDS:
             self._flush()
+
+    def _next(self, wait_s: float) -> RunEvent | Future[Answer]:
+        """Wait for the next event; raise `queue.Empty` when the time is over."""
+        # A SimpleQueue of Python 3.10 may wait for ever if its timeout has passed when it looks.
+        return self._inbox.get(wait_s > 1e-3, wait_s)
 
     def _arrived(self) -> Iterator[RunEvent | Future[Answer]]:
         with contextlib.suppress(queue.Empty):
