@@ -52,7 +52,7 @@ def test_power_loss_at_any_moment(
     number = continued = refusals = 0
     with Path(os.devnull).open("wb") as nowhere:
         for number, (count, state) in enumerate(
-            power.states(ops, root, SEED, 120 if NIGHTLY else 1), 1
+            power.states(ops, root, SEED, 120 if NIGHTLY else 6), 1
         ):
             told = [op.data.decode().split() for op in ops[:count] if op.kind == "acknowledge"]
             power.materialise(state, place)
@@ -66,7 +66,7 @@ def test_power_loss_at_any_moment(
     text = f"{number} states of {len(ops)} operations, {continued} continued, seed {SEED}"
     record_property("states", text)
     print(f"\n{text}")
-    assert number > 500
+    assert number > 1000
 
 
 def found_again(root: Path, told: list[list[str]]) -> bool:

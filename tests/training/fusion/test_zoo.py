@@ -99,7 +99,8 @@ def test_refusals_name_the_reason(name: str) -> None:
     with pytest.raises(NotFusible) as refused:
         fuse([model], [torch.randn(4, *shape, generator=torch.Generator())])
     reason = str(refused.value)
-    assert part in reason
+    # The second is what torch 2.8 says itself.
+    assert any(text in reason for text in part.split(" | "))
     assert "\n" not in reason
     assert_same(model.state_dict(), before)
     assert torch.equal(torch.get_rng_state(), state)

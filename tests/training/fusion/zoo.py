@@ -568,7 +568,7 @@ def hooked() -> nn.Module:
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "part of a buffer": (PartOfBuffer, (6,), "writes into a part of sums"),
-    "replaced buffer": (ReplacedBuffer, (6,), "mean"),
+    "replaced buffer": (ReplacedBuffer, (6,), "the forward replaces mean | as buffer 'mean'"),
     "no grad": (NoGrad, (6,), "changes the grad or autocast mode"),
     "asking": (Asking, (6,), "cannot be traced"),
     "own gradient": (OwnGradient, (6,), "uses Straight, a custom autograd function"),
