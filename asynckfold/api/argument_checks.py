@@ -16,7 +16,6 @@ from asynckfold.jobs.objective import CUSTOM, RECONSTRUCTION
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.score_fit import reported_names
-from asynckfold.store.layout import path_problems
 from asynckfold.store.lock import shared_problems
 from asynckfold.system.machine import resolve_n_jobs
 
@@ -31,7 +30,7 @@ def settings_problems(settings: Settings) -> Iterator[Problem]:
     if settings.criterion is not None or not settings.trains_itself:
         yield from _criterion_problems(settings.criterion)
     yield from _sample_problems(settings)
-    yield from root_problems(settings.root, bool(settings.refit))
+    yield from root_problems(settings.root)
     yield from settings.machine_problems()
     yield from _engine_problems(settings)
     for name, (shape, example) in _FUNCTIONS.items():
@@ -147,12 +146,12 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
         yield Problem(rule, *misfit)
 
 
-def root_problems(root: Path, refit: bool) -> Iterator[Problem]:
+def root_problems(root: Path) -> Iterator[Problem]:
     """Refuse a folder that cannot become a run; what goes wrong later is the disk's fault."""
     if str(root) in ("", ".") or "\0" in str(root):
         yield Problem("root_dir must be a folder of its own", repr(str(root)), "Pass 'runs/first'.")
         return
-    yield from list(path_problems(root, refit)) or shared_problems(root)
+    yield from shared_problems(root)
 
 
 def _sample_problems(settings: Settings) -> Iterator[Problem]:

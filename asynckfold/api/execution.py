@@ -30,7 +30,6 @@ from asynckfold.results.scoring import Score, resolve
 from asynckfold.results.utilization import packing_of
 from asynckfold.results.verdict import make_verdict
 from asynckfold.store import Interim, RunStore
-from asynckfold.store.layout import network_notes
 from asynckfold.sweep.attempts import Finish
 from asynckfold.sweep.loop import Sweep
 
@@ -89,7 +88,7 @@ def _log(call: Call) -> None:
     store, threads, plan, facts = call.run, call.choice, call.work.plan, call.facts
     notes = (
         *filter(None, [call.machine.gpu_note, threads.devices]),
-        *(*network_notes(store.root), *call.data.notes, *call.notes, *facts.notes),
+        *(*call.data.notes, *call.notes, *facts.notes),
         *slow_notes(plan, call.software),
         *_kept_notes(call),
     )

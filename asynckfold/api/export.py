@@ -31,7 +31,7 @@ from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.predictions import count_classes
 from asynckfold.store import RunReader, open_run
-from asynckfold.system.files import make_folder, slug, storage_error, write_whole
+from asynckfold.system.files import make_folder, slug, write_whole
 
 
 def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]:
@@ -135,7 +135,7 @@ def _checkpoint(store: RunReader, result: Result) -> bytes:
     from asynckfold.training import checkpoint
 
     for ref in store.checkpoints(result.job_id):
-        tree = checkpoint.load(store.root / ref.file, ref.sha256, store.root)
+        tree = checkpoint.load(store.root / ref.file, ref.sha256)
         buffer = io.BytesIO()
         torch.save(
             {
@@ -159,9 +159,6 @@ def _loss_table(result: Result) -> bytes:
 
 
 def _written(path: Path, data: bytes) -> Path:
-    try:
-        make_folder(path.parent)
-    except OSError as error:
-        raise storage_error(error, path) from error
+    make_folder(path.parent)
     write_whole(path, data)
     return path

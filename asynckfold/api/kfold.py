@@ -41,7 +41,7 @@ from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.forecast import Forecast
 from asynckfold.results.cv_results import CVResults
 from asynckfold.results.out_of_fold import without_outputs
-from asynckfold.system.files import make_folders, slug, write_whole
+from asynckfold.system.files import make_folder, slug, write_whole
 from asynckfold.system.signals import listening
 
 
@@ -423,9 +423,9 @@ def write_out_of_fold(results: CVResults) -> None:
         if isinstance(outputs.get(row.name), list):
             continue
         if row.complete and (path.is_symlink() or not path.is_file()):
-            make_folders(results.root_dir, folder)
+            make_folder(folder)
             buffer = io.BytesIO()
             parts = leaves_of(outputs[row.name])
             arrays = {".".join(["outputs", *map(str, path)]): array for path, array in parts}
             np.savez_compressed(buffer, **arrays)
-            write_whole(path, buffer.getvalue(), results.root_dir)
+            write_whole(path, buffer.getvalue())

@@ -23,7 +23,7 @@ from asynckfold.jobs.argument import one_line
 from asynckfold.store import RunReader, RunStore
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.run_store import log_line
-from asynckfold.system.files import make_folders, write_whole
+from asynckfold.system.files import make_folder, write_whole
 from asynckfold.system.signals import listening
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def _keep(run: RunReader, data: PreparedData) -> None:
         return
     buffer = io.BytesIO()
     np.savez_compressed(buffer, samples=np.array(rows), pictures=_small(pictures))
-    make_folders(run.root, run.root / "oof")
-    write_whole(run.root / PICTURES, buffer.getvalue(), run.root)
+    make_folder(run.root / "oof")
+    write_whole(run.root / PICTURES, buffer.getvalue())
 
 
 def _is_picture(shape: Sequence[int]) -> bool:

@@ -31,7 +31,7 @@ from asynckfold.jobs.placement import Load, Placement
 from asynckfold.scheduling.backlog import NODE_BATCH_SECONDS
 from asynckfold.scheduling.reservations import within
 from asynckfold.store.layout import FINAL
-from asynckfold.system.files import make_folders, read_plain, write_whole
+from asynckfold.system.files import make_folder, read_plain, write_whole
 from asynckfold.system.signals import Interruption
 from asynckfold.training.job_log import JobLog
 
@@ -251,8 +251,8 @@ class RayEngine:
             with self._disk(event.ref.job_id if isinstance(event, NewCheckpoint) else ""):
                 for name, data in files.items():
                     path = self._root / name
-                    make_folders(self._root, path.parent)
-                    write_whole(path, data, self._root)
+                    make_folder(path.parent)
+                    write_whole(path, data)
                 self._tell(event)
 
     def _hear_end_of_task(self, work: RayWork) -> None:
@@ -329,4 +329,4 @@ class RayEngine:
                 for item in (path, path.with_name(FINAL)):
                     # A worker that misses a file says so, and takes an older one.
                     with contextlib.suppress(OSError):
-                        yield item.relative_to(self._root).as_posix(), read_plain(item, self._root)
+                        yield item.relative_to(self._root).as_posix(), read_plain(item)

@@ -10,14 +10,14 @@ import shlex
 import socket
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import Problem, RunHeldError, StorageError, refuse
+from asynckfold.errors import Problem, RunHeldError, refuse
 from asynckfold.jobs.decoding import parsed
-from asynckfold.store.layout import LOCK, path_problems
-from asynckfold.system.files import make_folder, open_plain, storage_error
+from asynckfold.store.layout import LOCK
+from asynckfold.system.files import make_folder, open_plain, storage_errors
 
 # A tenth of a second in all; a reader holds the lock for microseconds.
 _TRIES, _TRY_SECONDS = 20, 0.005
@@ -30,34 +30,24 @@ def now_text() -> str:
 
 def take_lock(root: Path) -> int:
     """Lock a run, creating its folder; the lock lasts until the returned descriptor is closed."""
-    path = root / LOCK
-    refuse(path_problems(root))
     refuse(shared_problems(root))
-    try:
-        make_folder(root)
-        descriptor = open_plain(path, os.O_RDWR | os.O_CREAT, root)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(error, path) from error
-    try:
-        _take(descriptor)
-    except BlockingIOError:
-        owner = _owner_text(descriptor)
-        os.close(descriptor)
-        raise RunHeldError(
-            f"{root} is held by {owner}. Wait for it, stop it, or use another folder"
-        ) from None
-    except OSError as error:
-        os.close(descriptor)
-        raise storage_error(error, path) from error
-    about = {"pid": os.getpid(), "host": socket.gethostname(), "started": now_text()}
-    try:
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(about).encode(), 0)
-    except OSError as error:
-        os.close(descriptor)
-        raise storage_error(error, path) from error
+    make_folder(root)
+    with storage_errors(root / LOCK):
+        descriptor = open_plain(root / LOCK, os.O_RDWR | os.O_CREAT)
+        try:
+            _take(descriptor)
+            about = {"pid": os.getpid(), "host": socket.gethostname(), "started": now_text()}
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps(about).encode(), 0)
+        except BlockingIOError:
+            owner = _owner(descriptor)
+            os.close(descriptor)
+            words = "process {pid} on {host} since {started}" if owner else "another process"
+            text = f"{root} is held by {words.format(**owner)}"
+            raise RunHeldError(f"{text}. Wait for it, stop it, or use another folder") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
     return descriptor
 
 
@@ -102,38 +92,20 @@ def _take(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _owner_text(descriptor: int) -> str:
-    about = _owner(descriptor)
-    for _ in range(5 * _TRIES):
-        if about and not _is_gone(about):
-            break
-        # The new holder writes its name a moment after locking; until then it is the last one's.
-        time.sleep(_TRY_SECONDS)
-        about = _owner(descriptor)
-    if not about:
-        return "another process"
-    return "process {pid} on {host} since {started}".format(
-        **{"pid": "?", "host": "?", "started": "?", **about}
-    )
-
-
 def _owner(descriptor: int) -> dict[str, Any]:
+    """Return who wrote its name into the lock; nothing if none did, or not yet."""
     try:
         about = parsed((os.pread(descriptor, 4096, 0) or b"{}").decode())
     except ValueError:
         return {}
-    return about if isinstance(about, dict) else {}
-
-
-def _is_gone(about: Mapping[str, Any]) -> bool:
-    here = about.get("host") == socket.gethostname()
-    return here and not Path(f"/proc/{about.get('pid')}").exists()
+    is_name = isinstance(about, dict) and {"pid", "host", "started"} <= about.keys()
+    return about if is_name else {}
 
 
 def holder_of(root: Path) -> dict[str, Any] | None:
     """Return who holds the run (pid, host, start), or None when nobody does."""
     try:
-        descriptor = open_plain(root / LOCK, os.O_RDONLY, root)
+        descriptor = open_plain(root / LOCK, os.O_RDONLY)
     except OSError:
         return None
     try:

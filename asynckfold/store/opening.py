@@ -10,8 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator
-from os import PathLike
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from asynckfold.errors import (
@@ -35,7 +34,7 @@ from asynckfold.store.database import (
     check_schema,
     from_sqlite,
 )
-from asynckfold.store.layout import DATABASE, initial_weights, path_problems
+from asynckfold.store.layout import DATABASE, initial_weights
 from asynckfold.store.lock import holder_of
 from asynckfold.store.reader import RunReader
 from asynckfold.store.run_file import RunFile
@@ -71,36 +70,20 @@ def open_run(
     StorageError
         It cannot be read.
     """
-    given: object = directory
-    if not isinstance(given, (str, PathLike)):
-        rule, remedy = f"{name} must be the folder of a run", "Pass its path, such as 'runs/x'."
-        refuse([*problems, Problem(rule, repr(given)[:80], remedy)])
     root = Path(directory)
-    refuse([*problems, *_folder_problems(root, name)])
-    return read_run(root)
-
-
-def _folder_problems(root: Path, name: str) -> Iterator[Problem]:
-    too_long = list(path_problems(root))
-    if too_long:
-        yield from too_long
-        return
-    try:
-        is_run = (root / DATABASE).is_file()
-    except OSError as error:
-        raise reading_error(error, root) from error
-    if not is_run:
-        received = f"{root}, which {'is a file' if root.is_file() else f'holds no {DATABASE}'}"
-        inside, beside = (_runs(folder) for folder in (root, root.parent))
+    received = []
+    if not (root / DATABASE).is_file():
+        inside, beside = (
+            sorted(item.parent.name for item in folder.glob(f"*/{DATABASE}"))
+            for folder in (root, root.parent)
+        )
         remedy = f"Check the path.{nearest(root.name, beside)}"
         if inside:
-            more = ", …" * (len(inside) > 5)
-            remedy = f"Pass one of the runs in it: {', '.join(inside[:5])}{more}."
-        yield Problem(f"{name} must be the folder of a run", received, remedy)
-
-
-def _runs(folder: Path) -> list[str]:
-    return sorted(item.parent.name for item in folder.glob(f"*/{DATABASE}"))
+            remedy = f"Pass one of the runs in it: {', '.join(inside[:5])}."
+        rule, what = f"{name} must be the folder of a run", f"{root}, which holds no {DATABASE}"
+        received.append(Problem(rule, what, remedy))
+    refuse([*problems, *received])
+    return read_run(root)
 
 
 def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = ()) -> None:
@@ -149,7 +132,6 @@ def snapshot(root: Path) -> sqlite3.Connection:
     StorageError
         It cannot be read now.
     """
-    refuse(path_problems(root))
     check_files(root)
     path = root / DATABASE
     try:
@@ -190,12 +172,6 @@ def _open_to_read(path: Path) -> sqlite3.Connection:
         # A killed writer leaves a journal that only a writer may roll back.
         if str(error) == BUSY or holder_of(path.parent):
             raise
-        if not os.access(path, os.W_OK):
-            raise StorageError(
-                errno.EROFS,
-                f"{path} has an unfinished commit and is read-only here. Open it once where it is "
-                "writable: this rolls the commit back",
-            ) from None
         _opened(path, "rw").close()
         return _opened(path, "ro")
 

@@ -18,12 +18,13 @@ from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, FAILED, Baseline, Epoch, Result, job_by_id
 from asynckfold.store import upkeep
-from asynckfold.store.layout import SPLITS, SUMMARY
+from asynckfold.store.layout import SPLITS, SUMMARY, job_folder
 from asynckfold.store.lock import now_text
 from asynckfold.store.opening import read_run, refuse_other
 from asynckfold.store.reader import RunReader
 from asynckfold.store.records import Attempt, Interim, Sample, WaitReasons
 from asynckfold.store.run_file import Closing, RunFile
+from asynckfold.system.files import is_plain
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -185,7 +186,13 @@ class RunStore(Closing):
         if is_lost:
             self.event("damage", f"{SPLITS} was missing or damaged, and was written again")
         self.flush()
-        _replace_summaries(self, _remove_leftovers(self))
+        _remove_leftovers(self)
+        # Those that a crash left out.
+        ended = [self._jobs[name] for name in self.reader.finished()]
+        if missing := [job for job in ended if not is_plain(job_folder(self.root, job) / SUMMARY)]:
+            results = self.reader.results()
+            self._ended = [results[job.id] for job in missing]
+            _write_summaries(self)
 
     def now(self) -> float:
         """Run seconds: wall time of all sessions so far."""
@@ -447,19 +454,9 @@ def _write_summaries(store: RunStore) -> None:
             upkeep.write_summary(store.root, job, result)
 
 
-def _replace_summaries(store: RunStore, missing: Sequence[Job]) -> None:
-    """Write the summaries that a crash left out."""
-    results = store.reader.results() if missing else {}
-    for job in missing:
-        upkeep.write_summary(store.root, job, results[job.id])
-
-
-def _remove_leftovers(store: RunStore) -> Sequence[Job]:
-    """Remove temporary files, and checkpoints and summaries that no committed row stands for.
-
-    Returns the jobs whose summary is missing.
-    """
+def _remove_leftovers(store: RunStore) -> None:
+    """Remove temporary files, and checkpoints and summaries that no committed row stands for."""
     named = {job_id: [SUMMARY] for job_id in store.reader.finished()}
     for job_id, file in store.file.rows("SELECT job_id, file FROM checkpoints"):
         named.setdefault(job_id, []).append(file)
-    return upkeep.clear_up(store.root, store.reader.plan.jobs, named)
+    upkeep.clear_up(store.root, store.reader.plan.jobs, named)

@@ -35,14 +35,14 @@ def write(root: Path, folds: Sequence[Fold], targets: npt.NDArray[Any]) -> str:
             arrays[f"{name}-inner-valid"] = fold.inner_valid
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_whole(root / SPLITS, buffer.getvalue(), root)
+    write_whole(root / SPLITS, buffer.getvalue())
     return hashlib.sha256(buffer.getvalue()).hexdigest()
 
 
 def is_whole(root: Path, digest: str | None) -> bool:
     """Whether the file is the one that was written."""
     try:
-        return hashlib.sha256(read_plain(root / SPLITS, root)).hexdigest() == digest
+        return hashlib.sha256(read_plain(root / SPLITS)).hexdigest() == digest
     except OSError:
         return False
 
@@ -57,7 +57,7 @@ def read(root: Path, plan: Plan, digest: str | None) -> tuple[tuple[Fold, ...], 
     """
     path = root / SPLITS
     try:
-        data = read_plain(path, root)
+        data = read_plain(path)
     except OSError as error:
         raise StoreCorruptError(f"{path} cannot be read: {error.strerror}{_AGAIN}") from error
     if hashlib.sha256(data).hexdigest() != digest:

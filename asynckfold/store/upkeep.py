@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import Problem, StorageError, refuse
+from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.plan import Job
@@ -22,15 +21,12 @@ from asynckfold.store.layout import (
     SUMMARY,
     foreign_names,
     job_folder,
-    up_to,
 )
 from asynckfold.system.files import (
     TEMPORARY,
-    alone,
     make_folder,
-    make_folders,
     settle,
-    storage_error,
+    storage_errors,
     sync_folder,
     write_whole,
 )
@@ -42,14 +38,12 @@ MOST_NAMED = 5
 def make_job_folders(root: Path, jobs: Iterable[Job]) -> None:
     """Create the folders of jobs, durably: a checkpoint is no safer than its folder."""
     folders = {job_folder(root, job) for job in jobs}
-    inner = {outer for folder in folders for outer in up_to(root, folder)}
     for folder in folders:
-        make_folders(root, folder)
-    try:
-        for outer in inner:
-            sync_folder(outer)
-    except OSError as error:
-        raise storage_error(error, root) from error
+        make_folder(folder, durable=False)
+    with storage_errors(root):
+        for outer in {outer for folder in folders for outer in folder.parents}:
+            if outer.is_relative_to(root):
+                sync_folder(outer)
 
 
 # After a crash: every step may be killed and repeated
@@ -60,7 +54,7 @@ def damaged(
 ) -> Iterator[tuple[CheckpointRef, str]]:
     """Set aside checkpoints that differ from what was recorded; yield each with the reason."""
     folder = job_folder(root, job)
-    wrong = settle(root, folder, TEMPORARY, {Path(ref.file).name: ref.sha256 for ref in refs})
+    wrong = settle(folder, TEMPORARY, {Path(ref.file).name: ref.sha256 for ref in refs})
     for ref in refs:
         name = Path(ref.file).name
         reason = wrong.get(name)
@@ -70,29 +64,14 @@ def damaged(
             yield ref, reason
 
 
-def clear_up(
-    root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[str]]
-) -> tuple[Job, ...]:
-    """Remove temporary files, and checkpoints and summaries that are not in `recorded`, by job id.
-
-    Returns the jobs whose summary is recorded and missing.
-    """
+def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[str]]) -> None:
+    """Remove temporary files, and checkpoints and summaries that are not in `recorded`, by job."""
     ours = re.compile(f"{TEMPORARY.pattern}|{CHECKPOINT.pattern}|{re.escape(SUMMARY)}")
-    without = []
     for job in jobs:
         names = {Path(file).name: None for file in recorded.get(job.id, ())}
-        if SUMMARY in settle(root, job_folder(root, job), ours, names):
-            without.append(job)
-    settle(root, root, re.compile(rf"{SPLITS}\.\d+\.tmp"), {})
-    settle(root, root / "oof", TEMPORARY, {})
-    try:
-        with alone(root, root / "report", TEMPORARY, wait_s=0):
-            pass
-    except StorageError as error:
-        # It is missing, no folder, or being written at this moment.
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EAGAIN):
-            raise
-    return tuple(without)
+        settle(job_folder(root, job), ours, names)
+    settle(root, re.compile(rf"{SPLITS}\.\d+\.tmp"), {})
+    settle(root / "oof", TEMPORARY, {})
 
 
 # summary.json: what one would look up or grep; nothing reads it back
@@ -101,9 +80,9 @@ def clear_up(
 def write_summary(root: Path, job: Job, result: Result) -> None:
     """Write the summary of a job that has ended; raise `StorageError` if the disk refuses."""
     folder = job_folder(root, job)
-    make_folders(root, folder)
+    make_folder(folder)
     text = json.dumps(_summary(job, result), indent=1, allow_nan=False)
-    write_whole(folder / SUMMARY, f"{text}\n".encode(), root)
+    write_whole(folder / SUMMARY, f"{text}\n".encode())
 
 
 def _summary(job: Job, result: Result) -> dict[str, Any]:
@@ -198,12 +177,8 @@ def set_aside(root: Path) -> Path:
             "Use another folder.",
         )
         refuse([problem])
-    try:
+    with storage_errors(place):
         make_folder(place)
         place.chmod(mode)
         sync_folder(place.parent)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(error, place) from error
     return aside

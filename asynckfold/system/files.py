@@ -2,10 +2,8 @@
 
 `write_whole` is the only way a file gets its final name: temporary name in the same folder, all
 bytes, fsync, rename, fsync of the folder. Omitting any step loses or tears files at a crash (Pillai
-et al. 2014, "All File Systems Are Not Created Equal").
-
-Others may have put things into a run's folder: below it no link is followed, and only plain files
-are opened.
+et al. 2014, "All File Systems Are Not Created Equal"). Where a file of a run belongs, a link or a
+FIFO is replaced or refused, never opened.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import BinaryIO
 
 from asynckfold.errors import StorageError
 
@@ -33,23 +30,6 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o644
 
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,39}")
 
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Without O_NONBLOCK, opening a FIFO waits for its other end.
-_FILE_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-_NO_FOLDER = (errno.ENOENT, errno.ENOTDIR)
-
-_KINDS = {
-    stat.S_IFLNK: ("a symbolic link", errno.ELOOP),
-    stat.S_IFDIR: ("a folder", errno.EISDIR),
-    stat.S_IFREG: ("a file", errno.ENOTDIR),
-    stat.S_IFIFO: ("a FIFO", errno.ENXIO),
-    stat.S_IFSOCK: ("a socket", errno.ENXIO),
-    stat.S_IFCHR: ("a device", errno.ENXIO),
-    stat.S_IFBLK: ("a device", errno.ENXIO),
-}
-
-
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room"),
     errno.EFBIG: "raise the limit (ulimit -f)",
@@ -60,10 +40,19 @@ _REMEDIES = {
 }
 
 
-def write_whole(path: Path, data: bytes | memoryview, root: Path | None = None) -> None:
-    """Replace `path` by `data`: every observer sees the old file or the new one, with its mode.
+@contextlib.contextmanager
+def storage_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Raise `StorageError` where the disk refuses; see `storage_error`."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise storage_error(error, path, needed) from error
 
-    No link is followed below `root`, the run's folder.
+
+def write_whole(path: Path, data: bytes | memoryview) -> None:
+    """Replace `path` by `data`: every observer sees the old file or the new one, with its mode.
 
     Raises
     ------
@@ -71,146 +60,70 @@ def write_whole(path: Path, data: bytes | memoryview, root: Path | None = None) 
         The disk refused. The old file is untouched unless only the last step failed: then the new
         one is in place, but may not survive a power loss.
     """
-    try:
-        with opened_folder(root or path.parent, path.parent) as folder:
-            _write_in(folder, path.name, data)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(error, path, memoryview(data).nbytes) from error
-
-
-def _write_in(folder: int, name: str, data: bytes | memoryview) -> None:
-    temporary = f"{name}.{os.getpid()}.tmp"
-    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | _FILE_FLAGS
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)
-        with os.fdopen(os.open(temporary, flags, FILE_MODE, dir_fd=folder), "wb") as file:
-            with contextlib.suppress(FileNotFoundError):
-                mode = os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode
-                if stat.S_ISREG(mode):
-                    os.fchmod(file.fileno(), mode & 0o777)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        os.fsync(folder)
-    except BaseException:
-        # If the disk refuses this too, `settle` does it later.
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=folder)
-        raise
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+    with storage_errors(path, memoryview(data).nbytes):
+        try:
+            temporary.unlink(missing_ok=True)
+            with os.fdopen(os.open(temporary, flags, FILE_MODE), "wb") as file:
+                if is_plain(path):
+                    os.fchmod(file.fileno(), path.stat().st_mode & 0o777)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            sync_folder(path.parent)
+        except BaseException:
+            # If the disk refuses this too, `settle` does it later.
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
 
 def remove(path: Path) -> None:
     """Remove a file if it exists; raise `StorageError` if the disk refuses."""
-    try:
+    with storage_errors(path):
         path.unlink(missing_ok=True)
-    except OSError as error:
-        raise storage_error(error, path) from error
 
 
-def make_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, with durable names."""
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
-    for place in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            place.mkdir(FOLDER_MODE)
-    if not folder.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
-    for made in missing:
-        sync_folder(made.parent)
-
-
-def make_folders(root: Path, folder: Path) -> None:
-    """Create a folder below `root`, which exists; no link is followed.
+def make_folder(folder: Path, *, durable: bool = True) -> None:
+    """Create a folder and its missing parents, by default with durable names.
 
     Raises
     ------
     StorageError
         The disk refused, or something else has that name.
     """
-    try:
-        with opened_folder(root, folder, make=True):
-            pass
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(error, folder) from error
+    with storage_errors(folder):
+        missing = [place for place in (folder, *folder.parents) if not place.exists()]
+        for place in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                place.mkdir(FOLDER_MODE)
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        for made in missing if durable else ():
+            sync_folder(made.parent)
 
 
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable."""
-    descriptor = os.open(folder, _FOLDER_FLAGS)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def opened_folder(root: Path, folder: Path, *, make: bool = False) -> Iterator[int]:
-    """Yield a descriptor of `folder`, in or below `root`.
-
-    Parameters
-    ----------
-    root : Path
-        The run's folder, which is trusted and must exist.
-    folder : Path
-        The target; no link is followed on the way.
-    make : bool
-        Create missing folders on the way; their names are not durable yet.
-
-    Raises
-    ------
-    StorageError
-        A link or a file has the name of a folder.
-    OSError
-        A folder is missing, or the disk refused.
-    """
-    descriptor = os.open(root, _FOLDER_FLAGS)
-    place = root
+def is_plain(path: Path) -> bool:
+    """Whether there is a regular file, and no link to one."""
     try:
-        for part in folder.relative_to(root).parts:
-            outer, place = descriptor, place / part
-            descriptor = _step(outer, place, make)
-            os.close(outer)
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        return stat.S_ISREG(path.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
-def _step(outer: int, place: Path, make: bool) -> int:
-    try:
-        return os.open(place.name, _FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=outer)
-    except FileNotFoundError:
-        if not make:
-            raise
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(place.name, FOLDER_MODE, dir_fd=outer)
-        return _step(outer, place, make=False)
-    except OSError as error:
-        if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.ENXIO):
-            raise _planted(place, outer, "a folder") from error
-        raise
-
-
-def _planted(path: Path, folder: int, wanted: str) -> StorageError:
-    """Return the error for an entry that has the name of a file or folder of the run."""
-    mode = os.stat(path.name, dir_fd=folder, follow_symlinks=False).st_mode
-    kind, number = _KINDS[stat.S_IFMT(mode)]
-    return StorageError(
-        number if wanted == "a file" else errno.ENOTDIR,
-        f"{path} is {kind} where {wanted} of the run belongs, and is neither followed nor opened. "
-        "Remove it and run the same command again",
-    )
-
-
-def open_plain(path: Path, flags: int, root: Path | None = None) -> int:
+def open_plain(path: Path, flags: int) -> int:
     """Open a plain file, never a link, a FIFO or a device; return the descriptor.
-
-    No link is followed below `root`, the run's folder.
 
     Raises
     ------
@@ -219,37 +132,38 @@ def open_plain(path: Path, flags: int, root: Path | None = None) -> int:
     OSError
         The disk refused.
     """
-    with opened_folder(root or path.parent, path.parent) as folder:
-        try:
-            descriptor = os.open(path.name, flags | _FILE_FLAGS, FILE_MODE, dir_fd=folder)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise _planted(path, folder, "a file") from error
-            raise
+    # Without O_NONBLOCK, opening a FIFO waits for its other end.
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, FILE_MODE)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
-        raise _planted(path, folder, "a file")
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise
+    text = f"{path} is not a regular file and was not opened. Remove it and run the same command"
+    raise StorageError(errno.EINVAL, f"{text} again")
 
 
-def read_plain(path: Path, root: Path | None = None) -> bytes:
+def read_plain(path: Path) -> bytes:
     """Return the content of a plain file; see `open_plain`."""
-    with os.fdopen(open_plain(path, os.O_RDONLY, root), "rb") as file:
+    with os.fdopen(open_plain(path, os.O_RDONLY), "rb") as file:
         return file.read()
 
 
 def settle(
-    root: Path, folder: Path, ours: re.Pattern[str], recorded: Mapping[str, str | None]
+    folder: Path, ours: re.Pattern[str], recorded: Mapping[str, str | None]
 ) -> dict[str, str]:
     """Clean up a folder after a crash; idempotent.
 
     Unrecorded files whose names match `ours` are removed; files that differ from their record are
-    renamed to ``*.bad``. Everything else is left alone, and no link is followed.
+    renamed to ``*.bad``. Everything else is left alone.
 
     Parameters
     ----------
-    root, folder : Path
-        The run's folder, which is trusted, and one below it.
+    folder : Path
+        It may be missing.
     ours : re.Pattern
         Names that may be removed.
     recorded : Mapping of str to str or None
@@ -265,20 +179,23 @@ def settle(
     StorageError
         The disk refused.
     """
-    try:
-        with opened_folder(root, folder) as descriptor:
-            for name in os.listdir(descriptor):  # noqa: PTH208
-                if ours.fullmatch(name) and name not in recorded and _is_file(name, descriptor):
-                    os.unlink(name, dir_fd=descriptor)
-            return _wrong(descriptor, recorded)
-    except OSError as error:
-        if error.errno in _NO_FOLDER and root.is_dir():
-            return dict.fromkeys(recorded, "its folder is missing")
-        raise storage_error(error, folder) from error
+    problems = {}
+    with storage_errors(folder):
+        for path in [*folder.iterdir()] if folder.is_dir() else ():
+            if ours.fullmatch(path.name) and path.name not in recorded and is_plain(path):
+                path.unlink()
+        for name, digest in recorded.items():
+            path = folder / name
+            if not is_plain(path):
+                problems[name] = "it is missing or not a regular file"
+            elif digest is not None and sha256(path) != digest:
+                path.rename(f"{path}.bad")
+                problems[name] = f"its SHA-256 differs; it was renamed to {name}.bad"
+    return problems
 
 
 @contextlib.contextmanager
-def alone(root: Path, folder: Path, ours: re.Pattern[str], wait_s: float = 10.0) -> Iterator[None]:
+def alone(folder: Path, ours: re.Pattern[str], wait_s: float = 10.0) -> Iterator[None]:
     """Lock a folder against other writers; first remove files that killed ones left.
 
     The lock is on the folder itself, so no lock file can be left behind. On a file system without
@@ -289,15 +206,14 @@ def alone(root: Path, folder: Path, ours: re.Pattern[str], wait_s: float = 10.0)
     StorageError
         Another process still writes there, it is no folder, or the disk refused.
     """
-    try:
-        with opened_folder(root, folder) as descriptor:
+    with storage_errors(folder):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
             if _locked(descriptor, folder, wait_s):
-                settle(root, folder, ours, {})
+                settle(folder, ours, {})
             yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(error, folder) from error
+        finally:
+            os.close(descriptor)
 
 
 def _locked(descriptor: int, folder: Path, wait_s: float) -> bool:
@@ -315,29 +231,6 @@ def _locked(descriptor: int, folder: Path, wait_s: float) -> bool:
             return False
         else:
             return True
-
-
-def _wrong(folder: int, recorded: Mapping[str, str | None]) -> dict[str, str]:
-    problems = {}
-    for name, digest in recorded.items():
-        if not _is_file(name, folder):
-            problems[name] = "it is missing or not a regular file"
-        elif digest is not None and _digest(name, folder) != digest:
-            os.rename(name, f"{name}.bad", src_dir_fd=folder, dst_dir_fd=folder)
-            problems[name] = f"its SHA-256 differs; it was renamed to {name}.bad"
-    return problems
-
-
-def _is_file(name: str, folder: int) -> bool:
-    try:
-        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        return False
-
-
-def _digest(name: str, folder: int) -> str:
-    with os.fdopen(os.open(name, os.O_RDONLY | _FILE_FLAGS, dir_fd=folder), "rb") as file:
-        return _sha256(file)
 
 
 def storage_error(error: OSError, path: Path, needed: int = 0) -> StorageError:
@@ -383,12 +276,8 @@ def slug(name: str) -> str:
 
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return _sha256(file)
-
-
-def _sha256(file: BinaryIO) -> str:
     digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
     return digest.hexdigest()

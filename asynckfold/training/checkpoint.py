@@ -30,7 +30,7 @@ from asynckfold.errors import StoreCorruptError
 from asynckfold.jobs.messages import CheckpointRef, Task
 from asynckfold.jobs.recipe import InitialState, Recipe
 from asynckfold.store.layout import FINAL, initial_weights
-from asynckfold.system.files import make_folders, read_plain, write_whole
+from asynckfold.system.files import make_folder, read_plain, write_whole
 from asynckfold.training.bundle import Bundle
 
 _DTYPES = {
@@ -48,9 +48,7 @@ _DAMAGE = (
 """What parsing foreign data raises; torch raises RuntimeError for sizes."""
 
 
-def save(
-    path: Path, tree: Mapping[str, Any], root: Path | None = None, *, is_last: bool = False
-) -> tuple[str, int]:
+def save(path: Path, tree: Mapping[str, Any], *, is_last: bool = False) -> tuple[str, int]:
     """Write `tree` durably to a new file; return the SHA-256 and the size of the file.
 
     Parameters
@@ -60,8 +58,6 @@ def save(
     tree : Mapping
         Nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy numbers are
         read back as Python numbers, named tuples as tuples, other mappings as dicts.
-    root : Path, optional
-        No link is followed below this folder; by default the folder of `path`.
     is_last : bool
         Write the tensors of ``tree["model"]`` to ``final.safetensors`` first, under their names.
 
@@ -78,12 +74,12 @@ def save(
     about = {"tree": json.dumps(_freeze(tree, "", tensors))}
     if is_last:
         final = save_tensors(separate(weights), {"format": "pt"})
-        write_whole(path.with_name(FINAL), final, root)
+        write_whole(path.with_name(FINAL), final)
         # `weights_digest` depends on the order, which safetensors changes.
         names, digest = list(state), hashlib.sha256(final).hexdigest()
         about["final"] = json.dumps({"sha256": digest, "names": names})
     data = save_tensors(separate(tensors), about)
-    write_whole(path, data, root)
+    write_whole(path, data)
     return hashlib.sha256(data).hexdigest(), len(data)
 
 
@@ -115,8 +111,8 @@ def save_initial_weights(root: Path, recipe: Recipe) -> None:
         if isinstance(model, InitialState) and not path.is_file():
             state = model.module.state_dict().items()
             tensors = {key: value for key, value in state if isinstance(value, torch.Tensor)}
-            make_folders(root, path.parent)
-            write_whole(path, save_tensors(separate(tensors)), root)
+            make_folder(path.parent)
+            write_whole(path, save_tensors(separate(tensors)))
 
 
 def separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -127,7 +123,7 @@ def separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
-def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
+def load(path: Path, sha256: str) -> dict[str, Any]:
     """Read what `save` wrote, if the files have the recorded digests.
 
     Raises
@@ -135,13 +131,13 @@ def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
     StoreCorruptError
         A file is missing, or its digest differs.
     """
-    data = _verified(path, sha256, root)
+    data = _verified(path, sha256)
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         about = header["__metadata__"]
         tree = _thaw(json.loads(about["tree"]), load_tensors(data))
         if "final" in about:
-            tree["model"] = _with_final(tree["model"], json.loads(about["final"]), path, root)
+            tree["model"] = _with_final(tree["model"], json.loads(about["final"]), path)
     except _DAMAGE as error:
         raise StoreCorruptError(f"{path} is not an asynckfold checkpoint: {error}") from error
     if not isinstance(tree, dict):
@@ -149,16 +145,16 @@ def load(path: Path, sha256: str, root: Path | None = None) -> dict[str, Any]:
     return tree
 
 
-def _with_final(rest: dict[str, Any], final: Any, path: Path, root: Path | None) -> dict[str, Any]:
+def _with_final(rest: dict[str, Any], final: Any, path: Path) -> dict[str, Any]:
     """Return the ``state_dict`` of which `rest` is in the checkpoint at `path`."""
-    state = rest | load_tensors(_verified(path.with_name(FINAL), final["sha256"], root))
+    state = rest | load_tensors(_verified(path.with_name(FINAL), final["sha256"]))
     return OrderedDict((name, state[name]) for name in final["names"])
 
 
-def _verified(path: Path, sha256: str, root: Path | None) -> bytes:
+def _verified(path: Path, sha256: str) -> bytes:
     """Return the content of a file that has the recorded digest."""
     try:
-        data = read_plain(path, root)
+        data = read_plain(path)
     except OSError as error:
         raise StoreCorruptError(f"checkpoint {path} cannot be read: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != sha256:
@@ -261,7 +257,7 @@ def trained_weights(
     problems = [f"no checkpoint in {root} is recorded"] if not refs else []
     for ref in refs:
         try:
-            tree = load(root / ref.file, ref.sha256, root)
+            tree = load(root / ref.file, ref.sha256)
         except StoreCorruptError as error:
             problems.append(str(error))
             continue
@@ -332,7 +328,7 @@ class Saver:
 
 def load_for(task: Task, bundle: Bundle, ref: CheckpointRef) -> dict[str, Any]:
     """Read a checkpoint; raise `StoreCorruptError` if it is damaged or of another job or plan."""
-    tree = load(bundle.root / ref.file, ref.sha256, bundle.root)
+    tree = load(bundle.root / ref.file, ref.sha256)
     if tree["job"] != task.job.id:
         raise StoreCorruptError(
             f"{ref.file} is a checkpoint of {tree['job']}, not of {task.job.id}"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from asynckfold.errors import StorageError
 from asynckfold.jobs.plan import Job
 from asynckfold.store import job_folder
-from asynckfold.system.files import make_folders, open_plain, storage_error
+from asynckfold.system.files import make_folder, open_plain, storage_errors
 
 LOG_BYTES = 10 << 20
 """Size of a log from which its middle is cut out: the first half and the newest quarter stay."""
@@ -36,10 +33,10 @@ class JobLog:
     def __init__(self, root: Path, job: Job) -> None:
         self.path = log_path(root, job)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             # The folder was made with the plan, and may have been removed since.
-            make_folders(root, self.path.parent)
-            self._file = open_plain(self.path, flags, root)
+            make_folder(self.path.parent)
+            self._file = open_plain(self.path, flags)
 
     def write(self, text: str) -> None:
         """Append text; escape what cannot be encoded."""
@@ -47,7 +44,7 @@ class JobLog:
 
     def append(self, data: bytes) -> None:
         """Append bytes; cut the middle out of a log that has become too long."""
-        with _storage_errors(self.path):
+        with storage_errors(self.path):
             _append(self._file, data)
             size, tail = os.fstat(self._file).st_size, LOG_BYTES // 4
             if size > LOG_BYTES:
@@ -77,13 +74,3 @@ class NoLog(JobLog):
 def _append(file: int, data: bytes) -> None:
     while data:
         data = data[os.write(file, data) :]
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as error:
-        raise storage_error(error, path) from error

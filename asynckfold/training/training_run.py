@@ -388,7 +388,7 @@ class Training:
         path = job_folder(root, task.job) / name
         # A slow disk is not a hang.
         self.heartbeat.begin_long_phase()
-        digest, size = checkpoint.save(path, self.state_dict(), root, is_last=self.ended)
+        digest, size = checkpoint.save(path, self.state_dict(), is_last=self.ended)
         file = str(path.relative_to(root))
         report(
             NewCheckpoint(

@@ -335,7 +335,6 @@ def test_the_ancestors_figures_take_a_folder_results_or_arrays(folder: Path) -> 
         (lambda: plots.cpu_usage(packed=[1, 2, 3]), r"packed must be seconds .* received \[1, 2"),
         (lambda: plots.cpu_usage(packed=([1], ["a"])), r"packed must be numbers: received \['a'\]"),
         (lambda: plots.cpu_usage(packed=([1], [1]), cores=0), "cores must be a number above 0"),
-        (lambda: plots.cpu_usage(3), "run must be the folder of a run: received 3. Pass its path"),
         (lambda: plots.speedup(packed={"a": "x"}, serial={"a": 1}), "seconds above 0"),
         (lambda: plots.class_accuracy(packed={"a": [50, 20]}), "between 0 and 1: received 50.0. D"),
         (lambda: plots.loss_vs_time(packed=([1], [1])), "packed must be a dict by name"),

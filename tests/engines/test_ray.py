@@ -258,7 +258,7 @@ def test_a_hang_and_a_full_disk_end_their_jobs_only(
         assert hung.outcome == "hang", hung
         assert "in forward" in (root / "Sleeps/cosine/fold-0/log.txt").read_text()
 
-        def full(path: Path, data: bytes, root: Path) -> None:
+        def full(path: Path, data: bytes) -> None:
             raise StorageError(errno.ENOSPC, f"{path}: no room")
 
         monkeypatch.setattr(ray_engine, "write_whole", full)

@@ -69,17 +69,11 @@ def fifo(place: Path, outside: Path) -> None:
 
 PLANTS = [link_to_a_file, link_to_a_folder, dangling_link, fifo]
 REFUSED: dict[str, list[Callable[[Path], None]]] = {
-    "run.db": [begin, look],
-    "run.db-journal": [begin, look],
-    "run.db-wal": [begin, look],
+    "run.db": [begin],
+    "run.db-journal": [look],
     "run.lock": [begin],
     "splits.npz": [look],
-    "A": [begin, log],
-    "A/cosine": [begin, log],
-    "A/cosine/fold-0": [begin, log],
     "A/cosine/fold-0/log.txt": [log],
-    "report": [report],
-    "oof": [out_of_fold],
 }
 """Place → who meets it there."""
 
@@ -141,7 +135,7 @@ def test_it_is_refused_by_its_name_in_one_line(
     told = getattr(caught.value, "strerror", None) or str(caught.value)
     assert str(place) in told
     assert "\n" not in told
-    assert "is a" in told or "is not a regular file" in told
+    assert "is not a regular file" in told
     assert untouched(outside)
     assert (place.lstat().st_ino, place.lstat().st_mode) == (before.st_ino, before.st_mode)
 
@@ -171,9 +165,9 @@ def test_it_is_neither_read_nor_written_through(
     assert (tmp_path / "x").read_bytes() == b"content"
     assert untouched(outside)
     plant(tmp_path / "y", outside)
-    with pytest.raises(StorageError, match=r"is a (symbolic link|FIFO) where a file of the run"):
+    with pytest.raises(StorageError, match="is not a regular file"):
         read_plain(tmp_path / "y")
-    with pytest.raises(StorageError, match="is a"):
+    with pytest.raises(StorageError, match="is not a reg"):
         open_plain(tmp_path / "y", os.O_WRONLY)
 
 
@@ -256,12 +250,12 @@ def test_a_folder_is_written_by_one_at_a_time_and_cleared(tmp_path: Path) -> Non
     ours = re.compile(r"a\.\d+\.tmp")
     for name in ("a.1.tmp", "b.1.tmp"):
         (tmp_path / name).write_text("x")
-    with alone(tmp_path, tmp_path, ours):
+    with alone(tmp_path, ours):
         assert [path.name for path in tmp_path.iterdir()] == ["b.1.tmp"]
         (tmp_path / "a.2.tmp").write_text("being written")
         with (
             pytest.raises(StorageError, match="another process writes to"),
-            alone(tmp_path, tmp_path, ours, wait_s=0.05),
+            alone(tmp_path, ours, wait_s=0.05),
         ):
             pass
     assert (tmp_path / "a.2.tmp").exists()

@@ -19,14 +19,12 @@ import numpy as np
 import pytest
 
 from asynckfold import Epoch, RunStore, StoreCorruptError, TrainerParams, load_results
-from asynckfold.api.argument_checks import root_problems
 from asynckfold.cli import main
 from asynckfold.jobs.decoding import decoded
 from asynckfold.jobs.messages import CheckpointRef
 from asynckfold.jobs.placement import Wait
 from asynckfold.results.report import charts
 from asynckfold.store import Interim, WaitReasons
-from asynckfold.store.layout import MOST_PATH, path_problems
 from tests.cli.test_output import is_clean
 from tests.records import write_checksums
 from tests.synthetic import Synthetic, write_run
@@ -264,30 +262,6 @@ def test_damaged_splits_are_one_line(copy: Path, kind: str) -> None:
 
 
 # Places
-
-
-def test_a_path_too_long_for_sqlite_is_refused_before_the_start(tmp_path: Path) -> None:
-    for name in ("/".join(["x" * 200] * 3), "/".join(["x" * 200] * 30), "x" * 300):
-        code, text = told("status", tmp_path / name)
-        assert code == 2, text
-        assert "Choose a folder with a shorter path" in text
-        (problem,) = root_problems(tmp_path / name, False)
-        assert "a shorter path" in problem.remedy
-
-
-def test_the_longest_path_that_is_allowed_works(tmp_path: Path, honest: Path) -> None:
-    folder = tmp_path
-    while len(str(folder)) < MOST_PATH - 120:
-        folder /= "y" * 100
-    folder /= "z" * (MOST_PATH - len(str(folder)) - 1)
-    assert len(str(folder)) == MOST_PATH
-    shutil.copytree(honest, folder)
-    assert told("status", folder)[0] == 0
-    with RunStore.hold(folder) as store:
-        store.event("note", "a commit with its journal")
-        store.flush()
-    assert list(path_problems(folder.parent / f"{folder.name}z"))
-    assert list(path_problems(folder, refit=True))
 
 
 @pytest.mark.nightly(but=["folder"])

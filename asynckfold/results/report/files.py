@@ -161,28 +161,27 @@ STAMP = ".figures"
 
 @dataclass(frozen=True)
 class _Order:
-    """What to draw, and where; no link is followed below `root`."""
+    """What to draw, and where."""
 
-    root: Path
     folder: Path
     summary: Summary
     digest: str
 
 
-def update(summary: Summary, root: Path, folder: Path, *, beside: bool = False) -> None:
+def update(summary: Summary, folder: Path, *, beside: bool = False) -> None:
     """Draw the figures of a folder if their numbers changed; `beside`: in a background process."""
     numbers = summary.to_dict()
     # No figure shows events, and a call without pending jobs adds some.
     del numbers["events"]
     text = json.dumps([numbers, version("asynckfold")])
     digest = hashlib.sha256(text.encode()).hexdigest()
-    order = _Order(root.absolute(), folder.absolute(), summary, digest)
+    order = _Order(folder.absolute(), summary, digest)
     if not beside:
         background.wait()
     shown, *names = _stamp(order)
     if shown == digest and names and all((folder / name).is_file() for name in names):
         return
-    write_whole(folder / STAMP, digest.encode(), root)
+    write_whole(folder / STAMP, digest.encode())
     if beside:
         complaint = f"the figures of {folder} are not drawn; `asynckfold report` tries again"
         try:
@@ -208,18 +207,18 @@ def _draw(order: _Order) -> None:
 
     files = draw(order.summary)
     left = re.compile(rf"({'|'.join(map(re.escape, [STAMP, *files]))})\.\d+\.tmp")
-    with alone(order.root, order.folder, left):
+    with alone(order.folder, left):
         # A newer request replaces this one.
         if _stamp(order)[0] != order.digest:
             return
         for name, content in files.items():
-            write_whole(order.folder / name, content, order.root)
+            write_whole(order.folder / name, content)
         text = "\n".join([order.digest, *files])
-        write_whole(order.folder / STAMP, text.encode(), order.root)
+        write_whole(order.folder / STAMP, text.encode())
 
 
 def _stamp(order: _Order) -> list[str]:
     try:
-        return read_plain(order.folder / STAMP, order.root).decode(errors="replace").split("\n")
+        return read_plain(order.folder / STAMP).decode(errors="replace").split("\n")
     except (OSError, StorageError):
         return [""]

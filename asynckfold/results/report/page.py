@@ -27,7 +27,7 @@ from asynckfold.results.report.files import update as update_figures
 from asynckfold.results.report.inline import inline
 from asynckfold.results.report.summary import Summary, pictures_of, summarize
 from asynckfold.store import RunReader
-from asynckfold.system.files import alone, make_folder, make_folders, storage_error, write_whole
+from asynckfold.system.files import alone, make_folder, write_whole
 
 EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 112 << 10, 1 << 10
 BULKY = ["curves", "confusion", "bars", "use", "gpu_use", "events", "loss_over_time", "averaged"]
@@ -62,20 +62,13 @@ def write_report(
     numbers = json.dumps(summary.to_dict(), ensure_ascii=False, allow_nan=False)
     files["results.json"] = numbers.encode()
     files["index.html"] = render(summary, pictures_of(store)).encode()
-    if folder is None:
-        root, folder = store.root, store.root / "report"
-        make_folders(root, folder)
-    else:
-        root = folder = Path(folder)
-        try:
-            make_folder(folder)
-        except OSError as error:
-            raise storage_error(error, folder) from error
+    folder = store.root / "report" if folder is None else Path(folder)
+    make_folder(folder)
     left = re.compile(rf"({'|'.join(map(re.escape, files))})\.\d+\.tmp")
-    with alone(root, folder, left):
+    with alone(folder, left):
         for name, content in files.items():
-            write_whole(folder / name, content, root)
-    update_figures(summary, root, folder, beside=beside)
+            write_whole(folder / name, content)
+    update_figures(summary, folder, beside=beside)
     return folder / "index.html"
 
 

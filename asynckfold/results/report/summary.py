@@ -251,7 +251,7 @@ PICTURES, LARGEST = "oof/pictures.npz", 64
 def pictures_of(store: RunReader) -> Mapping[int, str]:
     """Return PNG images as addresses by number of sample; nothing if the file is not sound."""
     try:
-        data = read_plain(store.root / PICTURES, store.root)
+        data = read_plain(store.root / PICTURES)
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             samples, pictures = arrays["samples"], arrays["pictures"]
     except (AsyncKFoldError, OSError, ValueError, KeyError, zipfile.BadZipFile):

@@ -246,7 +246,7 @@ def test_random_numbers_are_those_of_the_plain_job(tmp_path: Path) -> None:
         left = iter(range(7))
         _, events = tiny.attempt(job, 2, (), lambda: next(left, None) is None)  # noqa: B023
         one, two = (
-            checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)["random"]
+            checkpoint.load(tiny.root / ref.file, ref.sha256)["random"]
             for ref in (refs[job.id][0], refs_of(events)[job.id][0])
         )
         assert torch.equal(one["torch"], two["torch"])

@@ -95,7 +95,7 @@ def test_one_replica_takes_the_steps_of_the_plain_trainer_to_rounding(tmp_path: 
         tiny = Tiny(tmp_path / name, opt_fn=opt_fn, params=given, batch_size=20)
         events = (attempt(tiny) if given.processes > 1 else tiny.attempt())[1]
         ref = checkpoints(events)[0]
-        found: dict[str, Any] = checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)
+        found: dict[str, Any] = checkpoint.load(tiny.root / ref.file, ref.sha256)
         return found["model"]
 
     mine = weights("mine", params("parameter_server", epochs=1))

@@ -35,7 +35,7 @@ BOTH = pytest.mark.parametrize("trainer", ["allreduce", "averaging"])
 def weights(tiny: Tiny, events: list[RunEvent]) -> dict[str, Any]:
     """The parameters and buffers at the end of a job."""
     ref = checkpoints(events)[0]
-    return checkpoint.load(tiny.root / ref.file, ref.sha256, tiny.root)["model"]
+    return checkpoint.load(tiny.root / ref.file, ref.sha256)["model"]
 
 
 # Both
@@ -136,7 +136,7 @@ def test_a_mean_of_clones_is_weighted_by_samples(tmp_path: Path) -> None:
     refs: list[CheckpointRef] = []
     _, events = alone.attempt(stop=lambda: True)
     refs = checkpoints(events)
-    first = checkpoint.load(alone.root / refs[0].file, refs[0].sha256, alone.root)["model"]
+    first = checkpoint.load(alone.root / refs[0].file, refs[0].sha256)["model"]
     from asynckfold.training.batches import epoch_order
 
     order = epoch_order(tiny.bundle.folds[0].train, tiny.jobs[0].seed, 0)
