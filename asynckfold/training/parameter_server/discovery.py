@@ -1,4 +1,4 @@
-"""How a server and its replicas find each other through a torch process group.
+"""How a server and its replicas find each other: by the environment, or a torch process group.
 
 The group's store, which all ranks reach, holds the address. The group itself carries nothing: see
 the package on why replicas use plain TCP.
@@ -14,9 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from asynckfold.errors import InputError, PeerLostError, Problem, refuse
+from asynckfold.errors import InputError, PeerLostError
 from asynckfold.system import terminal
-from asynckfold.training.parameter_server import wire
 
 KEY = "asynckfold/parameter_server"
 
@@ -29,50 +28,26 @@ def has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def address_to_bind() -> str:
-    """Return where a server listens by default: in a group, the store has MASTER_PORT."""
-    if not has_group():
-        return wire.default_address()
-    return f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:0"
+def default_address() -> str:
+    """Return torchrun's ``MASTER_ADDR:MASTER_PORT``, else torch's default port on this machine.
 
-
-def group_problems(caller: str) -> Iterator[Problem]:
-    """Refuse no process group, and one without another rank."""
-    if not has_group():
-        yield Problem(
-            f"{caller} needs a process group",
-            "none in this process",
-            "Call torch.distributed.init_process_group on every rank first, or Server.serve with "
-            "the number of replicas.",
-        )
-    elif dist.get_world_size() < 2:
-        yield Problem(
-            f"{caller} needs a process group with a server and at least one replica",
-            f"a world size of {dist.get_world_size()}",
-            "Start at least two ranks with world_size=2.",
-        )
+    In a group, whose store has that port, any port that is free.
+    """
+    port = "0" if has_group() else os.environ.get("MASTER_PORT", "29500")
+    return f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{port}"
 
 
 @contextlib.contextmanager
 def published(address: str) -> Iterator[int]:
-    """Tell the other ranks the address of the server; yield how many they are.
-
-    Raises
-    ------
-    InputError
-        There is no process group, no other rank, or another rank serves already.
-    """
-    refuse(group_problems("Server.run"))
-    mine, store = f"{dist.get_rank()} {address}", _store()
+    """Tell the other ranks the address of the server; yield how many they are."""
+    store, mine = _store("Server.run"), f"{dist.get_rank()} {address}"
     published_by = store.compare_set(KEY, "", mine).decode()
     if published_by != mine:
-        rank = published_by.partition(" ")[0]
-        problem = Problem(
+        raise InputError.one(
             "one rank of a process group is the server",
-            f"rank {dist.get_rank()} while rank {rank} serves",
+            f"rank {mine.split()[0]} while rank {published_by.split()[0]} serves",
             "Call Server.run on rank 0 only, and make a Hogwild on the other ranks.",
         )
-        raise InputError([problem])
     try:
         yield dist.get_world_size() - 1
     finally:
@@ -86,8 +61,6 @@ def server_address(timeout_s: float) -> str:
 
     Raises
     ------
-    InputError
-        This process is the only rank, or serves itself.
     PeerLostError
         No rank serves in time, or the process with the group's store has ended.
     SystemExit
@@ -97,8 +70,7 @@ def server_address(timeout_s: float) -> str:
         # A script whose server never returns makes its optimizer below, on every rank.
         terminal.complain("this rank has served until the replicas left; it ends here")
         raise SystemExit(0)
-    refuse(group_problems("Hogwild without an address"))
-    store = _store()
+    store = _store("Hogwild without an address")
     try:
         store.wait([KEY], timedelta(seconds=timeout_s))
         return str(store.get(KEY).decode().partition(" ")[2])
@@ -109,5 +81,14 @@ def server_address(timeout_s: float) -> str:
         ) from error
 
 
-def _store() -> Any:
+def _store(caller: str) -> Any:
+    """Return the store of the process group; refuse none, and one without another rank."""
+    size = dist.get_world_size() if has_group() else 0
+    if size < 2:
+        raise InputError.one(
+            f"{caller} needs a torch process group with a server and at least one replica",
+            f"a world size of {size}" if size else "none in this process",
+            "Call torch.distributed.init_process_group on two or more ranks first, or Server.serve "
+            "with the number of replicas.",
+        )
     return dist.distributed_c10d._get_default_store()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.errors import Problem, refuse
-from asynckfold.training.parameter_server.wire import FrameError
+from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.training.process_group.shared_tensors import copy_each
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -39,9 +39,12 @@ class ParameterLayout:
 
     @classmethod
     def of(cls, model: nn.Module) -> ParameterLayout:
-        """Return that of a model; raise `InputError` without real parameters."""
+        """Return that of a model; raise `InputError` for parameters that are not real."""
         named = list(model.named_parameters())
-        refuse(_parameter_problems(named))
+        for name, item in named:
+            if not item.is_floating_point():
+                rule, received = "parameters must be real numbers", f"{name} of {item.dtype}"
+                raise InputError.one(rule, received, "Use another model.")
         double = any(item.dtype == torch.float64 for _, item in named)
         shapes = tuple((name, tuple(item.shape)) for name, item in named)
         return cls(shapes, "float64" if double else "float32")
@@ -78,38 +81,10 @@ class ParameterLayout:
         pieces = zip(torch.split(vector, sizes), self.shapes, strict=True)
         return [piece.view(shape) for piece, (_, shape) in pieces]
 
-    def difference(self, other: ParameterLayout) -> str:
-        """Return the first difference to another layout; empty if there is none.
-
-        Examples
-        --------
-        >>> layout = ParameterLayout((("weight", (2, 3)), ("bias", (2,))), "float32")
-        >>> layout.difference(ParameterLayout((("weight", (2, 4)),), "float32"))
-        'weight of shape (2, 4) instead of weight of shape (2, 3)'
-        >>> layout.difference(ParameterLayout(layout.shapes[:1], "float32"))
-        '1 parameters instead of 2'
-        """
-        for (name, shape), (theirs, their_shape) in zip(self.shapes, other.shapes, strict=False):
-            if (name, shape) != (theirs, their_shape):
-                return f"{theirs} of shape {their_shape} instead of {name} of shape {shape}"
-        if len(self.shapes) != len(other.shapes):
-            return f"{len(other.shapes)} parameters instead of {len(self.shapes)}"
-        return "" if self.dtype == other.dtype else f"{other.dtype} instead of {self.dtype}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data, with the byte order of this machine."""
-        return {"shapes": self.shapes, "dtype": f"{np.dtype(self.dtype).newbyteorder('=').str}"}
-
-    @classmethod
-    def from_json(cls, data: Any) -> ParameterLayout:
-        """Undo `to_json`; raise `FrameError` for anything else."""
-        try:
-            shapes = tuple((str(name), tuple(map(int, shape))) for name, shape in data["shapes"])
-            code = str(data["dtype"])
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise FrameError(f"the message does not describe a model: {error}") from error
-        known = {np.dtype(name).str: name for name in ("float32", "float64")}
-        return cls(shapes, known.get(code, code))
+    def entries(self) -> list[Any]:
+        """Return dtype, names and shapes as they are after a way through JSON."""
+        entries: list[Any] = json.loads(json.dumps([self.dtype, *self.shapes]))
+        return entries
 
 
 @dataclass(frozen=True)
@@ -143,105 +118,32 @@ class ServedParameters:
             return int(self.counts[0])
 
 
-def _parameter_problems(named: Sequence[tuple[str, torch.Tensor]]) -> Iterator[Problem]:
-    if not named:
-        yield Problem("a model must have parameters", "none", "Pass the model that is trained.")
-    for name, item in named:
-        if not item.is_floating_point():
-            yield Problem(
-                "parameters must be real numbers", f"{name} of {item.dtype}", "Use another model."
-            )
-
-
-def count_problems(**counts: object) -> Iterator[Problem]:
+def refuse_counts(**counts: object) -> None:
     """Refuse anything but integers of at least 1."""
-    for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            yield Problem(
-                f"{name} must be a whole number of at least 1", repr(value), f"Pass {name}=1."
-            )
-
-
-def lr_problems(groups: Sequence[dict[str, Any]]) -> Iterator[Problem]:
-    """Refuse invalid learning rates."""
-    for group in groups:
-        lr = group["lr"]
-        if not isinstance(lr, (int, float)) or not 0 <= lr < math.inf:
-            yield Problem("lr must be a number of at least 0", repr(lr), "Pass for instance 0.1.")
-
-
-def timeout_problems(timeout_s: float) -> Iterator[Problem]:
-    """Refuse invalid timeouts."""
-    if not isinstance(timeout_s, (int, float)) or not 0 < timeout_s < math.inf:
-        yield Problem("timeout_s must be a number above 0", repr(timeout_s), "Pass seconds.")
-
-
-def shard_problems(shard: object, total: int) -> Iterator[Problem]:
-    """Refuse anything but a part of `total` numbers."""
-    if not is_part(shard, total):
-        yield Problem(
-            "shard must be (index, count), index from 0 to count - 1, and each part must have "
-            f"one of the model's {total} numbers",
-            repr(shard),
-            "Pass (0, 2) for the first of two servers.",
-        )
-
-
-def is_part(shard: object, total: int) -> bool:
-    """Whether it is (index, count) of at most `total` parts."""
-    return (
-        isinstance(shard, (tuple, list))
-        and len(shard) == 2
-        and all(type(number) is int for number in shard)
-        and 0 <= shard[0] < shard[1] <= total
+    rule = "{} must be a whole number of at least 1"
+    refuse(
+        Problem(rule.format(name), repr(value), f"Pass {name}=1.")
+        for name, value in counts.items()
+        if type(value) is not int or value < 1
     )
 
 
-def model_problems(model: object) -> Iterator[Problem]:
-    """Refuse what is no model."""
-    if not isinstance(model, nn.Module):
-        rule = "model must be a torch.nn.Module"
-        yield Problem(rule, f"{model!r:.80}", "Pass the model that is trained.")
+def refuse_other_model(mine: ParameterLayout, theirs: Iterable[Any]) -> None:
+    """Refuse the `entries` of a server with another model."""
+    for one, other in zip_longest(mine.entries(), theirs):
+        if one != other:
+            raise InputError.one(
+                "a replica must have the model of its server",
+                f"{one}, where the server has {other}",
+                "Build both from the same code with the same arguments.",
+            )
 
 
-def membership_problems(trained: Sequence[torch.Tensor], model: nn.Module) -> Iterator[Problem]:
-    """Refuse parameters of other models."""
-    if unfit := list(model_problems(model)):
-        yield from unfit
-        return
-    known = set(map(id, model.parameters()))
-    foreign = sum(id(item) not in known for item in trained)
-    if foreign:
-        yield Problem(
-            "params must be parameters of the model",
-            f"{foreign} that are not",
-            "Pass model.parameters().",
-        )
-
-
-def folder_problems(checkpoint: str | Path | None) -> Iterator[Problem]:
-    """Refuse a checkpoint without a folder."""
-    if checkpoint is not None and not Path(checkpoint).absolute().parent.is_dir():
-        yield Problem(
-            "the folder of checkpoint must exist", str(checkpoint), "Make it, or pass another."
-        )
-
-
-def difference_problems(header: dict[str, Any]) -> Iterator[Problem]:
-    """Refuse a replica with another model than the server."""
-    if header.get("kind") == "refused":
-        yield Problem(
-            "a replica must have the model of its server",
-            f"{header.get('difference')!s:.200}",
-            "Build both from the same code with the same arguments.",
-        )
-
-
-def parts_problems(shards: Sequence[Any], count: int) -> Iterator[Problem]:
-    """Refuse servers that do not hold `count` different parts."""
-    fit = all(is_part(shard, count) and shard[1] == count for shard in shards)
-    if not fit or len({shard[0] for shard in shards}) < len(shards):
-        yield Problem(
+def refuse_shards(shards: Iterable[Any], count: int) -> None:
+    """Refuse servers that do not hold all of `count` different parts."""
+    wanted = [[number, count] for number in range(count)]
+    if sorted(shards) != wanted:
+        raise InputError.one(
             f"{count} addresses must be those of servers with shard=(0, {count}) to "
             f"({count - 1}, {count})",
             f"shards {', '.join(map(str, shards))}",

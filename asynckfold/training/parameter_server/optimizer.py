@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import socket
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,20 +14,19 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from asynckfold.errors import PeerLostError, refuse
+from asynckfold.errors import PeerLostError, Problem, refuse
 from asynckfold.system.files import write_whole
-from asynckfold.training.parameter_server import discovery, wire
+from asynckfold.training.checkpoint import separate
+from asynckfold.training.parameter_server import discovery
 from asynckfold.training.parameter_server.flat_parameters import (
     ParameterLayout,
     as_bytes,
-    count_problems,
-    difference_problems,
-    folder_problems,
-    lr_problems,
-    membership_problems,
-    parts_problems,
-    timeout_problems,
+    refuse_counts,
+    refuse_other_model,
+    refuse_shards,
 )
+from asynckfold.training.parameter_server.wire import Wire, connect
+from asynckfold.training.process_group.shared_tensors import copy_each
 
 
 class Hogwild(torch.optim.Optimizer):
@@ -96,27 +95,21 @@ class Hogwild(torch.optim.Optimizer):
         timeout_s: float = 60.0,
     ) -> None:
         super().__init__(params, {"lr": lr})
-        refuse(
-            [
-                *count_problems(n_push=n_push, n_pull=n_pull, accumulate=accumulate),
-                *lr_problems(self.param_groups),
-                *timeout_problems(timeout_s),
-                *membership_problems(self._trained(), model),
-                *folder_problems(checkpoint),
-            ]
-        )
+        refuse_counts(n_push=n_push, n_pull=n_pull, accumulate=accumulate)
+        self.checkpoint = None if checkpoint is None else Path(checkpoint)
         self.n_push, self.n_pull, self.accumulate = n_push, n_pull, accumulate
         self.model = model
-        self.checkpoint = None if checkpoint is None else Path(checkpoint)
+        refuse(self._problems())
         self._calls = self._steps = self._unpushed = 0
         self._layout = ParameterLayout.of(model)
         self._vector = self._layout.empty()
         in_group = address is None and discovery.has_group()
-        servers = wire.default_address() if address is None else address
         if in_group:
-            servers = discovery.server_address(timeout_s)
-        self._addresses = [servers] if isinstance(servers, str) else list(servers)
-        self._lines: list[socket.socket] = []
+            address = discovery.server_address(timeout_s)
+        elif address is None:
+            address = discovery.default_address()
+        self._addresses = [address] if isinstance(address, str) else list(address)
+        self._wires: list[Wire] = []
         try:
             self._join(timeout_s)
         except BaseException:
@@ -125,32 +118,36 @@ class Hogwild(torch.optim.Optimizer):
         if in_group:
             atexit.register(self._end)
 
-    def _trained(self) -> list[torch.Tensor]:
-        return [item for group in self.param_groups for item in group["params"]]
+    def _problems(self) -> Iterator[Problem]:
+        trained = [item for group in self.param_groups for item in group["params"]]
+        if foreign := sum(id(item) not in map(id, self.model.parameters()) for item in trained):
+            received = f"{foreign} that are not"
+            rule = "params must be parameters of the model"
+            yield Problem(rule, received, "Pass model.parameters().")
+        for group in self.param_groups:
+            if not group["lr"] >= 0:
+                rule = "lr must be a number of at least 0"
+                yield Problem(rule, repr(group["lr"]), "Pass for instance 0.1.")
+        if self.checkpoint is not None and not self.checkpoint.absolute().parent.is_dir():
+            rule = "the folder of checkpoint must exist"
+            yield Problem(rule, str(self.checkpoint), "Make it, or pass another.")
 
     def _join(self, timeout_s: float) -> None:
         count = len(self._addresses)
-        for number, address in enumerate(self._addresses):
-            self._lines.append(wire.connect(address, timeout_s))
-            with self._telling(number):
-                wire.send(self._lines[number], {"model": self._layout.to_json()})
-        shards: list[Any] = []
-        for number, line in enumerate(self._lines):
-            with self._telling(number):
-                header, size = wire.receive(line)
-                refuse(difference_problems(header))
-                shards.append(header.get("shard"))
-                refuse(parts_problems(shards, count))
-                part = self._layout.part(*shards[number])
-                wire.fill(line, as_bytes(self._vector.numpy()[part]), size)
-        # By part, in whatever order the addresses were given.
-        order = sorted(range(count), key=lambda number: int(shards[number][0]))
-        self._lines = [self._lines[number] for number in order]
-        self._addresses = [self._addresses[number] for number in order]
-        for number, line in self._open():
-            with self._telling(number):
-                wire.send(line, {"kind": "begin"})
-        self._take_up()
+        self._wires = [connect(address, timeout_s) for address in self._addresses]
+        with self._asking() as wires:
+            shards = []
+            for wire in wires:
+                shard, entries = json.loads(wire.receive())
+                refuse_other_model(self._layout, entries)
+                shards.append(shard)
+            refuse_shards(shards, count)
+            # By part, in whatever order the addresses were given.
+            order = sorted(range(count), key=lambda number: shards[number][0])
+            self._wires = [wires[number] for number in order]
+            self._fill()
+            for wire in wires:
+                wire.send("begin")
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Add the gradients to the next push, and move this replica's parameters.
@@ -171,10 +168,11 @@ class Hogwild(torch.optim.Optimizer):
                 loss = closure()
         with torch.no_grad():
             self._calls += 1
-            for parameter in self._trained() if self.accumulate > 1 else ():
-                if parameter.grad is not None:
-                    mean = self._kept(parameter, "gradient")
-                    mean.add_(parameter.grad, alpha=1 / self.accumulate)
+            for group in self.param_groups if self.accumulate > 1 else ():
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        mean = self._kept(parameter, "gradient")
+                        mean.add_(parameter.grad, alpha=1 / self.accumulate)
             if self._calls % self.accumulate == 0:
                 self._move()
         return loss
@@ -209,66 +207,60 @@ class Hogwild(torch.optim.Optimizer):
         """Push the steps since the last push, without waiting until they are applied."""
         self._unpushed = 0
         self._vector.zero_()
-        for parameter, view in self._pairs():
+        views = self._layout.views(self._vector)
+        for parameter, view in zip(self.model.parameters(), views, strict=True):
             if parameter in self.state:
                 update = self._kept(parameter, "update")
                 view.copy_(update)
                 update.zero_()
-        for number, line in self._open():
-            with self._telling(number):
-                wire.send(line, {"kind": "push"}, self._piece(number))
+        with self._asking() as wires:
+            for number, wire in enumerate(wires):
+                wire.send("push", self._piece(number))
 
-    @torch.no_grad()
     def pull(self) -> None:
         """Fetch the parameters; steps of this replica that are not pushed yet are not in them."""
-        for number, line in self._open():
-            with self._telling(number):
-                wire.send(line, {"kind": "pull"})
-        for number, line in self._open():
-            with self._telling(number):
-                _, size = wire.receive(line)
-                wire.fill(line, self._piece(number), size)
-        self._take_up()
+        with self._asking() as wires:
+            for wire in wires:
+                wire.send("pull")
+            self._fill()
 
-    @torch.no_grad()
-    def _take_up(self) -> None:
-        for parameter, view in self._pairs():
-            parameter.copy_(view)
-
-    def _pairs(self) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        return zip(self.model.parameters(), self._layout.views(self._vector), strict=True)
+    def _fill(self) -> None:
+        """Receive the parameters from all servers."""
+        for number, wire in enumerate(self._wires):
+            wire.receive()
+            wire.fill(self._piece(number))
+        copy_each(self.model.parameters(), self._layout.views(self._vector))
 
     def _piece(self, number: int) -> memoryview:
         """Return the part of the vector that a server holds, as bytes."""
-        return as_bytes(self._vector.numpy()[self._layout.part(number, len(self._lines))])
+        return as_bytes(self._vector.numpy()[self._layout.part(number, len(self._wires))])
 
-    def _open(self) -> list[tuple[int, socket.socket]]:
-        if not self._lines:
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[list[Wire]]:
+        """Yield the connections; if one is lost, save the model where `checkpoint` says, raise."""
+        if not self._wires:
             raise PeerLostError(
                 "this replica has left its server. Make another Hogwild to continue training"
             )
-        return list(enumerate(self._lines))
-
-    @contextlib.contextmanager
-    def _telling(self, number: int) -> Iterator[None]:
-        """When a server is lost, save the model if `checkpoint` is set, and raise."""
         try:
-            yield
-        except OSError as error:
+            yield self._wires
+        except (OSError, json.JSONDecodeError) as error:
             self._hang_up()
-            text = (
-                f"the parameter server at {self._addresses[number]} has ended or does not answer "
-                f"({error.strerror or error}): "
+            lost = (
+                f"the parameter server at {', '.join(self._addresses)} has ended or does not "
+                f"answer ({getattr(error, 'strerror', None) or error}): "
             )
             if self.checkpoint is None or not self._steps:
-                hint = "" if self.checkpoint else "; checkpoint=PATH saves the model in such a case"
                 raise PeerLostError(
-                    text + "nothing of this replica was saved. Start the server and its replicas "
-                    f"again{hint}"
+                    f"{lost}nothing of this replica was saved. Start the server and its replicas "
+                    "again; checkpoint=PATH saves the model in such a case"
                 ) from error
-            save_model(self.model, self.checkpoint)
+            # Copies: safetensors refuses tensors that share memory, such as tied weights.
+            state = self.model.state_dict().items()
+            tensors = {key: value for key, value in state if isinstance(value, torch.Tensor)}
+            write_whole(self.checkpoint, safetensors.torch.save(separate(tensors)))
             raise PeerLostError(
-                text + f"the model was saved in {self.checkpoint}. Load it with "
+                f"{lost}the model was saved in {self.checkpoint}. Load it with "
                 "model.load_state_dict(safetensors.torch.load_file(PATH)) and start the server "
                 "with it"
             ) from error
@@ -278,13 +270,13 @@ class Hogwild(torch.optim.Optimizer):
 
         When it returns, the server has applied all pushes of this replica.
         """
-        if self._lines:
+        if self._wires:
             if self._unpushed:
                 self.push()
-            for number, line in self._open():
-                with self._telling(number):
-                    wire.send(line, {"kind": "leave"})
-                    wire.receive(line)
+            with self._asking() as wires:
+                for wire in wires:
+                    wire.send("leave")
+                    wire.receive()
             self._hang_up()
 
     def _end(self) -> None:
@@ -296,9 +288,9 @@ class Hogwild(torch.optim.Optimizer):
 
     def _hang_up(self) -> None:
         atexit.unregister(self._end)
-        for line in self._lines:
-            line.close()
-        self._lines = []
+        for wire in self._wires:
+            wire.close()
+        self._wires = []
 
     def __enter__(self) -> Hogwild:
         return self
@@ -309,14 +301,3 @@ class Hogwild(torch.optim.Optimizer):
             self.close()
         else:
             self._hang_up()
-
-
-def save_model(model: nn.Module, path: Path) -> None:
-    """Write the tensors of a model's ``state_dict`` as safetensors, atomically."""
-    # Copies: safetensors refuses tensors that share memory, such as tied weights.
-    tensors = {
-        name: value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, value in model.state_dict().items()
-        if isinstance(value, torch.Tensor)
-    }
-    write_whole(path, safetensors.torch.save(tensors))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import json
 import threading
 import time
 from dataclasses import dataclass
@@ -11,18 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from torch import nn
 
-from asynckfold.errors import PeerLostError, refuse
-from asynckfold.training.parameter_server import discovery, wire
+from asynckfold.errors import InputError, PeerLostError
+from asynckfold.training.parameter_server import discovery
 from asynckfold.training.parameter_server.flat_parameters import (
     Floats,
     ParameterLayout,
     ServedParameters,
     as_bytes,
-    count_problems,
-    model_problems,
-    shard_problems,
-    timeout_problems,
+    refuse_counts,
 )
+from asynckfold.training.parameter_server.wire import Wire, listen
 from asynckfold.training.process_group.shared_tensors import copy_each
 
 ACCEPT_SECONDS = 0.1
@@ -109,18 +107,23 @@ class Server:
         staleness_aware: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
-        refuse(model_problems(model))
         self._layout = ParameterLayout.of(model)
-        refuse([*shard_problems(shard, self._layout.total), *timeout_problems(timeout_s)])
+        index, count = shard
+        if not 0 <= index < count <= self._layout.total:
+            raise InputError.one(
+                "shard must be (index, count), index from 0 to count - 1, and each part must have "
+                f"one of the model's {self._layout.total} numbers",
+                repr(shard),
+                "Pass (0, 2) for the first of two servers.",
+            )
         self.model, self.shard, self.staleness_aware = model, shard, staleness_aware
         self.timeout_s = timeout_s
-        self._served = self._taken_up()
         self._lock = threading.Lock()
-        self._lines: dict[socket.socket, str] = {}
+        self._wires: set[Wire] = set()
         self._came = 0
         self._lost: list[str] = []
         self._refused: list[str] = []
-        self._listener = wire.listen(discovery.address_to_bind() if address is None else address)
+        self._listener = listen(discovery.default_address() if address is None else address)
         self._listener.settimeout(ACCEPT_SECONDS)
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -160,36 +163,31 @@ class Server:
         PeerLostError
             No replica joined.
         """
-        refuse(count_problems(replicas=replicas))
-        self._served = self._taken_up()
+        refuse_counts(replicas=replicas)
+        part, vector = self._layout.part(*self.shard), self._layout.vector(self.model)
+        values, counts = vector.numpy()[part], np.zeros(3, np.int64)
+        served = ServedParameters(values, counts, threading.Lock(), self.staleness_aware)
         threads: list[threading.Thread] = []
         try:
-            self._accept(replicas, threads)
+            self._accept(replicas, served, threads)
         finally:
             self.close()
             for thread in threads:
                 thread.join()
-            vector = self._layout.vector(self.model)
-            vector.numpy()[self._layout.part(*self.shard)] = self._served.values
             copy_each(self.model.parameters(), self._layout.views(vector))
-        pushes, staleness, most = self._served.counts.tolist()
+        pushes, staleness, most = counts.tolist()
         mean = staleness / max(1, pushes)
         return ServerSummary(
             self._came, tuple(self._lost), tuple(self._refused), pushes, mean, most
         )
 
-    def _taken_up(self) -> ServedParameters:
-        """Return a copy of the parameters to serve."""
-        values = self._layout.vector(self.model).numpy()[self._layout.part(*self.shard)].copy()
-        return ServedParameters(
-            values, np.zeros(3, np.int64), threading.Lock(), self.staleness_aware
-        )
-
-    def _accept(self, replicas: int, threads: list[threading.Thread]) -> None:
+    def _accept(
+        self, replicas: int, served: ServedParameters, threads: list[threading.Thread]
+    ) -> None:
         last_seen = time.monotonic()
         while True:
             with self._lock:
-                present, came = len(self._lines), self._came
+                present, came = len(self._wires), self._came
             if came >= replicas and not present:
                 return
             if present:
@@ -202,86 +200,68 @@ class Server:
                     "with this address, or pass a greater timeout_s"
                 )
             try:
-                line, place = self._listener.accept()
+                line, (host, port, *_) = self._listener.accept()
             except (TimeoutError, ConnectionError):
                 continue
             except OSError:
                 if self._listener.fileno() < 0:
                     return  # `close` was called
                 raise
-            line.settimeout(None)
+            wire = Wire(line, self.timeout_s)
             with self._lock:
-                self._lines[wire.prepared(line)] = f"{place[0]}:{place[1]}"
-            threads.append(threading.Thread(target=self._attend, args=(line,)))
+                self._wires.add(wire)
+            place = f"{host}:{port}"
+            threads.append(threading.Thread(target=self._attend, args=(wire, place, served)))
             threads[-1].start()
 
-    def _attend(self, line: socket.socket) -> None:
+    def _attend(self, wire: Wire, place: str, served: ServedParameters) -> None:
         """Serve one replica in a thread until it leaves or is lost."""
         ends, end = self._refused, ""
+        room = np.empty_like(served.values)
         try:
-            seen = self._admit(line)
+            wire.send(json.dumps([self.shard, self._layout.entries()]))
+            seen = self._give(wire, served, room)
+            # The replica may have another model, or miss a part of it.
+            if wire.receive() != "begin":
+                raise ConnectionError("it is no replica")
+            wire.limit(None)
+            with self._lock:
+                self._came += 1
             ends = self._lost
-            self._obey(line, seen)
+            while (command := wire.receive()) != "leave":
+                if command == "push":
+                    wire.fill(as_bytes(room))
+                    served.push(room, seen)
+                    # The replica has moved its parameters too.
+                    seen += 1
+                elif command == "pull":
+                    seen = self._give(wire, served, room)
+                else:
+                    raise ConnectionError(f"it sent {command!r:.40}")
+            wire.send("left")
         except OSError as error:
-            end = f"{self._lines[line]}: {error.strerror or error}"
+            end = f"{place}: {error.strerror or error}"
         finally:
             with self._lock:
                 if end:
                     ends.append(end)
-                del self._lines[line]
-            line.close()
+                self._wires.remove(wire)
+            wire.close()
 
-    def _admit(self, line: socket.socket) -> int:
-        """Send the parameters to a replica with the same model, and wait until it begins."""
-        line.settimeout(self.timeout_s)
-        header, _ = wire.receive(line)
-        difference = self._layout.difference(ParameterLayout.from_json(header.get("model")))
-        if difference:
-            wire.send(line, {"kind": "refused", "difference": difference})
-            raise wire.FrameError(f"another model, {difference}")
-        seen = self._give(line, np.empty_like(self._served.values))
-        # The replica may find that the servers do not hold all parts of one model.
-        wire.receive(line)
-        line.settimeout(None)
-        with self._lock:
-            self._came += 1
-        return seen
-
-    def _give(self, line: socket.socket, room: Floats) -> int:
+    @staticmethod
+    def _give(wire: Wire, served: ServedParameters, room: Floats) -> int:
         """Send the parameters, through a buffer; return how many pushes are in them."""
-        seen = self._served.fetch(room)
-        wire.send(line, {"kind": "values", "shard": self.shard}, as_bytes(room))
+        seen = served.fetch(room)
+        wire.send("values", as_bytes(room))
         return seen
-
-    def _obey(self, line: socket.socket, seen: int) -> None:
-        """Serve one replica, whose parameters include `seen` pushes, until it leaves.
-
-        Raises `OSError` if it ends without leaving, or sends an invalid message.
-        """
-        room = np.empty_like(self._served.values)
-        while True:
-            header, size = wire.receive(line)
-            kind = header.get("kind")
-            if kind == "push":
-                wire.fill(line, as_bytes(room), size)
-                self._served.push(room, seen)
-                # The replica has moved its parameters too.
-                seen += 1
-            elif kind == "pull":
-                seen = self._give(line, room)
-            elif kind == "leave":
-                wire.send(line, {"kind": "left"})
-                return
-            else:
-                raise wire.FrameError(f"a message of unknown kind {kind!r:.40}")
 
     def close(self) -> None:
         """Stop listening, and disconnect all replicas, which then raise `PeerLostError`."""
         self._listener.close()
         with self._lock:
-            for line in self._lines:
+            for wire in self._wires:
                 with contextlib.suppress(OSError):
-                    line.shutdown(socket.SHUT_RDWR)
+                    wire.shut()
 
     def __enter__(self) -> Server:
         return self

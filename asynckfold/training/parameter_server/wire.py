@@ -1,47 +1,77 @@
-"""Messages with numbers over TCP: a JSON header, then raw bytes; no pickle.
+"""Commands and numbers over TCP: lines of text, raw bytes of a known length; no pickle.
 
 ::
 
-    magic │ length of header │ length of payload │ header: a JSON object │ payload: raw numbers
-      4            4                  8
-
-The receiver knows the length of the payload before it allocates memory for it; the network only
-decides the size of the header, which has a limit.
+    server ──► a line of JSON: shapes, dtype, shard ─ numbers         replica: compares its model
+    server ◄── "begin" … "push" ─ numbers … "pull" … "leave"
+           ──►                              numbers      "left"
 """
 
 from __future__ import annotations
 
-import json
-import os
 import socket
-import struct
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from asynckfold.errors import InputError, PeerLostError
 
-HEADER_LIMIT = 16 << 20
+LINE_LIMIT = 16 << 20
 """Bytes; names and shapes of a model with a hundred thousand tensors take less."""
 
 RETRY_SECONDS = 0.1
 """Between two attempts to connect."""
 
-KEEPALIVE_SECONDS, KEEPALIVE_EVERY_SECONDS, KEEPALIVES = 30, 10, 3
-"""A peer whose machine vanished is detected after a minute of silence; for one whose process ended,
-the kernel closes the connection at once."""
+_TCP_OPTIONS = {
+    # Small messages are sent at once.
+    socket.TCP_NODELAY: 1,
+    # A peer whose machine vanished is detected after a minute of silence; for one whose process
+    # ended, the kernel closes the connection at once.
+    socket.TCP_KEEPIDLE: 30,
+    socket.TCP_KEEPINTVL: 10,
+    socket.TCP_KEEPCNT: 3,
+    socket.TCP_USER_TIMEOUT: 60_000,
+}
 
-_MAGIC = b"AKF1"
-_START = struct.Struct("!4sIQ")
 
+class Wire:
+    """A connection between a server and a replica. Its methods raise `OSError` when it is lost."""
 
-class FrameError(ConnectionError):
-    """An invalid message, or a connection that ended within one."""
+    def __init__(self, line: socket.socket, timeout_s: float) -> None:
+        self._line, self._file = line, line.makefile("rb")
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _TCP_OPTIONS.items():
+            line.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.limit(timeout_s)
 
+    def limit(self, timeout_s: float | None) -> None:
+        """Set how long to wait for the other side."""
+        self._line.settimeout(timeout_s)
 
-def default_address() -> str:
-    """Return torchrun's ``MASTER_ADDR:MASTER_PORT``, else torch's default port on this machine."""
-    return f"{os.environ.get('MASTER_ADDR', '127.0.0.1')}:{os.environ.get('MASTER_PORT', '29500')}"
+    def send(self, text: str, numbers: memoryview | None = None) -> None:
+        """Send a line of text, and numbers after it."""
+        self._line.sendall(f"{text}\n".encode())
+        if numbers is not None:
+            self._line.sendall(numbers)
+
+    def receive(self) -> str:
+        """Return the next line."""
+        text = self._file.readline(LINE_LIMIT)
+        if not text.endswith(b"\n"):
+            raise ConnectionError("the other side closed the connection, or is something else")
+        return text[:-1].decode(errors="replace")
+
+    def fill(self, room: memoryview) -> None:
+        """Receive as many bytes as `room` holds."""
+        if self._file.readinto(room) < room.nbytes:
+            raise ConnectionError("the other side closed the connection")
+
+    def shut(self) -> None:
+        """Disconnect; a thread that waits for the other side is woken."""
+        self._line.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._line.close()
 
 
 def parse(address: str) -> tuple[str, int]:
@@ -73,81 +103,19 @@ def listen(address: str) -> socket.socket:
         ) from error
 
 
-def connect(address: str, timeout_s: float) -> socket.socket:
+def connect(address: str, timeout_s: float) -> Wire:
     """Return a connection to an address; retry for `timeout_s`, then raise `PeerLostError`."""
     host, port = parse(address)
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            line = socket.create_connection((host, port), max(deadline - time.monotonic(), 0.01))
-            # Without a listener, an ephemeral port may connect to itself.
-            if line.getsockname() != line.getpeername():
-                line.settimeout(timeout_s)
-                return prepared(line)
-            line.close()
-            error = OSError("no listener")
-        except OSError as caught:
-            error = caught
-        if time.monotonic() + RETRY_SECONDS >= deadline:
-            raise PeerLostError(
-                f"no parameter server answered at {address} within {timeout_s:g} s "
-                f"({error.strerror or error}). Start it, correct the address, or pass a greater "
-                "timeout_s"
-            ) from error
+            left = max(deadline - time.monotonic(), 0.01)
+            return Wire(socket.create_connection((host, port), left), timeout_s)
+        except OSError as error:
+            if time.monotonic() + RETRY_SECONDS >= deadline:
+                raise PeerLostError(
+                    f"no parameter server answered at {address} within {timeout_s:g} s "
+                    f"({error.strerror or error}). Start it, correct the address, or pass a "
+                    "greater timeout_s"
+                ) from error
         time.sleep(RETRY_SECONDS)
-
-
-def prepared(line: socket.socket) -> socket.socket:
-    """Send small messages at once, and detect a peer whose machine vanished."""
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_SECONDS)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_SECONDS)
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVES)
-    seconds = KEEPALIVE_SECONDS + KEEPALIVE_EVERY_SECONDS * KEEPALIVES
-    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * seconds)
-    return line
-
-
-def send(line: socket.socket, header: Mapping[str, Any], payload: memoryview | None = None) -> None:
-    """Send a message."""
-    text = json.dumps(header).encode()
-    size = 0 if payload is None else payload.nbytes
-    line.sendall(_START.pack(_MAGIC, len(text), size) + text)
-    if payload is not None:
-        line.sendall(payload)
-
-
-def receive(line: socket.socket) -> tuple[dict[str, Any], int]:
-    """Return the header of the next message, and the length of its payload.
-
-    Raises
-    ------
-    OSError
-        The connection ended or timed out, or the message is invalid (`FrameError`).
-    """
-    start = bytearray(_START.size)
-    fill(line, memoryview(start))
-    magic, length, size = _START.unpack(start)
-    if magic != _MAGIC or length > HEADER_LIMIT:
-        raise FrameError("the data received is not a message of a parameter server or its replica")
-    text = bytearray(length)
-    fill(line, memoryview(text))
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise FrameError(f"a header is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise FrameError("a header is not a JSON object")
-    return header, size
-
-
-def fill(line: socket.socket, room: memoryview, size: int | None = None) -> None:
-    """Receive as many bytes as `room` holds; an announced `size` must be equal."""
-    if size is not None and size != room.nbytes:
-        raise FrameError(f"a message announces {size} bytes where {room.nbytes} belong")
-    while room.nbytes:
-        count = line.recv_into(room)
-        if not count:
-            raise FrameError("the other side closed the connection")
-        room = room[count:]
