@@ -24,6 +24,9 @@ MOST_ROWS = 30
 MOST_WIDTH = 50
 """Characters of a name."""
 
+COLUMN_FACTS = ("name", "role", "dtype", "why", "categories", "missing", "different", "values")
+"""What ``--json`` says of a column."""
+
 RARE = 10
 """Samples of a class below which the number of folds is limited."""
 
@@ -67,7 +70,9 @@ def _numbers(source: Inspection) -> dict[str, Any]:
         "samples": source.samples,
         "sample_shape": list(source.sample_shape),
         "classes": source.classes,
-        "columns": [{**asdict(item.column), "values": item.values} for item in source.columns],
+        "columns": [
+            {name: getattr(column, name) for name in COLUMN_FACTS} for column in source.columns
+        ],
         "repeated": source.repeated,
         "notes": list(source.notes),
         "problems": [asdict(problem) for problem in source.problems],
@@ -85,18 +90,17 @@ def _sizes(source: Inspection) -> str:
 
 def _column_table(source: Inspection) -> Table:
     """Return a row for each column; of many plain features only the first."""
-    missing = ["missing"] * any(item.column.missing for item in source.columns)
+    missing = ["missing"] * any(item.missing for item in source.columns)
     columns = ["column", "role", "type", "different", *missing, "values, or reason"]
-    shown = [item for item in source.columns if item.column.role != FEATURE]
-    plain = [item for item in source.columns if item.column.role == FEATURE]
+    shown = [item for item in source.columns if item.role != FEATURE]
+    plain = [item for item in source.columns if item.role == FEATURE]
     shown += plain[:MOST_ROWS]
     rows, styles = [], []
     for item in sorted(shown, key=source.columns.index):
-        column = item.column
-        empty = [f"{column.missing:,}" if column.missing else "" for _ in missing]
-        cells = [column.name, column.role, column.dtype, f"{column.different:,}"]
-        rows.append([*cells, *empty, column.why or _cut(item.values)])
-        styles.append({LEFT_OUT: "yellow", REFUSED: "red"}.get(column.role, ""))
+        empty = [f"{item.missing:,}" if item.missing else "" for _ in missing]
+        cells = [item.name, item.role, item.dtype, f"{item.different:,}"]
+        rows.append([*cells, *empty, item.why or _cut(item.values)])
+        styles.append({LEFT_OUT: "yellow", REFUSED: "red"}.get(item.role, ""))
     if len(plain) > MOST_ROWS:
         rows.append([f"… and {len(plain) - MOST_ROWS:,} more features"])
     return table_of(columns, rows, ("column", "role", "type", columns[-1]), styles)

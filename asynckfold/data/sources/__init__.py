@@ -15,26 +15,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from asynckfold.data.sources.arrays import npz_samples, npz_source
+import numpy as np
+
+from asynckfold.data.sources.arrays import inspect_arrays, npz_samples, npz_source
+from asynckfold.data.sources.columns import matrix
 from asynckfold.data.sources.images import (
     TORCHVISION,
     digits,
     folder_samples,
     folder_source,
     image_transform,
+    inspect_folder,
     torchvision_source,
 )
-from asynckfold.data.sources.inspection import (
+from asynckfold.data.sources.source import (
+    TABLE,
     Inspection,
-    inspect_arrays,
-    inspect_folder,
-    inspect_source,
-    inspect_table,
-    limited_to,
+    Samples,
+    Source,
+    TableOptions,
+    balanced_subset,
+    limited,
 )
-from asynckfold.data.sources.source import Samples, Source, TableOptions, balanced_subset, limited
-from asynckfold.data.sources.tables import column_words, csv_samples, csv_source
+from asynckfold.data.sources.tables import column_words, csv_samples, read_table, table_source
 from asynckfold.data.sources.text_files import HEADER_CHOICES
 from asynckfold.errors import InputError, Problem, nearest, refuse
 
@@ -166,13 +171,24 @@ def inspect(
     (1797, (1, 8, 8), 178, 0)
     """
     word, place = _checked(spec, data_root, choice, limit)
+    samples: Any = ()
     if word == "folder":
         inspection = inspect_folder(spec, place)
-    elif word in _PATHS:
-        inspection = (inspect_table if word == "csv" else inspect_arrays)(spec, place, choice)
+    elif word == "csv":
+        inspection = read_table(spec, place, choice)
+    elif word == "npz":
+        inspection, samples = inspect_arrays(spec, place, choice)
     else:
-        inspection = inspect_source(_load(spec, word, place, download, choice))
-    return inspection if limit is None else limited_to(inspection, limit, random_state)
+        source = _load(spec, word, place, download, choice)
+        samples = source.dataset.data  # type: ignore[attr-defined]
+        shape, classes = source.sample_shape, source.classes
+        facts = len(samples), shape, classes, source.targets, source.notes
+        inspection = Inspection(spec, source.kind, *facts)
+    if inspection.kind == TABLE:
+        samples = () if inspection.problems else matrix(inspection.columns)
+    if len(samples):
+        inspection = inspection.with_repeats(np.asarray(sample).tobytes() for sample in samples)
+    return inspection if limit is None else inspection.limited(limit, random_state)
 
 
 def _checked(
@@ -194,8 +210,10 @@ def _load(spec: str, word: str, place: Path, download: bool, choice: TableOption
         return digits()
     if word == "folder":
         return folder_source(spec, place)
-    if word in _PATHS:
-        return (csv_source if word == "csv" else npz_source)(spec, place, choice)
+    if word == "npz":
+        return npz_source(spec, place, choice)
+    if word == "csv":
+        return table_source(read_table(spec, place, choice))
     return torchvision_source(word, place, download)
 
 

@@ -9,10 +9,10 @@ up to 50 different names                        one feature per name, 1 or 0
 whole numbers that count the samples, in any    left out: in a file sorted by class they give
 order, with any offset and with gaps            the class away
 names nearly all of which differ                left out: they name the rows
-anything, as the first column, without a name   left out: it numbers or names the rows
+anything without a name, as the first column,   left out: it numbers or names the rows, or each
+or empty                                        line ends in a delimiter
 whole numbers or names, nearly all different,   left out: they identify the rows
 called ``id``, ``…_id``, ``index`` or alike
-nothing, without a name                         left out: each line ends in a delimiter
 one value only                                  a feature; the notes say so
 missing cells, infinities, dates, numbers with  refused, with the remedy
 units or decimal commas, codes with leading
@@ -20,14 +20,14 @@ zeros, whole numbers beyond 2**53, numbers and
 names mixed, more than 50 names
 =============================================== ================================================
 
-`ColumnChoice` stands above the rule: what is to be dropped, kept, or taken as names.
+Columns that the caller names, to be dropped, kept, or taken as names, are above the rule.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,9 +40,11 @@ from asynckfold.errors import Problem
 MAX_CATEGORIES = 50
 FEATURE, TARGET, LEFT_OUT, REFUSED = "feature", "target", "left out", "refused"
 NAMES = "names"
+DROP, KEEP, CATEGORY = "--drop", "--keep", "--category"
+GROUPS, FOLDS = "--groups", "--fold-column"
+Chosen = Mapping[str, frozenset[int]]
+"""Positions of the columns that each flag names."""
 
-_ON_REQUEST, _EMPTY = "--drop", "it is empty and has no name"
-_GROUPS, _FOLDS = "--groups", "--fold-column"
 _NAMED_COLUMNS = 5
 # A row or two may be there twice.
 _NEARLY_ALL = 0.9
@@ -58,45 +60,55 @@ _IDENTIFIER = re.compile(
 _NUMBERLIKE = re.compile(r"[^\w]*\d[\d\W_]*[a-zA-Zµ]{0,3}")
 """A number with a unit, a decimal comma or separators; a date, a time, a range."""
 
-_MISSING_RULE = "features must have no missing values"
-_RANGE_RULE = "whole numbers must be at most 2**53, and all be finite and fit float32"
-_PLAIN_RULE = "a column must hold plain numbers or names, not both"
-_ZEROS_RULE = "numbers with leading zeros may be codes"
-_CATEGORIES_RULE = f"a column of names must have at most {MAX_CATEGORIES} different ones"
-_OTHER_RULE = "a column must hold numbers, or those names, that the models were trained on"
+_MISSING, _RANGE, _PLAIN, _ZEROS, _MANY, _OTHER = (
+    "features must have no missing values",
+    "whole numbers must be at most 2**53, and all be finite and fit float32",
+    "a column must hold plain numbers or names, not both",
+    "numbers with leading zeros may be codes",
+    f"a column of names must have at most {MAX_CATEGORIES} different ones",
+    "a column must hold numbers, or those names, that the models were trained on",
+)
 _REMEDIES = {
-    _MISSING_RULE: (
+    _MISSING: (
         "Fill these cells or drop the rows first, or leave the column out with --drop. Rows count "
         "from 1, without the header."
     ),
-    _RANGE_RULE: "Replace these cells, rescale the column, or leave it out with --drop.",
-    _PLAIN_RULE: (
+    _RANGE: "Replace these cells, rescale the column, or leave it out with --drop.",
+    _PLAIN: (
         "Write plain digits with a decimal point, without units: 1.5 for 1,5 and 1000 for 1,000; "
         "turn dates and times into numbers. If these are names or codes, pass --category COLUMN; "
         "if the first row is the header, --header yes."
     ),
-    _ZEROS_RULE: "Pass --category COLUMN if they are codes, --keep COLUMN if they are numbers.",
-    _CATEGORIES_RULE: (
+    _ZEROS: "Pass --category COLUMN if they are codes, --keep COLUMN if they are numbers.",
+    _MANY: (
         "Leave the column out with --drop, group its values, or turn it into numbers; if each is a "
         "group of rows that belong together, such as a patient, pass --groups COLUMN."
     ),
-    _OTHER_RULE: (
-        "Correct these cells or drop the rows first. Rows count from 1, without the header."
-    ),
+    _OTHER: "Correct these cells or drop the rows first.",
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Column:
-    """What a column of a table is."""
+    """What a column of a table is, and its numbers."""
 
     name: str  # from the header, or ``"column 3"``
     role: str  # feature, target, left out, or refused
-    dtype: str = ""  # float64, int64, bool, or names
-    why: str = ""  # reason why it is left out or refused
+    dtype: str  # float64, int64, bool, or names
+    why: str = ""  # reason why it is left out, or the rule that it breaks
     categories: tuple[str, ...] = ()  # of a column of names; each becomes a feature
     missing: int = 0  # cells without a value
     different: int = 0  # distinct values
+    numbers: npt.NDArray[Any] | None = None  # of a feature: shape (n,) or (n, n_categories)
+    where: str = ""  # the cells that break the rule
+    example: str = ""  # a number of it that may mean another
+
+    @classmethod
+    def of(cls, name: str, cells: Any) -> Column:
+        """Return a feature without its numbers."""
+        dtype = str(cells.dtype) if cells.dtype.kind in "iufb" else NAMES
+        missing, different = int(cells.isna().sum()), int(cells.nunique())
+        return cls(name, FEATURE, dtype, missing=missing, different=different)
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -107,70 +119,45 @@ class Column:
             return (self.name,)
         return tuple(f"{self.name}={category}" for category in self.categories)
 
-
-@dataclass(frozen=True)
-class ColumnChoice:
-    """The caller's `TableOptions` for columns, by position."""
-
-    drop: frozenset[int] = frozenset()
-    keep: frozenset[int] = frozenset()
-    category: frozenset[int] = frozenset()
-    groups: frozenset[int] = frozenset()
-    fold_column: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, eq=False)
-class JudgedColumn:
-    """A column and its numbers, or the rule that it breaks and where."""
-
-    column: Column
-    values: npt.NDArray[Any] | None = None
-    detail: str = ""  # where it breaks the rule, which is the column's `why`
-    example: str = ""  # a number of it that may mean another
+    @property
+    def values(self) -> str:
+        """The range of its numbers, or its names."""
+        if self.dtype == NAMES or self.numbers is None or self.numbers.dtype.kind == "b":
+            return ", ".join(self.categories)
+        low, high = self.numbers.min(), self.numbers.max()
+        return f"{low:.6g}" if low == high else f"{low:.6g} … {high:.6g}"
 
 
 def judge(
-    name: str,
-    position: int,
-    cells: Any,
-    choice: ColumnChoice,
-    *,
-    unnamed: bool,
-    example: str = "",
-) -> JudgedColumn:
+    name: str, position: int, cells: Any, chosen: Chosen, *, unnamed: bool, example: str = ""
+) -> Column:
     """Decide what a column other than the target is, by the rule of this module.
 
     `cells` is a Series as pandas read it. `unnamed`: the table has a header, but not for this
     column. `example` is a number that may mean another, or be a code.
     """
-    for why, positions in (
-        (_GROUPS, choice.groups),
-        (_FOLDS, choice.fold_column),
-        (_ON_REQUEST, choice.drop),
-    ):
-        if position in positions:
-            return _left_out(name, cells, why)
-    is_code = LEADING_ZERO.match(example) is not None
-    is_kept, is_category = position in choice.keep, position in choice.category
-    judged = _judge_kept(name, cells, is_category, is_code and not (is_kept or is_category))
-    why = "" if is_kept else _idle(name, position, cells, judged, unnamed)
-    doubted = judged if is_kept or is_category else replace(judged, example=example)
-    return _left_out(name, cells, why) if why else doubted
+    column = Column.of(name, cells)
+    flags = [flag for flag, positions in chosen.items() if position in positions]
+    for flag in (GROUPS, FOLDS, DROP):
+        if flag in flags:
+            return replace(column, role=LEFT_OUT, why=flag)
+    is_code = not flags and LEADING_ZERO.match(example) is not None
+    encoded = _encoded(column, cells, as_names=CATEGORY in flags, is_code=is_code)
+    why = "" if KEEP in flags else _idle(encoded, position, cells, unnamed)
+    if why:
+        return replace(column, role=LEFT_OUT, why=why)
+    return encoded if flags else replace(encoded, example=example)
 
 
-def _idle(name: str, position: int, cells: Any, judged: JudgedColumn, unnamed: bool) -> str:
+def _idle(column: Column, position: int, cells: Any, unnamed: bool) -> str:
     """Return why a column says nothing but which row it is; ``""`` if it may say more."""
-    if unnamed and cells.isna().all():
-        return _EMPTY
-    if unnamed and position == 0:
-        return "it has no name and stands first, as row numbers do"
     values = cells.dropna()
-    numbers = judged.values
-    if numbers is None and values.dtype.kind in "iuf":
-        numbers = values.to_numpy()
-    names = judged.column.dtype == NAMES and judged.column.why in ("", _CATEGORIES_RULE)
-    different = len(values) > 1 and judged.column.different >= _NEARLY_ALL * len(values)
-    if different and _IDENTIFIER.search(name) and (names or _is_whole(numbers)):
+    if unnamed and (position == 0 or not len(values)):
+        return "it has no name, and stands first, as row numbers do, or is empty"
+    numbers = values.to_numpy() if values.dtype.kind in "iuf" else column.numbers
+    names = column.dtype == NAMES and column.why in ("", _MANY)
+    different = len(values) > 1 and column.different >= _NEARLY_ALL * len(values)
+    if different and _IDENTIFIER.search(column.name) and (names or _is_whole(numbers)):
         return "nearly all its values differ, and its name is that of an identifier"
     if names and different and len(values) >= _FEW_ROWS:
         return "nearly all its names differ: they name the rows"
@@ -180,101 +167,71 @@ def _idle(name: str, position: int, cells: Any, judged: JudgedColumn, unnamed: b
 
 
 def _is_whole(numbers: npt.NDArray[Any] | None) -> bool:
-    if numbers is None or numbers.dtype.kind == "b":
-        return False
-    return bool((numbers == np.rint(numbers)).all())
+    is_number = numbers is not None and numbers.dtype.kind != "b"
+    return is_number and bool((numbers == np.rint(numbers)).all())  # type: ignore[arg-type]
 
 
-def _left_out(name: str, cells: Any, why: str) -> JudgedColumn:
-    return JudgedColumn(replace(_column(name, cells), role=LEFT_OUT, why=why))
-
-
-def _column(name: str, cells: Any) -> Column:
-    dtype = str(cells.dtype) if cells.dtype.kind in "iufb" else NAMES
-    return Column(name, FEATURE, dtype, "", (), int(cells.isna().sum()), int(cells.nunique()))
-
-
-def _judge_kept(name: str, cells: Any, category: bool, zeros: bool) -> JudgedColumn:
-    missing = np.flatnonzero(cells.isna())
-    if len(missing):
-        return _fault(name, cells, _MISSING_RULE, missing)
-    if category:
-        return _one_hot(name, cells.astype(str).str.strip())
-    if cells.dtype.kind in "iufb":
-        if zeros:
-            return _fault(name, cells, _ZEROS_RULE, np.array([], np.int64))
-        return _numbers(name, cells)
-    return _texts(name, cells.astype(str).str.strip())
-
-
-def _fault(
-    name: str, cells: Any, rule: str, bad: npt.NDArray[np.int64], shown: object = None
-) -> JudgedColumn:
-    detail = name
-    if len(bad):
-        count = "1 cell" if len(bad) == 1 else f"{len(bad)} cells"
-        example = "" if shown is None else f", {shown!r}"
-        detail = f"{name} ({count}, first in row {bad[0] + 1}{example})"
-    column = replace(_column(name, cells), role=REFUSED, why=rule)
-    return JudgedColumn(column, None, detail)
-
-
-def _numbers(name: str, cells: Any) -> JudgedColumn:
-    values = cells.to_numpy()
-    if values.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            bad = np.flatnonzero(~np.isfinite(values.astype(np.float32)))
-    else:
-        bad = np.flatnonzero((values > _EXACT) | (values < -_EXACT))
-    if len(bad):
-        return _fault(name, cells, _RANGE_RULE, bad, str(values[bad[0]]))
-    return JudgedColumn(_column(name, cells), values)
-
-
-def _texts(name: str, cells: Any) -> JudgedColumn:
-    import pandas as pd
-
-    texts = cells.to_numpy(object)
-    plain = {text: number(text) is not None for text in dict.fromkeys(texts)}
-    is_number = np.array([plain[text] for text in texts])
+def _encoded(column: Column, cells: Any, *, as_names: bool, is_code: bool) -> Column:
+    """Return a column with its numbers, or as refused."""
+    if column.missing:
+        return _refused(column, _MISSING, cells.isna())
+    if cells.dtype.kind in "iufb" and not as_names:
+        if is_code:
+            return replace(column, role=REFUSED, why=_ZEROS, where=column.name)
+        return _numeric(column, cells.to_numpy(), whole=cells.dtype.kind != "f")
+    texts = cells.astype(str).str.strip()
+    plain = {text: number(text) is not None for text in texts.unique()}
+    is_number = texts.map(plain).to_numpy(bool)
+    if as_names or not (is_number.any() or all(map(_NUMBERLIKE.fullmatch, plain))):
+        return _one_hot(column, texts)
     if is_number.all():
         # pandas left them as text: too long for int64.
-        values = texts.astype(np.float64)
-        if len(great := np.flatnonzero(np.abs(values) > _EXACT)):
-            return _fault(name, cells, _RANGE_RULE, great, texts[great[0]])
-        return _numbers(name, pd.Series(values))
-    if is_number.any() or all(map(_NUMBERLIKE.fullmatch, plain)):
-        fewer = is_number if 0 < is_number.sum() * 2 < len(texts) else ~is_number
-        bad = np.flatnonzero(fewer)
-        return _fault(name, cells, _PLAIN_RULE, bad, texts[bad[0]])
-    return _one_hot(name, cells)
+        values = texts.to_numpy(object).astype(np.float64)
+        return _numeric(replace(column, dtype="float64"), values, whole=True)
+    fewer = is_number if 0 < is_number.sum() * 2 < len(texts) else ~is_number
+    return _refused(column, _PLAIN, fewer, texts)
 
 
-def _one_hot(name: str, cells: Any, categories: Sequence[str] | None = None) -> JudgedColumn:
-    names = sorted(cells.unique()) if categories is None else categories
-    column = Column(name, FEATURE, NAMES, "", tuple(names), 0, int(cells.nunique()))
-    if categories is None and len(names) > MAX_CATEGORIES:
-        refused = replace(column, role=REFUSED, why=_CATEGORIES_RULE, categories=())
-        return JudgedColumn(refused, None, f"{name} ({len(names)})")
-    texts = cells.to_numpy(object)
-    return JudgedColumn(column, texts[:, None] == np.array(names, object)[None, :])
+def _refused(column: Column, rule: str, bad: Any, cells: Any = None) -> Column:
+    """Return a column as refused; `bad` says which cells break the rule."""
+    places = np.flatnonzero(bad)
+    example = "" if cells is None else f", {str(np.asarray(cells)[places[0]])!r}"
+    count = f"{len(places)} cell{'s' * (len(places) > 1)}"
+    where = f"{column.name} ({count}, first in row {places[0] + 1}{example})"
+    return replace(column, role=REFUSED, why=rule, where=where)
 
 
-def encode_as(column: Column, cells: Any) -> JudgedColumn:
+def _numeric(column: Column, values: npt.NDArray[Any], *, whole: bool) -> Column:
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(values.astype(np.float32))
+    bad = (values > _EXACT) | (values < -_EXACT) if whole else ~finite
+    return _refused(column, _RANGE, bad, values) if bad.any() else replace(column, numbers=values)
+
+
+def _one_hot(column: Column, texts: Any, categories: tuple[str, ...] = ()) -> Column:
+    names = categories or tuple(sorted(texts.unique()))
+    column = replace(column, dtype=NAMES, different=int(texts.nunique()))
+    if not categories and len(names) > MAX_CATEGORIES:
+        where = f"{column.name} ({len(names)})"
+        return replace(column, role=REFUSED, why=_MANY, where=where)
+    numbers = texts.to_numpy(object)[:, None] == np.array(names, object)[None, :]
+    return replace(column, categories=names, numbers=numbers)
+
+
+def encode_as(known: Column, cells: Any) -> Column:
     """Encode a column as the models were trained on it."""
-    missing = np.flatnonzero(cells.isna())
-    if len(missing):
-        return _fault(column.name, cells, _MISSING_RULE, missing)
-    if column.dtype != NAMES:
-        judged = _judge_kept(column.name, cells, False, False)
-        if judged.column.dtype != NAMES or judged.column.role == REFUSED:
-            return judged
-        return _fault(column.name, cells, _OTHER_RULE, np.arange(len(cells)), cells.iloc[0])
-    names = cells.astype(str).str.strip()
-    others = np.flatnonzero(~names.isin(column.categories).to_numpy())
-    if len(others):
-        return _fault(column.name, cells, _OTHER_RULE, others, names.iloc[others[0]])
-    return _one_hot(column.name, names, column.categories)
+    column = Column.of(known.name, cells)
+    if column.missing or known.dtype != NAMES:
+        encoded = _encoded(column, cells, as_names=False, is_code=False)
+        if encoded.dtype != NAMES or encoded.role == REFUSED:
+            return encoded
+    texts = cells.astype(str).str.strip()
+    others = ~texts.isin(known.categories)
+    return (
+        _refused(column, _OTHER, others, texts)
+        if others.any()
+        else _one_hot(column, texts, known.categories)
+    )
 
 
 def row_dtype(columns: Sequence[Column]) -> npt.DTypeLike:
@@ -283,100 +240,84 @@ def row_dtype(columns: Sequence[Column]) -> npt.DTypeLike:
     return np.float32 if few else np.float64
 
 
-def matrix(judged: Sequence[JudgedColumn]) -> npt.NDArray[Any]:
+def matrix(columns: Sequence[Column]) -> npt.NDArray[Any]:
     """Return the features as rows, shape (n, n_features)."""
-    blocks = [item.values for item in judged if item.values is not None]
-    widths = [1 if values.ndim == 1 else values.shape[1] for values in blocks]
-    rows = np.empty((len(blocks[0]), sum(widths)), row_dtype([item.column for item in judged]))
+    blocks = [column.numbers for column in columns if column.numbers is not None]
+    widths = [1 if block.ndim == 1 else block.shape[1] for block in blocks]
+    rows = np.empty((len(blocks[0]), sum(widths)), row_dtype(columns))
     # Written block by block: a table may take half of the memory.
-    for values, end, width in zip(blocks, np.cumsum(widths), widths, strict=True):
-        rows[:, end - width : end] = values.reshape(len(rows), width)
+    for block, end, width in zip(blocks, np.cumsum(widths), widths, strict=True):
+        rows[:, end - width : end] = block.reshape(len(rows), width)
     return rows
 
 
-def feature_problems(what: str, judged: Sequence[JudgedColumn]) -> Iterator[Problem]:
+def feature_problems(what: str, columns: Sequence[Column]) -> Iterator[Problem]:
     """Yield each broken rule once, with all columns that break it."""
-    if all(item.column.role == LEFT_OUT for item in judged):
-        left = (f"{_label(item.column.name)}: {item.column.why}" for item in judged)
+    if all(column.role == LEFT_OUT for column in columns):
         yield Problem(
             f"{what} must hold a feature besides the target",
-            "; ".join(left) or "none",
-            "Pass --keep COLUMN if it is a feature.",
+            "; ".join(f"{label(column.name)}: {column.why}" for column in columns) or "none",
+            "Pass --keep COLUMN if it is a feature; commas, semicolons or tabs divide columns.",
         )
     for rule, remedy in _REMEDIES.items():
-        broken = [item.detail for item in judged if item.column.why == rule]
+        broken = [column.where for column in columns if column.why == rule]
         more = f" and {len(broken) - _NAMED_COLUMNS} more" if len(broken) > _NAMED_COLUMNS else ""
         if broken:
             yield Problem(rule, ", ".join(broken[:_NAMED_COLUMNS]) + more, remedy)
 
 
 def column_notes(
-    judged: Sequence[JudgedColumn], targets: npt.NDArray[np.int64] | None = None
+    columns: Sequence[Column], targets: npt.NDArray[np.int64] | None = None
 ) -> Iterator[str]:
     """Yield notes on columns that are left out, constant, encoded, or suspicious."""
-    left_out = [item.column for item in judged if item.column.role == LEFT_OUT]
-    for column in left_out:
-        if column.why not in (_ON_REQUEST, _GROUPS, _FOLDS):
-            keep = "" if column.why == _EMPTY else f" (--keep {flag_word(column.name)} uses it)"
-            yield f"{_label(column.name)} is left out: {column.why}{keep}"
-    if dropped := [_label(column.name) for column in left_out if column.why == _ON_REQUEST]:
+    for column in columns:
+        if column.role == LEFT_OUT and not column.why.startswith("--"):
+            keep = f"--keep {flag_word(column.name)} uses it"
+            yield f"{label(column.name)} is left out: {column.why} ({keep})"
+    if dropped := [label(column.name) for column in columns if column.why == DROP]:
         yield f"left out by --drop: {', '.join(dropped)}"
-    constant = [
-        item.column.name
-        for item in judged
-        if item.values is not None and item.column.different == 1
-    ]
-    if constant:
-        word = "column holds" if len(constant) == 1 else f"{len(constant)} columns hold"
-        yield f"{word} one value only: {', '.join(constant[:_NAMED_COLUMNS])}"
-    if encoded := sum(item.column.dtype == NAMES for item in judged if item.values is not None):
-        yield f"{encoded} {'column' if encoded == 1 else 'columns'} of names one-hot encoded"
-    yield from _doubts(judged)
-    for item in judged:
-        if targets is not None and item.values is not None and _tells(item, targets):
+    used = [column for column in columns if column.numbers is not None]
+    if constant := [column.name for column in used if column.different == 1]:
+        yield f"one value only in {len(constant)}: {', '.join(constant[:_NAMED_COLUMNS])}"
+    if encoded := sum(column.dtype == NAMES for column in used):
+        yield f"columns of names that are one-hot encoded: {encoded}"
+    for column in [column for column in used if column.example][:_NAMED_COLUMNS]:
+        remedy = (
+            "where these are codes, pass --category COLUMN or --drop COLUMN"
+            if "e" in column.example.lower()
+            else "where the point separates thousands, remove it from the file"
+        )
+        number_read = f"{column.example}, read as {float(column.example):g}"
+        yield f"numbers in {label(column.name)} such as {number_read}; {remedy}"
+    for column in used:
+        if targets is not None and _tells(column, targets):
             yield (
-                f"{_label(item.column.name)} tells the class: each class has one value of its own; "
-                f"if it follows from the class, pass --drop {flag_word(item.column.name)}"
+                f"{label(column.name)} tells the class: each class has one value of its own; "
+                f"if it follows from the class, pass --drop {flag_word(column.name)}"
             )
 
 
-def _doubts(judged: Sequence[JudgedColumn]) -> Iterator[str]:
-    """Yield notes on numbers that may be codes, or thousands."""
-    doubtful = [item for item in judged if item.example and item.values is not None]
-    for item in doubtful[:_NAMED_COLUMNS]:
-        remedy = (
-            "where these are codes, pass --category COLUMN or --drop COLUMN"
-            if "e" in item.example.lower()
-            else "where the point separates thousands, remove it from the file"
-        )
-        number_read = f"{item.example}, read as {float(item.example):g}"
-        yield f"numbers in {_label(item.column.name)} such as {number_read}; {remedy}"
-
-
-def _label(name: str) -> str:
+def label(name: str) -> str:
+    """Return how messages call a column."""
     return name if re.fullmatch(r"column \d+", name) else f"column {name!r}"
 
 
 def flag_word(name: str) -> str:
     """Spell a column for a flag: by position where it has no name."""
-    nameless = re.fullmatch(r"column (\d+)", name)
-    if nameless:
+    if nameless := re.fullmatch(r"column (\d+)", name):
         return nameless[1]
     return shlex.quote(f'"{name}"' if "," in name else name)
 
 
-def _tells(item: JudgedColumn, targets: npt.NDArray[np.int64]) -> bool:
+def _tells(column: Column, targets: npt.NDArray[np.int64]) -> bool:
     """Whether values and classes partition the samples alike."""
     classes = int(targets.max(initial=0)) + 1
-    if item.values is None or item.column.different != classes or classes < 2:
-        return False
-    values = item.values if item.values.ndim == 1 else item.values.argmax(axis=1)
     # With few samples to a class, chance would do.
-    pairs = np.unique(np.stack([values.astype(np.float64), targets.astype(np.float64)]), axis=1)
-    return pairs.shape[1] == classes and len(targets) >= 10 * classes
-
-
-# Columns that only number the samples
+    if column.numbers is None or column.different != classes or len(targets) < 10 * classes:
+        return False
+    values = column.numbers if column.numbers.ndim == 1 else column.numbers.argmax(axis=1)
+    pairs = set(zip(values.tolist(), targets.tolist(), strict=True))
+    return len(pairs) == classes > 1
 
 
 def counts(values: npt.NDArray[Any]) -> bool:

@@ -7,15 +7,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from asynckfold.data.sources.source import IMAGE, Samples, Source
+from asynckfold.data.sources.source import IMAGE, Inspection, Samples, Source
 from asynckfold.errors import InputError, Problem, refuse
 
 TORCHVISION = MappingProxyType(
@@ -42,15 +41,7 @@ _DEEP_MODES = ("I", "F")
 # Of files that PIL reads, and torchvision's ImageFolder takes.
 EXTENSIONS = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _SHOWN = 3
-_PARTS = {
-    "train": "train",
-    "training": "train",
-    "test": "test",
-    "testing": "test",
-    "val": "valid",
-    "valid": "valid",
-    "validation": "valid",
-}
+_PART = re.compile(r"(?<![a-z])(train|test|val)(ing|id|idation)?(?![a-z])")
 _NUMBERED_PART = re.compile(r"(fold|part|split)[ _-]?\d+")
 
 
@@ -77,19 +68,12 @@ def torchvision_source(name: str, data_root: Path, download: bool) -> Source:
     collection = getattr(datasets, TORCHVISION[name])
     try:
         dataset = collection(data_root, train=True, download=download)
-    except RuntimeError as error:
+    except (RuntimeError, OSError, ValueError, KeyError, EOFError, AssertionError) as error:
         raise InputError.one(
-            f"the files of {name} must be under {data_root}",
-            repr(str(error).splitlines()[0]),
-            "Check the network, or put the files there by hand."
-            if download
-            else "Pass --download to fetch them, or --data-root with the folder that holds them.",
-        ) from error
-    except (OSError, ValueError, KeyError, EOFError, AssertionError) as error:
-        raise InputError.one(
-            f"the files of {name} under {data_root} must be readable and whole",
-            f"{type(error).__name__} {error}".strip(),
-            "Check the folder's permissions, or remove the files and pass --download.",
+            f"the files of {name} must be under {data_root}, readable and whole",
+            f"{type(error).__name__}: {error}".splitlines()[0],
+            "Pass --download to fetch them (remove what is damaged first), or --data-root with the "
+            "folder that holds them.",
         ) from error
     cifar = name == "cifar10"
     # "7 - seven" is too long for a table's head.
@@ -131,28 +115,6 @@ def open_rgb(path: str) -> Any:
         ) from error
 
 
-@dataclass(frozen=True)
-class ImageFacts:
-    """Size and content of an image file."""
-
-    size: tuple[int, int]  # (width, height), rotated by EXIF
-    mode: str  # PIL's
-    frames: int
-    digest: bytes  # equal for equal pixels
-
-
-def check_image(path: str) -> ImageFacts:
-    """Read an image file completely and describe it."""
-    from PIL import Image
-
-    image = open_rgb(path)
-    with Image.open(path) as original:
-        mode, frames = original.mode, int(getattr(original, "n_frames", 1))
-    pixels = hashlib.blake2b(repr(image.size).encode(), digest_size=16)
-    pixels.update(image.tobytes())
-    return ImageFacts(image.size, mode, frames, pixels.digest())
-
-
 def image_transform(source: Source, input_shape: tuple[int, ...], *, augment: bool) -> Any:
     """Return what turns a source's images into tensors that a model takes.
 
@@ -179,8 +141,7 @@ def image_transform(source: Source, input_shape: tuple[int, ...], *, augment: bo
     Raises
     ------
     InputError
-        The source holds no images, the shape is no image's, or a flipped image would be of another
-        class.
+        A cropped or flipped image would be of another class.
 
     Examples
     --------
@@ -192,7 +153,8 @@ def image_transform(source: Source, input_shape: tuple[int, ...], *, augment: bo
     """
     from torchvision import transforms
 
-    refuse(_transform_problems(source, input_shape, augment))
+    if augment:
+        _refuse_flips(source)
     channels, height, width = input_shape
     steps: list[Any] = []
     if channels != source.sample_shape[0]:
@@ -214,84 +176,59 @@ def image_transform(source: Source, input_shape: tuple[int, ...], *, augment: bo
     return transforms.Compose(steps)
 
 
-def _transform_problems(
-    source: Source, input_shape: tuple[int, ...], augment: bool
-) -> Iterator[Problem]:
-    lowered = {name.lower(): name for name in source.classes}
-    mirrored = {name.replace("left", "right"): name for name in lowered if "left" in name}
-    if source.kind != IMAGE:
-        yield Problem("image_transform takes images", source.name, "Tables need no transform.")
-    elif augment and not source.photographs:
-        yield Problem(
-            "crops and flips must keep the class",
-            f"augmentation of {source.name}",
-            "Augment cifar10 or folder: only.",
-        )
-    elif augment and (pairs := [pair for pair in mirrored.items() if pair[0] in lowered]):
-        right, left = (lowered[name] for name in pairs[0])
-        yield Problem(
-            "crops and flips must keep the class",
-            f"the classes {left} and {right}, one of which becomes the other",
-            "Leave augmentation out.",
-        )
-    if len(input_shape) != 3 or input_shape[0] not in (1, 3) or min(input_shape) < 1:
-        yield Problem(
-            "input_shape must be (channels, height, width) with 1 or 3 channels",
-            str(input_shape),
-            "Pass (1, 32, 32) or (3, 32, 32).",
-        )
+def _refuse_flips(source: Source) -> None:
+    """Refuse augmentation by which an image may become one of another class."""
+    names = {name.lower() for name in source.classes}
+    mirrored = [name for name in names if "left" in name and name.replace("left", "right") in names]
+    if mirrored or not source.photographs:
+        received = f"augmentation of {source.name}"
+        if mirrored:
+            received += f", whose class {mirrored[0]} becomes another"
+        rule = "crops and flips must keep the class"
+        raise InputError.one(rule, received, "Augment cifar10 or folder: only, or leave it out.")
 
 
 # Folders
 
 
-@dataclass(frozen=True, eq=False)
-class ImageFolder:
-    """The images below a folder, class by class, sorted."""
-
-    classes: tuple[str, ...]
-    paths: tuple[Path, ...]
-    targets: npt.NDArray[np.int64]
-    notes: tuple[str, ...]  # on nested folders, and on files that are not samples
-    problems: tuple[Problem, ...]
-
-
-def find_images(path: Path) -> ImageFolder:
-    """Return the images of all classes below a folder; problems are collected, not raised.
+def _read_folder(name: str, path: Path) -> tuple[Inspection, list[Path]]:
+    """Return what a folder of images is, without reading any, and the images class by class.
 
     Each subfolder is a class; all images below it are its samples. Hidden files and files without
     an image extension are left out. Symlinks are followed for classes only: deeper ones may form a
     cycle.
     """
     if not path.is_dir():
-        rule = "folder: must name an existing folder"
-        problem = Problem(rule, str(path), "It holds one folder per class.")
-        return ImageFolder((), (), np.zeros(0, np.int64), (), (problem,))
+        rule, remedy = "folder: must name an existing folder", "It holds one folder per class."
+        raise InputError.one(rule, str(path), remedy)
     everything = sorted(path.iterdir())
     items = [item for item in everything if not _is_hidden(item.name)]
     folders = [item for item in items if item.is_dir()]
+    files = [item for item in items if not item.is_dir()]
+    beside = [item for item in files if _is_image(item.name)]
+    others = [item for item in files if not _is_image(item.name)]
     paths: list[Path] = []
-    others: list[str] = []
     counts: list[int] = []
     for folder in folders:
         images, rest = _below(folder)
         paths += images
+        others += rest
         counts.append(len(images))
-        others += [str(item.relative_to(path)) for item in rest]
-    files = [item.name for item in items if not item.is_dir()]
-    beside = [name for name in files if _is_image(name)]
-    others += [name for name in files if not _is_image(name)]
-    hidden = [item.name for item in everything if _is_hidden(item.name) and item.is_dir()]
+    hidden = [item for item in everything if _is_hidden(item.name) and item.is_dir()]
     notes = [
-        *_deeper(path, paths),
-        *_left_out(beside, "image", "outside the class folders"),
-        *_left_out(others, "file", "no image extension, or a link to a folder"),
-        *_left_out(hidden, "hidden folder", ""),
+        f"{len(paths)} images in {len(folders)} classes, all read as RGB",
+        *_left_out(path, beside, "images outside the class folders"),
+        *_left_out(path, others, _OTHERS),
+        *_left_out(path, hidden, "hidden folders"),
     ]
     names = tuple(folder.name for folder in folders)
     targets = np.repeat(np.arange(len(names)), counts).astype(np.int64)
-    problems = tuple(_folder_problems(path, names, counts, paths, len(beside)))
-    return ImageFolder(names, tuple(paths), targets, tuple(notes), problems)
+    problems = tuple(_folder_problems(path, names, counts, paths))
+    count, shape = len(paths), (3, 0, 0)
+    return Inspection(name, IMAGE, count, shape, names, targets, tuple(notes), problems), paths
+
+
+_OTHERS = "files (no image extension, or a link to a folder)"
 
 
 def _is_hidden(name: str) -> bool:
@@ -317,31 +254,19 @@ def _below(folder: Path) -> tuple[list[Path], list[Path]]:
     return images, others
 
 
-def _deeper(path: Path, paths: Sequence[Path]) -> Iterator[str]:
-    deeper = [item for item in paths if len(item.relative_to(path).parts) > 2]
-    if deeper:
-        place = deeper[0].parent.relative_to(path)
-        word = "image lies" if len(deeper) == 1 else "images lie"
-        yield f"{len(deeper)} {word} in folders within a class, such as {place}, as part of it"
-
-
-def _left_out(names: Sequence[str], what: str, why: str) -> Iterator[str]:
-    if names:
-        count = f"{len(names)} {what}{'s' * (len(names) > 1)}"
-        shown = ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")
-        yield f"left out: {count}{f' ({why})' if why else ''}: {shown}"
+def _left_out(path: Path, items: Sequence[Path], what: str) -> Iterator[str]:
+    if items:
+        shown = ", ".join(str(item.relative_to(path)) for item in items[:_SHOWN])
+        yield f"left out: {len(items)} {what}: {shown}{', …' * (len(items) > _SHOWN)}"
 
 
 def _folder_problems(
-    path: Path, names: Sequence[str], counts: Sequence[int], paths: Sequence[Path], beside: int
+    path: Path, names: Sequence[str], counts: Sequence[int], paths: Sequence[Path]
 ) -> Iterator[Problem]:
     if len(names) < 2:
-        received = ", ".join(names) or "none"
-        if beside:
-            received += f", and {beside} image{'s' * (beside > 1)} in no folder"
         yield Problem(
             f"{path} must hold two folders or more, one per class",
-            received,
+            ", ".join(names) or "none",
             "Put the images of each class into a folder of its own.",
         )
     alike = Counter(name.lower() for name in names)
@@ -351,11 +276,14 @@ def _folder_problems(
             ", ".join(twice),
             "Put the images of a class into one folder.",
         )
-    if parts := _parts(names):
+    parts = {name: match[1] for name in names if (match := _PART.search(name.lower()))}
+    numbered = len(names) > 1 and all(_NUMBERED_PART.fullmatch(name.lower()) for name in names)
+    if numbered or len(set(parts.values())) > 1:
+        first = max(names, key=lambda name: parts.get(name) == "train")
         yield Problem(
-            f"the folders in {path} must be classes",
-            ", ".join(sorted(parts)),
-            f"Cross-validation divides the data itself: pass folder:{path / parts[0]} or another.",
+            f"the folders in {path} must be classes, not parts of a data set",
+            ", ".join(names if numbered else parts),
+            f"Cross-validation divides the data itself: pass one, such as folder:{path / first}",
         )
     if empty := [name for name, count in zip(names, counts, strict=True) if not count]:
         yield Problem(
@@ -364,11 +292,11 @@ def _folder_problems(
             f"Remove folders that are not classes; images end in {', '.join(sorted(EXTENSIONS))}.",
         )
     # A file with two names could be both trained on and scored.
-    real: dict[str, list[str]] = {}
-    if any(item.is_symlink() for item in (*paths, *(path / name for name in names))):
-        for item in paths:
-            real.setdefault(os.path.realpath(item), []).append(str(item.relative_to(path)))
-    if linked := [several for several in real.values() if len(several) > 1]:
+    names_of: dict[tuple[int, int], list[str]] = {}
+    for item in paths:
+        facts = item.stat()
+        names_of.setdefault((facts.st_dev, facts.st_ino), []).append(str(item.relative_to(path)))
+    if linked := [several for several in names_of.values() if len(several) > 1]:
         yield Problem(
             f"each image below {path} must be there once",
             f"{len(linked)} under several names, such as {' and '.join(linked[0][:2])}",
@@ -376,36 +304,54 @@ def _folder_problems(
         )
 
 
-def _parts(names: Sequence[str]) -> list[str]:
-    """Return folders that are parts of a data set, train first: train and test, fold1 and fold2."""
-    parts = {
-        name: next((word for word in re.split(r"[^a-z]+", name.lower()) if word in _PARTS), "")
-        for name in names
-    }
-    if len({_PARTS[word] for word in parts.values() if word}) > 1:
-        return sorted(
-            (name for name in names if parts[name]), key=lambda n: "train" not in parts[n]
+def inspect_folder(name: str, path: Path) -> Inspection:
+    """Inspect a folder of images; reads every image."""
+    from PIL import Image
+
+    folder, paths = _read_folder(name, path)
+    problems, pixels = list(folder.problems), []
+    sizes: Counter[tuple[int, int]] = Counter()
+    modes: Counter[str] = Counter()
+    for item in () if problems else paths:
+        try:
+            image = open_rgb(str(item))
+        except InputError as error:
+            problems += error.problems
+            continue
+        sizes[image.size] += 1
+        with Image.open(item) as original:
+            modes[original.mode] += 1
+        pixels.append(hashlib.blake2b(repr(image.size).encode() + image.tobytes()).digest())
+    width, height = next(iter(sizes), (0, 0))
+    notes = list(folder.notes)
+    if len(sizes) > 1:
+        (small, other), (wide, high) = (ends(sizes, key=np.prod) for ends in (min, max))
+        notes.append(
+            f"images differ in size, from {other}×{small} to {high}×{wide}: all are resized, to "
+            f"the first one's {height}×{width} or what the models take, whatever their shape"
         )
-    is_numbered = all(_NUMBERED_PART.fullmatch(name.lower()) for name in names)
-    return list(names) if is_numbered and len(names) > 1 else []
+    if len(modes) > 1:
+        shown = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
+        notes.append(f"images differ in colour mode, which may reveal a class: {shown}")
+    shape = (3, height, width)
+    folder = replace(folder, sample_shape=shape, notes=tuple(notes), problems=tuple(problems))
+    return folder.with_repeats(pixels)
 
 
 def folder_source(name: str, path: Path) -> Source:
     """Return the images under `path` as RGB, where each folder is a class."""
     from asynckfold.data.sources.datasets import ImageFiles
 
-    folder = find_images(path)
+    folder, paths = _read_folder(name, path)
     refuse(folder.problems)
-    width, height = open_rgb(str(folder.paths[0])).size
-    dataset = ImageFiles(folder.paths, open_rgb, folder.targets, folder.classes)
-    note = f"{len(folder.paths)} images in {len(folder.classes)} classes, all read as RGB"
+    width, height = open_rgb(str(paths[0])).size
     return Source(
         name,
-        dataset,
-        folder.classes,
+        ImageFiles(paths, open_rgb, folder.targets, folder.class_names),
+        folder.class_names,
         (3, height, width),
         IMAGE,
-        notes=(note, *folder.notes),
+        notes=folder.notes,
         photographs=True,
         mean=(0.5, 0.5, 0.5),
         std=(0.5, 0.5, 0.5),
@@ -424,7 +370,6 @@ def folder_samples(path: Path) -> Samples:
     names = [item.relative_to(path) for item in images]
     in_folders = all(len(name.parts) > 1 for name in names)
     labels = tuple(name.parts[0] for name in names) if in_folders else None
-    shown = [str(item.relative_to(path)) for item in others]
-    notes = tuple(_left_out(shown, "file", "no image extension, or a link to a folder"))
+    notes = tuple(_left_out(path, others, _OTHERS))
     nothing = np.zeros(len(images), np.int64)
     return Samples(ImageFiles(images, open_rgb, nothing), labels, tuple(map(str, names)), notes)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,44 @@ class Source:
     def targets(self) -> npt.NDArray[np.int64]:
         """Class index of every sample, shape (n_samples,)."""
         return np.asarray(self.dataset.targets, dtype=np.int64)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What a run would read."""
+
+    name: str
+    kind: str
+    samples: int
+    sample_shape: tuple[int, ...]  # (channels, height, width) of the first image, or (features,)
+    class_names: tuple[str, ...]
+    targets: npt.NDArray[np.int64]  # class index of each labelled sample
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()  # why a run would be refused
+    columns: tuple[Column, ...] = ()  # of a table, with their numbers
+    repeated: int = 0  # samples that equal an earlier one
+    groups: npt.NDArray[np.int64] | None = None  # group of each row
+    fold_of: npt.NDArray[np.int64] | None = None  # fold that holds each row out
+
+    @property
+    def classes(self) -> dict[str, int]:
+        """Number of samples of each class."""
+        counts = np.bincount(self.targets, minlength=len(self.class_names)).tolist()
+        return dict(zip(self.class_names, counts, strict=True))
+
+    def with_repeats(self, contents: Iterable[bytes]) -> Inspection:
+        """Return this inspection with the number of equal samples."""
+        repeats = Counter(contents)
+        return replace(self, repeated=repeats.total() - len(repeats))
+
+    def limited(self, limit: int, random_state: int) -> Inspection:
+        """Return this inspection of a balanced subset."""
+        problems = (*self.problems, *limit_problems(limit, len(self.class_names)))
+        if limit >= self.samples or problems:
+            return replace(self, problems=problems)
+        targets = self.targets[balanced_subset(self.targets, limit, random_state)]
+        notes = (*self.notes, part_note(limit, self.samples, random_state))
+        return replace(self, samples=limit, targets=targets, notes=notes)
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,7 +62,7 @@ def test_a_path_that_is_not_there_is_refused_with_the_nearest(tmp_path: Path, wo
 
 
 def test_a_folder_is_no_csv_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"csv: must name a readable file: .*Is a directory"):
+    with pytest.raises(InputError, match=r"must be a readable text file.*Is a directory"):
         load_source(f"csv:{tmp_path}")
 
 
