@@ -119,7 +119,7 @@ def test_an_evaluation_is_divided_and_is_that_of_the_model_that_is_kept(
     assert len({pid for pid, _ in lines}) == min(processes, -(-len(valid) // size))
     kept = checkpoints(events)[0]
     model = Noisy().eval()
-    model.load_state_dict(checkpoint.load(tiny.root / kept.file, kept.sha256, tiny.root)["model"])
+    model.load_state_dict(checkpoint.load(tiny.root / kept.file, kept.sha256)["model"])
     parts = torch.from_numpy(tiny.data[0][valid]).split(size)
     with torch.no_grad():
         expected = torch.cat([model(part) for part in parts]).numpy()

@@ -25,7 +25,7 @@ References
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 
@@ -64,7 +64,8 @@ class AllReduceTraining(MultiprocessTraining):
     def differentiate(self, epoch: int, batch: int) -> frozenset[int]:
         """On ranks > 0: differentiate a part; return which parameters have no gradient."""
         self.begin(epoch, batch)
-        self._differentiate(batch)
+        edges, weights = self._divided(batch)
+        self._differentiate(edges, weights)
         computed = [parameter.grad for parameter in self.parameters]
         for slot, gradient in zip(self.gradients[self.rank], computed, strict=True):
             if gradient is not None:
@@ -73,28 +74,27 @@ class AllReduceTraining(MultiprocessTraining):
 
     def step(self) -> None:
         """Take one step with the gradient of all ranks."""
-        process_group = self.assembled()
-        if process_group is None:
+        if not self.assemble():
             super().step()
             return
-        process_group.order(("differentiate", self.epoch, self.batch))
-        self._differentiate(self.batch)
-        process_group.gather()
-        self._add_up(process_group.answers)
-        average(self.buffers, self._shares(self.batch))
+        self.others.order(("differentiate", self.epoch, self.batch))
+        edges, weights = self._divided(self.batch)
+        self._differentiate(edges, weights)
+        self._add_up(self.others.gather())
+        sizes = [high - low for low, high in itertools.pairwise(edges)]
+        average(self.buffers, [size / sum(sizes) for size in sizes])
         gradients.clip(self)
         self.optimizer.step()
-        weights = self._weights(self.batch)
         losses = (loss * weight for loss, weight in zip(self.part_losses, weights, strict=True))
         self.record_step(reduce(torch.add, losses))
         if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
             self.lr_schedule.step()
 
-    def _differentiate(self, batch: int) -> None:
+    def _differentiate(self, edges: Sequence[int], weights: Sequence[float]) -> None:
         """Compute loss and gradient of the rank's part; the loss is 0 if it is empty."""
         self.optimizer.zero_grad()
-        low, high = self._edges(batch)[self.rank : self.rank + 2]
-        weight = self._weights(batch)[self.rank]
+        low, high = edges[self.rank : self.rank + 2]
+        weight = weights[self.rank]
         # The mean over samples of weight 0 is NaN.
         if low == high or not weight:
             self.part_losses[self.rank].zero_()
@@ -102,41 +102,32 @@ class AllReduceTraining(MultiprocessTraining):
         loss = gradients.add_gradient(self, *self.ordered.batch(low, high), weight)
         self.part_losses[self.rank].copy_(loss)
 
-    def _add_up(self, without: Mapping[int, frozenset[int]]) -> None:
+    def _add_up(self, without: Sequence[frozenset[int]]) -> None:
         """Add the gradients of the other ranks to that of rank 0, in order."""
         for index, parameter in enumerate(self.parameters):
-            for rank in range(1, self.params.processes):
-                if index in without[rank]:
+            for slots, missing in zip(self.gradients[1:], without, strict=True):
+                if index in missing:
                     continue
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
-                parameter.grad.add_(self.gradients[rank][index])
+                parameter.grad.add_(slots[index])
 
-    def _edges(self, batch: int) -> Sequence[int]:
-        """Return where the part of each rank begins, and the last ends.
+    def _divided(self, batch: int) -> tuple[Sequence[int], Sequence[float]]:
+        """Return where the part of each rank begins and the last ends, and factors of their losses.
 
         BatchNorm cannot normalise a part of one sample: then fewer ranks have a part.
         """
         low, high = self.bounds[batch]
         ranks = max(1, min(self.params.processes, (high - low) // self._least))
         numbers = range(self.params.processes + 1)
-        return [low + (high - low) * min(rank, ranks) // ranks for rank in numbers]
+        edges = [low + (high - low) * min(rank, ranks) // ranks for rank in numbers]
+        sizes = [high - low for low, high in itertools.pairwise(edges)]
+        rows, plan = self.order[low:high], self.bundle.plan
+        return edges, portions(self.criterion, plan, sizes, lambda: self.data.targets_of(rows))
 
     @cached_property
     def _least(self) -> int:
         return 2 if batches.normalises_batches(self.model) else 1
-
-    def _shares(self, batch: int) -> list[float]:
-        """Return the share of each rank in the batch's samples."""
-        sizes = [high - low for low, high in itertools.pairwise(self._edges(batch))]
-        return [size / sum(sizes) for size in sizes]
-
-    def _weights(self, batch: int) -> list[float]:
-        """Return the factor of each rank's loss."""
-        edges = self._edges(batch)
-        sizes = [high - low for low, high in itertools.pairwise(edges)]
-        rows = self.order[edges[0] : edges[-1]]
-        return portions(self.criterion, self.bundle.plan, sizes, lambda: self.data.targets_of(rows))
 
     @property
     def parameters(self) -> list[torch.Tensor]:

@@ -38,7 +38,7 @@ from torch import nn
 
 from asynckfold.jobs.messages import Note
 from asynckfold.jobs.result import AveragingSummary, Epoch
-from asynckfold.training import batches, gradients, lr_schedules
+from asynckfold.training import batches, gradients, lr_schedules, setup
 from asynckfold.training.batches import EpochParts
 from asynckfold.training.multiprocess.base import (
     SteppingTraining,
@@ -46,8 +46,7 @@ from asynckfold.training.multiprocess.base import (
     set_settings,
     settings_of,
 )
-from asynckfold.training.optimizers import follow_parameters, leave_open
-from asynckfold.training.process_group.ranks import ProcessGroup
+from asynckfold.training.optimizers import leave_open
 from asynckfold.training.process_group.shared_tensors import copy_each, place, shared, tensors_of
 from asynckfold.training.training_run import Report
 
@@ -56,22 +55,18 @@ from asynckfold.training.training_run import Report
 class AveragingTraining(SteppingTraining):
     """A job in progress of which each process trains a clone.
 
-    ``clones`` are parameters and buffers by rank, ``rounds`` counts their averages, and ``seen``
-    the samples that each rank has trained on, over all epochs. ``parts`` assigns samples to ranks,
-    where each has a part for an epoch. ``steps`` counts steps by rank, in shared memory;
-    ``clones_of_gpu`` are the clones of the ranks on a GPU.
+    ``clones`` are parameters and buffers by rank, in shared memory; ``rounds`` counts their
+    averages, and ``seen`` the samples that each rank has trained on, over all epochs. ``parts``
+    assigns samples to ranks, where each has a part for an epoch.
     """
 
     clones: list[list[torch.Tensor]] = field(default_factory=list)
     rounds: int = 0
     seen: list[int] = field(default_factory=list)
     parts: EpochParts | None = None
-    steps: torch.Tensor = field(init=False)
-    reported_steps: int = 0
-    clones_of_gpu: list[list[torch.Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        (self.steps,) = shared([torch.zeros(self.params.processes, dtype=torch.int64)])
+        super().__post_init__()
         self.seen = [0] * self.params.processes
         self.parts = batches.parts_of_epoch(self.bundle.plan, len(self.train), self.model)
         if self.parts is not None:
@@ -93,68 +88,55 @@ class AveragingTraining(SteppingTraining):
         return self.data.train(self.order[low:high], self.task.job.seed, number)
 
     @property
-    def is_on_gpu(self) -> bool:
-        """Whether this rank computes on a GPU."""
-        return self.rank in self.ranks_on_gpu
-
-    @property
-    def ranks_on_gpu(self) -> range:
+    def on_gpu(self) -> range:
         """The ranks that compute on a GPU."""
         count = self.params.processes
         return range(self.params.on_cores if self.gpu else count, count)
 
-    @property
-    def apart(self) -> range:
-        """The ranks whose optimizer state is not in shared memory."""
-        return self.ranks_on_gpu
-
-    @property
-    def clone_of_gpu(self) -> list[torch.Tensor]:
-        """The clone of this rank, which computes on a GPU."""
-        return self.clones_of_gpu[self.rank - self.params.on_cores]
-
     def fork_ahead(self) -> None:
-        """Fork the ranks that compute on a GPU."""
+        """Fork the ranks that compute on a GPU, where the plan has such."""
         if self.gpu:
-            tensors = tensors_of(self.model)
-            self.clones_of_gpu = [shared(tensors) for _ in self.ranks_on_gpu]
-            self.ahead = ProcessGroup(0, self.carry_out, self.cores)
-            self.ahead.fork(self.ranks_on_gpu)
+            self._make_clones()
+            self.others.fork(self.on_gpu)
+
+    def _make_clones(self) -> None:
+        self.clones = [shared(tensors_of(self.model)) for _ in range(self.params.processes)]
 
     def share(self) -> None:
         """Make a clone for each rank."""
         super().share()
-        tensors = tensors_of(self.model)
-        on_cores = self.params.processes - len(self.clones_of_gpu)
-        self.clones = [shared(tensors) for _ in range(on_cores)]
-        place(tensors, self.clones[0])
-        if self.ahead is not None:
-            for clone in self.clones_of_gpu:
-                copy_each(clone, tensors)
-            self.clones += self.clones_of_gpu
+        if self.gpu:
+            for clone in self.clones:
+                copy_each(clone, tensors_of(self.model))
             # A GPU takes seconds to initialise.
             self.heartbeat.begin_long_phase()
             criterion = self.criterion
             kept = criterion.state_dict() if isinstance(criterion, nn.Module) else {}
-            self.ahead.order(("load", super().optimizer_state()["ranks"], kept))
-            self.ahead.gather()
+            entries = [self.optimizer.state_dict(), *self.loaded[1:]]
+            self.others.order(("load", entries, kept))
+            self.others.gather()
+        else:
+            self._make_clones()
+        place(tensors_of(self.model), self.clones[0])
 
     def enter(self) -> None:
-        """Take the rank's clone."""
-        if not self.is_on_gpu:
+        """Take the rank's clone; on the GPU, copy it before each round."""
+        if self.rank not in self.on_gpu:
             super().enter()
             place(tensors_of(self.model), self.clones[self.rank])
             return
-        # Before each round, its clone is fetched.
         assert self.gpu is not None
-        self.take_gpu(self.gpu)
+        self.device = self.gpu.take()
+        self.model.to(self.device)
+        self.data = setup.to_device(self.data, self.device)
+        if isinstance(self.criterion, nn.Module):
+            self.criterion = self.criterion.to(self.device)
         # It was forked before any epoch began.
         self.epoch = -1
 
-    def load(self, optimizers: Sequence[Any], criterion: dict[str, Any]) -> None:
-        """On the GPU: load the states of the optimizer, which are by rank, and the criterion."""
-        self.optimizer.load_state_dict(optimizers[self.rank])
-        follow_parameters(self.optimizer)
+    def load(self, entries: Sequence[dict[str, Any]], criterion: dict[str, Any]) -> None:
+        """On the GPU: load a state of the optimizer, of this rank or all, and of the criterion."""
+        self.take_state(entries[self.rank] if self.rank < len(entries) else entries[0])
         if isinstance(self.criterion, nn.Module):
             self.criterion.load_state_dict(criterion)
 
@@ -166,57 +148,43 @@ class AveragingTraining(SteppingTraining):
             leave_open(self.optimizer)
         self.catch_up()
         losses = self._trained(first)
-        if self.is_on_gpu:
-            copy_each(self.clone_of_gpu, tensors_of(self.model))
+        if self.rank in self.on_gpu:
+            copy_each(self.clones[self.rank], tensors_of(self.model))
         return losses
 
     def catch_up(self) -> None:
         """On the GPU: fetch the clone."""
-        if self.is_on_gpu:
-            copy_each(tensors_of(self.model), self.clone_of_gpu)
+        if self.rank in self.on_gpu:
+            copy_each(tensors_of(self.model), self.clones[self.rank])
 
     def step(self) -> None:
         """Train for a round; before the fork, on one batch."""
-        process_group, first = self.assembled(), self.batch
-        if process_group is None:
+        first = self.batch
+        if not self.assemble():
             self._see(first, [0])
             super().step()
             return
-        process_group.order(("work", self.epoch, first, settings_of(self.optimizer)))
-        own_losses = {0: self._trained(first)}
-        process_group.gather(self._beat_for_others)
-        losses = {rank: iter(part) for rank, part in (own_losses | process_group.answers).items()}
+        self.others.order(("work", self.epoch, first, settings_of(self.optimizer)))
+        losses = [self._trained(first), *self.others.gather()]
         owners = self._owners(first)
         counts = self._see(first, owners)
         average(self.clones, [count / sum(counts) for count in counts])
         self.rounds += 1
         for owner in owners:
-            self.record_step(torch.tensor(next(losses[owner]), dtype=torch.float64))
+            self.record_step(torch.tensor(losses[owner].pop(0), dtype=torch.float64))
             if lr_schedules.steps_each_batch(self.lr_schedule, self.params):
                 self.lr_schedule.step()
 
     def _trained(self, first: int) -> list[float]:
         """Train on the rank's part of the round that begins with batch `first`; return losses."""
         losses = []
-        for batch in self._part(first, self.rank):
-            losses.append(gradients.training_step(self, *self.samples_of(batch)))
-            self.steps[self.rank] += 1
-            if self.rank == 0:
+        for batch, owner in enumerate(self._owners(first), first):
+            if owner == self.rank:
+                losses.append(gradients.training_step(self, *self.samples_of(batch)))
+                # On any rank: others may have more to do than rank 0.
                 self.heartbeat.beat()
         # At the end, because reading a number waits for the GPU.
         return [float(loss) for loss in losses]
-
-    def _beat_for_others(self) -> None:
-        """Beat for the progress of other ranks, which may have more to do than rank 0."""
-        steps = int(self.steps.sum())
-        if steps != self.reported_steps:
-            self.reported_steps = steps
-            self.heartbeat.beat()
-
-    def _part(self, first: int, rank: int) -> list[int]:
-        """Return the batches of a rank in the round that begins with batch `first`."""
-        owners = enumerate(self._owners(first), first)
-        return [batch for batch, owner in owners if owner == rank]
 
     def _owners(self, first: int) -> Sequence[int]:
         """Return the rank of each batch of the round that begins with batch `first`."""
@@ -243,17 +211,15 @@ class AveragingTraining(SteppingTraining):
             seconds = sum(epoch.seconds for epoch in self.epochs)
             text = (
                 f"{self.rounds} rounds in {seconds:.1f} s; samples × epochs of each process: "
-                f"{', '.join(map(str, self.seen))}{self._told_gpu()}"
+                f"{', '.join(map(str, self.seen))}"
             )
+            if self.gpu:
+                text += f" (the last {len(self.on_gpu)} on the GPU)"
             if self.reached_target:
                 loss, count = self.epochs[-1].train_loss, len(self.epochs)
                 text += f"; reached a training loss of {loss:.4g} after {count} epochs"
             self.log.write(f"{text}\n")
             report(Note(self.task.job.id, "averaging", text))
-
-    def _told_gpu(self) -> str:
-        count = self.params.processes - self.params.on_cores
-        return f" (the last {count} on the GPU)" if count > 1 else " (GPU)" * count
 
     def averaged(self) -> AveragingSummary:
         """Return the rounds and samples so far."""

@@ -1,29 +1,30 @@
-"""A job on several processes: the common part of its trainers.
+"""A job on several processes: the common part of its trainers, which differ in how ranks meet.
 
 ::
 
     rank 0 (the worker)  first batch ─ share, fork ─ order ─ its part ─ gather answers …
     rank 1, 2 …                                        └──── their part ─ answer
 
-Only rank 0 steps the LR schedule and writes checkpoints, while the others wait for an order; all
-ranks share the batches of an evaluation. They are forked after the first batch, when the optimizer
-has its state. Only ranks of jobs with a GPU are forked before it, see `hide_gpus`.
+A trainer says what the ranks `share`, what each does when it begins (`enter`), and how rank 0 takes
+a step with the others. Only rank 0 steps the LR schedule and writes checkpoints, while the others
+wait for an order; all ranks share the batches of an evaluation. They are forked after the first
+batch, when the optimizer has its state. Only ranks of jobs with a GPU are forked before it, see
+`hide_gpus`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from asynckfold.jobs.folds import Indices
 from asynckfold.system import process
-from asynckfold.training import evaluation, seeding, setup
-from asynckfold.training.optimizers import follow_parameters, leave_open
+from asynckfold.training import evaluation, seeding
+from asynckfold.training.optimizers import follow_parameters
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_state
@@ -34,39 +35,31 @@ from asynckfold.training.training_run import Training
 class MultiprocessTraining(Training):
     """A job in progress on several processes, seen from one of them; rank 0 is the worker.
 
-    ``cores`` has one core per rank; ``gpu`` is that of the last ranks. ``process_group`` are the
-    other ranks, and ``ahead`` those of them that are forked early.
+    ``cores`` has one core per rank; ``gpu`` is that of the last ranks. ``others`` are the other
+    ranks, which are ``assembled`` once all are forked.
     """
 
     cores: tuple[int, ...] = ()
     gpu: HiddenGpu | None = None
     rank: int = 0
-    process_group: ProcessGroup | None = None
-    ahead: ProcessGroup | None = None
+    others: ProcessGroup = field(init=False)
+    assembled: bool = False
 
-    def assembled(self) -> ProcessGroup | None:
-        """Return the other ranks, forked after the first batch; None before, or without others."""
+    def __post_init__(self) -> None:
+        self.others = ProcessGroup(self.carry_out, self.cores)
+
+    def assemble(self) -> bool:
+        """Fork the other ranks after the first batch; return whether there are any."""
         begun = self.batch > 0 or self.epoch > 0
-        if begun and self.process_group is None and self.params.processes > 1:
+        if begun and not self.assembled and self.params.processes > 1:
             self.share()
             process.pin(0, self.cores[:1])
-            process_group = self.ahead or ProcessGroup(0, self.carry_out, self.cores)
-            process_group.fork(range(1, self.params.processes))
-            self.process_group = process_group
-        return self.process_group
+            self.others.fork(range(1, self.params.processes))
+            self.assembled = True
+        return self.assembled
 
     def fork_ahead(self) -> None:
         """Fork the ranks that must not be forked after the first batch."""
-
-    def take_gpu(self, gpu: HiddenGpu) -> None:
-        """Let this rank compute on a GPU; its optimizer has no state yet."""
-        self.device = gpu.take()
-        self.model.to(self.device)
-        self.data = setup.to_device(self.data, self.device)
-        if isinstance(self.criterion, nn.Module):
-            self.criterion = self.criterion.to(self.device)
-        if self.device.type != "cpu":
-            leave_open(self.optimizer)
 
     def share(self) -> None:
         """Move what all ranks see into shared memory, before the others are forked."""
@@ -91,50 +84,38 @@ class MultiprocessTraining(Training):
         No bit depends on which rank computes it, unless the model draws random numbers in
         evaluation, which differ by rank.
         """
-        return self._shared(indices, super().outputs_on, by_batch=False)
+        columns, parts = self.objective.columns, self._parts("outputs_on", indices)
+        joined: torch.Tensor = torch.cat(parts) if columns is None else columns.stack(parts)
+        return joined
 
     def figures_of(self, indices: Indices) -> torch.Tensor:
         """Return figures of the batches of some samples, as `outputs_on` returns outputs."""
-        return self._shared(indices, super().figures_of, by_batch=True)
+        return torch.cat(self._parts("figures_of", indices))
 
-    def _shared(
-        self, indices: Indices, evaluate: Callable[[Indices], torch.Tensor], *, by_batch: bool
-    ) -> torch.Tensor:
+    def _parts(self, name: str, indices: Indices) -> list[torch.Tensor]:
         """Return what all ranks compute for their shares, in the order of the samples."""
-        if self.process_group is None or len(indices) <= self.params.eval_batch_size:
-            return evaluate(indices)
-        self.process_group.order(("evaluate_share", indices, by_batch))
-        first = evaluate(indices[self._share_of(indices)])
-        self.process_group.gather()
-        others = [self.process_group.answers[rank] for rank in range(1, self.params.processes)]
-        parts = (item.to(first.device) for item in others if item is not None)
-        columns = self.objective.columns
-        if by_batch or columns is None:
-            return torch.cat([first, *parts])
-        joined: torch.Tensor = columns.stack([first, *parts])
-        return joined
+        if not self.assembled or len(indices) <= self.params.eval_batch_size:
+            return [getattr(super(), name)(indices)]
+        self.others.order(("evaluate_share", name, indices))
+        first = getattr(super(), name)(self._share_of(indices))
+        parts = self.others.gather()
+        return [first, *(part.to(first.device) for part in parts if part is not None)]
 
-    def _share_of(self, indices: Indices) -> slice:
+    def _share_of(self, indices: Indices) -> Indices:
         params = self.params
-        return evaluation.shares(len(indices), params.eval_batch_size, params.processes)[self.rank]
+        shares = evaluation.shares(len(indices), params.eval_batch_size, params.processes)
+        return indices[shares[self.rank]]
 
-    def evaluate_share(self, indices: Indices, by_batch: bool) -> Any:
+    def evaluate_share(self, name: str, indices: Indices) -> torch.Tensor | None:
         """On ranks > 0: return outputs on this rank's share, or figures of its batches."""
         self.catch_up()
+        share = self._share_of(indices)
+        # Not the optimizer's mode: it may change the parameters, which all ranks may share.
         evaluation.set_mode(self.model, self.criterion, train=False)
         kept = evaluation.kept_of(self.bundle.plan, self.task.job, self.model)
         try:
-            part = indices[self._share_of(indices)]
             with torch.no_grad():
-                if not len(part):
-                    return None
-                # Only rank 0 beats.
-                batches = evaluation.batches_of(
-                    self.model, self.data, part, self.params, lambda: None
-                )
-                if by_batch:
-                    return evaluation.figures_of(batches, self.criterion, self.objective)
-                return evaluation.outputs_of_batches(batches, self.objective.columns)
+                return getattr(super(), name)(share) if len(share) else None
         finally:
             # Where ranks share the buffers, rank 0 restores them once all others have answered.
             kept.restore()
@@ -154,68 +135,48 @@ class MultiprocessTraining(Training):
 
     def close(self) -> None:
         """End the other processes."""
-        for process_group in (self.process_group, self.ahead):
-            if process_group is not None:
-                process_group.close()
+        self.others.close()
 
 
 @dataclass(eq=False)
 class SteppingTraining(MultiprocessTraining):
-    """A job whose ranks take separate steps; ``states`` are the optimizer states by rank."""
+    """A job whose ranks take separate steps; ``loaded`` are optimizer states of a checkpoint."""
 
-    states: list[Any] = field(default_factory=list)
-
-    @property
-    def apart(self) -> range:
-        """The ranks whose optimizer state is not in shared memory."""
-        return range(0)
+    loaded: list[dict[str, Any]] = field(default_factory=list)
 
     def share(self) -> None:
-        """Give each rank the present optimizer state, or that of a checkpoint."""
-        count = self.params.processes
-        loaded = self.states or [self.optimizer.state] * count
+        """Share the optimizer state, if the ranks have one together."""
         if self.params.shared_state:
-            self.states = [_shared_state(loaded[0])] * count
-        else:
-            self.states = [
-                state if rank in self.apart else _shared_state(state)
-                for rank, state in enumerate(loaded)
-            ]
-        self.optimizer.state = self.states[0]
+            self.optimizer.state = defaultdict(dict, share_state(self.optimizer.state))
 
     def enter(self) -> None:
-        """Take the rank's state."""
-        self.optimizer.state = self.states[self.rank]
+        """Take the rank's state of a checkpoint."""
+        if self.rank < len(self.loaded):
+            self.take_state(self.loaded[self.rank])
+
+    def take_state(self, entry: dict[str, Any]) -> None:
+        """Load an optimizer state, with the present learning rates."""
+        settings = settings_of(self.optimizer)
+        self.optimizer.load_state_dict(entry)
+        follow_parameters(self.optimizer)
+        set_settings(self.optimizer, settings)
 
     def optimizer_state(self) -> dict[str, Any]:
         """Return the optimizer state of each rank; one entry where they share it."""
-        states = self.states[:1] if self.params.shared_state else self.states
-        entries = []
-        current = self.optimizer.state
-        for state in states or [current]:
-            self.optimizer.state = state
-            entries.append(self.optimizer.state_dict())
-        self.optimizer.state = current
-        if self.apart and self.process_group is not None:
-            self.process_group.order(("plain_optimizer_state",), self.apart)
-            self.process_group.gather()
-            for rank in self.apart:
-                entries[rank]["state"] = self.process_group.answers[rank]
+        entries = [self.optimizer.state_dict()]
+        if self.assembled and not self.params.shared_state:
+            self.others.order(("plain_optimizer_state",))
+            entries += self.others.gather()
         return {"ranks": entries}
 
-    def plain_optimizer_state(self) -> Any:
+    def plain_optimizer_state(self) -> dict[str, Any]:
         """On ranks > 0: return the state of this rank's optimizer."""
-        return self.optimizer.state_dict()["state"]
+        return self.optimizer.state_dict()
 
     def load_optimizer(self, state: dict[str, Any]) -> None:
         """Load what `optimizer_state` returned; a single entry stands for all."""
-        loaded: list[Any] = []
-        for entry in reversed(state["ranks"]):
-            self.optimizer.load_state_dict(entry)
-            follow_parameters(self.optimizer)
-            loaded.insert(0, self.optimizer.state)
-        missing = self.params.processes - len(loaded)
-        self.states = [*loaded, *loaded[:1] * missing]
+        self.loaded = state["ranks"]
+        super().load_optimizer(self.loaded[0])
 
 
 def settings_of(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -255,8 +216,3 @@ def average(copies: Sequence[Sequence[torch.Tensor]], shares: Sequence[float]) -
                         total.add_(tensor, alpha=share)
             for tensor in tensors[1:]:
                 tensor.copy_(total)
-
-
-def _shared_state(state: Any) -> Any:
-    """Return the state in shared memory, as a defaultdict."""
-    return defaultdict(dict, share_state(state))

@@ -154,13 +154,12 @@ class DownpourTraining(HogwildTraining):
         place(parameters, [item.detach().clone() for item in parameters])
         self.replica = Replica(self.model, self.served, self.params)
 
-    def work(self, epoch: int, settings: list[dict[str, Any]]) -> int:
+    def work(self, epoch: int, settings: list[dict[str, Any]]) -> None:
         """On ranks > 0: train with the newest parameters; leave nothing unpushed."""
         assert self.replica is not None
         self.replica.pull()
-        peak = super().work(epoch, settings)
+        super().work(epoch, settings)
         self.replica.settle()
-        return peak
 
     def catch_up(self) -> None:
         """Fetch the served parameters."""

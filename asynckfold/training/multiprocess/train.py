@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import torch
 
@@ -17,24 +18,13 @@ from asynckfold.training.multiprocess.base import MultiprocessTraining
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.training_run import Report
 
-
-def trainer_class(name: str) -> type[MultiprocessTraining]:
-    """Return a trainer of several processes; only the one that is used is imported."""
-    if name == "hogwild":
-        from asynckfold.training.multiprocess.hogwild import HogwildTraining
-
-        return HogwildTraining
-    if name == "allreduce":
-        from asynckfold.training.multiprocess.allreduce import AllReduceTraining
-
-        return AllReduceTraining
-    if name == "averaging":
-        from asynckfold.training.multiprocess.averaging import AveragingTraining
-
-        return AveragingTraining
-    from asynckfold.training.multiprocess.downpour import DownpourTraining
-
-    return DownpourTraining
+TRAINERS = {
+    "hogwild": ("hogwild", "HogwildTraining"),
+    "allreduce": ("allreduce", "AllReduceTraining"),
+    "averaging": ("averaging", "AveragingTraining"),
+    "parameter_server": ("downpour", "DownpourTraining"),
+}
+"""Module and class of each trainer; only the one that is used is imported."""
 
 
 def train(
@@ -68,7 +58,8 @@ def train(
     heartbeat.begin_long_phase()
     with JobLog(bundle.root, task.job) as log:
         plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
-        make = trainer_class(bundle.plan.params.trainer)
+        module, name = TRAINERS[bundle.plan.params.trainer]
+        make: type[MultiprocessTraining] = getattr(import_module(f"{__package__}.{module}"), name)
         training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
         try:
             training.fork_ahead()

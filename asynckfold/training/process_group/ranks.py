@@ -19,10 +19,11 @@ import signal
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from typing import Any
 
 import cloudpickle
@@ -43,38 +44,25 @@ class _Rank:
     pid: int
     pipe: Connection[Any, Any]
     busy: bool = False
-
-
-class _RemoteTraceback(Exception):  # noqa: N818
-    """The traceback of a rank, as the cause of its error."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+    answer: Any = None
 
 
 class ProcessGroup:
     """Processes of ranks 1 and above that carry out orders; their worker has rank 0.
 
-    ``count`` ranks are forked at once. ``work`` sees what this process held at the fork, and what
-    is shared; `cores` has a core for each rank, or is empty for no pinning.
+    ``work`` sees what this process held at the fork, and what is shared; `cores` has a core for
+    each rank, or is empty for no pinning.
     """
 
-    def __init__(self, count: int, work: RankWork, cores: Sequence[int] = ()) -> None:
+    def __init__(self, work: RankWork, cores: Sequence[int] = ()) -> None:
         self._ranks: list[_Rank] = []
         self._work, self._cores = work, cores
-        self.answers: dict[int, Any] = {}
-        self.fork(range(1, count + 1))
 
     def fork(self, ranks: Iterable[int]) -> None:
         """Fork those of these ranks that do not exist yet."""
-        there = {rank.number for rank in self._ranks}
-        try:
-            for number in ranks:
-                if number not in there:
-                    self._ranks.append(self._forked(number))
-        except BaseException:
-            self.close()
-            raise
+        for number in {*ranks}.difference(rank.number for rank in self._ranks):
+            self._ranks.append(self._forked(number))
+        self._ranks.sort(key=lambda rank: rank.number)
 
     def _forked(self, number: int) -> _Rank:
         """Fork a rank that obeys by a pipe."""
@@ -102,15 +90,13 @@ class ProcessGroup:
         theirs.close()
         return _Rank(number, pid, mine)
 
-    def order(self, what: Any, ranks: Container[int] | None = None) -> None:
-        """Send every rank, or each of `ranks`, an order.
+    def order(self, what: Any) -> None:
+        """Send every rank an order.
 
         Raises what a rank raised, or `WorkerDiedError` if one has ended.
         """
         packed = _packed(what)
         for rank in self._ranks:
-            if ranks is not None and rank.number not in ranks:
-                continue
             rank.busy = True
             try:
                 rank.pipe.send_bytes(packed)
@@ -119,7 +105,7 @@ class ProcessGroup:
                 self.receive()
                 raise _death(rank) from None
 
-    def receive(self, timeout_s: float = 0.0) -> None:
+    def receive(self, timeout_s: float | None = 0.0) -> None:
         """Wait up to `timeout_s` for the first answer; take all that have come.
 
         Raises what a rank raised, or `WorkerDiedError` if one has ended.
@@ -127,19 +113,18 @@ class ProcessGroup:
         ready = wait([rank.pipe for rank in self._ranks], timeout_s)
         for rank in [rank for rank in self._ranks if rank.pipe in ready]:
             try:
-                answer, error, text = pickle.loads(rank.pipe.recv_bytes())
+                rank.answer, error = pickle.loads(rank.pipe.recv_bytes())
             except (EOFError, OSError):
                 raise _death(rank) from None
             rank.busy = False
-            if text:
-                raise _unpacked(error, text) from _RemoteTraceback(text)
-            self.answers[rank.number] = answer
+            if error is not None:
+                raise error
 
-    def gather(self, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Wait for the answers of all ranks; call `on_wait` every 50 ms. Raises as `receive`."""
+    def gather(self) -> list[Any]:
+        """Return the answers of all ranks, in their order. Raises as `receive`."""
         while any(rank.busy for rank in self._ranks):
-            self.receive(0.05)
-            on_wait()
+            self.receive(None)
+        return [rank.answer for rank in self._ranks]
 
     def close(self) -> None:
         """Kill and reap all ranks; shared memory stays as they left it."""
@@ -178,18 +163,24 @@ def _obey(number: int, pipe: Connection[Any, Any], work: RankWork) -> None:
         except (EOFError, OSError):
             return
         try:
-            pipe.send_bytes(_packed((work(number, what), None, "")))
+            pipe.send_bytes(_packed((work(number, what), None)))
         except BaseException as error:  # noqa: BLE001
-            # The user's code may raise anything, picklable or not.
-            text = traceback.format_exc()
-            try:
-                dumped = cloudpickle.dumps(error)
-            except Exception:  # noqa: BLE001
-                dumped = b""
             # Rank 0 may have hung up during the order: then this reaches nobody.
             with contextlib.suppress(OSError):
-                pipe.send_bytes(_packed((None, dumped, text)))
+                pipe.send_bytes(_packed_error(error))
             return
+
+
+def _packed_error(error: BaseException) -> bytes:
+    """Pickle an error with its traceback; user code may raise anything, picklable or not."""
+    with contextlib.suppress(Exception):
+        packed: bytes = cloudpickle.dumps(
+            (None, ExceptionWithTraceback(error, error.__traceback__))
+        )
+        if isinstance(pickle.loads(packed)[1], Exception):
+            return packed
+    line = traceback.format_exception_only(error)[-1].strip()
+    return pickle.dumps((None, RuntimeError(line)))
 
 
 def _packed(tree: Any) -> bytes:
@@ -203,16 +194,6 @@ def _packed(tree: Any) -> bytes:
 def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     # A view would be pickled with all of its storage.
     return tensor.detach().to("cpu", copy=True)
-
-
-def _unpacked(packed: bytes, text: str) -> BaseException:
-    try:
-        error = cloudpickle.loads(packed)
-    except Exception:  # noqa: BLE001
-        error = None
-    if isinstance(error, Exception):
-        return error
-    return RuntimeError(text.strip().splitlines()[-1])
 
 
 Part = Callable[[Any, int, int], Sequence[torch.Tensor]]
@@ -263,8 +244,9 @@ class ParallelSum:
             return tensors
 
         process.pin(0, self.cores[:1])
-        process_group = ProcessGroup(self.processes - 1, work, self.cores)
+        process_group = ProcessGroup(work, self.cores)
         try:
+            process_group.fork(range(1, self.processes))
             yield total
         finally:
             process_group.close()
