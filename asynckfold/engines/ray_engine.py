@@ -1,10 +1,4 @@
-"""The Ray engine: placements run on the nodes of a Ray cluster. Ray itself is not imported here.
-
-::
-
-    submit ──► expect ──► the node's actor (`ray_node`)          checkpoints, log lines, events,
-       └─────► hold ────► a task that reserves cores on the node    results and the load come back
-                            └─ starts the placement there           by `poll`, one call per node
+"""Executes placements on the nodes of a Ray cluster; the driver's side of `ray_node`.
 
 The run's folder is written by this process alone: files arrive as bytes, before the event that
 announces them. A node that Ray loses, or takes away, is lost: its jobs continue elsewhere from
@@ -45,40 +39,17 @@ POLL_SECONDS = 0.25
 LOOK_SECONDS, HEAD_SECONDS = 1.0, 10.0
 """Interval between looks at the cluster, and how long its head may be silent."""
 
-EXCUSED_LOSSES = 3
-"""How often the jobs of a lost node are retried without counting as failed."""
-
 _WAIT_SECONDS = 0.05
 
 
 @dataclass(eq=False)
-class RayWork:
-    """A placement, its future, and the task of Ray that holds its cores."""
+class _Work:
+    """A placement on a node, and the task of Ray that holds its cores, until that has ended."""
 
-    number: int
-    placement: Placement
     tasks: Sequence[Task]
-    node: Node
-    expected: Any = None  # the actor's answer to `RayNode.expect`
-    lease: Any = None  # the task of Ray; None once it has ended
-    has_begun: bool = False
+    node: Node | None
+    lease: Any = None
     future: Future[Answer] = field(default_factory=Future)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What Ray reserves for it on its node, and its name in Ray's dashboard."""
-        placement, node = self.placement, self.node
-        share = 0.0 if placement.gpu is None else 1 / placement.jobs_per_gpu
-        return {
-            "num_cpus": min(len(placement.cores) or 1, node.cpus),
-            "num_gpus": min(share, node.gpus),
-            "memory": min(placement.memory, node.memory) or None,
-            "name": placement.jobs[0] if placement.jobs else placement.command.value,
-        }
-
-    def interrupt(self) -> None:
-        """End it without a result."""
-        self.future.set_result(Answer([None for _ in self.tasks], 0))
 
 
 class RayEngine:
@@ -97,10 +68,10 @@ class RayEngine:
         signals: Interruption | None = None,
         most: int | None = None,
     ) -> None:
-        self._cluster, self._root, self._tell, self._most = cluster, bundle.root, tell, most
+        self._cluster, self._ray = cluster, cluster.ray
+        self._root, self._tell, self._most = bundle.root, tell, most
         self._signals = signals or Interruption()
-        self._works: dict[int, RayWork] = {}
-        self._losses: dict[str, int] = {}
+        self._works: dict[int, _Work] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
         cluster.begin(bundle, threads, data)
@@ -112,82 +83,79 @@ class RayEngine:
 
         Its submission then reports the failure, as this must not raise.
         """
-        if self._cluster.failure is not None:
-            return Load((0,), (0,), 1 << 62)
         left, loads = self._most, []
-        for node in self._cluster.nodes.values():
-            if node.is_lost:
-                loads.append(Load((), (), 0, blocked=f"{node.place} is lost", node=node.name))
-                continue
+        for node in self._nodes:
             held = [item for item in running if item.node == node.name]
             load = replace(node.load, node=node.name)
             # Ray may have been started with fewer cores.
-            most = int(node.cpus if left is None else min(left, node.cpus))
+            cpus = int(node.resources.get("CPU", 0.0))
+            most = cpus if left is None else min(left, cpus)
             loads.append(load if len(load.cores) <= most else within(load, held, most))
             left = None if left is None else left - len(loads[-1].cores)
+        if self._cluster.failure is not None or not loads:
+            return Load((0,), (0,), 1 << 62)
         return replace(loads[0], peers=tuple(loads[1:]))
+
+    @property
+    def _nodes(self) -> list[Node]:
+        return [*self._cluster.nodes.values()]
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Ask Ray for the cores of a placement, which starts when it has them."""
-        node = self._cluster.nodes[placement.node]
-        work = RayWork(next(self._cluster.numbers), placement, tasks, node)
+        node = self._cluster.nodes.get(placement.node)
+        number, work = next(self._cluster.numbers), _Work(tasks, node)
         work.future.set_running_or_notify_cancel()
-        if node.is_lost or self._cluster.failure is not None:
-            self._end_lost(work, "")
+        if node is None or self._cluster.failure is not None:
+            self._end_lost(work)
             return work.future
         with self._lock:
-            self._works[work.number] = work
+            self._works[number] = work
         files = dict(self._files(tasks))
-        work.expected = node.actor.expect.remote(work.number, placement, tasks, files, node.begun)
-        work.lease = self._cluster.lease(node, work.number, work.expected, work.options)
+        expected = node.actor.expect.remote(number, placement, tasks, files, node.begun)
+        work.lease = self._cluster.lease(node, number, placement, expected)
         return work.future
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
-        """Pin a worker to other cores of its node, or pause it."""
-        work = next((work for work in [*self._works.values()] if work.future is future), None)
-        if work is not None and not work.node.is_lost:
-            work.node.actor.shift.remote(work.number, tuple(cores), work.expected)
+        """Nothing moves: `yield_to_others` is for one machine."""
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ask for checkpoints, wait, end what is left; the nodes stay."""
         if self._closing.is_set():
             return
-        for work in self._take(lambda work: not work.has_begun):
-            # Its task finds that nobody waits for it, and ends.
-            self._cluster.cancel(work.lease)
-            work.interrupt()
-        actors = [node.actor for node in self._cluster.nodes.values() if not node.is_lost]
+        leases = [work.lease for work in [*self._works.values()] if work.lease is not None]
         for seconds in [grace_s, 0.0] if grace_s > 0 else [0.0]:
-            for actor in actors:
-                actor.stop.remote(seconds)
+            for node in self._nodes:
+                node.actor.stop.remote(seconds)
             end = time.monotonic() + (seconds or END_SECONDS)
             while self._works and time.monotonic() < end:
                 if seconds and self._signals.urgent():
                     break
                 time.sleep(_WAIT_SECONDS)
-        for work in self._take(lambda work: True):
+        for work in self._take(lambda *_: True):
             work.future.set_exception(WorkerDiedError(0, "its node did not answer"))
         self._closing.set()
         self._listener.join(END_SECONDS)
-        self._cluster.wait([actor.end.remote() for actor in actors], END_SECONDS)
+        for lease in leases:
+            # Where Ray has not granted the cores, nobody waits for them any more.
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.cancel(lease)
 
-    def _take(self, which: Callable[[RayWork], bool]) -> list[RayWork]:
+    def _take(self, which: Callable[[int, _Work], bool]) -> list[_Work]:
         """Remove the placements for which `which` holds; whoever has one completes its future."""
         with self._lock:
-            taken = [work for work in self._works.values() if which(work)]
-            for work in taken:
-                del self._works[work.number]
-        return taken
+            taken = {number: work for number, work in self._works.items() if which(number, work)}
+            for number in taken:
+                del self._works[number]
+        return [*taken.values()]
 
     # The listening thread: messages of nodes, the end of Ray's tasks, nodes that come and go
 
     def _listen(self) -> None:
         """Listen until `close`; whatever Ray raises ends the sweep, which would wait for ever."""
-        polls: dict[Any, Node] = {}
         looked = answered = time.monotonic()
         try:
             while not self._closing.is_set():
-                self._hear_nodes(polls)
+                self._hear_nodes()
                 if (now := time.monotonic()) - looked < LOOK_SECONDS:
                     continue
                 looked = now
@@ -201,42 +169,33 @@ class RayEngine:
             if not self._closing.is_set():
                 self._fail(f"the connection to Ray broke: {type(error).__name__}: {error}")
 
-    def _hear_nodes(self, polls: dict[Any, Node]) -> None:
-        """Take the answers that are there; `polls` are those to `RayNode.poll`, one per node."""
-        present = [node for node in self._cluster.nodes.values() if not node.is_lost]
-        for node in present:
-            if node not in polls.values():
-                polls[node.actor.poll.remote(POLL_SECONDS)] = node
-        begins = {node.begun: node for node in present if not node.is_ready}
-        leases = {work.lease: work for work in [*self._works.values()] if work.lease is not None}
-        for answer in self._cluster.ready([*begins, *polls, *leases], POLL_SECONDS):
+    def _hear_nodes(self) -> None:
+        """Take the answers that are there: to `RayNode.begin` or `poll`, and of Ray's tasks."""
+        nodes = {node.answer: node for node in self._nodes}
+        leases = {item.lease: at for at, item in [*self._works.items()] if item.lease is not None}
+        answers = [*nodes, *leases]
+        self._ray.wait(answers, num_returns=1, timeout=POLL_SECONDS)
+        for answer in self._ray.wait(answers, num_returns=len(answers), timeout=0)[0]:
             if answer in leases:
                 self._hear_end_of_task(leases[answer])
                 continue
-            node = begins[answer] if answer in begins else polls.pop(answer)
-            if node.is_lost:
-                continue
+            node = nodes[answer]
             try:
-                value = self._cluster.get(answer)
-            except self._cluster.exceptions.RayError as error:
-                # A node that cannot take the data must not be tried again.
-                has_died = isinstance(error, self._cluster.exceptions.RayActorError)
-                self._lose(node, one_line(error), for_good=answer in begins and not has_died)
+                value = self._ray.get(answer)
+            except self._ray.exceptions.RayError as error:
+                self._lose(node, error)
                 continue
-            node.is_ready = node.is_ready or answer in begins
-            if answer not in begins:
+            node.answer = node.actor.poll.remote(POLL_SECONDS)
+            if value is not None:
                 node.load, messages = value
                 for message in messages:
                     self._hear(message)
 
     def _hear(self, message: tuple[Any, ...]) -> None:
         kind, *content = message
-        if kind == "begun":
-            if (work := self._works.get(content[0])) is not None:
-                work.has_begun = True
-        elif kind == "answer":
+        if kind == "answer":
             number, outcome = content
-            for work in self._take(lambda work: work.number == number):
+            for work in self._take(lambda at, _: at == number):
                 if isinstance(outcome, Answer):
                     work.future.set_result(outcome)
                 else:
@@ -250,55 +209,47 @@ class RayEngine:
             # Files come with checkpoints only.
             with self._disk(event.ref.job_id if isinstance(event, NewCheckpoint) else ""):
                 for name, data in files.items():
-                    path = self._root / name
-                    make_folder(path.parent)
-                    write_whole(path, data)
+                    make_folder((self._root / name).parent)
+                    write_whole(self._root / name, data)
                 self._tell(event)
 
-    def _hear_end_of_task(self, work: RayWork) -> None:
+    def _hear_end_of_task(self, number: int) -> None:
         """Handle the end of the task that held the cores of a placement."""
-        lease, work.lease = work.lease, None
-        known = self._cluster.exceptions
-        try:
-            self._cluster.get(lease)
-        except (known.NodeDiedError, known.TaskUnschedulableError) as error:
-            # It has died, or Ray drains it.
-            self._lose(work.node, one_line(error), for_good=True)
-        except known.RayActorError as error:
-            self._lose(work.node, one_line(error), for_good=False)
-        except known.RayError as error:
-            outcome = "oom" if isinstance(error, known.OutOfMemoryError) else "died"
-            # The node reports the end of what has begun.
-            is_silent = outcome == "oom" or not work.has_begun
-            for item in self._take(lambda item: item is work and is_silent):
-                text = f"Ray gave up its cores: {one_line(error)}"
-                item.future.set_exception(WorkerDiedError(0, text, outcome))
-            if not work.node.is_lost:
-                work.node.actor.kill.remote(work.number)
-
-    def _lose(self, node: Node, why: str, *, for_good: bool) -> None:
-        """Take note that a node is lost, until another actor starts there, or for good."""
-        if node.is_lost:
+        work, known = self._works.get(number), self._ray.exceptions
+        if work is None or work.node is None:
             return
-        self._note(f"{node.place} is lost: {why}")
-        self._cluster.lose(node, for_good=for_good)
-        for work in self._take(lambda work: work.node is node):
-            self._end_lost(work, why)
-        if for_good and all(item.is_lost for item in self._cluster.nodes.values()):
-            self._fail(f"no node of the Ray cluster is left: {why}")
+        lease, work.lease = work.lease, None
+        try:
+            self._ray.get(lease)
+        except (known.NodeDiedError, known.TaskUnschedulableError, known.RayActorError) as error:
+            # It has died, or Ray drains it.
+            self._lose(work.node, error)
+        except known.RayError as error:
+            work.node.actor.kill.remote(number)
+            outcome = "oom" if isinstance(error, known.OutOfMemoryError) else "died"
+            died = WorkerDiedError(0, f"Ray gave up its cores: {one_line(error)}", outcome)
+            for item in self._take(lambda at, _: at == number):
+                item.future.set_exception(died)
 
-    def _end_lost(self, work: RayWork, why: str) -> None:
-        """Let its jobs be placed again; they count as failed only after several losses."""
+    def _lose(self, node: Node, error: Exception) -> None:
+        """Go on without a node, for the rest of the call."""
+        if self._cluster.nodes.get(node.name) is not node:
+            return
+        self._note(f"node {node.name or 'of this machine'} is lost: {one_line(error)}")
+        self._cluster.lose(node)
+        if not self._cluster.nodes:
+            self._fail(f"no node of the Ray cluster is left: {one_line(error)}")
+        for work in self._take(lambda _, work: work.node is node):
+            self._end_lost(work)
+
+    def _end_lost(self, work: _Work) -> None:
+        """Let its jobs be placed again, if anywhere."""
         if self._cluster.failure is not None:
             work.future.set_exception(self._cluster.failure)
-            return
-        names = [task.job.id for task in work.tasks]
-        for name in names:
-            self._losses[name] = self._losses.get(name, 0) + 1
-        if names and max(self._losses[name] for name in names) <= EXCUSED_LOSSES:
-            work.interrupt()
+        elif work.tasks:
+            work.future.set_result(Answer([None for _ in work.tasks], 0))
         else:
-            work.future.set_exception(WorkerDiedError(0, f"{work.node.place} is lost: {why}"))
+            work.future.set_exception(WorkerDiedError(0, "its node is lost"))
 
     def _fail(self, what: str) -> None:
         """End one placement by a failure, which ends the sweep; the others may save themselves."""
@@ -306,7 +257,7 @@ class RayEngine:
             text = f"{what}. See that the cluster runs; the same call continues"
             self._cluster.failure = failure = StorageError(errno.ENOTCONN, text)
             first = min(self._works, default=None)
-            for work in self._take(lambda work: work.number == first):
+            for work in self._take(lambda at, _: at == first):
                 work.future.set_exception(failure)
 
     def _note(self, text: str) -> None:
@@ -318,7 +269,7 @@ class RayEngine:
         try:
             yield
         except StorageError as error:
-            for work in self._take(lambda work: any(t.job.id == job_id for t in work.tasks)):
+            for work in self._take(lambda _, it: any(task.job.id == job_id for task in it.tasks)):
                 work.future.set_exception(error)
 
     def _files(self, tasks: Sequence[Task]) -> Iterator[tuple[str, bytes]]:

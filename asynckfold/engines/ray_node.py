@@ -7,8 +7,8 @@
       expect(number, placement) ────►   locks a file of the placement
              Ray ── task `hold` ────►   start(number) ────────────────────────► worker
                       └─ waits for the lock, until the placement has ended
-      poll() ◄── load, events, files ◄─ checkpoints and log lines are read from ◄── scratch
-      shift, kill, stop ────────────►   the scratch folder when they are written     folder
+      poll() ◄── load, events, files ◄─ checkpoints, and logs at the end, are ◄─ scratch
+      kill, stop ───────────────────►   read from the scratch folder             folder
 
 The task of a placement computes nothing: it holds the cores, memory and GPU that Ray has granted.
 Workers are those of the process engine: forked in milliseconds, pinned, watched by their
@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -38,22 +38,15 @@ from typing import IO, TYPE_CHECKING, Any
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.process import PackedBundle, ProcessEngine
-from asynckfold.jobs.messages import (
-    EpochEnd,
-    JobStart,
-    NewCheckpoint,
-    Progress,
-    RunEvent,
-    Task,
-)
+from asynckfold.errors import WorkerDiedError
+from asynckfold.jobs.messages import NewCheckpoint, RunEvent, Task
 from asynckfold.jobs.placement import Load, Placement
-from asynckfold.jobs.plan import Job
 from asynckfold.jobs.reproducibility import CPU, VARIABLES
 from asynckfold.store.layout import FINAL
 from asynckfold.system import file_descriptors
 from asynckfold.system.machine import Machine, resolve_n_jobs
 from asynckfold.system.signals import Interruption
-from asynckfold.training.job_log import LOG_BYTES, log_path
+from asynckfold.training.job_log import log_path
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -61,8 +54,8 @@ if TYPE_CHECKING:
 SCRATCH = "ASYNCKFOLD_SCRATCH"
 """Variable with the folder that workers of this node write to."""
 
-GATHER_SECONDS = 0.02
-"""How long progress events wait for others: each poll costs both processes some milliseconds."""
+GATHER_SECONDS = 0.005
+"""How long a message waits for others: each poll costs both processes some milliseconds."""
 
 LOAD_SECONDS = 0.1
 """Age at which the load is read again: reading it costs more than sending events."""
@@ -124,15 +117,13 @@ def versions() -> tuple[str, str]:
 
 @dataclass(eq=False)
 class _NodePlacement:
-    """A placement, the locked file that its Ray task waits for, and how it goes on."""
+    """A placement, and the locked file that its Ray task waits for."""
 
     number: int
     placement: Placement
     tasks: Sequence[Task]
     lock: IO[bytes]
-    log_sizes: dict[str, int]
     future: Future[Answer] | None = None
-    is_paused: bool = False
 
 
 def lock_path(folder: str, number: int) -> str:
@@ -153,58 +144,43 @@ def hold(actor: Any, path: str, number: int, expected: object = None) -> None:
 class RayNode:
     """Executes the placements of one node; the driver calls its methods from several threads."""
 
-    def __init__(self, nice: int, variables: Mapping[str, str]) -> None:
-        os.environ.update(variables)
+    def __init__(self, settings: NodeSettings, several: bool) -> None:
+        """Start a fork server; the driver has `several` nodes to compare, or this one."""
+        os.environ.update(settings.variables)
+        sys.argv[:] = settings.argv
         self.folder = Path(tempfile.mkdtemp(prefix="asynckfold-"))
         self._end_of_pipe = _removed_with_this_process(self.folder)
         self._root = self.folder / "run"
+        self._root.mkdir()
         os.environ[SCRATCH] = str(self._root)
-        self._pool = WorkerPool(nice=nice)
+        self._settings, self._several = settings, several
+        self._pool = WorkerPool(nice=settings.nice)
+        self._machine = settings.make_machine()
         self._engine: ProcessEngine | None = None
         self._threads = 1
         self._files: list[int] = []
         self._held: dict[int, _NodePlacement] = {}
         self._messages: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
-        self._read: tuple[float, object, Load] | None = None
+        self._read: tuple[float, Load] | None = None
         self._signals = Interruption()
         self._is_closing = False
         self._lock = threading.RLock()
 
-    def open(self, settings: NodeSettings, several: bool) -> Description | None:
-        """Prepare for a call; return None if this actor cannot serve it.
-
-        The kind of processor, which takes an import of torch, is read where there are `several`
-        nodes to compare.
-        """
-        if not self._pool.healthy:
-            return None
-        sys.argv[:] = settings.argv
-        self._root.mkdir(exist_ok=True)
-        self._machine = settings.make_machine()
-        self._count = resolve_n_jobs(settings.n_jobs, self._machine.max_cores)
-        self._stall_timeout = settings.stall_timeout
+    def describe(self) -> Description:
+        """Return what the driver needs to know of this node."""
         processor = ""
-        if several:
+        if self._several:
+            # This takes an import of torch.
             from asynckfold.training.software import software
 
             processor = software(1)[CPU]
         with self._lock:
-            self._read = None
-            place = str(self.folder), self._machine.max_cores, self._load()
-        return Description(*place, versions(), processor)
-
-    def rest(self) -> None:
-        """Keep nothing but the fork server: no worker, no data, no file."""
-        self.end()
-        # They have imported the user's code, which may have changed by the next call.
-        for worker in [*self._pool.workers]:
-            self._pool.kill(worker, "its sweep ended")
-        self._store([])
-        shutil.rmtree(self._root, ignore_errors=True)
+            cores, load = self._machine.max_cores, self._load()
+        return Description(str(self.folder), cores, load, versions(), processor)
 
     def quit(self) -> None:
         """Leave nothing behind."""
-        self.rest()
+        self.end()
         self._pool.close()
         shutil.rmtree(self.folder, ignore_errors=True)
         self._end_of_pipe.close()
@@ -228,13 +204,9 @@ class RayNode:
         with self._lock:
             self._threads, self._is_closing = threads, False
             self._signals = Interruption()
+            bundle, stall = PackedBundle(packed, self._root), self._settings.stall_timeout
             self._engine = ProcessEngine(
-                PackedBundle(packed, self._root),
-                self._files,
-                self._read_load,
-                self._tell,
-                self._pool,
-                self._stall_timeout,
+                *(bundle, self._files, self._read_load, self._tell, self._pool, stall),
                 self._signals,
             )
 
@@ -254,72 +226,51 @@ class RayNode:
             path = self._root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        sizes = {}
-        for task in tasks:
-            path = log_path(self._root, task.job)
-            sizes[task.job.id] = path.stat().st_size if path.exists() else 0
         lock = Path(lock_path(str(self.folder), number)).open("wb")  # noqa: SIM115
         fcntl.flock(lock, fcntl.LOCK_EX)
         with self._lock:
-            self._held[number] = _NodePlacement(number, placement, tasks, lock, sizes)
+            self._held[number] = _NodePlacement(number, placement, tasks, lock)
 
     def start(self, number: int) -> None:
         """Start a placement, whose cores Ray has granted."""
         with self._lock:
             held = self._held.get(number)
-            if held is None or held.future is not None or self._engine is None:
-                return
-            if self._is_closing:
-                self._release(held)
-                return
-            self._messages.put(("begun", number))
-            held.future = self._engine.submit(held.placement, held.tasks)
-            if held.is_paused:
-                self._engine.shift(held.future, ())
-            held.future.add_done_callback(lambda future: self._done(held, future))
-
-    def _release(self, held: _NodePlacement) -> None:
-        """Forget a placement, and let its task of Ray end."""
-        self._held.pop(held.number, None)
-        Path(lock_path(str(self.folder), held.number)).unlink(missing_ok=True)
-        held.lock.close()
+            if held is not None and held.future is None and self._engine is not None:
+                held.future = self._engine.submit(held.placement, held.tasks)
+                held.future.add_done_callback(lambda future: self._done(held, future))
 
     def kill(self, number: int) -> None:
         """End a placement, whether it has started or not."""
         with self._lock:
             held = self._held.get(number)
             if held is not None and held.future is None:
-                self._release(held)
+                self._answer(held, WorkerDiedError(0, "it was killed"))
             elif held is not None and held.future is not None and self._engine is not None:
                 self._engine.kill(held.future)
-
-    def shift(self, number: int, cores: Sequence[int], after: object = None) -> None:
-        """Move or pause a placement, or resume it; `after` is the answer of `expect`."""
-        with self._lock:
-            held = self._held.get(number)
-            if held is None:
-                return
-            held.is_paused = not cores
-            if cores:
-                held.placement = replace(held.placement, cores=tuple(cores))
-            if held.future is not None and self._engine is not None:
-                self._engine.shift(held.future, cores)
 
     def stop(self, grace_s: float) -> None:
         """End all placements; with `grace_s`, let them save themselves. Ends an earlier wait."""
         with self._lock:
             engine, self._is_closing = self._engine, True
             self._signals.count = 0 if grace_s else 2
+            for held in [*self._held.values()]:
+                if held.future is None:
+                    self._answer(held, Answer([None for _ in held.tasks], 0))
         if engine is not None:
             engine.close(grace_s)
+
+    def _answer(self, held: _NodePlacement, outcome: Answer | BaseException) -> None:
+        """Tell how a placement has ended, forget it, and let its task of Ray end."""
+        self._messages.put(("answer", held.number, outcome))
+        self._held.pop(held.number, None)
+        Path(lock_path(str(self.folder), held.number)).unlink(missing_ok=True)
+        held.lock.close()
 
     def end(self) -> None:
         """End the engine; its workers stay for the next one."""
         self.stop(0.0)
         with self._lock:
             self._engine = None
-            for held in [*self._held.values()]:
-                self._release(held)
             # Nothing is left for the next engine to hear.
             waiting, self._messages = self._messages, queue.SimpleQueue()
         waiting.put(())
@@ -331,68 +282,48 @@ class RayNode:
         messages = []
         with contextlib.suppress(queue.Empty):
             messages.append(self._messages.get(seconds > 1e-3, seconds))
-            kind, *content = messages[0] or ("",)
-            if kind == "event" and isinstance(content[0], (JobStart, Progress, EpochEnd)):
-                # Nobody waits for it, neither a core nor another process.
-                time.sleep(GATHER_SECONDS)
+            time.sleep(GATHER_SECONDS)
             while True:
                 messages.append(self._messages.get_nowait())
-        messages = [message for message in messages if message]
         with self._lock:
-            for held in self._held.values():
-                messages += self._log_lines(held)
-            return self._load(), messages
+            return self._load(), [message for message in messages if message]
 
     def _load(self) -> Load:
-        """Return the load, read again when it is old or something else runs."""
-        running = [held for held in self._held.values() if held.future is not None]
-        state = [(held.number, held.placement.cores) for held in running]
-        if self._read is not None:
-            at, known, load = self._read
-            if known == state and time.monotonic() - at <= LOAD_SECONDS:
-                return load
-        placements = [held.placement for held in running]
+        """Return the load, read again when it is old."""
+        if self._read is not None and time.monotonic() - self._read[0] <= LOAD_SECONDS:
+            return self._read[1]
+        running = [held.placement for held in self._held.values() if held.future is not None]
         if self._engine is None or self._is_closing:
-            load = self._read_load(placements, {})
+            load = self._read_load(running, {})
         else:
-            load = self._engine.load(placements)
-        self._read = time.monotonic(), state, load
+            load = self._engine.load(running)
+        self._read = time.monotonic(), load
         return load
 
     def _read_load(self, running: Sequence[Placement], pins: Mapping[int, tuple[int, ...]]) -> Load:
-        return self._machine.load(self._count, running, pins, threads=self._threads)
+        count = resolve_n_jobs(self._settings.n_jobs, self._machine.max_cores)
+        return self._machine.load(count, running, pins, threads=self._threads)
 
     def _done(self, held: _NodePlacement, future: Future[Answer]) -> None:
         with self._lock:
-            for message in self._log_lines(held):
-                self._messages.put(message)
-            self._messages.put(("answer", held.number, future.exception() or future.result()))
-            self._release(held)
+            for task in held.tasks:
+                for log in self._taken(log_path(self._root, task.job)).values():
+                    self._messages.put(("log", task.job, log))
+            self._answer(held, future.exception() or future.result())
 
     def _tell(self, event: RunEvent) -> None:
         """Pass an event on with the files that it announces."""
         files = {}
         if isinstance(event, NewCheckpoint):
             path = self._root / event.ref.file
-            for item in (path.with_name(FINAL), path):
-                with contextlib.suppress(FileNotFoundError):
-                    files[item.relative_to(self._root).as_posix()] = item.read_bytes()
-                    # Sent back with the next attempt, if there is one.
-                    item.unlink()
+            files = self._taken(path.with_name(FINAL), path)
         self._messages.put(("event", event, files))
 
-    def _log_lines(self, held: _NodePlacement) -> list[tuple[str, Job, bytes]]:
-        """Return what was written to the logs of a placement since the last call."""
-        messages = []
-        for task in held.tasks:
-            path, seen = log_path(self._root, task.job), held.log_sizes[task.job.id]
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < seen:
-                    # Its middle was cut out.
-                    seen = min(size, LOG_BYTES // 2)
-                if size > seen:
-                    file.seek(seen)
-                    messages.append(("log", task.job, file.read(size - seen)))
-                held.log_sizes[task.job.id] = max(size, seen)
-        return messages
+    def _taken(self, *paths: Path) -> dict[str, bytes]:
+        """Remove files, and return their content; the next attempt gets checkpoints back."""
+        files = {}
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                files[path.relative_to(self._root).as_posix()] = path.read_bytes()
+                path.unlink()
+        return files

@@ -14,7 +14,7 @@ from subprocess import PIPE, STDOUT, Popen
 import pytest
 
 from asynckfold.api.arguments import MachineArguments
-from asynckfold.engines.ray_cluster import RayCluster, close_warm, ray_cluster
+from asynckfold.engines.ray_cluster import RayCluster, ray_cluster
 from asynckfold.engines.ray_node import NodeSettings
 from tests import leftovers
 from tests.leftovers import descendants, processes, until
@@ -36,11 +36,8 @@ def started(
     """Yield a Ray of this machine, or the cluster at an address."""
     leftovers.rays.append(address or "")
     told = NodeSettings(MachineArguments().machine, "auto", 0, stall_timeout, ("test",))
-    try:
-        with ray_cluster(address, None, PATIENCE_SECONDS, told, cores) as cluster:
-            yield cluster
-    finally:
-        close_warm()
+    with ray_cluster(address, None, PATIENCE_SECONDS, told, cores) as cluster:
+        yield cluster
 
 
 SWEEP_ROOT = "AKF_TEST_ROOT"
