@@ -28,22 +28,24 @@ import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from tests.leftovers import shared_memory
-from tests.nursery import Nursery
-from tests.watched.chain import INTERVAL, Chain, Hurt, Landed, compare
+from tests.nursery import Nursery, nursery
+from tests.watched.chain import INTERVAL, Chain, Hurt, Landed, canonical, compare
 from tests.watched.kills import LAST, PHASES, TARGETS, Kill, planned
 
 LONGEST_CHAIN = 10
 MISSES = 6
 """In so many runs a kill may come too late, each time half as late, before it is given up."""
+
+
+BOUND = ": by the rule of three, a kill does harm with a probability (95 % confidence) below"
 
 
 class Invalid(Exception):
@@ -87,28 +89,17 @@ class Campaign:
         What is to land.
     folder : Path
         For the runs; those that were not hurt are removed.
-    at_once : int
-        Runs at a time.
     nurseries : sequence of Nursery
-        One for each run at a time, where processes begin where importing torch has ended; a kill at
-        the start then comes as much sooner.
+        One for each run at a time: processes begin where importing torch has ended.
     """
 
     def __init__(
-        self,
-        outcome: Outcome,
-        kills: Sequence[Kill],
-        folder: Path,
-        at_once: int,
-        nurseries: Sequence[Nursery] = (),
+        self, outcome: Outcome, kills: Sequence[Kill], folder: Path, nurseries: Sequence[Nursery]
     ) -> None:
         self.outcome = outcome
-        self._queue = deque(map(sooner, kills) if nurseries else kills)
-        self._nurseries: SimpleQueue[Nursery | None] = SimpleQueue()
-        for starter in nurseries or [None] * at_once:
-            self._nurseries.put(starter)
+        self._queue = deque(kills)
+        self._nurseries = nurseries
         self._folder = folder
-        self._at_once = at_once
         self._draw = random.Random(f"chains of {outcome.seed}")
         self._lock = threading.Lock()
         self._misses: Counter[int] = Counter()
@@ -125,63 +116,62 @@ class Campaign:
             It did not even end well undisturbed.
         """
         started, memory = time.monotonic(), shared_memory()
-        self._make_golden()
-        with ThreadPoolExecutor(self._at_once) as threads:
-            for future in [threads.submit(self._work) for _ in range(self._at_once)]:
-                future.result()
-        if left := shared_memory() - memory:
-            self.outcome.failures.append(f"left in /dev/shm: {sorted(left)}")
-        self.outcome.seconds = time.monotonic() - started
-
-    def _make_golden(self) -> None:
-        def make(name: str) -> tuple[dict[str, Any], float]:
-            with self._chain(self._folder / name) as chain:
-                started = time.monotonic()
-                chain.finish()
-                return chain.state(), time.monotonic() - started
-
-        with ThreadPoolExecutor(self._at_once) as threads:
-            (first, seconds), (second, _) = threads.map(make, ["golden-1", "golden-2"])
+        first, second = self._each(self._make_golden)
         try:
             compare(first, second)
         except Hurt as hurt:
             raise Invalid(f"the golden run is not the same twice: {hurt}") from None
-        self._golden, self.outcome.golden_seconds = first, seconds
+        self._golden, self.outcome.golden_seconds = first, time.monotonic() - started
+        self._each(self._work)
+        if left := shared_memory() - memory:
+            self.outcome.failures.append(f"left in /dev/shm: {sorted(left)}")
+        self.outcome.seconds = time.monotonic() - started
 
-    @contextlib.contextmanager
-    def _chain(self, folder: Path) -> Iterator[Chain]:
-        """A chain, closed at the end, with a nursery that no other has meanwhile."""
-        starter = self._nurseries.get()
-        try:
-            seconds = self.outcome.golden_seconds
-            with contextlib.closing(Chain(folder, seconds, starter)) as chain:
-                yield chain
-        finally:
-            self._nurseries.put(starter)
+    def _each(self, work: Callable[[Nursery], Any]) -> list[Any]:
+        """Work with all nurseries side by side."""
+        with ThreadPoolExecutor(len(self._nurseries)) as threads:
+            return list(threads.map(work, self._nurseries))
 
-    def _work(self) -> None:
+    def _make_golden(self, nursery: Nursery) -> dict[str, Any]:
+        folder = self._folder / f"golden-{nursery.pid}"
+        with contextlib.closing(Chain(folder, 0.0, nursery)) as chain:
+            chain.finish()
+            return canonical(chain.root)
+
+    def _work(self, nursery: Nursery) -> None:
         while True:
             with self._lock:
                 if not self._queue:
                     return
                 self.outcome.chains += 1
                 number, length = self.outcome.chains, self._draw.randint(1, LONGEST_CHAIN)
-            self._make_chain(self._folder / f"chain-{number}", length)
+            folder, seconds = self._folder / f"chain-{number}", self.outcome.golden_seconds
+            with contextlib.closing(Chain(folder, seconds, nursery)) as chain:
+                self._make_chain(chain, length)
 
-    def _make_chain(self, folder: Path, length: int) -> None:
-        with self._chain(folder) as chain:
-            try:
-                for _ in range(length):
-                    kill = self._next(chain.remaining)
-                    if kill is None or not self._lands(chain, kill):
-                        break
-                chain.finish()
-                compare(chain.state(), self._golden)
-            except Hurt as hurt:
-                self._failed(hurt, chain)
-            else:
-                shutil.rmtree(folder)
-        self._note(chain)
+    def _make_chain(self, chain: Chain, length: int) -> None:
+        try:
+            for _ in range(length):
+                kill = self._next(chain.remaining)
+                if kill is None or not self._lands(chain, kill):
+                    break
+            chain.finish()
+            compare(canonical(chain.root), self._golden)
+        except Hurt as hurt:
+            self._failed(hurt, chain)
+        else:
+            shutil.rmtree(chain.root.parent)
+        with self._lock:
+            self.outcome.landed += [item for item in chain.landed if item.kill.index >= 0]
+            self.outcome.starts += chain.starts
+            self.outcome.redone = max(self.outcome.redone, chain.redone)
+            print(
+                f"{chain.root.parent.name}: {len(chain.landed)} kills, {chain.starts} starts; "
+                f"{len(self.outcome.landed)} of {self.outcome.kills} kills so far, "
+                f"{len(self.outcome.failures)} failures",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _lands(self, chain: Chain, kill: Kill) -> bool:
         if chain.strike(kill):
@@ -218,44 +208,6 @@ class Campaign:
                 f"--only {again}"
             )
 
-    def _note(self, chain: Chain) -> None:
-        with self._lock:
-            self.outcome.landed += [item for item in chain.landed if item.kill.index >= 0]
-            self.outcome.starts += chain.starts
-            self.outcome.redone = max(self.outcome.redone, chain.redone)
-            found, failed = len(self.outcome.landed), len(self.outcome.failures)
-            print(
-                f"{chain.root.parent.name}: {len(chain.landed)} kills, {chain.starts} starts; "
-                f"{found} of {self.outcome.kills} kills so far, {failed} failures",
-                file=sys.stderr,
-                flush=True,
-            )
-
-
-WARM_START = 0.1
-"""How long a process takes until its run begins, where it need not import torch: this share."""
-
-
-def sooner(kill: Kill) -> Kill:
-    """Return a kill, as soon in a start without imports as it was meant in one with them."""
-    return replace(kill, delay=kill.delay * WARM_START) if kill.phase == "start" else kill
-
-
-# What is told
-
-
-def versions() -> dict[str, str]:
-    """Return the software that the campaign ran on."""
-    import torch
-
-    return {
-        "asynckfold": metadata.version("asynckfold"),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "linux": platform.release().split("-")[0],
-        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
-    }
-
 
 def table(outcome: Outcome, command: str) -> str:
     """Return the campaign as Markdown."""
@@ -279,27 +231,19 @@ def table(outcome: Outcome, command: str) -> str:
         "",
         f"- {total} kills, {aimed} aimed at a phase, {total - aimed} at any time; "
         f"{outcome.chains} runs, {outcome.starts - outcome.chains} resumes",
-        f"- {failed} failures{'' if failed or not total else bound(total)}",
+        f"- {failed} failures" + (f"{BOUND} {3 / total:.1%}" if total and not failed else ""),
         f"- most work done again by a job: {outcome.redone} batches, with a checkpoint at least "
         f"every {INTERVAL}",
         f"- longest until the sweep wrote down a dead worker: {max(found, default=0.0):.2f} s "
         f"(of {len(found)} that had a job)",
         f"- longest until everything that goes with the killed one was gone: {stayed:.2f} s",
         f"- seed {outcome.seed}; {outcome.seconds:.0f} s; "
-        + ", ".join(f"{name} {version}" for name, version in versions().items()),
+        f"torch {metadata.version('torch')}, Python {platform.python_version()}, "
+        f"{len(os.sched_getaffinity(0))} cores",
     ]
     if reasons := outcome.invalid():
         lines += ["", f"**This proves nothing: {', '.join(reasons)}.**"]
     return "\n".join([*lines, ""])
-
-
-def bound(kills: int) -> str:
-    """Say what no failure in so many kills proves, by the rule of three."""
-    return (
-        f": by the rule of three a kill of this kind does harm with a probability below "
-        f"{3 / kills:.1%} (95 % confidence). That is weak by itself; `make durability` carries "
-        "the claim"
-    )
 
 
 def _counted(landed: Sequence[Landed]) -> Iterator[str]:
@@ -333,7 +277,9 @@ def main(words: Sequence[str]) -> int:
     try:
         folder = Path(tempfile.mkdtemp(prefix="chaos-"))
         print(f"The runs are in {folder}; those that were not hurt are removed")
-        Campaign(outcome, kills, folder, parsed.at_once).run()
+        with contextlib.ExitStack() as stack:
+            starters = [stack.enter_context(nursery()) for _ in range(parsed.at_once)]
+            Campaign(outcome, kills, folder, starters).run()
     except (Hurt, Invalid) as error:
         print(f"invalid: {error}")
         return 2

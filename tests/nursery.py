@@ -265,10 +265,10 @@ def be(words: list[str]) -> None:
 
 
 def watch() -> None:
-    """Do what ``tests/watched/sitecustomize.py`` does at the start of an interpreter."""
+    """Let the processes of a campaign of kills note how far they are."""
     from tests.watched import gate
 
-    if gate.ADDRESS in os.environ:
+    if gate.FOLDER in os.environ:
         gate.watch()
 
 

@@ -42,7 +42,7 @@ def starters() -> Iterator[list[Nursery]]:
 @pytest.mark.timeout(600)
 def test_kills_at_random_are_no_event(tmp_path: Path, starters: list[Nursery]) -> None:
     outcome = Outcome(SEED, KILLS)
-    Campaign(outcome, planned(SEED, KILLS), tmp_path, AT_ONCE, starters).run()
+    Campaign(outcome, planned(SEED, KILLS), tmp_path, starters).run()
     print(chaos.table(outcome, "…"))
     assert outcome.failures == []
     assert outcome.invalid() == []
@@ -93,10 +93,8 @@ def test_progress_may_be_lost_but_not_be_wrong_and_nothing_else_may_differ() -> 
 
 
 @pytest.fixture
-def chain(tmp_path: Path) -> Any:
-    made = Chain(tmp_path / "chain", 1.0)
-    yield made
-    made.close()
+def chain(tmp_path: Path, warm: Nursery) -> Chain:
+    return Chain(tmp_path / "chain", 1.0, warm)
 
 
 def lines(*steps: int) -> str:

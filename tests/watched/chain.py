@@ -11,11 +11,8 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
-import uuid
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,13 +31,8 @@ from tests.leftovers import (
 )
 from tests.nursery import Nursery, Started
 from tests.watched import gate
-from tests.watched.keeper import Keeper
 from tests.watched.kills import TARGETS, Family, Kill
 from tests.watched.sweep import BATCH_SECONDS, BATCHES
-
-HOME = Path(__file__).parents[2]
-
-Process = subprocess.Popen[bytes] | Started
 
 INTERVAL = BATCHES * math.ceil(gate.EPOCH_SECONDS / (BATCHES * BATCH_SECONDS))
 """Batches between two checkpoints of a job, at most: they are written at the end of an epoch."""
@@ -49,6 +41,9 @@ GONE_SECONDS = 5.0
 HANG_SECONDS = 120.0
 ATTEMPTS = 3
 """After so many dead workers in one start, a job has failed."""
+
+
+_SERIAL = itertools.count()
 
 
 class Hurt(Exception):
@@ -96,25 +91,24 @@ class Chain:
     Parameters
     ----------
     folder : Path
-        A new folder for the run, its gate and its output.
+        A new folder for the run, its notes and its output.
     seconds : float
         How long a golden run takes.
-    nursery : Nursery, optional
-        Starts the command; by default each is a fresh interpreter.
+    nursery : Nursery
+        Starts the command.
     """
 
-    def __init__(self, folder: Path, seconds: float, nursery: Nursery | None = None) -> None:
-        folder.mkdir()
+    def __init__(self, folder: Path, seconds: float, nursery: Nursery) -> None:
         self.root = folder / "run"
         self.landed: list[Landed] = []
         self.starts = 0
         self.redone = 0
         self._seconds = seconds
         self._nursery = nursery
-        self._mark = nursery.mark if nursery else f"CHAOS_{uuid.uuid4().hex}"
         self._output = folder / "output.txt"
-        self._keeper = Keeper(folder / "gate")
-        self._process: Process | None = None
+        self._notes = folder / "notes"
+        self._notes.mkdir(parents=True)
+        self._process: Started | None = None
         self._deaths = 0
         self._rest = Rest()
 
@@ -123,12 +117,6 @@ class Chain:
         self._kill_all(random.Random(0))
         if self._process is not None:
             self._process.wait()
-        self._keeper.close()
-
-    @property
-    def resumes(self) -> bool:
-        """Whether there is a plan to come back to."""
-        return self.remaining is not None
 
     @property
     def remaining(self) -> float | None:
@@ -138,10 +126,6 @@ class Chain:
                 return 1 - len(store.finished()) / len(store.plan.jobs)
         except AsyncKFoldError:
             return None
-
-    def state(self) -> dict[str, Any]:
-        """Return what must be the same, whatever happened to the run."""
-        return canonical(self.root)
 
     def finish(self) -> None:
         """Let the command end, and again where jobs failed because their workers were killed."""
@@ -153,25 +137,29 @@ class Chain:
             self._process = None
             if self._ended(code):
                 break
+        stored = dict(line.split() for line in self._note("deaths").splitlines())
         for item in self.landed:
-            if item.pid in self._keeper.deaths:
-                item.detect_seconds = self._keeper.deaths[item.pid] - item.at
+            if f"{item.pid}" in stored:
+                item.detect_seconds = float(stored[f"{item.pid}"]) - item.at
 
     def strike(self, kill: Kill) -> bool:
         """Kill at the moment that is meant; False when the run ended, or its start did, before."""
         process = self._running()
-        late = not self._moment(kill, process)
-        if late or (kill.phase == "start" and self._keeper.stage != "start"):
-            self._keeper.release()
+        reached = self._moment(kill, process)
+        stage = self._note("stage").strip().rpartition("\n")[2] or "start"
+        if not reached or (kill.phase == "start" and stage != "start"):
+            self._release()
             return False
         family = Family.of(process.pid)
         target = kill.target if TARGETS[kill.target](family) else "sweep"
-        phase = self._keeper.stage if kill.phase in (None, "start") else str(kill.phase)
-        pid = self._victim(target, family, kill)
+        possible = TARGETS[target](family)
+        held = int(self._note("held") or 0)
+        pid = held if held in possible else random.Random(kill.index).choice(possible)
         doomed = self._doomed(target, pid)
+        phase = stage if kill.phase in (None, "start") else str(kill.phase)
         landed = Landed(kill, target, phase, pid, time.monotonic())
         self._hit(target, pid, kill)
-        self._keeper.release()
+        self._release()
         self.landed.append(landed)
         if not gone(doomed, GONE_SECONDS):
             raise Hurt(f"after {kill} these stay: {described(doomed)}")
@@ -186,69 +174,63 @@ class Chain:
 
     # The command
 
-    def _running(self) -> Process:
+    def _running(self) -> Started:
         if self._process is None:
-            self._keeper.begin(self.resumes)
+            for path in self._notes.iterdir():
+                if path.name != "deaths":
+                    path.unlink()
+            if self.remaining is not None:
+                (self._notes / "resumed").write_text("1")
             self._deaths = 0
             self.starts += 1
-            self._process = self._started(["-m", "tests.watched.sweep", self.root])
+            environment = {
+                **os.environ,
+                self._nursery.mark: "1",
+                gate.FOLDER: str(self._notes),
+                "PYTHONFAULTHANDLER": "1",
+                # What was not closed is to be seen in the output.
+                "PYTHONWARNINGS": "default::ResourceWarning",
+            }
+            words = ["-m", "tests.watched.sweep", self.root]
+            self._process = self._nursery.start(words, self._output, environment)
         return self._process
 
-    def _started(self, words: Sequence[str | Path]) -> Process:
-        if self._nursery is not None:
-            return self._nursery.start(words, self._output, self._environment())
-        with self._output.open("ab") as output:
-            return subprocess.Popen(
-                [sys.executable, *words],
-                cwd=HOME,
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    def _environment(self) -> dict[str, str]:
-        return {
-            **os.environ,
-            self._mark: "1",
-            gate.ADDRESS: str(self.root.with_name("gate")),
-            "PYTHONPATH": os.pathsep.join([str(HOME / "tests" / "watched"), str(HOME)]),
-            "PYTHONFAULTHANDLER": "1",
-            # What was not closed is to be seen in the output.
-            "PYTHONWARNINGS": "default::ResourceWarning",
-        }
-
     def _family(self) -> set[int]:
-        known = {self._nursery.pid} if self._nursery else set()
-        return {pid for pid in processes() - known if marked(pid, self._mark) and alive(pid)}
+        mark, others = self._nursery.mark, {self._nursery.pid}
+        return {pid for pid in processes() - others if marked(pid, mark) and alive(pid)}
 
     # The kill
 
-    def _moment(self, kill: Kill, process: Process) -> bool:
+    def _note(self, name: str) -> str:
+        path = self._notes / name
+        return path.read_text() if path.exists() else ""
+
+    def _release(self) -> None:
+        """Aim no more; let whoever is held go on."""
+        for name in ("aim", "held"):
+            (self._notes / name).unlink(missing_ok=True)
+
+    def _moment(self, kill: Kill, process: Started) -> bool:
         left = self.remaining
         factor = 1.0 if left is None else (1 + left) / 2
         if kill.phase is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(kill.share * self._seconds * factor)
             return process.poll() is None
-        self._keeper.aim(kill.phase, kill.scaled(factor).occurrence)
+        aim = f"{kill.phase} {kill.scaled(factor).occurrence} {next(_SERIAL)}"
+        (self._notes / "next").write_text(aim)
+        (self._notes / "next").rename(self._notes / "aim")
         deadline = time.monotonic() + HANG_SECONDS
-        while not self._keeper.reached.wait(0.01):
+        while not self._note("held"):
             if process.poll() is not None:
                 return False
             if time.monotonic() > deadline:
                 raise Hurt(f"the command neither ends nor comes to: {kill}")
+            time.sleep(0.005)
         if kill.delay:
-            self._keeper.release()
+            self._release()
             time.sleep(kill.delay)
         return process.poll() is None
-
-    def _victim(self, target: str, family: Family, kill: Kill) -> int:
-        possible = TARGETS[target](family)
-        if kill.phase is not None and self._keeper.held in possible:
-            return self._keeper.held
-        return random.Random(kill.index).choice(possible)
 
     def _doomed(self, target: str, pid: int) -> set[int]:
         """Return what must be gone soon after the kill."""
@@ -293,7 +275,7 @@ class Chain:
 
     def _look(self) -> None:
         """Nothing that was finished is lost or done again; each job continued where it could."""
-        if not self.resumes:
+        if self.remaining is None:
             return
         if wrong := accounts.wrong_in(self.root):
             raise Hurt(f"the accounts do not add up: {wrong}")

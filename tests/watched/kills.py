@@ -139,7 +139,7 @@ def _kill(draw: random.Random, index: int, phase: str | None, part: int, parts: 
         return Kill(index, target, None, share=(part + draw.random()) / parts)
     occurrence = draw.randint(1, _REACHED[phase])
     if phase == "start":
-        delay = draw.uniform(0.0, 1.0)
+        delay = draw.uniform(0.0, 0.1)
     elif (phase, target) == ("spawn", "worker") or draw.random() < 0.5:
         delay = draw.uniform(0.001, 0.02)
     else:
