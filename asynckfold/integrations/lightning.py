@@ -24,7 +24,7 @@ from asynckfold.errors import Problem
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training import lr_schedules, seeding
-from asynckfold.training.user_steps import TAKEN, StepError, StepState
+from asynckfold.training.user_steps import TAKEN, Refusal, StepState
 
 NAME = "configure_optimizers"
 """Name of the LR schedule of a module."""
@@ -83,9 +83,10 @@ def with_steps(
                     continue
                 validates[name] = _overrides(module, "validation_step")
                 intervals[name] = ConfiguredOptimizer(params.epochs).configured(module)[2]
-        except StepError as error:
-            rule, received, remedy = error.args
-            problems.append(Problem(rule, f"{received}, of model {name}", remedy))
+        except Refusal as error:
+            (problem,) = error.problems
+            received = f"{problem.received}, of model {name}"
+            problems.append(replace(problem, received=received))
         except Exception as error:  # noqa: BLE001 - a factory is the user's code
             received = f"{type(error).__name__}: {error}".splitlines()[0]
             rule = f"model {name} must be made and configured without a Trainer"
@@ -139,7 +140,7 @@ class TrainerView:
         # copy and pickle ask for names that are not there.
         if name.startswith("__"):
             raise AttributeError(name)
-        raise StepError(
+        raise Refusal(
             "a LightningModule sees of its trainer max_epochs, current_epoch and the ranks",
             f"self.trainer.{name}",
             "Pass what it needs to the module's constructor.",
@@ -174,25 +175,25 @@ class ConfiguredOptimizer:
 
         Raises
         ------
-        StepError
+        Refusal
             The module configures what has no counterpart here.
         """
         with _attached(module, TrainerView(self.epochs), lambda *args, **kwargs: None):
             configuration = module.configure_optimizers()
         optimizers, schedules = _parsed(configuration)
         if len(optimizers) != 1 or not isinstance(optimizers[0], torch.optim.Optimizer):
-            raise StepError(
+            raise Refusal(
                 "configure_optimizers must return one torch.optim.Optimizer",
                 f"{len(optimizers)} optimizers" if optimizers else one_line(configuration),
                 "For several, write a training_step for AsyncKFold; see examples/gan.py.",
             )
         if len(schedules) > 1:
             rule, received = "an optimizer has one LR schedule", f"{len(schedules)} LR schedules"
-            raise StepError(rule, received, "Chain them by SequentialLR or ChainedScheduler.")
+            raise Refusal(rule, received, "Chain them by SequentialLR or ChainedScheduler.")
         schedule, each = _schedule_of(schedules[0]) if schedules else (None, "epoch")
         if schedule is not None and schedule.optimizer is not optimizers[0]:
             rule = "the LR schedule must be one of the optimizer that configure_optimizers returns"
-            raise StepError(rule, "one of another optimizer", "Return the optimizer of both.")
+            raise Refusal(rule, "one of another optimizer", "Return the optimizer of both.")
         return optimizers[0], schedule, each
 
 
@@ -221,7 +222,7 @@ def _schedule_of(given: Any) -> tuple[Any, str]:
     config = dict(given) if isinstance(given, Mapping) else {"scheduler": given}
     schedule, each = config.get("scheduler"), config.get("interval", "epoch")
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise StepError(
+        raise Refusal(
             "an LR schedule must not react to the held-out fold, which scores the model",
             "ReduceLROnPlateau",
             "Pass schedulers=['reduce'], which sets samples aside, with opt_fn, and a "
@@ -230,10 +231,10 @@ def _schedule_of(given: Any) -> tuple[Any, str]:
     if config.get("frequency", 1) != 1 or each not in ("epoch", "step"):
         rule = "an LR schedule steps after each epoch or each step"
         received = f"interval={each!r}, frequency={config.get('frequency', 1)!r}"
-        raise StepError(rule, received, "Leave frequency out.")
+        raise Refusal(rule, received, "Leave frequency out.")
     if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
         rule = "configure_optimizers must return LR schedules of torch.optim.lr_scheduler"
-        raise StepError(rule, one_line(schedule), "Write it as a LambdaLR.")
+        raise Refusal(rule, one_line(schedule), "Write it as a LambdaLR.")
     return schedule, each
 
 
@@ -268,7 +269,7 @@ class ModuleStep:
         if not isinstance(inputs, Mapping):
             return batch
         if self.target_key is None:
-            raise StepError(
+            raise Refusal(
                 "a LightningModule gets each batch as its samples are",
                 "samples that are dicts, without target_key",
                 "Pass target_key, the key of the target.",
@@ -280,11 +281,11 @@ def _check_log(name: str, kwargs: Mapping[str, Any], count: int) -> None:
     """Refuse to log what would be another number here."""
     if kwargs.get("reduce_fx", "mean") not in ("mean", torch.mean):
         received = f"self.log({name!r}, reduce_fx={kwargs['reduce_fx']!r})"
-        raise StepError("what is logged is averaged", received, "Leave reduce_fx out.")
+        raise Refusal("what is logged is averaged", received, "Leave reduce_fx out.")
     if kwargs.get("batch_size") not in (None, count):
         received = f"self.log({name!r}, batch_size={kwargs['batch_size']}) of {count} samples"
         rule = "what is logged is averaged over samples"
-        raise StepError(rule, received, "Leave batch_size out.")
+        raise Refusal(rule, received, "Leave batch_size out.")
 
 
 def _problems_of(name: str, module: Any) -> Iterator[Problem]:

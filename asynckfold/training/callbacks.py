@@ -27,7 +27,7 @@ from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import BEST_EPOCH
 from asynckfold.training.losses import as_given, trained_parameters
-from asynckfold.training.user_steps import TAKEN, StepError, column_of
+from asynckfold.training.user_steps import TAKEN, Refusal, column_of
 
 METHODS = ("on_fit_start", "on_batch_end", "on_epoch_end", "on_fit_end")
 
@@ -117,7 +117,7 @@ class Callbacks:
         """End the job; return whether a callback has ``on_fit_end``."""
         self._call("on_fit_end")
         if self.state.logged:
-            raise StepError(
+            raise Refusal(
                 "on_fit_end comes after the last epoch, whose row is written",
                 f"log of {', '.join(map(repr, self.state.logged))}",
                 "Log in on_epoch_end.",
@@ -419,13 +419,13 @@ def try_callbacks(callbacks: Callbacks, metrics: Mapping[str, float]) -> None:
 
     Raises
     ------
-    StepError
+    Refusal
         A rule is broken: a monitored number that does not exist, a change that no state keeps.
     """
     for item in callbacks.items:
         monitor = monitor_of(item)
         if monitor and monitor not in metrics:
-            raise StepError(
+            raise Refusal(
                 f"{type(item).__name__} must watch a number of the epochs",
                 f"monitor={monitor!r}",
                 f"There are {', '.join(map(repr, metrics))}.",
@@ -436,7 +436,7 @@ def try_callbacks(callbacks: Callbacks, metrics: Mapping[str, float]) -> None:
     callbacks.end_epoch(1, metrics)
     for item, old in zip(callbacks.items, before, strict=True):
         if old and not hasattr(item, "state_dict") and _kept(item) != old:
-            raise StepError(
+            raise Refusal(
                 "a callback that changes must keep what changes in the checkpoints",
                 f"{type(item).__name__} without state_dict",
                 "Define state_dict(), which returns it, and load_state_dict(state).",

@@ -98,15 +98,15 @@ def take_step(
         if scaler is not None or not _may_need_closure(optimizer):
             raise
         optimizer.step(backward)  # type: ignore[arg-type]
-        setattr(optimizer, _NEEDS_CLOSURE, True)
+        setattr(optimizer, NEEDS_CLOSURE, True)
 
 
-_NEEDS_CLOSURE = "_asynckfold_needs_closure"
+NEEDS_CLOSURE = "_asynckfold_needs_closure"
 
 
 def needs_closure(optimizer: object) -> bool:
     """Whether a step evaluates the loss itself; of optimizers of the user's, after a step."""
-    return isinstance(optimizer, torch.optim.LBFGS) or hasattr(optimizer, _NEEDS_CLOSURE)
+    return isinstance(optimizer, torch.optim.LBFGS) or hasattr(optimizer, NEEDS_CLOSURE)
 
 
 def _may_need_closure(optimizer: torch.optim.Optimizer) -> bool:

@@ -32,7 +32,7 @@ from asynckfold.training.job_log import JobLog
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import optimizers_of, schedules_of
 from asynckfold.training.training_run import EVENT_SECONDS, Report, Training
-from asynckfold.training.user_steps import TAKEN, StepError, column_of
+from asynckfold.training.user_steps import TAKEN, Refusal, column_of
 
 MEASURED = frozenset({"train_loss", "valid_loss", "accuracy"})
 """Reported numbers that have a column in the table of epochs."""
@@ -111,11 +111,11 @@ def reported(metrics: Mapping[str, Any], number: int, lr: float) -> Epoch:
 
     Raises
     ------
-    StepError
+    Refusal
         A name or a value is not allowed.
     """
     if not metrics:
-        raise StepError("report() needs a metric", "none", "Write for instance report(loss=0.1).")
+        raise Refusal("report() needs a metric", "none", "Write for instance report(loss=0.1).")
     what = "a reported metric"
     values = {
         name: float(column_of(what, name, value, _NOT_REPORTED)) for name, value in metrics.items()
@@ -178,7 +178,7 @@ class UserLoop(Training):
     def _train_batches(self) -> Iterator[Any]:
         """Yield the batches of the next epoch, or what is left of it."""
         if self.saved is not None and not self.loaded:
-            raise StepError(
+            raise Refusal(
                 "a fit_fn that saves must load",
                 "a checkpoint, and no call of context.load()",
                 "Call context.load() first, and continue from what it returns.",

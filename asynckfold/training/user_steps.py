@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.result import Epoch
 from asynckfold.training.calls import AUTOCAST, in_float32
 from asynckfold.training.losses import as_given
@@ -43,12 +44,11 @@ SEVERAL_REMEDY = (
 )
 
 
-class StepError(Exception):
-    """A rule for steps is broken; the arguments are (rule, received, remedy)."""
+class Refusal(InputError):  # noqa: N818
+    """A rule for what the user passes is broken, which only trying it shows."""
 
-    def __str__(self) -> str:
-        rule, received, remedy = self.args
-        return f"{rule}: received {received}. {remedy}"
+    def __init__(self, rule: str, received: str, remedy: str) -> None:
+        super().__init__([Problem(rule, received, remedy)])
 
 
 class StepState:
@@ -95,10 +95,10 @@ class StepState:
         Gradients of its parameters are those of this loss alone, clipped together.
         """
         if len(self.optimizers) == 1:
-            raise StepError(ONE_RULE, "a call of state.backward", ONE_REMEDY)
+            raise Refusal(ONE_RULE, "a call of state.backward", ONE_REMEDY)
         if not any(optimizer is item for item in self.optimizers):
             received = f"{type(optimizer).__name__}, which is none of them"
-            raise StepError(SEVERAL_RULE, received, SEVERAL_REMEDY)
+            raise Refusal(SEVERAL_RULE, received, SEVERAL_REMEDY)
         check_loss(loss)
         self.backwards += 1
         with torch.autocast(self.device.type, enabled=False):
@@ -207,7 +207,7 @@ def parsed(
     if isinstance(answer, Mapping):
         if "loss" not in answer and needed:
             names = ", ".join(map(str, answer)) or "nothing"
-            raise StepError(
+            raise Refusal(
                 f"a dict that {name} returns must hold the loss",
                 f"a dict of {names}",
                 "Return {'loss': loss, ...}.",
@@ -251,7 +251,7 @@ def check_loss(
     if is_number and (loss.requires_grad or not differentiable):
         return
     gradient = " with a gradient" * differentiable
-    raise StepError(
+    raise Refusal(
         f"{name} must give one number{gradient} as loss",
         f"a tensor of shape {tuple(loss.shape)}, requires_grad={loss.requires_grad}"
         if isinstance(loss, torch.Tensor)
@@ -263,7 +263,7 @@ def check_loss(
 def column_of(what: str, name: str, value: Any, taken: Collection[str] = TAKEN) -> torch.Tensor:
     """Return a value for the table of epochs, as a scalar in float64 on its device."""
     if name in taken:
-        raise StepError(
+        raise Refusal(
             f"{what} must not have the name of another column of the epochs",
             repr(name),
             "Choose another name.",
@@ -272,7 +272,7 @@ def column_of(what: str, name: str, value: Any, taken: Collection[str] = TAKEN) 
         return value.detach().reshape(()).double()
     if isinstance(value, numbers.Real):
         return torch.tensor(float(value), dtype=torch.float64)
-    raise StepError(
+    raise Refusal(
         "what is logged must be numbers", f"{name}={value!r:.60}", "Pass a number or a scalar."
     )
 
@@ -341,7 +341,7 @@ def user_validation(
 def joined(logged: dict[str, Any], measured: dict[str, float]) -> dict[str, Any]:
     """Return what both steps logged in an epoch."""
     if both := sorted(logged.keys() & measured.keys()):
-        raise StepError(
+        raise Refusal(
             "training_step and validation_step must log different names",
             ", ".join(map(repr, both)),
             "Rename one of them.",

@@ -60,7 +60,7 @@ def test_one_row_of_nan_is_refused_with_its_index(tmp_path: Path, index: int) ->
     holed = X.copy()
     holed[index, 2] = np.nan
     message = refused(tmp_path / "run", (holed, Y), nn.CrossEntropyLoss())
-    assert f"NaN in its inputs of sample {index}." in message
+    assert f"NaN or infinity in the inputs of sample {index}." in message
     assert "preprocess=sklearn.impute.SimpleImputer()" in message
     filled = train(
         tmp_path / "filled", (holed, Y), nn.CrossEntropyLoss(), preprocess=SimpleImputer()
@@ -82,7 +82,7 @@ class Items(torch.utils.data.Dataset[Any]):
 def test_so_is_one_of_a_data_set_or_of_several_inputs(tmp_path: Path) -> None:
     holed = X.copy()
     holed[41, 2] = -np.inf
-    told = "infinity in its inputs of sample 41."
+    told = "infinity in the inputs of sample 41."
     assert told in refused(tmp_path / "items", Items(holed), nn.CrossEntropyLoss())
     both = {"input": holed}
     assert told in refused(tmp_path / "named", (both, Y), nn.CrossEntropyLoss())
@@ -117,10 +117,11 @@ def test_a_loss_that_takes_no_outputs_of_this_shape_is_refused_before_the_start(
     said = {} if isinstance(criterion, nn.Module) else {"scoring": {"zero": lambda *_: 0.0}}
     message = refused(tmp_path / "wide", data, criterion, one, **said)
     assert "outputs float32 (16, 1) and targets float32 (16,): " in message
-    assert "Squeeze the outputs in forward" in message
+    remedy = "Squeeze the outputs in forward or return outputs[:, None], as the targets are"
+    assert remedy in message
     flat = lambda: nn.Sequential(one(), nn.Flatten(0))  # noqa: E731
     message = refused(tmp_path / "flat", (X, ODDS[:, None]), criterion, flat, **said)
-    assert "Return outputs[:, None] in forward" in message
+    assert remedy in message
     # The remedies.
     assert train(tmp_path / "1", data, criterion, flat, **said).counts["done"] == 3
     assert train(tmp_path / "2", (X, ODDS[:, None]), criterion, one, **said).counts["done"] == 3
@@ -160,9 +161,9 @@ def test_a_loss_that_leaves_out_nan_gets_such_targets(tmp_path: Path) -> None:
     # Where loss or score takes no NaN, the sample is named.
     assert "at index 7, 1 in all, scored by r2" in refused(tmp_path / "r2", (X, targets), masked)
     plain = refused(tmp_path / "loss", (X, targets), lambda o, t: (o - t).abs().mean(), **said)
-    assert "NaN in its target of sample 7." in plain
+    assert "NaN or infinity in the target of sample 7." in plain
     plain = refused(tmp_path / "mse", (X, targets), nn.MSELoss(), task="custom", **said)
-    assert "NaN in its target of sample 7." in plain
+    assert "NaN or infinity in the target of sample 7." in plain
     assert "at index 7, 1 in all" in refused(tmp_path / "known", (X, targets), nn.MSELoss())
 
 

@@ -324,7 +324,7 @@ def test_a_loss_that_is_no_module_is_refused_by_name(tmp_path: Path) -> None:
         return torch.optim.Adam([*model.parameters(), loss.log_variance])
 
     text = refused(tmp_path, loss, opt_fn)
-    assert "Adam of model net, with loss.log_variance." in text
+    assert "Adam of model net, with criterion.log_variance." in text
     assert "For a loss, pass an nn.Module as criterion" in text
     hidden = Kendall()
     for criterion in (loss, lambda outputs, targets: hidden(outputs, targets)):

@@ -182,7 +182,7 @@ def test_a_real_error_of_a_step_is_told_as_it_is(tmp_path: Path) -> None:
 
 
 def test_a_closure_does_not_fit_several_processes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"one gradient a step.*SharpnessAware, which computes"):
+    with pytest.raises(InputError, match=r"one gradient a step.*SharpnessAware, which takes"):
         run(tmp_path, sharpness_aware, engine="process", trainer="allreduce", processes=2)
 
 

@@ -198,7 +198,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (noisy(reporting(loss="a")), "what is logged must be numbers", "loss='a'"),
     (
         noisy(as_built_in, schedules=["reduce"]),
-        "LR schedules that react to a loss need inner-validation samples, which a fit_fn lacks",
+        "LR schedules that react to a loss need a criterion and no fit_fn",
         "LR schedule reduce",
     ),
     (

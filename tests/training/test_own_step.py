@@ -308,7 +308,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             **step(lambda model, batch, state: model(batch[0]).mean()),
             "criterion": nn.CrossEntropyLoss(reduction="none"),
         },
-        "the criterion of model plain, which scores the held-out fold, must give one number",
+        "the criterion of model plain must give one number",
         "a tensor of shape (10,)",
     ),
     (

@@ -199,7 +199,7 @@ def test_the_dry_run_refuses_a_loss_that_mixes_samples(tmp_path: Path) -> None:
     words["data"] = inputs / 60, targets.astype(np.float32)
     ((rule, received, remedy),) = problems(tmp_path / "column", {"m": Column}, **words)
     assert rule == "the criterion must compare each output with the target of its own sample"
-    assert "outputs (10, 1) and targets (10,)" in received
+    assert "outputs float32 (10, 1) and targets float32 (10,)" in received
     assert "10 × 10" in received
     assert "squeeze" in remedy
     assert not problems(tmp_path / "flat", {"m": partial(Column, flat=True)}, **words)

@@ -475,7 +475,9 @@ def test_missing_features_are_told_where_they_are(tmp_path: Path) -> None:
     filled = trained(tmp_path / "filled", (holed, Y), preprocess=SimpleImputer())
     assert "10 of 60 samples hold NaN or infinite features before preprocess" in told(filled)
     assert "after preprocess" not in told(filled)
-    with pytest.raises(InputError, match=r"NaN in its inputs of sample 0.*SimpleImputer"):
+    with pytest.raises(
+        InputError, match=r"NaN or infinity in the inputs of sample 0.*SimpleImputer"
+    ):
         trained(tmp_path / "kept", (holed, Y), preprocess=StandardScaler())
 
 

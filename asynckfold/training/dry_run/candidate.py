@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.collation import structure
-from asynckfold.data.transforms.trees import kinds_text, mapped, tensors_in
+from asynckfold.data.transforms.trees import mapped, tensors_in
+from asynckfold.errors import Problem
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format
-from asynckfold.training import gradients, lr_schedules, seeding, setup
+from asynckfold.training import lr_schedules, seeding, setup
 from asynckfold.training.batches import samples_per_epoch
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks, callbacks_of, try_callbacks
@@ -30,21 +30,21 @@ from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
 from asynckfold.training.dry_run.refusals import (
     OF_SHAPES,
-    Refusal,
     attempting,
     first_line,
     kinds_of,
     layer_of,
     trying,
 )
-from asynckfold.training.dry_run.saved_state import CheckpointTrial, Live, few
-from asynckfold.training.dry_run.schedule_fit import Fit, Steps, judge, without_schedule
+from asynckfold.training.dry_run.saved_state import changed_in_evaluation
+from asynckfold.training.dry_run.schedule_fit import Steps, schedule_problems, without_schedule
+from asynckfold.training.dry_run.user_code import Batch, Live
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion.tracing import copied
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, optimizers_of, with_fused_kernel
 from asynckfold.training.preprocessing import fit_transform
-from asynckfold.training.user_steps import check_loss, user_step, user_validation
+from asynckfold.training.user_steps import Refusal, check_loss, joined, user_step, user_validation
 
 REPLICA_BATCH = 8
 """Samples for comparing fused replicas with plain models, and memory formats with each other: these
@@ -63,6 +63,8 @@ LONG_FLOPS, LONG_SECONDS = 5e9, 0.1
 """A step of more operations and seconds is timed once: the warm-up is a small part of it. Seconds
 alone do not tell: beside other processes, the first step of a small model takes as long."""
 
+_DEVICE = torch.device("cpu")
+
 
 class CandidateTrial:
     """One model and LR schedule on fold 0: built, trained by a step, evaluated.
@@ -78,7 +80,7 @@ class CandidateTrial:
 
     Raises
     ------
-    Refused
+    Refusal
         A part cannot be made, or breaks a rule.
     """
 
@@ -90,19 +92,10 @@ class CandidateTrial:
         self.counter = FlopCounter()
         self.outputs: Any = None
         self.changed_in_evaluation: list[str] = []
-        seeding.seed_all(bundle.folds[0].index)
-        with attempting(f"the factory of model {name} must return a torch.nn.Module"):
-            model = recipe.models[name]()
-        if not isinstance(model, nn.Module):
-            remedy = "Return the module from the factory."
-            raise Refusal(f"model {name} must be a torch.nn.Module", type(model).__name__, remedy)
-        criterion = copy.deepcopy(recipe.criterion)
-        with attempting(f"opt_fn must make an optimizer for model {name}"):
-            optimizer = self._optimizer(model, criterion)
-        checks.check_optimizer_kind(optimizer, recipe)
-        self.unscheduled = without_schedule(optimizer)
+        self.live = self._made()
+        self.unscheduled = without_schedule(self.live.optimizer)
         with attempting(f"LR schedule {schedule} must be made for the optimizer of model {name}"):
-            self.lr_schedule = self._lr_schedule(optimizer)
+            self.lr_schedule = self._lr_schedule(self.live.optimizer)
         checks.check_lr_schedule(schedule, self.lr_schedule, recipe)
         self.reacts = lr_schedules.needs_metric(self.lr_schedule)
         job = replace(plan.jobs[0], model=name, lr_schedule=schedule)
@@ -117,51 +110,53 @@ class CandidateTrial:
         with trying("preprocess must work on the training part of each fold", remedy):
             tell = self.data_notes.append
             self.seen = fit_transform(data, recipe.preprocess, self.rows, tell)
-        self.inputs, self.targets = self.seen.train(self.first_rows, 0, 0)
-        self.live = self._live(model, optimizer, criterion)
+        self.batch = self._batch(self.first_rows)
         # How the model gets several inputs; empty for one tensor.
-        is_one = isinstance(self.inputs, torch.Tensor) and self.seen.collation is None
-        self.way = "" if is_one else checks.way_of_call(name, model, self.inputs, data)
+        is_one = isinstance(self.batch.inputs, torch.Tensor) and self.seen.collation is None
+        inputs = self.batch.inputs
+        self.way = "" if is_one else checks.way_of_call(name, self.live.model, inputs, data)
 
     # How a job makes its parts
 
-    def _optimizer(self, model: nn.Module, criterion: Any) -> Any:
-        return with_fused_kernel(opt_fn_for(self.bundle.recipe, self.schedule, criterion), model)
+    def _made(self) -> Live:
+        """Return a new model, and what belongs to it; the same each time."""
+        recipe, name = self.bundle.recipe, self.name
+        seeding.seed_all(self.bundle.folds[0].index)
+        with attempting(f"the factory of model {name} must return a torch.nn.Module"):
+            model = recipe.models[name]()
+        if not isinstance(model, nn.Module):
+            remedy = "Return the module from the factory."
+            raise Refusal(f"model {name} must be a torch.nn.Module", type(model).__name__, remedy)
+        criterion = copy.deepcopy(recipe.criterion)
+        with attempting(f"opt_fn must make an optimizer for model {name}"):
+            optimizer = with_fused_kernel(opt_fn_for(recipe, self.schedule, criterion), model)
+        checks.check_optimizer_kind(optimizer, recipe)
+        params = self.bundle.plan.params
+        step = user_step(recipe, params, optimizer, criterion, _DEVICE, self.precision)
+        return Live(model, optimizer, criterion, step, self.precision)
 
     def _lr_schedule(self, optimizer: Any, steps: int = 0) -> Any:
         spec = self.bundle.recipe.lr_schedules[self.schedule]
         return lr_schedules.make(spec, optimizer, steps or self.bundle.plan.params.epochs)
 
-    def _live(self, model: nn.Module, optimizer: Any, criterion: Any) -> Live:
-        """Return live objects with a step of the user's."""
-        params, device = self.bundle.plan.params, self.targets.device
-        step = user_step(self.bundle.recipe, params, optimizer, criterion, device, self.precision)
-        return Live(model, optimizer, criterion, step)
-
-    def _made(self) -> Live:
-        """Return a new model, and what belongs to it; the same each time."""
-        seeding.seed_all(self.bundle.folds[0].index)
-        model = self.bundle.recipe.models[self.name]()
-        criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        return self._live(model, self._optimizer(model, criterion), criterion)
+    def _batch(self, rows: torch.Tensor) -> Batch:
+        inputs, targets = self.seen.train(rows, 0, 0)
+        return Batch(inputs, targets, self.seen.asked_of(targets))
 
     # Before a step
 
-    def schedule_fit(self) -> Fit:
+    def schedule_problems(self) -> list[Problem]:
         """Judge the LR schedule by the number of steps in the candidate's jobs."""
         plan, every = self.bundle.plan, [fold.fitted for fold in self.bundle.folds]
-        refits = self.candidate in self.bundle.refits
-        if refits:
+        if self.candidate in self.bundle.refits:
             every.append(np.arange(self.seen.n_samples))
-        sampler = self.bundle.recipe.sampler
+        sampler, model = self.bundle.recipe.sampler, self.live.model
         sizes = [samples_per_epoch(sampler, self.seen, rows, 0) for rows in every]
-        least, most = (
-            setup.steps_of(plan, count, self.live.model) for count in (min(sizes), max(sizes))
-        )
-        batches = setup.steps_of(plan, max(sizes), self.live.model, "batch")
-        steps = Steps(least, most, plan.params.lr_step, batches, refits)
+        least, most = (setup.steps_of(plan, size, model) for size in (min(sizes), max(sizes)))
+        batches = setup.steps_of(plan, max(sizes), model, "batch")
+        steps = Steps(least, most, plan.params.lr_step, batches)
         make = partial(self._lr_schedule, steps=most)
-        return judge(self.schedule, make, self.unscheduled, steps)
+        return schedule_problems(self.schedule, make, self.unscheduled, steps)
 
     # A step
 
@@ -171,10 +166,10 @@ class CandidateTrial:
         The first step warms up, and its operations are counted.
         """
         is_loop = self.bundle.recipe.fit_fn is not None
-        if self.live.user_step or is_loop:
-            self._score(output_samples)
-        with outside.only_inside(self.bundle.recipe, self.name, self.live), self.counter:
-            first, weights = self._step(output_samples)
+        with outside.only_inside(self.bundle.recipe, self.name, self.live):
+            self._look(output_samples)
+            with self.counter:
+                first, weights = self._step()
         if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS and not is_loop:
             return first
         second, again = self._step()
@@ -187,166 +182,113 @@ class CandidateTrial:
             )
         return min(first, second)
 
-    def _step(self, output_samples: dict[str, OutputSample] | None = None) -> tuple[float, str]:
+    def _step(self) -> tuple[float, str]:
         """Return the seconds of a step; after a user's loop, the digest of the weights."""
         started, weights = time.perf_counter(), ""
         if self.bundle.recipe.fit_fn is not None:
-            self.live, batch = self._made(), mapped(torch.clone, self._users_batch())
-            schedule, device = self._lr_schedule(self.live.optimizer), self.targets.device
-            weights = user_code.run_loop(self.bundle, self.live, schedule, batch, device)
-        elif self.live.user_step:
-            self.live.set_mode(train=True)
-            user_code.train_step(self.live.user_step, self.live.model, self._users_batch())
+            self.live, batch = self._made(), mapped(torch.clone, self.batch.pair)
+            schedule = self._lr_schedule(self.live.optimizer)
+            weights = user_code.run_loop(self.bundle, self.live, schedule, batch)
         else:
-            self._plain_step(output_samples)
+            self.live.step(self.batch)
         return time.perf_counter() - started, weights
 
-    def _plain_step(self, output_samples: dict[str, OutputSample] | None) -> None:
-        self.live.set_mode(train=True)
-        outputs = self._fitting_outputs(self.live.model)
-        if not isinstance(outputs, torch.Tensor):
-            if output_samples is not None:
-                # In evaluation mode, which is scored.
-                with seeding.preserved(), torch.no_grad():
-                    evaluated = self._fitting_outputs(copied(self.live.model).eval())
-                    output_samples[self.name] = self._sample_of(evaluated)
-        else:
-            if output_samples is not None:
-                output_samples[self.name] = output_sample(outputs)
-            checks.check_outputs(self.name, outputs, self.targets, self.bundle)
-        if self.outputs is None:
-            # Of the first step: the number of steps depends on their seconds.
-            self.outputs = mapped(torch.detach, outputs)
-        loss = self._loss(self.live.criterion, outputs)
-        check_loss(loss, f"the criterion of model {self.name}", remedy=_MEAN)
-        checks.check_finite(self.name, self.first_rows, (self.inputs, self.targets), loss)
-        loss.backward()
+    def _look(self, output_samples: dict[str, OutputSample]) -> None:
+        """Refuse outputs and a loss that cannot be trained with, or scored."""
+        is_plain = self.live.user_step is None and self.bundle.recipe.fit_fn is None
+        self.live.set_mode(train=is_plain)
+        outputs = evaluated = self._outputs(self.live.model)
+        if is_plain and not isinstance(outputs, torch.Tensor):
+            # In evaluation mode, which is scored.
+            with seeding.preserved(), torch.no_grad():
+                evaluated = self._outputs(copied(self.live.model).eval())
+        output_samples[self.name] = self._sample_of(evaluated)
+        loss = self._loss(outputs)
+        scorer = f"the criterion of model {self.name}"
+        check_loss(loss, scorer, differentiable=is_plain, remedy=_MEAN)
+        results = loss if is_plain else outputs
+        pair = self.batch.inputs, self.batch.targets
+        checks.check_finite(self.name, self.first_rows, pair, results)
+        self.outputs = mapped(torch.detach, outputs)
 
-        def backward() -> torch.Tensor:
-            self.live.optimizer.zero_grad()
-            again: torch.Tensor = self.live.criterion(
-                self._fitting_outputs(self.live.model), self.targets
-            )
-            again.backward()  # type: ignore[no-untyped-call]
-            return again
-
-        if not isinstance(self.live.optimizer, torch.optim.LBFGS):
-            gradients.take_step(self.live.optimizer, backward)
-
-    def _users_batch(self) -> tuple[Any, Any]:
-        """Return inputs and targets as the user's steps and loop get them."""
-        return self.inputs, self.seen.asked_of(self.targets)
-
-    def _batch(self, rows: torch.Tensor) -> Any:
-        return self.seen.train(rows, 0, 0)[0]
-
-    def _outputs(self, model: nn.Module, most: int | None = None) -> Any:
-        inputs = self._batch(self.first_rows[:most]) if self.way else self.inputs[:most]
-        return outputs_of(model, inputs, self.precision)
-
-    def _fitting_outputs(self, model: nn.Module) -> Any:
-        rule = f"model {self.name} must take the samples, in batches of {kinds_of(self.inputs)}"
-        where: Callable[[Exception], str] = partial(layer_of, model, self.inputs)
+    def _outputs(self, model: nn.Module) -> Any:
+        inputs = self.batch.inputs
+        rule = f"model {self.name} must take the samples, in batches of {kinds_of(inputs)}"
+        where: Callable[[Exception], str] = partial(layer_of, model, inputs)
         remedy, kinds = "Change the model or transform the samples", OF_SHAPES
-        if self.way == ONE and isinstance(self.inputs, Mapping):
+        if self.way == ONE and isinstance(inputs, Mapping):
             remedy, kinds = "Name the inputs as forward does", (Exception,)
         with attempting(rule, where, remedy, kinds):
-            return self._outputs(model)
+            return outputs_of(model, inputs, self.precision)
 
-    def _loss(self, criterion: Any, outputs: Any) -> Any:
-        targets = self.seen.asked_of(self.targets)
+    def _loss(self, outputs: Any) -> Any:
+        targets = self.batch.users_targets
         rule = f"the criterion must take the outputs of model {self.name} and the targets"
         shapes = f" for outputs {kinds_of(outputs)} and targets {kinds_of(targets)}"
         remedy = "Change the criterion, the last layer of the model, or the targets"
-        unlike = isinstance(outputs, torch.Tensor) and outputs.ndim != self.targets.ndim
-        if unlike and outputs.squeeze(-1).shape == self.targets.squeeze(-1).shape:
-            remedy = "Squeeze the outputs in forward, or pass targets of shape (samples, 1)"
-            if outputs.ndim < self.targets.ndim:
-                remedy = "Return outputs[:, None] in forward, or pass targets of shape (samples,)"
+        if isinstance(outputs, torch.Tensor) and outputs.numel() == self.batch.targets.numel():
+            remedy = "Squeeze the outputs in forward or return outputs[:, None], as the targets are"
         kinds = (*OF_SHAPES, AttributeError, UserWarning)
         with attempting(rule, lambda error: shapes, remedy, kinds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Of torch's losses, which broadcast outputs against the targets of other samples.
             warnings.filterwarnings("error", "Using a target size")
-            return criterion(outputs, self.targets)
+            return copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.batch.targets)
 
     def _sample_of(self, outputs: Any) -> OutputSample:
-        """Return a sample of outputs of the whole batch in evaluation mode; refuse unfit ones."""
+        """Return a sample of outputs of the whole batch; refuse unfit ones."""
+        targets, count = self.batch.targets, len(self.batch.targets)
         if isinstance(outputs, torch.Tensor):
-            checks.check_outputs(self.name, outputs, self.targets, self.bundle)
+            checks.check_outputs(self.name, outputs, targets, self.bundle)
             return output_sample(outputs)
-        count = len(self.targets)
         listed = isinstance(outputs, (list, tuple)) and len(outputs) == count
         if listed:
             # Several outputs may be as many as the samples.
-            fewer = self._outputs(copied(self.live.model).eval(), count - 1)
-            listed = len(fewer) == count - 1
-        columns = checks.columns_of(self.name, outputs, count, listed=listed)
-        return output_sample(outputs, columns)
-
-    def _score(self, output_samples: dict[str, OutputSample]) -> None:
-        """Refuse a model that the user's code trains, and that cannot be scored."""
-        with torch.no_grad():
-            outputs = self._fitting_outputs(self.live.model.eval())
-            output_samples[self.name] = self._sample_of(outputs)
-            loss = self._loss(copy.deepcopy(self.bundle.recipe.criterion), outputs)
-        scorer = f"the criterion of model {self.name}, which scores the held-out fold,"
-        check_loss(loss, scorer, differentiable=False, remedy=_MEAN)
-        checks.check_finite(self.name, self.first_rows, (self.inputs, self.targets), outputs)
-        self.outputs = outputs
+            fewer = self._batch(self.first_rows[: count - 1]).inputs
+            with torch.no_grad():
+                others = outputs_of(copied(self.live.model).eval(), fewer, self.precision)
+            listed = len(others) == count - 1
+        return output_sample(outputs, checks.columns_of(self.name, outputs, count, listed=listed))
 
     # After a step
 
-    def check_learning(self) -> None:
-        """Refuse a step that cannot teach anything."""
+    def check_learning(self) -> bool:
+        """Refuse a step that cannot teach anything; return whether the criterion is a sum."""
+        criterion, params = self.bundle.recipe.criterion, self.bundle.plan.params
         if self.bundle.recipe.fit_fn is None:
             checks.check_gradient(self.name, self.live.model, self.live.optimizer)
-        if isinstance(self.outputs, torch.Tensor):
-            checks.check_log_probabilities(self.name, self.bundle.recipe.criterion, self.outputs)
+        checks.check_log_probabilities(self.name, criterion, self.outputs)
+        targets, users_targets = self.batch.targets, self.batch.users_targets
+        with seeding.preserved():
+            criteria.check_mixing(self.name, criterion, self.outputs, targets, users_targets)
+            # The plan records the answer: it must be the same in the next session.
+            seeding.seed_all(self.bundle.folds[0].index)
+            sums = criteria.adds_up(criterion, self.outputs, targets)
+            if params.trainer == "allreduce" and params.processes > 1:
+                criteria.check_parts(criterion, self.outputs, targets, params.processes, sums)
+        return sums
 
     def check_state(self) -> None:
-        """Refuse a state that no checkpoint can hold or restore, or that fits no trainer."""
-        with seeding.preserved():
-            again = self._made()
-        checks.check_new(self.name, self.live.model, again.model)
-        checks.check_storable(f"model {self.name}", self.live.model)
-        checks.check_storable("criterion", self.bundle.recipe.criterion)
-        checks.check_storable("optimizer", self.live.optimizer)
-        checks.check_scalable(self.bundle, self.live.optimizer)
-        checks.check_shareable(self.bundle, self.live.optimizer)
-        self.check_checkpoint([again])
+        """Refuse what a checkpoint would lose, or no trainer can use; see what evaluations change.
 
-    def check_checkpoint(self, made: list[Live] | None = None) -> None:
-        """Refuse what a checkpoint would lose; see what an evaluation changes.
-
-        `made` are new objects to load it.
+        Objects of another session, or another process, must train on as these do.
         """
-        inputs, targets = self.seen.train(self.first_rows[:REPLICA_BATCH], 0, 0)
-        spare = made or []
-
-        def step(live: Live) -> torch.Tensor:
-            if live.user_step:
-                batch = inputs, self.seen.asked_of(targets)
-                return user_code.train_step(live.user_step, live.model, batch)
-
-            def backward() -> torch.Tensor:
-                live.optimizer.zero_grad()
-                outputs = outputs_of(live.model, inputs, self.precision)
-                loss: torch.Tensor = live.criterion(outputs, targets)
-                loss.backward()  # type: ignore[no-untyped-call]
-                return loss
-
-            return gradients.update(live.optimizer, backward)
-
-        trial = CheckpointTrial(
-            self.name,
-            lambda: spare.pop() if spare else self._made(),
-            lambda model: outputs_of(model, inputs, self.precision),
-            step if self.bundle.recipe.fit_fn is None else None,
-        )
+        live, criterion = self.live, self.bundle.recipe.criterion
+        with seeding.preserved():
+            spare = [self._made()]
+        checks.check_new(self.name, live.model, spare[0].model)
+        states = {f"model {self.name}": live.model, "criterion": criterion}
+        checks.check_storable({**states, "optimizer": live.optimizer})
+        checks.check_trainable(self.bundle, self.name, live.model, live.optimizer)
         # A model that does not take fewer samples gets no verdict here.
         try:
-            self.changed_in_evaluation = trial.check(self.live)
+            self.changed_in_evaluation = changed_in_evaluation(
+                self.name,
+                live,
+                lambda: spare.pop() if spare else self._made(),
+                self._batch(self.first_rows[:REPLICA_BATCH]),
+                steps=self.bundle.recipe.fit_fn is None,
+            )
         except Refusal:
             raise
         except Exception:  # noqa: BLE001
@@ -354,85 +296,59 @@ class CandidateTrial:
 
     def measured(self) -> tuple[str, ...]:
         """Return the names of what a `validation_step` measures; refuse one that breaks a rule."""
-        parts, device = optimizers_of(self.live.optimizer), self.targets.device
+        parts = optimizers_of(self.live.optimizer)
         criterion = copy.deepcopy(self.bundle.recipe.criterion)
-        step = user_validation(self.bundle.recipe, parts, criterion, device, self.precision)
+        step = user_validation(self.bundle.recipe, parts, criterion, _DEVICE, self.precision)
         if step is None:
             return ()
-        logged = self.live.user_step.state.measures if self.live.user_step else {}
-        batch, size = self._users_batch(), len(self.targets)
-        user_code.validate(step, self.live.model.eval(), batch, size, logged)
+        batch, size = self.batch.pair, len(self.batch.targets)
+        loss = step.loss(self.live.model.eval(), [(batch, size)], 0)
+        joined(self.live.user_step.state.measures if self.live.user_step else {}, step.measures)
+        if loss is None and not step.measures:
+            raise Refusal(
+                "validation_step must measure something",
+                "a function that returns and logs nothing",
+                "Return a loss or a dict of numbers, or call state.log(name=number).",
+            )
         return tuple(step.measures)
 
     def check_callbacks(self) -> None:
         """Refuse callbacks that break a rule."""
-        epochs, step = self.bundle.plan.params.epochs, self.live.user_step
-        live = (
-            self.live.model,
-            self.live.optimizer,
-            self.lr_schedule,
-            self.targets.device,
-            self.live.criterion,
-        )
-        callbacks = callbacks_of(self.bundle.recipe, self.candidate, epochs, live)
+        live, epochs = self.live, self.bundle.plan.params.epochs
+        parts = live.model, live.optimizer, self.lr_schedule, _DEVICE, live.criterion
+        callbacks = callbacks_of(self.bundle.recipe, self.candidate, epochs, parts)
         if callbacks is None:
             return
-        names = ["train_loss", "lr", *(step.state.measures if step else ())]
+        names = ["train_loss", "lr", *(live.user_step.state.measures if live.user_step else ())]
         watched = []
         if self.bundle.folds[0].inner_valid.size:
             is_number = self.bundle.plan.objective_of(self.name).kind == REGRESSION
             watched = ["inner_loss"] if is_number else ["inner_loss", "inner_accuracy"]
         try_callbacks(callbacks, dict.fromkeys([*names, *watched], 0.0))
-        checks.check_storable("callbacks", callbacks)
+        checks.check_storable({"callbacks": callbacks})
         if watched and self.candidate in self.bundle.refits:
-            left = tuple(item for item in callbacks.items if not hasattr(item, "monitor"))
+            left = [item for item in callbacks.items if not hasattr(item, "monitor")]
             rule = "callbacks must work without inner_valid, which refit leaves out"
-            remedy = (
-                "Read state.metrics.get('inner_loss'), or give the callback the attribute monitor, "
-                "so that refit leaves it out, too."
-            )
-            with trying(rule, remedy):
+            with trying(
+                rule, "Read state.metrics.get('inner_loss'), or set the attribute monitor."
+            ):
                 try_callbacks(Callbacks(left, callbacks.state), dict.fromkeys(names, 0.0))
-
-    def check_criterion(self) -> bool:
-        """Refuse a criterion that mixes samples; return whether it sums over them."""
-        criterion, targets = self.bundle.recipe.criterion, self.seen.asked_of(self.targets)
-        with seeding.preserved():
-            criteria.check_mixing(self.name, criterion, self.outputs, self.targets, targets)
-            # The plan records the answer: it must be the same in the next session.
-            seeding.seed_all(self.bundle.folds[0].index)
-            return criteria.adds_up(criterion, self.outputs, self.targets)
-
-    def check_parts(self, sums: bool) -> None:
-        """Refuse a criterion that is no mean or sum over samples where processes divide batches."""
-        params = self.bundle.plan.params
-        if params.trainer == "allreduce" and params.processes > 1:
-            batch = self.outputs, self.targets
-            with seeding.preserved():
-                criteria.check_parts(self.bundle.recipe.criterion, *batch, params.processes, sums)
 
     def memory(self) -> int:
         """Estimate bytes: parameters and gradients, optimizer state, some activations."""
         tensors = [*tensors_of(self.live.model).values(), *trained_parameters(self.live.criterion)]
-        weights: int = sum(tensor.nbytes for tensor in tensors)
-        state: int = sum(
-            value.nbytes
-            for entry in self.live.optimizer.state.values()
-            for value in entry.values()
-            if isinstance(value, torch.Tensor)
-        )
-        return 2 * weights + state + 64 * sum(item.nbytes for item in tensors_in(self.inputs))
+        state = [value for entry in self.live.optimizer.state.values() for value in entry.values()]
+        sizes = [2 * tensor.nbytes for tensor in tensors]
+        sizes += [value.nbytes for value in state if isinstance(value, torch.Tensor)]
+        return sum(sizes) + 64 * sum(item.nbytes for item in tensors_in(self.batch.inputs))
 
     def notes(self) -> Iterator[str]:
         """Yield what preprocessing loses, and what scores depend on besides the samples."""
         yield from filter(None, self.data_notes)
-        samples: Any = self.inputs
-        batch = None
+        samples: Any = self.batch.inputs
+        batch: Callable[[torch.Tensor], Any] = torch.clone
         if self.way:
-            is_collated = self.seen.collation is not None
-            form = structure(self.inputs) if is_collated else kinds_text(self.inputs, samples=True)
-            yield f"model {self.name} gets its inputs {self.way}: {form}"
-            samples, batch = self.first_rows, self._batch
+            samples, batch = self.first_rows, lambda rows: self._batch(rows).inputs
         changed = self.changed_in_evaluation
         dependence = evaluation_depends_on(
             self.live.model, samples[:REPLICA_BATCH], self.precision, batch, changes=bool(changed)
@@ -441,8 +357,8 @@ class CandidateTrial:
             yield f"model {self.name}: {dependence}"
         if changed:
             yield (
-                f"model {self.name}: its evaluation changes {few(changed)}, which each evaluation "
-                "restores, so that nothing of the held-out fold stays in the model"
+                f"model {self.name}: its evaluation changes {checks.few(changed)}, which each "
+                "evaluation restores, so that nothing of the held-out fold stays in the model"
             )
 
     def why_not_channels_last(self) -> str:
@@ -466,14 +382,14 @@ class CandidateTrial:
 
     def _difference_channels_last(self) -> str:
         """Compare a step in both formats: a model may read its tensors' memory directly."""
-        flat = []
+        flat, batch = [], self._batch(self.first_rows[:REPLICA_BATCH])
         for layout in (torch.contiguous_format, torch.channels_last):
             model = copied(self.live.model).to(memory_format=layout).train()
             with seeding.preserved():
-                outputs = self._outputs(model, REPLICA_BATCH)
-                criterion = copy.deepcopy(self.bundle.recipe.criterion)
-                criterion(outputs, self.targets[:REPLICA_BATCH]).backward()
-            parts = [part.detach().double().flatten() for part in tensors_in(outputs)]
-            flat.append(torch.cat(parts))
+                outputs = outputs_of(model, batch.inputs, self.precision)
+                copy.deepcopy(self.bundle.recipe.criterion)(outputs, batch.targets).backward()
+            flat.append(
+                torch.cat([part.detach().double().flatten() for part in tensors_in(outputs)])
+            )
         apart, size = float((flat[0] - flat[1]).abs().max()), float(flat[0].abs().max())
         return "" if apart <= SAME * size else f"its outputs differ by {apart:.1e} of {size:.1e}"

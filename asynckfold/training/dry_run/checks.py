@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from inspect import signature
-from itertools import chain
 from typing import Any
 
 import torch
@@ -17,11 +17,12 @@ from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of
 from asynckfold.training import checkpoint, lr_schedules, pretraining
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import UnfitInputsError, needs_inputs, way_of
-from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs
+from asynckfold.training.dry_run.refusals import TooFewOutputs
 from asynckfold.training.evaluation import has_modes
 from asynckfold.training.gradients import needs_closure
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import SeveralOptimizers, optimizers_of
+from asynckfold.training.user_steps import Refusal
 
 _STATISTICS = "running_"
 """Prefix of the buffers that torch's normalising layers update in a forward pass."""
@@ -33,56 +34,48 @@ _STATISTICS = "running_"
 def check_optimizer_kind(optimizer: Any, recipe: Any) -> None:
     """Refuse what is no optimizer, and several without a step that uses them."""
     parts = optimizers_of(optimizer)
-    remedy = "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)"
-    several = isinstance(optimizer, SeveralOptimizers)
-    received = f"a tuple of {len(parts)}" if several else f"{optimizer!r:.80}"
-    if several and recipe.training_step is None and recipe.fit_fn is None:
-        remedy += "; several optimizers need training_step= or fit_fn="
-        raise Refusal("opt_fn must return a torch.optim.Optimizer", received, remedy)
-    for part in parts:
-        if not isinstance(part, torch.optim.Optimizer):
-            received = f"{part!r:.80}"
-            raise Refusal("opt_fn must return a torch.optim.Optimizer", received, remedy)
+    is_usable = len(parts) == 1 or recipe.training_step is not None or recipe.fit_fn is not None
+    if not is_usable or not all(isinstance(part, torch.optim.Optimizer) for part in parts):
+        raise Refusal(
+            "opt_fn must return a torch.optim.Optimizer",
+            f"a tuple of {len(parts)}" if len(parts) > 1 else f"{optimizer!r:.80}",
+            "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3). Several "
+            "optimizers need training_step= or fit_fn=.",
+        )
 
 
-def check_new(name: str, model: nn.Module, again: Any) -> None:
+def check_new(name: str, model: nn.Module, again: nn.Module) -> None:
     """Refuse a factory whose models share parameters or running statistics.
 
     A worker's second job would continue from what the first one learned, on other folds.
     """
-    if not isinstance(again, nn.Module):
-        return
-    known = {id(item) for item in chain(model.parameters(), model.buffers())}
-    shared = [
-        path for path, item in again.named_parameters() if id(item) in known and item.requires_grad
-    ] + [
-        path
-        for path, item in again.named_buffers()
-        if id(item) in known and path.rpartition(".")[2].startswith(_STATISTICS)
-    ]
-    if shared:
-        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+    known = {id(item) for item in (*model.parameters(), *model.buffers())}
+    if shared := [path for path, item in _changing(again) if id(item) in known]:
         raise Refusal(
             f"each call of the factory of model {name} must make a new model",
-            f"two models that share {shared[0]}{more}",
+            f"two models that share {few(shared)}",
             "Build it in the factory, or return copy.deepcopy(...) of a prototype: folds would "
             "learn from each other.",
         )
 
 
+def _changing(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield path and tensor of what training changes."""
+    yield from (item for item in model.named_parameters() if item[1].requires_grad)
+    for path, item in model.named_buffers():
+        if path.rpartition(".")[2].startswith(_STATISTICS):
+            yield path, item
+
+
 def check_lr_schedule(name: str, schedule: Any, recipe: Any) -> None:
-    """Refuse an object without ``step`` and ``state_dict``, or that a `fit_fn` cannot step."""
-    if recipe.fit_fn is not None and lr_schedules.needs_metric(schedule):
+    """Refuse an object without ``step`` and ``state_dict``, or one that has no loss to react to."""
+    is_lossless = recipe.fit_fn is not None or as_given(recipe.criterion) is None
+    if is_lossless and lr_schedules.needs_metric(schedule):
         raise Refusal(
-            "LR schedules that react to a loss need inner-validation samples, which a fit_fn lacks",
+            "LR schedules that react to a loss need a criterion and no fit_fn, which has no "
+            "inner-validation samples",
             f"LR schedule {name}",
-            "Use another, such as 'constant', and lower the learning rate in fit_fn.",
-        )
-    if as_given(recipe.criterion) is None and lr_schedules.needs_metric(schedule):
-        raise Refusal(
-            "LR schedules that react to a loss need a criterion",
-            f"LR schedule {name}, and criterion=None",
-            "Pass a criterion, or use another schedule, such as 'cosine'.",
+            "Use another, such as 'constant' or 'cosine'.",
         )
     if not callable(getattr(schedule, "step", None)) or not hasattr(schedule, "state_dict"):
         raise Refusal(
@@ -108,18 +101,19 @@ def way_of_call(name: str, model: nn.Module, inputs: Any, data: Batches) -> str:
         raise Refusal(rule, *error.args) from error
 
 
-def check_storable(what: str, owner: Any) -> None:
+def check_storable(owners: Mapping[str, Any]) -> None:
     """Refuse a state that no checkpoint can hold."""
-    if not hasattr(owner, "state_dict"):
-        return
+    states = {
+        what: owner.state_dict() for what, owner in owners.items() if hasattr(owner, "state_dict")
+    }
     try:
-        checkpoint.check_storable({what: owner.state_dict()})
+        checkpoint.check_storable(states)
     except TypeError as error:
         raise Refusal(
             "checkpoints must be able to hold the whole state of a job",
             str(error),
-            f"Leave that out of state_dict() of the {what}, as by persistent=False for a buffer "
-            "that stays as it is, or keep it as dense tensors or numbers.",
+            "Leave that out of state_dict(), as by persistent=False for a buffer that stays as it "
+            "is, or keep it as dense tensors or numbers.",
         ) from error
 
 
@@ -136,7 +130,7 @@ def check_outputs(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundl
         )
     objective = bundle.plan.objective_of(name)
     if objective.kind == SEGMENTATION:
-        _check_pixels(name, outputs, targets, bundle)
+        _check_pixels(name, outputs, targets, bundle.highest + 1)
     elif targets.ndim <= 2 and not objective.is_dense:
         _check_classes(name, outputs, bundle)
 
@@ -160,17 +154,16 @@ def _check_classes(name: str, outputs: torch.Tensor, bundle: Bundle) -> None:
         )
 
 
-def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, bundle: Bundle) -> None:
-    needed = bundle.highest + 1
+def _check_pixels(name: str, outputs: torch.Tensor, targets: torch.Tensor, needed: int) -> None:
     places = outputs.ndim == targets.ndim + 1 and outputs.shape[2:] == targets.shape[1:]
     if not places or outputs.shape[1] < needed:
-        masks = "; or pass masks of float32, for one output" if needed == 2 else ""
         raise Refusal(
             f"model {name} must return a score of each class for each pixel, "
             f"{(len(targets), needed, *targets.shape[1:])}",
             f"shape {tuple(outputs.shape)}",
             f"Give its last layer {needed} channels and the height and width of the targets; pass "
-            f"ignore_index= to the criterion if a class stands for pixels without one{masks}.",
+            "ignore_index= to the criterion if a class stands for pixels without one; or pass "
+            "masks of float32, for one output.",
         )
 
 
@@ -179,19 +172,20 @@ def columns_of(name: str, outputs: Any, count: int, *, listed: bool) -> Schema:
 
     `listed`: a list with a tree for each sample.
     """
-    rule = f"model {name} must return a tensor, or a dict or tuple of them, a row for each sample"
+    received = f"{kinds_text(outputs)} for {count} samples"
     try:
         if listed:
             return Schema.of_listed(outputs)
         columns = Schema.of(outputs)
+        if len(next(leaf for _, leaf in leaves_of(outputs))) == count:
+            return columns
     except UnfitTree as error:
         received, _ = error.args
-        remedy = "Return only what the criterion and the scores need, with the samples first."
-        raise Refusal(rule, received, remedy) from error
-    if len(next(leaf for _, leaf in leaves_of(outputs))) != count:
-        received = f"{kinds_text(outputs)} for {count} samples"
-        raise Refusal(rule, received, "Keep the first dimension of the input.")
-    return columns
+    raise Refusal(
+        f"model {name} must return a tensor, or a dict or tuple of them, a row for each sample",
+        received,
+        "Return only what the criterion and the scores need, with the samples first.",
+    )
 
 
 def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results: Any) -> None:
@@ -201,28 +195,18 @@ def check_finite(name: str, rows: torch.Tensor, batch: tuple[Any, Any], results:
     """
     if all(map(_is_finite, tensors_in(results))):
         return
-    for what, part, remedy in zip(("its inputs", "its target"), batch, _FILLED, strict=True):
+    for what, part in zip(("inputs", "target"), batch, strict=True):
         bad = [item for item in tensors_in(part) if not _is_finite(item)]
-        if not bad:
-            continue
-        kinds = " and ".join(
-            kind
-            for kind, of in (("NaN", torch.isnan), ("infinity", torch.isinf))
-            if any(bool(of(item).any()) for item in bad)
-        )
         # A batch of the user's making need not have a row for each sample.
-        odd = (~torch.isfinite(item).flatten(1).all(1) for item in bad if len(item) == len(rows))
-        first = min((int(rows[places.nonzero()[0]]) for places in odd), default=None)
-        rule = f"samples must be finite where model {name} or its loss does not take others"
-        where = "a first batch" if first is None else f"sample {first}"
-        raise Refusal(rule, f"{kinds} in {what} of {where}", remedy)
-
-
-_FILLED = (
-    "Fill such inputs, for instance by preprocess=sklearn.impute.SimpleImputer(), or leave these "
-    "samples out.",
-    "Leave these samples out, or let the criterion skip such targets.",
-)
+        odd = [(~torch.isfinite(item).flatten(1).all(1)) for item in bad if len(item) == len(rows)]
+        first = min((int(rows[places.nonzero()[0]]) for places in odd), default="a first batch")
+        if bad:
+            raise Refusal(
+                f"samples must be finite where model {name} or its loss does not take others",
+                f"NaN or infinity in the {what} of sample {first}",
+                "Fill such inputs, for instance by preprocess=sklearn.impute.SimpleImputer(), let "
+                "the criterion skip such targets, or leave these samples out.",
+            )
 
 
 def _is_finite(item: torch.Tensor) -> bool:
@@ -241,7 +225,7 @@ def check_gradient(name: str, model: nn.Module, optimizer: torch.optim.Optimizer
         )
 
 
-def check_log_probabilities(name: str, criterion: Any, outputs: torch.Tensor) -> None:
+def check_log_probabilities(name: str, criterion: Any, outputs: Any) -> None:
     """Refuse outputs above 0 for `NLLLoss`."""
     if type(criterion) is nn.NLLLoss and float(outputs.max()) > 0:
         raise Refusal(
@@ -254,23 +238,36 @@ def check_log_probabilities(name: str, criterion: Any, outputs: torch.Tensor) ->
 # What the trainer asks for
 
 
-def check_scalable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse several optimizers, or one that evaluates the loss itself, where losses are scaled."""
-    several = isinstance(optimizer, SeveralOptimizers)
-    if bundle.plan.params.precision == "fp16" and (several or needs_closure(optimizer)):
+def check_trainable(bundle: Bundle, name: str, model: nn.Module, optimizer: Any) -> None:
+    """Refuse an optimizer, or pretraining, that the trainer or the number format cannot use."""
+    params, kind = bundle.plan.params, kind_of(optimizer)
+    is_several = isinstance(optimizer, SeveralOptimizers) or needs_closure(optimizer)
+    if is_several and (params.precision == "fp16" or params.processes > 1):
         raise Refusal(
-            "precision='fp16' needs one optimizer with one gradient a step",
-            f"{kind_of(optimizer)}, which takes several",
-            "Use another, such as SGD or Adam, or pass precision='bf16'.",
+            "precision='fp16' and several processes need one optimizer with one gradient a step",
+            f"{kind}, which takes several",
+            "Use another, such as SGD or Adam, or precision='bf16' and processes=1.",
         )
+    if params.on_gpu and pretraining.may_differentiate(model):
+        raise Refusal(
+            "a process of the kind 'gpu' needs a model without pretrain(), or a DBN's own",
+            f"model {name}, a {type(model).__name__} whose pretrain() may call backward()",
+            "Leave the kind 'gpu' out, or the model.",
+        )
+    if params.trainer == "allreduce" and params.processes > 1:
+        if any(item.grad is not None and item.grad.is_sparse for item in optimized(optimizer)):
+            raise Refusal(
+                "gradients that are averaged over processes must be dense",
+                "sparse ones, as of an Embedding with sparse=True",
+                "Pass sparse=False, or trainer='hogwild'.",
+            )
+    elif params.processes > 1:
+        _check_own_optimizers(params, kind, optimizer)
 
 
-def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that several processes cannot use."""
-    params, kind = bundle.plan.params, type(optimizer).__name__
-    if params.processes == 1:
-        return
-    if params.trainer != "allreduce" and has_modes(optimizer):
+def _check_own_optimizers(params: Any, kind: str, optimizer: Any) -> None:
+    """Refuse what processes cannot share that each step an optimizer of their own."""
+    if has_modes(optimizer):
         raise Refusal(
             "processes that each step their own optimizer need one with the same weights in "
             "training and evaluation",
@@ -279,8 +276,7 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
         )
     tensors_only = params.shared_state or params.trainer == "averaging"
     allowed = (torch.Tensor,) if tensors_only else (torch.Tensor, int, float, bool, type(None))
-    # In allreduce one optimizer steps for all processes.
-    for values in [] if params.trainer == "allreduce" else optimizer.state.values():
+    for values in optimizer.state.values():
         for key, value in values.items():
             if not isinstance(value, allowed):
                 raise Refusal(
@@ -289,29 +285,6 @@ def check_shareable(bundle: Bundle, optimizer: torch.optim.Optimizer) -> None:
                     f"{kind}, whose {key} is a {type(value).__name__}",
                     "Use another, such as SGD or Adam, or processes=1.",
                 )
-    sparse = any(item.grad is not None and item.grad.is_sparse for item in optimized(optimizer))
-    if params.trainer == "allreduce" and sparse:
-        raise Refusal(
-            "gradients that are averaged over processes must be dense",
-            "sparse ones, as of an Embedding with sparse=True",
-            "Pass sparse=False, or trainer='hogwild'.",
-        )
-    if needs_closure(optimizer):
-        raise Refusal(
-            "several processes need an optimizer with one gradient a step",
-            f"{type(optimizer).__name__}, which computes several",
-            "Use another, such as SGD or Adam, or processes=1.",
-        )
-
-
-def check_pretraining(bundle: Bundle, name: str, model: nn.Module) -> None:
-    """Refuse pretraining that may call backward() in a job with a process on a GPU."""
-    if bundle.plan.params.on_gpu and pretraining.may_differentiate(model):
-        raise Refusal(
-            "a process of the kind 'gpu' needs a model without pretrain(), or a DBN's own",
-            f"model {name}, a {type(model).__name__} whose pretrain() may call backward()",
-            "Leave the kind 'gpu' out, or the model.",
-        )
 
 
 def kind_of(optimizer: Any) -> str:
@@ -322,3 +295,9 @@ def kind_of(optimizer: Any) -> str:
 def optimized(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return the parameters that an optimizer, or several, holds."""
     return [item for group in optimizer.param_groups for item in group["params"]]
+
+
+def few(names: list[str]) -> str:
+    """Join the first three names, and count the others."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

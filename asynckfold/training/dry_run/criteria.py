@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
@@ -25,9 +26,10 @@ from torch.utils import _pytree as pytree
 from asynckfold.data.batches import Batches
 from asynckfold.jobs.criteria import criterion_of, why_not_of_pairs
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run.refusals import Refusal, shape_text, trying
+from asynckfold.training.dry_run.refusals import kinds_of, trying
 from asynckfold.training.losses import as_given, criterion_for, kind_made_by, means, of_rows
 from asynckfold.training.torch_internals import OperationWatch
+from asynckfold.training.user_steps import Refusal
 
 _RULE = "a function of train_targets must return the criterion of a training fold"
 
@@ -50,33 +52,26 @@ def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
 
     Raises
     ------
-    Refused
+    Refusal
         The factory raises, returns no criterion, or one of another kind for some fold.
     """
     recipe = bundle.recipe
     if recipe.make_criterion is None:
-        if data.schema is None:
-            return bundle
         return replace(bundle, recipe=replace(recipe, criterion=of_rows(recipe.criterion, data)))
-    known, made = kind_made_by(recipe.make_criterion), []
+    kind, made = kind_made_by(recipe.make_criterion), []
     for fold in bundle.folds:
         with trying(_RULE, "It gets a tensor, with a class as its index."):
-            criterion = as_given(criterion_for(recipe, data, fold.fitted))
-        kind = type(criterion).__name__
-        if not callable(criterion) or isinstance(criterion, type):
-            remedy = "Return for instance torch.nn.CrossEntropyLoss(weight)."
-            raise Refusal(_RULE, f"{kind} {criterion!r:.60}", remedy)
-        if why := why_not_of_pairs(criterion):
-            raise Refusal("criterion must be a function of outputs, and of labels or numbers", *why)
-        if criterion_of(criterion) != known:
-            first = "another kind" if known is None else known.name
+            made.append(as_given(criterion_for(recipe, data, fold.fitted)))
+        is_one = callable(made[-1]) and not isinstance(made[-1], type)
+        if not is_one or criterion_of(made[-1]) != kind:
             raise Refusal(
-                "a function of train_targets must return one kind of criterion for any targets",
-                f"{kind} for a training fold, and {first} for the targets 0 and 1",
-                "Let it take any targets, for instance by torch.bincount(train_targets, "
-                "minlength=10).",
+                f"{_RULE}, one kind of criterion for any targets",
+                f"{made[-1]!r:.60}, and {'another kind' if kind is None else kind.name} for 0, 1",
+                "Return for instance torch.nn.CrossEntropyLoss(weight); make weights by "
+                "torch.bincount(train_targets, minlength=10).",
             )
-        made.append(criterion)
+        if why := why_not_of_pairs(made[-1]):
+            raise Refusal("criterion must be a function of outputs, and of labels or numbers", *why)
     return replace(bundle, recipe=replace(recipe, criterion=of_rows(made[0], data)))
 
 
@@ -103,11 +98,8 @@ def mixes_samples(
     )
     watch = _Watch(list(_tensors(leaves)), targets)
     # The criterion worked unwatched; if watching breaks it, that is no fault of the criterion.
-    try:
-        with watch:
-            copy.deepcopy(criterion)(leaves, targets)
-    except Exception:  # noqa: BLE001
-        return watch.mixed
+    with suppress(Exception), watch:
+        copy.deepcopy(criterion)(leaves, targets)
     return watch.mixed
 
 
@@ -119,7 +111,7 @@ def check_mixing(
         (first, second), count = map(tuple, mixed), len(targets)
         raise Refusal(
             "the criterion must compare each output with the target of its own sample",
-            f"model {name}: outputs {shape_text(outputs)} and targets {shape_text(users_targets)}, "
+            f"model {name}: outputs {kinds_of(outputs)} and targets {kinds_of(users_targets)}, "
             f"of which it broadcasts {first} and {second} to all {count} × {count} pairs of a "
             "batch",
             "Give both the same shape, as by outputs.squeeze(1) in forward; for all pairs on "
@@ -178,16 +170,13 @@ def adds_up(criterion: Callable[..., Any], outputs: Any, targets: torch.Tensor) 
     >>> adds_up(torch.nn.MSELoss(reduction="sum"), torch.zeros(4, 1), torch.ones(4, 1))
     True
     """
+    every = torch.arange(len(targets))
     # A criterion that does not take twice the samples has no such sum.
-    try:
-        with torch.no_grad():
-            once, twice = (
-                float(copy.deepcopy(criterion)(_repeated(outputs, n), _repeated(targets, n)))
-                for n in (1, 2)
-            )
-    except Exception:  # noqa: BLE001
-        return False
-    return once != 0 and abs(twice - 2 * once) <= ALIKE * abs(once)
+    with suppress(Exception):
+        once = _loss_of(criterion, (outputs, targets), every)
+        twice = _loss_of(criterion, (outputs, targets), every.repeat(2))
+        return once != 0 and abs(twice - 2 * once) <= ALIKE * abs(once)
+    return False
 
 
 def check_parts(
@@ -197,40 +186,36 @@ def check_parts(
 
     Its samples are tried in several orders: parts may be alike by chance. A random loss is spared.
     """
+    every, batch = torch.arange(len(targets)), (outputs, targets)
     edges = [len(targets) * part // parts for part in range(parts + 1)]
-    bounds = [(low, high) for low, high in pairwise(edges) if low < high]
-    sizes = [high - low for low, high in bounds]
-
-    def loss(rows: torch.Tensor) -> float:
-        batch = pytree.tree_map_only(torch.Tensor, lambda item: item[rows], (outputs, targets))
-        return float(copy.deepcopy(criterion)(*batch))
-
-    with torch.no_grad():
-        every = torch.arange(len(targets))
-        whole, again = loss(every), loss(every)
-        for shift in range(min(ORDERS, len(targets))) if whole == again else ():
-            rows = every.roll(shift)
-            weights = [1.0] * len(sizes)
-            if not sums:
-                weights = means(criterion, sizes, lambda rows=rows: targets[rows])  # type: ignore[misc]
-            together = sum(
-                weight * loss(rows[low:high])
-                for weight, (low, high) in zip(weights, bounds, strict=True)
-                if weight
+    sizes = [high - low for low, high in pairwise(edges) if low < high]
+    whole, again = (_loss_of(criterion, batch, every) for _ in range(2))
+    for shift in range(min(ORDERS, len(targets))) if whole == again else ():
+        rows = every.roll(shift)
+        shares = [1.0] * len(sizes)
+        if not sums:
+            shares = means(criterion, sizes, lambda rows=rows: targets[rows])  # type: ignore[misc]
+        together = math.fsum(
+            share * _loss_of(criterion, batch, part)
+            for share, part in zip(shares, torch.split(rows, sizes), strict=True)
+            if share
+        )
+        if not math.isclose(whole, together, rel_tol=EXACT, abs_tol=1e-6):
+            raise Refusal(
+                "trainer='allreduce' needs a criterion that is the mean or the sum over samples: "
+                "each process computes it on a part of the batch",
+                f"one that is {whole:.4g} on a batch, and {together:.4g} as the mean over its "
+                f"{parts} parts",
+                "For class weights pass nn.CrossEntropyLoss(weight=...), whose mean is known; else "
+                "pass trainer='averaging', or processes=1.",
             )
-            if not math.isclose(whole, together, rel_tol=EXACT, abs_tol=1e-6):
-                raise Refusal(
-                    "trainer='allreduce' needs a criterion that is the mean or the sum over "
-                    "samples: each process computes it on a part of the batch",
-                    f"one that is {whole:.4g} on a batch, and {together:.4g} as the mean over its "
-                    f"{parts} parts",
-                    "For class weights pass nn.CrossEntropyLoss(weight=...), whose mean is known; "
-                    "else pass trainer='averaging', or processes=1.",
-                )
 
 
-def _repeated(batch: Any, times: int) -> Any:
-    return pytree.tree_map_only(torch.Tensor, lambda item: torch.cat([item] * times), batch)
+@torch.no_grad()
+def _loss_of(criterion: Callable[..., Any], batch: Any, rows: torch.Tensor) -> float:
+    """Return the loss of some samples of a batch, (outputs, targets), by a copy."""
+    taken = pytree.tree_map_only(torch.Tensor, lambda item: item[rows], batch)
+    return float(copy.deepcopy(criterion)(*taken))
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -48,12 +49,14 @@ def output_sample(outputs: Any, columns: Schema | None = None) -> OutputSample:
     """Return some outputs, and the sigmoid or softmax that made them, if any; trees as columns."""
     if columns is not None:
         return OutputSample(_some(columns.join(outputs)), tree=columns)
-    node = outputs.grad_fn
-    while node is not None and _operation(node) in _SHAPING and node.next_functions:
-        node = node.next_functions[0][0]
-    last = "" if node is None else _operation(node)
-    is_activation = last in ("Sigmoid", "Softmax", "LogSoftmax")
-    return OutputSample(_some(outputs), last if is_activation else "")
+    node, name = outputs.grad_fn, ""
+    while node is not None:
+        # "Sigmoid" for a ``SigmoidBackward0``.
+        name = re.sub(r"Backward\d+$", "", node.name())
+        node = node.next_functions[0][0] if name in _SHAPING and node.next_functions else None
+    return OutputSample(
+        _some(outputs), name if name in ("Sigmoid", "Softmax", "LogSoftmax") else ""
+    )
 
 
 def _some(outputs: torch.Tensor) -> npt.NDArray[np.float32]:
@@ -63,16 +66,11 @@ def _some(outputs: torch.Tensor) -> npt.NDArray[np.float32]:
     return rows
 
 
-def _operation(node: Any) -> str:
-    """Return ``"Sigmoid"`` for a ``SigmoidBackward0``."""
-    return re.sub(r"Backward\d+$", "", node.name())
-
-
 def evaluation_depends_on(
     model: nn.Module,
     samples: torch.Tensor,
     precision: str = "fp32",
-    batch: Callable[[torch.Tensor], Any] | None = None,
+    batch: Callable[[torch.Tensor], Any] = torch.clone,
     *,
     changes: bool = False,
 ) -> str:
@@ -88,38 +86,29 @@ def evaluation_depends_on(
     'in evaluation, its outputs for a sample depend on the other samples'
     """
     half = len(samples) // 2
-    if not half:
-        return ""
+
+    def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
+        seeding.seed_all(seed)
+        outputs = outputs_of(twin, batch(part), precision)
+        before.restore()
+        if isinstance(outputs, list) and len(outputs) == len(part):
+            flat = [torch.cat([i.double().flatten() for i in tensors_in(one)]) for one in outputs]
+            return pad_sequence(flat, batch_first=True)
+        parts = [item.double().reshape(len(item), -1) for item in tensors_in(outputs)]
+        return torch.cat(parts, dim=1)
+
     # A model that cannot be copied or evaluated like this gets no verdict here.
-    try:
-        with seeding.preserved(), torch.no_grad():
-            twin = copied(model).eval()
-            kept = StateSnapshot(twin, needed=changes)
-
-            def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
-                seeding.seed_all(seed)
-                inputs = part.clone() if batch is None else batch(part)
-                outputs = outputs_of(twin, inputs, precision)
-                kept.restore()
-                if isinstance(outputs, list) and len(outputs) == len(part):
-                    return pad_sequence([_flat(sample) for sample in outputs], batch_first=True)
-                parts = [item.double().reshape(len(item), -1) for item in tensors_in(outputs)]
-                return torch.cat(parts, dim=1)
-
-            whole = outputs_on(samples)
-            if _differ(whole, outputs_on(samples, 1), precision):
-                return _AT_RANDOM
-            halves = torch.cat([outputs_on(samples[:half]), outputs_on(samples[half:])])
-            reverse = outputs_on(samples.flip(0)).flip(0)
-            is_by_batch = any(_differ(whole, other, precision) for other in (halves, reverse))
-            return _BY_BATCH if is_by_batch else ""
-    except Exception:  # noqa: BLE001
-        return ""
-
-
-def _flat(sample: Any) -> torch.Tensor:
-    """Return all numbers of the outputs of one sample."""
-    return torch.cat([item.double().flatten() for item in tensors_in(sample)])
+    with suppress(Exception), seeding.preserved(), torch.no_grad():
+        twin = copied(model).eval()
+        before = StateSnapshot(twin, needed=changes)
+        whole = outputs_on(samples)
+        if _differ(whole, outputs_on(samples, 1), precision):
+            return _AT_RANDOM
+        halves = torch.cat([outputs_on(samples[:half]), outputs_on(samples[half:])])
+        reverse = outputs_on(samples.flip(0)).flip(0)
+        if half and any(_differ(whole, other, precision) for other in (halves, reverse)):
+            return _BY_BATCH
+    return ""
 
 
 def _differ(one: torch.Tensor, other: torch.Tensor, precision: str) -> bool:

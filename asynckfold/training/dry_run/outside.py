@@ -24,16 +24,18 @@ from torch.nn.parameter import is_lazy
 from asynckfold.jobs.digests.ownership import is_own
 from asynckfold.jobs.recipe import Recipe, parts_of
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.training.dry_run.checks import kind_of, optimized
-from asynckfold.training.dry_run.refusals import Refusal
-from asynckfold.training.dry_run.saved_state import Live, few
+from asynckfold.training.dry_run.checks import few, kind_of, optimized
+from asynckfold.training.dry_run.user_code import Live
 from asynckfold.training.losses import as_given, trained_parameters
 from asynckfold.training.model_state import attributes
+from asynckfold.training.user_steps import Refusal
 
 MOST = 5_000
 """Objects in which modules are looked for, the nearest first: some 30 ms."""
 
 _PLAIN = (bool, int, float, str, bytes, type(None), np.ndarray)
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, functools.partial, MethodType)
 
 _BOTH = "def opt_fn(model, criterion): return Adam([*model.parameters(), *criterion.parameters()])"
 _REGISTER = (
@@ -56,7 +58,7 @@ def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams
     inside = {id(item) for item in (*of_model, *of_criterion)}
     others = [item for key, item in held.items() if key not in inside and item.requires_grad]
     if others:
-        paths = {id(item): path for path, item in _outside(recipe, name, model, ("self", model))}
+        paths = {id(item): path for path, item in _outside(recipe, name, live)}
         raise Refusal(
             "opt_fn must optimise parameters of the model and of the criterion only",
             f"{kind_of(optimizer)} of model {name}, with "
@@ -64,18 +66,20 @@ def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams
             f"{_REGISTER}. For a loss, pass an nn.Module as criterion, and take its parameters by "
             f"{_BOTH}.",
         )
-    names = [key for key, _ in as_given(criterion).named_parameters()] if of_criterion else []
-    if names and not any(id(item) in held for item in of_criterion):
+    if not of_criterion:
+        return
+    names = few([path for path, _ in as_given(criterion).named_parameters()])
+    if not any(id(item) in held for item in of_criterion):
         raise Refusal(
             "opt_fn must optimise the parameters of the criterion, too",
-            f"{kind_of(optimizer)}, which holds none of {few(names)}",
+            f"{kind_of(optimizer)}, which holds none of {names}",
             f"Write for instance: {_BOTH}; or list those of the criterion that you pass. If they "
             "are to stay as they are, call criterion.requires_grad_(False) before.",
         )
-    if names and params.processes > 1 and params.trainer != "allreduce":
+    if params.processes > 1 and params.trainer != "allreduce":
         raise Refusal(
             "a criterion with parameters is trained by one process, or by trainer='allreduce'",
-            f"trainer={params.trainer!r}, processes={params.processes}, and {few(names)}",
+            f"trainer={params.trainer!r}, processes={params.processes}, and {names}",
             "Pass trainer='allreduce', or processes=1.",
         )
 
@@ -83,27 +87,26 @@ def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams
 @contextmanager
 def only_inside(recipe: Recipe, name: str, live: Live) -> Iterator[None]:
     """Refuse a step that changes a module outside, or computes a gradient for one."""
-    model, copied, callers = live.model, as_given(live.criterion), as_given(recipe.criterion)
-    inside = {id(item) for part in (model, copied) for item in _tensors_of(part)}
-    roots = [("self", model), ("criterion", copied), ("criterion", callers)]
-    outside = [
-        (path, item, item._version, _gradient_of(item), _kept(item))
-        for path, item in _outside(recipe, name, model, *roots)
+    modules = [item for item in (live.model, live.criterion) if isinstance(item, nn.Module)]
+    inside = {id(item) for part in modules for item in (*part.parameters(), *part.buffers())}
+    before = [
+        (path, item, _versions(item), _copied(item))
+        for path, item in _outside(recipe, name, live)
         if id(item) not in inside and not item.is_inference() and not is_lazy(item)
     ]
     yield
     changed, reached = [], []
-    for path, item, version, gradient, kept in outside:
+    for path, item, (version, gradient), copied in before:
         # A kernel of BatchNorm changes statistics without a new version.
-        same = kept is None or torch.equal(item, kept) or bool(kept.isnan().any())
-        if item._version != version or not same:
+        same = copied is None or torch.equal(item, copied) or bool(copied.isnan().any())
+        if _versions(item)[0] != version or not same:
             changed.append(path)
-        if _gradient_of(item) != gradient:
+        if _versions(item)[1] != gradient:
             reached.append(path)
         # In the caller's process all stays as it was.
-        if kept is not None and not same:
+        if copied is not None and not same:
             with torch.no_grad():
-                item.copy_(kept)
+                item.copy_(copied)
         if gradient is None and item.is_leaf:
             item.grad = None
     if changed:
@@ -121,29 +124,25 @@ def only_inside(recipe: Recipe, name: str, live: Live) -> Iterator[None]:
         )
 
 
-def _tensors_of(part: Any) -> Iterator[torch.Tensor]:
-    if isinstance(part, nn.Module):
-        yield from part.parameters()
-        yield from part.buffers()
+def _versions(item: torch.Tensor) -> tuple[int, int | None]:
+    """Return how often a tensor was changed, and its gradient, if it has one."""
+    has_gradient = item.is_leaf and item.grad is not None
+    return item._version, item.grad._version if has_gradient else None  # type: ignore[union-attr]
 
 
-def _gradient_of(item: torch.Tensor) -> int | None:
-    return item.grad._version if item.is_leaf and item.grad is not None else None
-
-
-def _kept(item: torch.Tensor) -> torch.Tensor | None:
+def _copied(item: torch.Tensor) -> torch.Tensor | None:
     """Return a copy, but of frozen weights, which may be many."""
     is_frozen = isinstance(item, nn.Parameter) and not item.requires_grad
     return None if is_frozen else item.detach().clone()
 
 
-def _outside(
-    recipe: Recipe, name: str, model: nn.Module, *more: tuple[str, Any]
-) -> Iterator[tuple[str, torch.Tensor]]:
+def _outside(recipe: Recipe, name: str, live: Live) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield path and tensor of parameters and modules that the user's code reaches by name."""
+    criteria = as_given(live.criterion), as_given(recipe.criterion)
     functions = recipe.opt_fn, recipe.models[name], recipe.training_step, recipe.fit_fn
-    roots = [*functions, *dict.fromkeys(map(type, model.modules()))]
-    queue, seen = deque([*more, *(("", item) for item in roots)]), dict[int, Any]()
+    roots = [("self", live.model), *(("criterion", item) for item in criteria)]
+    roots += [("", item) for item in (*functions, *map(type, live.model.modules()))]
+    queue, seen = deque(roots), dict[int, Any]()
     while queue and len(seen) < MOST:
         path, value = queue.popleft()
         if id(value) in seen:
@@ -153,10 +152,9 @@ def _outside(
         if isinstance(value, nn.Parameter):
             yield path.lstrip("."), value
         if isinstance(value, nn.Module):
-            named = {**value._parameters, **value._buffers}.items()
-            yield from (
-                (f"{path}.{key}".lstrip("."), item) for key, item in named if item is not None
-            )
+            for key, item in {**value._parameters, **value._buffers}.items():
+                if item is not None:
+                    yield f"{path}.{key}".lstrip("."), item
         if isinstance(value, (type, FunctionType)):
             # Globals and classes are known by name.
             path = value.__name__ if isinstance(value, type) else ""
@@ -168,15 +166,14 @@ def _outside(
 
 
 def _parts_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value leads to: only the user's objects, and collections, are looked into."""
     if isinstance(value, nn.Module):
         inside = {**attributes(value), **value._modules}
         yield from ((f".{name}", part) for name, part in inside.items())
     elif type(value).__name__ in ("_lru_cache_wrapper", "_lru_list_elem"):
         yield from (("()", part) for part in get_referents(value))
-    elif isinstance(value, (dict, list, tuple, set, frozenset, functools.partial, MethodType)):
-        yield from parts_of(value)
-    elif isinstance(value, (type, FunctionType, ModuleType)):
+    else:
         plain = inspect.unwrap(value) if isinstance(value, FunctionType) else value
-        yield from parts_of(plain) if is_own(plain) else ()
-    elif is_own(type(value)):
-        yield from parts_of(value)
+        is_named = isinstance(value, (type, FunctionType, ModuleType))
+        if isinstance(value, _CONTAINERS) or is_own(plain if is_named else type(value)):
+            yield from parts_of(plain)

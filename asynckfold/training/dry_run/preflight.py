@@ -16,12 +16,12 @@ no other check can, such as models that share weights, or a state that checkpoin
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from asynckfold.data.batches import Batches
-from asynckfold.errors import InputError
+from asynckfold.errors import InputError, Problem
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.messages import Facts
 from asynckfold.planning import fusion_rule
@@ -31,12 +31,12 @@ from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run import checks, criteria, fingerprints, outside, user_code
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.fusibility import fusibility
-from asynckfold.training.dry_run.refusals import Refusal, TooFewOutputs
+from asynckfold.training.dry_run.refusals import TooFewOutputs
 from asynckfold.training.evaluation import kept_key
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.losses import SUMS
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout
-from asynckfold.training.user_steps import StepError
+from asynckfold.training.user_steps import Refusal
 
 
 def check(
@@ -87,11 +87,8 @@ class _DryRun:
                     elif type(trial.live.optimizer) not in stepped:
                         trial.step_seconds({})
                         trial.check_state()
-            except (Refusal, StepError) as refused:
-                self._refuse(concerned, *refused.args)
             except InputError as error:
-                for item in error.problems:
-                    self._refuse(concerned, item.rule, item.received, item.remedy)
+                self._refuse(concerned, error.problems)
             except TooFewOutputs:
                 continue
             except (Exception, SystemExit):  # noqa: BLE001
@@ -103,8 +100,8 @@ class _DryRun:
         if not self.batches_fit:
             user_code.check_collation(self.bundle, self.data)
             user_code.check_sampler(self.bundle, self.data)
+            self.bundle = criteria.with_criterion(self.bundle, self.data)
             self.batches_fit = True
-        self.bundle = criteria.with_criterion(self.bundle, self.data)
         trial = CandidateTrial(self.bundle, self.data, name, schedule)
         if trial.reacts:
             self.facts.reacting[trial.candidate] = True
@@ -114,33 +111,26 @@ class _DryRun:
             fingerprints.optimizer_settings(trial.live.optimizer)
         )
         self.settings[trial.candidate] = fingerprints.lr_schedule_settings(trial.lr_schedule)
-        checks.check_storable(f"LR schedule {schedule}", trial.lr_schedule)
+        checks.check_storable({f"LR schedule {schedule}": trial.lr_schedule})
         recipe, params = self.bundle.recipe, self.bundle.plan.params
         outside.check_optimized(name, trial.live, recipe, params)
-        fit = trial.schedule_fit()
-        for problem in fit.problems:
-            self._refuse([trial.candidate], *problem)
-        self.notes |= dict.fromkeys(fit.notes)
+        self._refuse([trial.candidate], trial.schedule_problems())
         return trial
 
     def _try_step(self, trial: CandidateTrial) -> None:
         """Take a step, and check what it shows."""
         facts, name = self.facts, trial.name
         facts.step_seconds[name] = trial.step_seconds(facts.output_samples)
-        trial.check_learning()
-        sums = trial.check_criterion()
+        self.sums |= trial.check_learning()
         trial.check_state()
         if trial.changed_in_evaluation:
             self.settings[kept_key(name)] = True
         facts.measured[name] = trial.measured()
         trial.check_callbacks()
-        self.sums = self.sums or sums
-        trial.check_parts(self.sums)
         facts.memory[name] = trial.memory()
         facts.weights[name] = sum(item.nbytes for item in trial.live.model.parameters())
         if self.bundle.plan.params.trainer == "parameter_server":
             ParameterLayout.of(trial.live.model)
-        checks.check_pretraining(self.bundle, name, trial.live.model)
         facts.flops[name] = trial.counter.flops
         facts.products[name] = trial.counter.products
         facts.formats[name] = trial.why_not_channels_last()
@@ -159,20 +149,19 @@ class _DryRun:
         if refusal and several and self.bundle.fuse not in ("auto", False):
             raise Refusal(*fusion_rule.unfit(self.bundle.fuse, trial.name, refusal))
 
-    def _refuse(self, candidates: list[str], rule: str, received: str, remedy: str) -> None:
-        self.problems[rule, received, remedy] = None
-        for candidate in candidates:
-            self.facts.refused[candidate] = one_line(f"{rule}: received {received}")
+    def _refuse(self, candidates: list[str], problems: Sequence[Problem]) -> None:
+        for item in problems:
+            self.problems[item.rule, item.received, item.remedy] = None
+            for candidate in candidates:
+                self.facts.refused[candidate] = one_line(f"{item.rule}: received {item.received}")
 
     def result(self) -> Facts:
         """Return the facts, with what the plan records of the live objects."""
-        recipe = self.bundle.recipe
+        preprocess = self.bundle.recipe.preprocess
         recorded = {
             "architecture": self.architectures,
             "settings": self.settings,
-            "preprocess": ""
-            if recipe.preprocess is None
-            else fingerprints.text_of(recipe.preprocess),
+            "preprocess": "" if preprocess is None else fingerprints.text_of(preprocess),
             **(SUMS if self.sums else {}),
         }
         return replace(

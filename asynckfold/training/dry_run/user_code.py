@@ -1,6 +1,6 @@
-"""A trial of each function that the user passes, and the rules that it must keep.
+"""The live objects of a trial, and a trial of each function that the user passes.
 
-A broken rule raises `Refusal`, or the `StepError` of a job.
+A broken rule raises `Refusal`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,14 +19,15 @@ from torch import Tensor, nn
 from asynckfold.data.batches import Batches
 from asynckfold.data.collation import structure
 from asynckfold.data.transforms.random_numbers import seeded
-from asynckfold.data.transforms.trees import leaves_by_path
+from asynckfold.data.transforms.trees import leaves_by_path, tensors_in
 from asynckfold.errors import refuse
+from asynckfold.training import gradients, seeding
 from asynckfold.training.batches import BALANCED, epoch_samples, length_problems
 from asynckfold.training.bundle import Bundle
+from asynckfold.training.calls import outputs_of
 from asynckfold.training.checkpoint import weights_digest
-from asynckfold.training.dry_run.refusals import Refusal, trying
-from asynckfold.training.dry_run.saved_state import Live
-from asynckfold.training.gradients import take_step
+from asynckfold.training.dry_run.refusals import trying
+from asynckfold.training.evaluation import set_mode
 from asynckfold.training.losses import as_given
 from asynckfold.training.optimizers import optimizers_of, schedules_of
 from asynckfold.training.user_loop import Context, Loader, alone, reported
@@ -34,13 +36,64 @@ from asynckfold.training.user_steps import (
     ONE_RULE,
     SEVERAL_REMEDY,
     SEVERAL_RULE,
+    Refusal,
     TrainingStep,
-    ValidationStep,
-    joined,
 )
 
 MOST = 256
 """Samples of a batch that are tried: an evaluation may take all samples at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Inputs and targets as a job gets them, and the targets as the user's code does."""
+
+    inputs: Any
+    targets: torch.Tensor
+    users_targets: Any
+
+    @property
+    def pair(self) -> tuple[Any, Any]:
+        """What the user's steps and loop get."""
+        return self.inputs, self.users_targets
+
+
+@dataclass(frozen=True, eq=False)
+class Live:
+    """The live objects of a job."""
+
+    model: nn.Module
+    optimizer: Any
+    criterion: Any
+    user_step: TrainingStep | None
+    precision: str
+
+    def set_mode(self, *, train: bool) -> None:
+        """Set the mode of all that has one."""
+        set_mode(self.model, self.criterion, self.optimizer, train=train)
+
+    def step(self, batch: Batch) -> torch.Tensor:
+        """Take a step; return its loss. LBFGS only gets a gradient: its step takes twenty."""
+        self.set_mode(train=True)
+        if self.user_step:
+            return train_step(self.user_step, self.model, batch.pair)
+
+        def backward() -> torch.Tensor:
+            self.optimizer.zero_grad()
+            outputs = outputs_of(self.model, batch.inputs, self.precision)
+            loss: torch.Tensor = self.criterion(outputs, batch.targets)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        is_lbfgs = isinstance(self.optimizer, torch.optim.LBFGS)
+        return backward() if is_lbfgs else gradients.update(self.optimizer, backward)
+
+    def evaluated(self, batch: Batch) -> list[torch.Tensor]:
+        """Return the outputs in evaluation mode, of a fixed seed."""
+        self.set_mode(train=False)
+        seeding.seed_all(0)
+        with torch.no_grad():
+            return list(tensors_in(outputs_of(self.model, batch.inputs, self.precision)))
 
 
 def check_collation(bundle: Bundle, data: Batches) -> None:
@@ -48,22 +101,25 @@ def check_collation(bundle: Bundle, data: Batches) -> None:
 
     Raises
     ------
-    Refused
+    Refusal
         It raises, gives another structure, other targets, or other inputs for the same samples.
     """
     if data.collation is None:
         return
-    fold, size = bundle.folds[0], bundle.plan.batch_size
+    fold, size, first = bundle.folds[0], bundle.plan.batch_size, ""
     rest, most = len(fold.fitted) % size or size, min(MOST, bundle.plan.params.eval_batch_size)
-    batches = [
+    for make in (
         partial(data.train, fold.fitted[:size][:MOST], 0, 0),
         partial(data.train, fold.fitted[-rest:][:MOST], 0, 0),
         partial(data.eval, fold.valid[:most]),
-    ]
-    first = ""
-    for make in batches:
-        inputs = _collated(make, 0)
-        form = structure(inputs)
+    ):
+        rule = "collate_fn must make a batch of any samples of the data set"
+        tried = []
+        for seed in (0, 1):
+            remedy = "Try it on [dataset[0], dataset[1]]; classes arrive as their index."
+            with trying(rule, remedy), seeded(seed):
+                tried.append(make()[0])
+        form = structure(tried[0])
         first = first or form
         if form != first:
             raise Refusal(
@@ -71,7 +127,7 @@ def check_collation(bundle: Bundle, data: Batches) -> None:
                 f"{first}, and for other samples {form}",
                 "Return the same keys, types and dimensions for any samples.",
             )
-        if not _same_inputs(inputs, _collated(make, 1)):
+        if not _equal(*tried):
             raise Refusal(
                 "collate_fn must give the same inputs for the same samples",
                 f"other numbers at the second call: {form}",
@@ -79,23 +135,16 @@ def check_collation(bundle: Bundle, data: Batches) -> None:
             )
 
 
-def _collated(make: Callable[[], Any], seed: int) -> Any:
-    rule = "collate_fn must make a batch of any samples of the data set"
-    remedy = "Try it on [dataset[0], dataset[1]]; classes arrive as their index."
-    with trying(rule, remedy), seeded(seed):
-        return make()[0]
-
-
-def _same_inputs(one: Any, other: Any) -> bool:
-    mine, theirs = (list(leaves_by_path(inputs)[0].values()) for inputs in (one, other))
-    return len(mine) == len(theirs) and all(map(_equal, mine, theirs))
-
-
 def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and torch.allclose(one, other, 0, 0, equal_nan=True)
-    # Objects such as a batch of graphs are compared by their type.
-    return type(one) is type(other) and (one == other or not isinstance(one, (int, float, str)))
+    """Whether the tensors of two batches are equal; objects, such as graphs, count as such."""
+    mine, theirs = (
+        [item for item in leaves_by_path(inputs)[0].values() if isinstance(item, Tensor)]
+        for inputs in (one, other)
+    )
+    return len(mine) == len(theirs) and all(
+        left.shape == right.shape and torch.allclose(left, right, 0, 0, equal_nan=True)
+        for left, right in zip(mine, theirs, strict=True)
+    )
 
 
 def check_sampler(bundle: Bundle, data: Batches) -> None:
@@ -103,29 +152,24 @@ def check_sampler(bundle: Bundle, data: Batches) -> None:
 
     Raises
     ------
-    Refused
+    Refusal
         It raises, gives no weights or places, or other draws from the same seed.
     """
-    sampler = bundle.recipe.sampler
+    sampler, objective = bundle.recipe.sampler, bundle.plan.objective_of("")
     if sampler is None:
         return
-    objective = bundle.plan.objective_of("")
     if isinstance(sampler, str) and not objective.is_classes:
-        raise Refusal(
-            f"sampler={BALANCED!r} needs one class for each sample",
-            f"targets of kind {objective.kind}",
-            "Pass weights, one for each sample.",
-        )
+        rule, received = f"sampler={BALANCED!r} needs one class for each sample", objective.kind
+        raise Refusal(rule, f"targets of kind {received}", "Pass weights, one for each sample.")
     is_array = not (isinstance(sampler, str) or callable(sampler))
     if is_array and np.shape(sampler) != (data.n_samples,):
         raise Refusal(
             "weights of a sampler must be one for each sample of the data set",
             f"shape {np.shape(sampler)} for {data.n_samples} samples",
-            "Pass an array of that length, in the data set's order, or a function of the targets "
-            "of the training fold.",
+            "Pass an array in the data set's order, or a function of the training fold's targets.",
         )
+    rule = "sampler must work on the targets of each training fold"
     for fold in bundle.folds:
-        rule = "sampler must work on the targets of each training fold"
         with trying(rule, "It gets a tensor, with a class as its index."):
             first, again, second = (
                 epoch_samples(sampler, data, fold.fitted, 0, epoch) for epoch in (0, 0, 1)
@@ -145,14 +189,13 @@ def train_step(step: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> 
 
     Raises
     ------
-    Refused
+    Refusal
         The function breaks a rule.
     """
     state, stepped = step.state, []
-    for optimizer in state.optimizers:
-        optimizer.zero_grad()
     with ExitStack() as hooks:
         for optimizer in state.optimizers:
+            optimizer.zero_grad()
             hook = optimizer.register_step_pre_hook(lambda *call: stepped.append(call))
             hooks.callback(hook.remove)
         loss = step.loss(model, batch, 0, 0)
@@ -163,61 +206,33 @@ def train_step(step: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> 
             received = f"{len(stepped)} steps of optimizers and {state.backwards} calls of "
             raise Refusal(SEVERAL_RULE, f"{received}state.backward", SEVERAL_REMEDY)
         return loss
-    if stepped:
-        raise Refusal(ONE_RULE, "a call of optimizer.step()", ONE_REMEDY)
-    groups = state.optimizer.param_groups
-    if any(item.grad is not None for group in groups for item in group["params"]):
-        raise Refusal(ONE_RULE, "a call of backward()", ONE_REMEDY)
-    loss.backward()  # type: ignore[no-untyped-call]
+    parameters = [item for group in state.optimizer.param_groups for item in group["params"]]
+    if stepped or any(item.grad is not None for item in parameters):
+        called = "optimizer.step()" if stepped else "backward()"
+        raise Refusal(ONE_RULE, f"a call of {called}", ONE_REMEDY)
 
-    def backward() -> torch.Tensor:
+    def backward(loss: torch.Tensor | None = None) -> torch.Tensor:
         state.optimizer.zero_grad()
-        again = step.loss(model, batch, 0, 0)
-        again.backward()  # type: ignore[no-untyped-call]
-        return again
+        loss = step.loss(model, batch, 0, 0) if loss is None else loss
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
 
+    backward(loss)
     if not isinstance(state.optimizer, torch.optim.LBFGS):
-        take_step(state.optimizer, backward)
+        gradients.take_step(state.optimizer, backward)
     return loss
-
-
-def validate(
-    step: ValidationStep,
-    model: nn.Module,
-    batch: tuple[Any, Any],
-    size: int,
-    logged: dict[str, Any],
-) -> None:
-    """Measure a batch of `size` samples; refuse a `validation_step` that breaks a rule.
-
-    `logged` is what the `training_step` logs.
-    """
-    loss = step.loss(model, [(batch, size)], 0)
-    joined(logged, step.measures)
-    if loss is None and not step.measures:
-        raise Refusal(
-            "validation_step must measure something",
-            "a function that returns and logs nothing",
-            "Return a loss or a dict of numbers, or call state.log(name=number).",
-        )
 
 
 class _EndOfBatch(BaseException):
     """Raised by the loader of a trial, which has one batch."""
 
 
-def run_loop(
-    bundle: Bundle,
-    live: Live,
-    lr_schedule: Any,
-    batch: tuple[Any, Any],
-    device: torch.device,
-) -> str:
+def run_loop(bundle: Bundle, live: Live, lr_schedule: Any, batch: tuple[Any, Any]) -> str:
     """Train on one batch by a `fit_fn`; return the digest of the weights.
 
     Raises
     ------
-    Refused
+    Refusal
         The function breaks a rule.
     """
     passes: list[Any] = []
@@ -237,7 +252,7 @@ def run_loop(
         alone(optimizers_of(live.optimizer)),
         alone(schedules_of(lr_schedule)),
         as_given(live.criterion),
-        device,
+        torch.device("cpu"),
         bundle.folds[0].index,
         bundle.plan.params.epochs,
         0,

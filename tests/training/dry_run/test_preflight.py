@@ -258,7 +258,7 @@ def test_samples_without_a_number_are_refused_where_the_model_does_not_fill_them
     models = {"m": Plain, "filling": Filling}
     ((rule, received, remedy),) = problems(tmp_path / "run", models, data=(inputs, targets))
     assert rule == "samples must be finite where model m or its loss does not take others"
-    assert received == "NaN and infinity in its inputs of sample 0"
+    assert received == "NaN or infinity in the inputs of sample 0"
     assert "SimpleImputer" in remedy
 
 
