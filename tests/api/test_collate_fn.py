@@ -125,11 +125,6 @@ def fails(samples: list[Any]) -> Any:
     raise ValueError("no such word")
 
 
-def turns(samples: list[Any]) -> Any:
-    padded, targets = collate(samples)
-    return (padded, {"mask": padded > 0})[int(len(samples) < BATCH)], targets
-
-
 def by_length(samples: list[Any]) -> Any:
     return collate(sorted(samples, key=lambda pair: -len(pair[0])))
 
@@ -143,7 +138,6 @@ LOCK = threading.Lock()
         ({"collate_fn": None}, r"int64 \(2,\) and tensor int64 \(8,\)(.|\n)*collate_fn="),
         ({"collate_fn": 3}, "collate_fn must be a function of a list of samples"),
         ({"collate_fn": fails}, r"ValueError: no such word \(test_collate_fn.py, line \d+\)"),
-        ({"collate_fn": turns}, r"int64 of 2 dimensions, and for other samples \['mask'\] bool"),
         ({"collate_fn": of_rows(lambda ids, y: (ids, y, 1))}, "tuple of length 3"),
         ({"collate_fn": of_rows(lambda ids, y: ids)}, r"return \(inputs, targets\)"),
         ({"collate_fn": of_rows(lambda ids, y: (ids, y[:-1]))}, "one target for each sample"),

@@ -365,7 +365,7 @@ def test_a_schedule_that_does_not_fit_a_refit_is_refused_before_the_folds(
         return {"own": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, steps)}
 
     given: dict[str, Any] = {"params": {"lr_step": "batch"}, "refit": refit}
-    told = r"8 to 12 steps, one each batch: .*Pass total_steps=12"
+    told = r"must fit 12 steps, one each batch: .*Pass total_steps=12"
     with pytest.raises(InputError, match=told):
         called(tmp_path / "short", schedules(8), **given)
     assert not (tmp_path / "short" / "run.db").exists()

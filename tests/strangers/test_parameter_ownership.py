@@ -300,14 +300,14 @@ def test_a_step_that_trains_the_caller_s_criterion_is_refused(tmp_path: Path) ->
         return criterion(model(batch[0]), batch[1])
 
     text = refused(tmp_path, criterion, opt_fn, training_step=step)
-    assert "model net, with one for criterion.log_variance, which nothing trains" in text
+    assert "a gradient for criterion.log_variance, which nothing trains" in text
     assert "the job's copy of the criterion: state.criterion" in text
     assert criterion.log_variance.grad is None
 
 
 def test_a_layer_in_a_plain_list_is_refused_by_name(tmp_path: Path) -> None:
     text = refused(tmp_path, nn.MSELoss(), of_model, InList)
-    assert "one for self.parts[0].weight, self.parts[0].bias, which nothing trains" in text
+    assert "for self.parts[0].weight, self.parts[0].bias, which nothing trains" in text
 
 
 def test_a_loss_that_is_no_module_is_refused_by_name(tmp_path: Path) -> None:
@@ -452,7 +452,7 @@ def test_frozen_parameters_outside_are_allowed(tmp_path: Path) -> None:
         return torch.optim.Adam([*model.parameters(), *frozen.parameters()], 3e-3)
 
     text = refused(tmp_path, nn.MSELoss(), of_model, OnFrozen)
-    assert "model net, with one for frozen.weight, frozen.bias, which nothing trains" in text
+    assert "a gradient for frozen.weight, frozen.bias, which nothing trains" in text
     assert frozen.weight.grad is None
     frozen.requires_grad_(False)
     assert called(tmp_path, nn.MSELoss(), opt_fn, OnFrozen).counts["done"] == 3

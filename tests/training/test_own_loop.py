@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -178,12 +177,6 @@ def test_a_reported_nan_diverges(tmp_path: Path) -> None:
 # Rules
 
 
-def by_the_clock(context: Any) -> None:
-    generator = torch.Generator().manual_seed(time.perf_counter_ns())
-    for inputs, targets in context.train_loader:
-        one_step(context, inputs + torch.rand(inputs.shape, generator=generator), targets)
-
-
 def reporting(**metrics: Any) -> Any:
     return lambda context: context.report(**metrics)
 
@@ -191,7 +184,6 @@ def reporting(**metrics: Any) -> Any:
 COLUMN = "a reported metric must not have the name of another column of the epochs"
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
-    (noisy(by_the_clock), "fit_fn must give the same bits each time", "other weights after one"),
     (noisy(lambda context: None), "fit_fn must train on the batches", "a function that takes none"),
     (noisy(reporting()), "report() needs a metric", "none"),
     (noisy(reporting(lr=1.0)), COLUMN, "'lr'"),

@@ -16,7 +16,6 @@ from torch import nn
 
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.trees import mapped, tensors_in
-from asynckfold.errors import Problem
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format
@@ -29,7 +28,6 @@ from asynckfold.training.dry_run import checks, criteria, outside, user_code
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
 from asynckfold.training.dry_run.refusals import (
-    OF_SHAPES,
     attempting,
     first_line,
     kinds_of,
@@ -37,7 +35,7 @@ from asynckfold.training.dry_run.refusals import (
     trying,
 )
 from asynckfold.training.dry_run.saved_state import changed_in_evaluation
-from asynckfold.training.dry_run.schedule_fit import Steps, schedule_problems, without_schedule
+from asynckfold.training.dry_run.schedule_fit import check_lr_schedule, without_schedule
 from asynckfold.training.dry_run.user_code import Batch, Live
 from asynckfold.training.flops import FlopCounter
 from asynckfold.training.fusion.tracing import copied
@@ -145,18 +143,16 @@ class CandidateTrial:
 
     # Before a step
 
-    def schedule_problems(self) -> list[Problem]:
-        """Judge the LR schedule by the number of steps in the candidate's jobs."""
+    def check_lr_schedule(self) -> None:
+        """Refuse an LR schedule that does not fit the number of steps in the candidate's jobs."""
         plan, every = self.bundle.plan, [fold.fitted for fold in self.bundle.folds]
         if self.candidate in self.bundle.refits:
             every.append(np.arange(self.seen.n_samples))
-        sampler, model = self.bundle.recipe.sampler, self.live.model
-        sizes = [samples_per_epoch(sampler, self.seen, rows, 0) for rows in every]
-        least, most = (setup.steps_of(plan, size, model) for size in (min(sizes), max(sizes)))
-        batches = setup.steps_of(plan, max(sizes), model, "batch")
-        steps = Steps(least, most, plan.params.lr_step, batches)
-        make = partial(self._lr_schedule, steps=most)
-        return schedule_problems(self.schedule, make, self.unscheduled, steps)
+        sampler = self.bundle.recipe.sampler
+        most = max(samples_per_epoch(sampler, self.seen, rows, 0) for rows in every)
+        steps = setup.steps_of(plan, most, self.live.model)
+        make = partial(self._lr_schedule, steps=steps)
+        check_lr_schedule(self.schedule, make, self.unscheduled, steps, plan.params.lr_step)
 
     # A step
 
@@ -165,33 +161,24 @@ class CandidateTrial:
 
         The first step warms up, and its operations are counted.
         """
-        is_loop = self.bundle.recipe.fit_fn is not None
         with outside.only_inside(self.bundle.recipe, self.name, self.live):
             self._look(output_samples)
             with self.counter:
-                first, weights = self._step()
-        if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS and not is_loop:
+                first = self._step()
+        if first > LONG_SECONDS and self.counter.flops > LONG_FLOPS:
             return first
-        second, again = self._step()
-        if weights != again:
-            raise Refusal(
-                "fit_fn must give the same bits each time",
-                "other weights after one batch of the same seed",
-                "Draw from the global generators of torch, NumPy and random, which are seeded, or "
-                "seed your own by context.seed.",
-            )
-        return min(first, second)
+        return min(first, self._step())
 
-    def _step(self) -> tuple[float, str]:
-        """Return the seconds of a step; after a user's loop, the digest of the weights."""
-        started, weights = time.perf_counter(), ""
+    def _step(self) -> float:
+        """Return the seconds of a step."""
+        started = time.perf_counter()
         if self.bundle.recipe.fit_fn is not None:
             self.live, batch = self._made(), mapped(torch.clone, self.batch.pair)
             schedule = self._lr_schedule(self.live.optimizer)
-            weights = user_code.run_loop(self.bundle, self.live, schedule, batch)
+            user_code.run_loop(self.bundle, self.live, schedule, batch)
         else:
             self.live.step(self.batch)
-        return time.perf_counter() - started, weights
+        return time.perf_counter() - started
 
     def _look(self, output_samples: dict[str, OutputSample]) -> None:
         """Refuse outputs and a loss that cannot be trained with, or scored."""
@@ -214,11 +201,10 @@ class CandidateTrial:
     def _outputs(self, model: nn.Module) -> Any:
         inputs = self.batch.inputs
         rule = f"model {self.name} must take the samples, in batches of {kinds_of(inputs)}"
-        where: Callable[[Exception], str] = partial(layer_of, model, inputs)
-        remedy, kinds = "Change the model or transform the samples", OF_SHAPES
+        remedy = "Change the model or transform the samples"
         if self.way == ONE and isinstance(inputs, Mapping):
-            remedy, kinds = "Name the inputs as forward does", (Exception,)
-        with attempting(rule, where, remedy, kinds):
+            remedy = "Name the inputs as forward does"
+        with attempting(rule, partial(layer_of, model, inputs), remedy):
             return outputs_of(model, inputs, self.precision)
 
     def _loss(self, outputs: Any) -> Any:
@@ -228,8 +214,7 @@ class CandidateTrial:
         remedy = "Change the criterion, the last layer of the model, or the targets"
         if isinstance(outputs, torch.Tensor) and outputs.numel() == self.batch.targets.numel():
             remedy = "Squeeze the outputs in forward or return outputs[:, None], as the targets are"
-        kinds = (*OF_SHAPES, AttributeError, UserWarning)
-        with attempting(rule, lambda error: shapes, remedy, kinds), warnings.catch_warnings():
+        with attempting(rule, lambda error: shapes, remedy), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # Of torch's losses, which broadcast outputs against the targets of other samples.
             warnings.filterwarnings("error", "Using a target size")

@@ -24,14 +24,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from asynckfold.data.batches import Batches
-from asynckfold.jobs.criteria import criterion_of, why_not_of_pairs
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.dry_run.refusals import kinds_of, trying
-from asynckfold.training.losses import as_given, criterion_for, kind_made_by, means, of_rows
+from asynckfold.training.losses import criterion_for, means, of_rows
 from asynckfold.training.torch_internals import OperationWatch
 from asynckfold.training.user_steps import Refusal
-
-_RULE = "a function of train_targets must return the criterion of a training fold"
 
 Shapes = tuple[torch.Size, torch.Size]
 
@@ -53,26 +50,15 @@ def with_criterion(bundle: Bundle, data: Batches) -> Bundle:
     Raises
     ------
     Refusal
-        The factory raises, returns no criterion, or one of another kind for some fold.
+        The factory of criteria raises for some fold.
     """
-    recipe = bundle.recipe
-    if recipe.make_criterion is None:
-        return replace(bundle, recipe=replace(recipe, criterion=of_rows(recipe.criterion, data)))
-    kind, made = kind_made_by(recipe.make_criterion), []
+    recipe, made = bundle.recipe, []
     for fold in bundle.folds:
-        with trying(_RULE, "It gets a tensor, with a class as its index."):
-            made.append(as_given(criterion_for(recipe, data, fold.fitted)))
-        is_one = callable(made[-1]) and not isinstance(made[-1], type)
-        if not is_one or criterion_of(made[-1]) != kind:
-            raise Refusal(
-                f"{_RULE}, one kind of criterion for any targets",
-                f"{made[-1]!r:.60}, and {'another kind' if kind is None else kind.name} for 0, 1",
-                "Return for instance torch.nn.CrossEntropyLoss(weight); make weights by "
-                "torch.bincount(train_targets, minlength=10).",
-            )
-        if why := why_not_of_pairs(made[-1]):
-            raise Refusal("criterion must be a function of outputs, and of labels or numbers", *why)
-    return replace(bundle, recipe=replace(recipe, criterion=of_rows(made[0], data)))
+        rule = "a function of train_targets must return the criterion of a training fold"
+        with trying(rule, "It gets a tensor, with a class as its index."):
+            made.append(criterion_for(recipe, data, fold.fitted))
+    criterion = made[0] if recipe.make_criterion else of_rows(recipe.criterion, data)
+    return replace(bundle, recipe=replace(recipe, criterion=criterion))
 
 
 def mixes_samples(

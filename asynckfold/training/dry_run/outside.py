@@ -46,13 +46,13 @@ _REGISTER = (
 
 def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams) -> None:
     """Refuse an optimizer of tensors outside, or of too few, and a trainer that leaves some out."""
-    model, optimizer, criterion = live.model, live.optimizer, live.criterion
-    held = {id(item): item for item in optimized(optimizer)}
-    of_model, of_criterion = list(model.parameters()), trained_parameters(criterion)
+    kind, criterion = kind_of(live.optimizer), live.criterion
+    held = {id(item): item for item in optimized(live.optimizer)}
+    of_model, of_criterion = list(live.model.parameters()), trained_parameters(criterion)
     if of_model and not any(id(item) in held for item in of_model):
         raise Refusal(
             "opt_fn must optimise the model that it gets",
-            f"{kind_of(optimizer)}, which holds no parameter of model {name}",
+            f"{kind}, which holds no parameter of model {name}",
             "Write for instance: def opt_fn(model): return Adam(model.parameters(), 1e-3)",
         )
     inside = {id(item) for item in (*of_model, *of_criterion)}
@@ -61,9 +61,9 @@ def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams
         paths = {id(item): path for path, item in _outside(recipe, name, live)}
         raise Refusal(
             "opt_fn must optimise parameters of the model and of the criterion only",
-            f"{kind_of(optimizer)} of model {name}, with "
+            f"{kind} of model {name}, with "
             + few([paths.get(id(item), f"one of shape {tuple(item.shape)}") for item in others]),
-            f"{_REGISTER}. For a loss, pass an nn.Module as criterion, and take its parameters by "
+            f"{_REGISTER}. For a loss, pass an nn.Module as criterion; take its parameters by "
             f"{_BOTH}.",
         )
     if not of_criterion:
@@ -72,9 +72,9 @@ def check_optimized(name: str, live: Live, recipe: Recipe, params: TrainerParams
     if not any(id(item) in held for item in of_criterion):
         raise Refusal(
             "opt_fn must optimise the parameters of the criterion, too",
-            f"{kind_of(optimizer)}, which holds none of {names}",
-            f"Write for instance: {_BOTH}; or list those of the criterion that you pass. If they "
-            "are to stay as they are, call criterion.requires_grad_(False) before.",
+            f"{kind}, which holds none of {names}",
+            f"Write for instance: {_BOTH}. If they are to stay as they are, call "
+            "criterion.requires_grad_(False) before.",
         )
     if params.processes > 1 and params.trainer != "allreduce":
         raise Refusal(
@@ -99,9 +99,10 @@ def only_inside(recipe: Recipe, name: str, live: Live) -> Iterator[None]:
     for path, item, (version, gradient), copied in before:
         # A kernel of BatchNorm changes statistics without a new version.
         same = copied is None or torch.equal(item, copied) or bool(copied.isnan().any())
-        if _versions(item)[0] != version or not same:
+        version_now, gradient_now = _versions(item)
+        if version_now != version or not same:
             changed.append(path)
-        if _versions(item)[1] != gradient:
+        if gradient_now != gradient:
             reached.append(path)
         # In the caller's process all stays as it was.
         if copied is not None and not same:
@@ -109,18 +110,15 @@ def only_inside(recipe: Recipe, name: str, live: Live) -> Iterator[None]:
                 item.copy_(copied)
         if gradient is None and item.is_leaf:
             item.grad = None
-    if changed:
+    if changed or reached:
+        what = f"changes {few(changed)}"
+        if not changed:
+            what = f"computes a gradient for {few(reached)}, which nothing trains"
         raise Refusal(
             "a step must change nothing but the model, the criterion and the optimizer",
-            f"model {name}, which changes {few(changed)}",
-            f"{_REGISTER}. Call eval() on it if it is to stay as it is.",
-        )
-    if reached:
-        raise Refusal(
-            "the loss must have a gradient for parameters of the model and the criterion only",
-            f"model {name}, with one for {few(reached)}, which nothing trains",
-            f"{_REGISTER}. Call requires_grad_(False) on it if it is to stay as it is. Use the "
-            "job's copy of the criterion: state.criterion, in a fit_fn context.criterion.",
+            f"model {name}, which {what}",
+            f"{_REGISTER}. If it is to stay as it is, call eval() and requires_grad_(False) on it. "
+            "Use the job's copy of the criterion: state.criterion, in a fit_fn context.criterion.",
         )
 
 

@@ -114,7 +114,7 @@ class _DryRun:
         checks.check_storable({f"LR schedule {schedule}": trial.lr_schedule})
         recipe, params = self.bundle.recipe, self.bundle.plan.params
         outside.check_optimized(name, trial.live, recipe, params)
-        self._refuse([trial.candidate], trial.schedule_problems())
+        trial.check_lr_schedule()
         return trial
 
     def _try_step(self, trial: CandidateTrial) -> None:

@@ -21,9 +21,6 @@ from asynckfold.errors import InputError
 from asynckfold.jobs.digests.ownership import is_asynckfold, is_own_file
 from asynckfold.training.user_steps import Refusal
 
-OF_SHAPES: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, IndexError)
-"""What torch raises for inputs that do not fit."""
-
 _OTHER_CAUSES = ("cuda", "memory", "not implemented")
 """Words of errors that say nothing of shapes: a GPU may have what a core lacks."""
 
@@ -42,14 +39,13 @@ def attempting(
     rule: str,
     where: Callable[[Exception], str] = lambda error: "",
     remedy: str = "Correct it",
-    kinds: tuple[type[Exception], ...] = (Exception,),
 ) -> Iterator[None]:
     """Refuse what torch, Python or a library raises, but nothing that the user's code raises.
 
-    `where` says which layer failed, or for which shapes. Only errors of these `kinds` are refused.
+    `where` says which layer failed, or for which shapes.
     """
     remedy = f"{remedy}; pass keep_going=True to train the others."
-    with trying(rule, remedy, where, lambda error: _is_of_library(error, kinds)):
+    with trying(rule, remedy, where, _is_of_library):
         yield
 
 
@@ -77,14 +73,12 @@ def trying(
         raise Refusal(rule, received, remedy) from error
 
 
-def _is_of_library(error: Exception, kinds: tuple[type[Exception], ...]) -> bool:
+def _is_of_library(error: Exception) -> bool:
     last = _tracebacks(error)[-1]
     instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
-    is_raised = instruction in ("RAISE_VARARGS", "RERAISE")
-    if is_raised and _is_users(last.tb_frame):
-        return False
-    is_other = any(word in str(error).lower() for word in _OTHER_CAUSES)
-    return isinstance(error, kinds) and not is_other and not isinstance(error, MemoryError)
+    is_on_purpose = instruction in ("RAISE_VARARGS", "RERAISE") and _is_users(last.tb_frame)
+    text = f"{type(error).__name__}: {error}".lower()
+    return not is_on_purpose and not any(word in text for word in _OTHER_CAUSES)
 
 
 def layer_of(model: nn.Module, inputs: Any, error: Exception) -> str:

@@ -9,26 +9,24 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.collation import structure
 from asynckfold.data.transforms.random_numbers import seeded
-from asynckfold.data.transforms.trees import leaves_by_path, tensors_in
+from asynckfold.data.transforms.trees import tensors_in
 from asynckfold.errors import refuse
 from asynckfold.training import gradients, seeding
 from asynckfold.training.batches import BALANCED, epoch_samples, length_problems
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.calls import outputs_of
-from asynckfold.training.checkpoint import weights_digest
 from asynckfold.training.dry_run.refusals import trying
 from asynckfold.training.evaluation import set_mode
 from asynckfold.training.losses import as_given
+from asynckfold.training.model_state import same
 from asynckfold.training.optimizers import optimizers_of, schedules_of
 from asynckfold.training.user_loop import Context, Loader, alone, reported
 from asynckfold.training.user_steps import (
@@ -97,54 +95,21 @@ class Live:
 
 
 def check_collation(bundle: Bundle, data: Batches) -> None:
-    """Refuse a `collate_fn` that breaks a rule on a first, a last or a held-out batch.
-
-    Raises
-    ------
-    Refusal
-        It raises, gives another structure, other targets, or other inputs for the same samples.
-    """
+    """Refuse a `collate_fn` that raises, or gives other inputs for the same samples."""
     if data.collation is None:
         return
-    fold, size, first = bundle.folds[0], bundle.plan.batch_size, ""
-    rest, most = len(fold.fitted) % size or size, min(MOST, bundle.plan.params.eval_batch_size)
-    for make in (
-        partial(data.train, fold.fitted[:size][:MOST], 0, 0),
-        partial(data.train, fold.fitted[-rest:][:MOST], 0, 0),
-        partial(data.eval, fold.valid[:most]),
-    ):
-        rule = "collate_fn must make a batch of any samples of the data set"
-        tried = []
-        for seed in (0, 1):
-            remedy = "Try it on [dataset[0], dataset[1]]; classes arrive as their index."
-            with trying(rule, remedy), seeded(seed):
-                tried.append(make()[0])
-        form = structure(tried[0])
-        first = first or form
-        if form != first:
-            raise Refusal(
-                "collate_fn must give batches of one structure",
-                f"{first}, and for other samples {form}",
-                "Return the same keys, types and dimensions for any samples.",
-            )
-        if not _equal(*tried):
-            raise Refusal(
-                "collate_fn must give the same inputs for the same samples",
-                f"other numbers at the second call: {form}",
-                "Draw random numbers in train_transform or in a training_step.",
-            )
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Whether the tensors of two batches are equal; objects, such as graphs, count as such."""
-    mine, theirs = (
-        [item for item in leaves_by_path(inputs)[0].values() if isinstance(item, Tensor)]
-        for inputs in (one, other)
-    )
-    return len(mine) == len(theirs) and all(
-        left.shape == right.shape and torch.allclose(left, right, 0, 0, equal_nan=True)
-        for left, right in zip(mine, theirs, strict=True)
-    )
+    rule = "collate_fn must make a batch of any samples of the data set"
+    remedy = "Try it on [dataset[0], dataset[1]]; classes arrive as their index."
+    rows, batches = bundle.folds[0].valid[: min(MOST, bundle.plan.params.eval_batch_size)], []
+    for seed in (0, 1):
+        with trying(rule, remedy), seeded(seed):
+            batches.append([*tensors_in(data.eval(rows)[0])])
+    if not all(map(same, *batches)):
+        raise Refusal(
+            "collate_fn must give the same inputs for the same samples",
+            "other numbers at the second call",
+            "Draw random numbers in train_transform or in a training_step.",
+        )
 
 
 def check_sampler(bundle: Bundle, data: Batches) -> None:
@@ -227,8 +192,8 @@ class _EndOfBatch(BaseException):
     """Raised by the loader of a trial, which has one batch."""
 
 
-def run_loop(bundle: Bundle, live: Live, lr_schedule: Any, batch: tuple[Any, Any]) -> str:
-    """Train on one batch by a `fit_fn`; return the digest of the weights.
+def run_loop(bundle: Bundle, live: Live, lr_schedule: Any, batch: tuple[Any, Any]) -> None:
+    """Train on one batch by a `fit_fn`.
 
     Raises
     ------
@@ -269,4 +234,3 @@ def run_loop(bundle: Bundle, live: Live, lr_schedule: Any, batch: tuple[Any, Any
             "a function that takes none",
             "Write for instance: for inputs, targets in context.train_loader: ...",
         )
-    return weights_digest(live.model.state_dict())
