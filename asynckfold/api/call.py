@@ -49,7 +49,6 @@ from asynckfold.planning.feasibility import (
     node_problems,
     outputs_problems,
     part_problems,
-    precision_problems,
     process_problems,
     room_problems,
     why_not_kept,
@@ -287,7 +286,6 @@ def _misfits(call: Call) -> Iterator[Problem]:
     yield from process_problems(plan, call.folds, call.data.held, devices, gpus.reason)
     yield from node_problems(plan, {name: s.cores for name, s in make.found_nodes.items()})
     yield from part_problems(plan, call.folds)
-    yield from precision_problems(plan)
 
 
 def _checked_candidates(call: Call) -> Facts:

@@ -8,6 +8,7 @@ import inspect
 import io
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -33,6 +34,7 @@ from asynckfold.errors import (
 )
 from asynckfold.jobs.argument import arguments, with_parameters
 from asynckfold.jobs.candidate_names import base_of, values_of
+from asynckfold.jobs.digests.run import of_run
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, cause, own_frames
@@ -338,11 +340,12 @@ class AsyncKFold:
         """
         call = check(self.settings, models, schedulers, opt_fn, trainer_params, params, n_iter)
         call.machine, call.display = self.settings.present_machine(), Display(0)
+        code = of_run(call.recipe, self.settings).parts
         # No worker starts unless one must read.
         pool = functools.cache(lambda: call.stack.enter_context(lent(self.settings.nice)))
         with listening() as call.signals, call.stack, prepared(call, pool) as call.data:
             call.folds = folds_of(self.settings, call.data)
-            return make_draft(call), call.folds
+            return replace(make_draft(call), recipe={"code": code}), call.folds
 
     @checked("AsyncKFold.forecast")
     def forecast(

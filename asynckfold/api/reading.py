@@ -143,7 +143,6 @@ def divided(settings: Settings, n_samples: int, labels: Labels) -> tuple[Fold, .
         n_samples,
         strata,
         cv,
-        classification=given_strata is not None,
         stratify=given_strata is not None,
         n_repeats=settings.n_repeats,
         groups=settings.groups,

@@ -19,6 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache, cached_property
 from inspect import cleandoc, signature
@@ -136,9 +137,8 @@ class Argument:
     @property
     def rule(self) -> str:
         """Which values are right: ``"a whole number of at least 1, or 'auto'"``."""
-        several = [f"a list of {self.unit}"] if self.takes_lists else []
-        several = [f"{text} and {word!r}" for text in several for word in self.listed] or several
-        first = [self._number] if self._number else several
+        several = f"a list of {' and '.join([self.unit, *map(repr, self.listed)])}"
+        first = [self._number] if self._number else [several] * self.takes_lists
         words = [repr(word) for word in self.words]
         words = ["True", "False"] * (bool in self.types) + words
         words += ["None"] * (NoneType in self.types and bool(self.none))
@@ -207,8 +207,6 @@ class Argument:
         guess = nearest(value, self.words).strip() if isinstance(value, str) else ""
         if guess or self.remedy:
             return guess or self.remedy
-        if self.takes_lists and type(value) is int:
-            return f"Pass {self.name}=[{value}]."
         if self._number and self.least is not None:
             return f"Pass {self.name}={self.least} or more."
         default = "" if self.default is MISSING else f" for its default, {self.default!r}"
@@ -234,23 +232,12 @@ class Argument:
             words |= {self.none: self.none}
         if text in words:
             return words[text]
-        unit = f" of {self.unit}" if self.unit else ""
-        mixed = [f"{word},0" for word in self.listed]
-        kinds: dict[Any, tuple[Callable[[str], Any], str]] = {
-            int: (int, f"a whole number{unit}"),
-            float: (float, f"a number{unit}"),
-            Sequence: (self._items, " or ".join([f"{self.unit} such as 0,1", *mixed])),
-            str: (str, ""),
-        }
         types = [get_origin(item) or item for item in self.types]
-        accepted = [what for kind, what in kinds.items() if kind in types]
-        for reads, _ in accepted:
-            try:
+        readers: dict[Any, Any] = {int: int, float: float, Sequence: self._items, str: str}
+        for reads in (reads for kind, reads in readers.items() if kind in types):
+            with suppress(ValueError):
                 return reads(text)
-            except ValueError:
-                continue
-        takes = " or ".join(filter(None, [", ".join(words), *(text for _, text in accepted)]))
-        raise ValueError(f"must be {takes}")
+        raise ValueError(f"must be {self.rule}")
 
 
 def argument(default: Any = MISSING, *, factory: Any = MISSING, **words: Any) -> Any:

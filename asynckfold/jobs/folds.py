@@ -96,7 +96,6 @@ def make_folds(
     targets: npt.NDArray[Any],
     cv: Any = 5,
     *,
-    classification: bool = True,
     stratify: bool = True,
     n_repeats: int = 1,
     groups: Any = None,
@@ -113,11 +112,9 @@ def make_folds(
         Class indices, rows of 0 and 1 for several labels, or regression targets.
     cv : int, scikit-learn splitter, or iterable of (train, valid) index arrays
         An integer is the number of folds.
-    classification : bool
-        Whether the targets are classes or labels.
     stratify : bool
-        Keep the proportions of classes, or of labels, in each fold; only for an integer ``cv`` and
-        such targets. Labels are not stratified where there are `groups`.
+        Keep the proportions of classes, or of labels, in each fold; only for an integer ``cv``.
+        Labels are not stratified where there are `groups`.
     n_repeats : int
         How often to divide anew, with another shuffle; only for an integer ``cv``.
     groups : array-like of shape (n_samples,), optional
@@ -135,8 +132,8 @@ def make_folds(
     Raises
     ------
     InputError
-        All problems at once: too few samples, a class smaller than the number of folds, indices
-        that overlap or do not exist.
+        Too few samples, a class smaller than the number of folds, indices that overlap or do not
+        exist.
 
     Examples
     --------
@@ -145,28 +142,67 @@ def make_folds(
     [2, 2, 2]
     """
     group_array = None if groups is None else np.asarray(groups)
-    refuse(_group_problems(n_samples, group_array))
+    if group_array is not None and group_array.shape != (n_samples,):
+        rule = f"groups must hold one label for each of the {n_samples} samples"
+        received = f"an array of shape {group_array.shape}"
+        raise InputError.one(rule, received, "Pass an array of that length.")
     if isinstance(cv, (int, np.integer)) and not isinstance(cv, bool):
-        n_splits = int(cv)
-        stratified = classification and stratify
-        refuse(
-            _count_problems(
-                n_samples, targets, n_splits, n_repeats, stratified, group_array, classes
-            )
+        if stratify and targets.ndim == 1:
+            refuse(_class_problems(targets, int(cv), classes))
+        kind = targets.ndim if stratify else 0
+        seeds = (_seed(random_state, repeat) for repeat in range(n_repeats))
+        made = (_splitter(int(cv), kind, group_array is not None, seed) for seed in seeds)
+        pairs = _pairs_of(made, n_samples, targets, group_array)
+    elif n_repeats != 1:
+        raise InputError.one(
+            "n_repeats applies to a number of folds only",
+            f"n_repeats={n_repeats} with cv={cv!r}",
+            "Use scikit-learn's RepeatedStratifiedKFold as cv, or leave n_repeats out.",
         )
-        pairs = _repeated(
-            n_samples, targets, n_splits, n_repeats, stratified, group_array, random_state
-        )
+    elif hasattr(cv, "split") and not isinstance(cv, (str, bytes)):
+        pairs = _pairs_of([cv], n_samples, targets, group_array)
     else:
-        pairs = _given(n_samples, targets, cv, n_repeats, group_array)
-    arrays = [(repeat, index, np.asarray(a), np.asarray(b)) for repeat, index, a, b in pairs]
-    refuse(_kind_problems(arrays, n_samples))
-    folds = tuple(
-        Fold(repeat, index, _indices(train), _indices(valid))
-        for repeat, index, train, valid in arrays
+        listed = list(cv) if isinstance(cv, Iterable) and not isinstance(cv, (str, bytes)) else []
+        if not listed or any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in listed):
+            raise InputError.one(
+                "cv must be a number of folds, a scikit-learn splitter, or a list of (train, "
+                "valid) index pairs",
+                repr(cv)[:80],
+                "Pass cv=5, cv=GroupKFold(5), or cv=[(train, valid), ...].",
+            )
+        pairs = [(0, index, *pair) for index, pair in enumerate(listed)]
+    refuse(
+        problem
+        for repeat, index, *sides in pairs
+        for side, array in zip(("train", "valid"), sides, strict=True)
+        for problem in _side_problems(f"{_name(repeat, index)}: {side}", array, n_samples)
     )
-    refuse(_fold_problems(folds, n_samples, group_array))
+    folds = tuple(
+        Fold(repeat, index, _indices(np.asarray(train)), _indices(np.asarray(valid)))
+        for repeat, index, train, valid in pairs
+    )
+    refuse(problem for fold in folds for problem in _leaks(fold, group_array))
     return folds
+
+
+def _pairs_of(
+    splitters: Iterable[Any],
+    n_samples: int,
+    targets: npt.NDArray[Any],
+    groups: npt.NDArray[Any] | None,
+) -> list[tuple[int, int, Any, Any]]:
+    """Return repeat, index, train and valid of what splitters make."""
+    rows = np.zeros((n_samples, 1))
+    try:
+        return [
+            (repeat, index, train, valid)
+            for repeat, splitter in enumerate(splitters)
+            for index, (train, valid) in enumerate(splitter.split(rows, targets, groups))
+        ]
+    except ValueError as error:
+        raise InputError.one(
+            "cv must be able to divide the samples", str(error).rstrip("."), "Use fewer folds."
+        ) from error
 
 
 def with_inner_valid(
@@ -272,27 +308,6 @@ def _inner_part(
     return _indices(inner)
 
 
-def _kind_problems(
-    pairs: Sequence[tuple[int, int, npt.NDArray[Any], npt.NDArray[Any]]], n_samples: int
-) -> Iterator[Problem]:
-    """Refuse indices that are neither integers nor a mask: a cast would truncate them."""
-    for repeat, index, train, valid in pairs:
-        for side, array in (("train", train), ("valid", valid)):
-            where = f"{_name(repeat, index)}: {side}"
-            if array.dtype == bool and array.shape != (n_samples,):
-                yield Problem(
-                    f"{where}, a mask, must have an entry for each sample",
-                    f"shape {array.shape} for {n_samples} samples",
-                    "Pass a mask of that length, or positions of samples.",
-                )
-            elif array.size and array.dtype.kind not in "iub":
-                yield Problem(
-                    f"{where} must be whole numbers or a mask",
-                    f"an array of {array.dtype}",
-                    "Pass positions of samples, counted from 0.",
-                )
-
-
 def _name(repeat: int, index: int) -> str:
     return f"fold {index}" + (f" of repeat {repeat}" if repeat else "")
 
@@ -302,53 +317,6 @@ def _indices(array: npt.NDArray[Any]) -> Indices:
         array = np.flatnonzero(array)
     # pandas gives arrays that may not be written.
     return np.require(array, np.int64, ["C", "W"])
-
-
-def _group_problems(n_samples: int, groups: npt.NDArray[Any] | None) -> Iterator[Problem]:
-    if groups is None:
-        return
-    if groups.shape != (n_samples,):
-        rule = f"groups must hold one label for each of the {n_samples} samples"
-        yield Problem(rule, f"an array of shape {groups.shape}", "Pass an array of that length.")
-        return
-    # NaN alone differs from itself; pandas compares its NA to nothing.
-    missing = [
-        at
-        for at, label in enumerate(groups.tolist() if groups.dtype.kind in "fO" else [])
-        if label is None or type(label).__name__ == "NAType" or label != label
-    ]
-    if missing:
-        yield Problem(
-            "groups must name the group of each sample",
-            f"{len(missing)} missing, the first of sample {missing[0]}",
-            "Give each sample that is alone a group of its own.",
-        )
-
-
-def _count_problems(
-    n_samples: int,
-    targets: npt.NDArray[Any],
-    n_splits: int,
-    n_repeats: int,
-    stratified: bool,
-    groups: npt.NDArray[Any] | None,
-    names: Sequence[str],
-) -> Iterator[Problem]:
-    if n_splits < 2:
-        rule = "the number of folds must be at least 2"
-        yield Problem(rule, str(n_splits), "Pass kfolds=2 or more.")
-    if n_repeats < 1:
-        rule = "n_repeats must be at least 1"
-        yield Problem(rule, str(n_repeats), "Pass n_repeats=1 or more.")
-    if n_samples < n_splits:
-        rule = "there must be at least as many samples as folds"
-        received = f"{n_samples} samples for {n_splits} folds"
-        yield Problem(rule, received, "Use fewer folds or more samples.")
-    elif stratified and n_splits >= 2 and targets.ndim == 1:
-        yield from _class_problems(targets, n_splits, names)
-    if groups is not None and (count := len(np.unique(groups))) < n_splits:
-        rule = "there must be at least as many groups as folds"
-        yield Problem(rule, f"{count} groups for {n_splits} folds", "Use fewer folds.")
 
 
 def _class_problems(
@@ -370,23 +338,10 @@ def _class_problems(
         )
 
 
-def _repeated(
-    n_samples: int,
-    targets: npt.NDArray[Any],
-    n_splits: int,
-    n_repeats: int,
-    stratified: bool,
-    groups: npt.NDArray[Any] | None,
-    random_state: int,
-) -> Iterable[tuple[int, int, Any, Any]]:
-    rows = np.zeros((n_samples, 1))
-    for repeat in range(n_repeats):
-        seed = random_state
-        if repeat:
-            seed = int(np.random.SeedSequence([random_state, repeat]).generate_state(1)[0])
-        splitter = _splitter(n_splits, targets.ndim if stratified else 0, groups is not None, seed)
-        for index, (train, valid) in enumerate(splitter.split(rows, targets, groups)):
-            yield repeat, index, train, valid
+def _seed(random_state: int, repeat: int) -> int:
+    if not repeat:
+        return random_state
+    return int(np.random.SeedSequence([random_state, repeat]).generate_state(1)[0])
 
 
 def _splitter(n_splits: int, stratified: int, grouped: bool, seed: int) -> Any:
@@ -410,73 +365,41 @@ def _splitter(n_splits: int, stratified: int, grouped: bool, seed: int) -> Any:
     return model_selection.KFold(n_splits, shuffle=True, random_state=seed)
 
 
-def _given(
-    n_samples: int,
-    targets: npt.NDArray[Any],
-    cv: Any,
-    n_repeats: int,
-    groups: npt.NDArray[Any] | None,
-) -> list[tuple[int, int, Any, Any]]:
-    if n_repeats != 1:
-        raise InputError.one(
-            "n_repeats applies to a number of folds only",
-            f"n_repeats={n_repeats} with cv={cv!r}",
-            "Use scikit-learn's RepeatedStratifiedKFold as cv, or leave n_repeats out.",
-        )
-    if hasattr(cv, "split") and not isinstance(cv, (str, bytes)):
-        try:
-            pairs = list(cv.split(np.zeros((n_samples, 1)), targets, groups))
-        except ValueError as error:
-            rule = "cv must be able to divide the samples"
-            raise InputError.one(rule, str(error), f"cv is {cv!r}.") from error
-    elif isinstance(cv, Iterable) and not isinstance(cv, (str, bytes)):
-        pairs = list(cv)
+def _side_problems(name: str, side: Any, n_samples: int) -> Iterator[Problem]:
+    """Yield why an array names no samples; a cast would truncate fractions."""
+    array = np.asarray(side)
+    received = f"{array.dtype} of shape {array.shape}"
+    if array.dtype == bool:
+        is_right = array.shape == (n_samples,) and bool(array.any())
     else:
-        pairs = []
-    if not pairs or any(not isinstance(pair, Sequence) or len(pair) != 2 for pair in pairs):
-        raise InputError.one(
-            "cv must be a number of folds, a scikit-learn splitter, or a list of (train, valid) "
-            "index pairs",
-            repr(cv)[:80],
-            "Pass cv=5, cv=GroupKFold(5), or cv=[(train, valid), ...].",
+        is_right = array.ndim == 1 and array.dtype.kind in "iu" and array.size > 0
+        values, counts = np.unique(array if is_right else [], return_counts=True)
+        wrong = values[(counts > 1) | (values < 0) | (values >= n_samples)]
+        if wrong.size:
+            received = f"{wrong[:5].tolist()}, which are twice there or no samples"
+        is_right = is_right and not wrong.size
+    if not is_right:
+        yield Problem(
+            f"{name} must hold positions from 0 to {n_samples - 1}, each at most once, or be a "
+            "mask of all samples",
+            received,
+            "Pass such an array.",
         )
-    return [(0, index, train, valid) for index, (train, valid) in enumerate(pairs)]
 
 
-def _fold_problems(
-    folds: Sequence[Fold], n_samples: int, groups: npt.NDArray[Any] | None
-) -> Iterator[Problem]:
-    for fold in folds:
-        name = _name(fold.repeat, fold.index)
-        for side, indices in (("train", fold.train), ("valid", fold.valid)):
-            yield from _side_problems(name, side, indices, n_samples)
-        common = np.intersect1d(fold.train, fold.valid)
-        if common.size:
+def _leaks(fold: Fold, groups: npt.NDArray[Any] | None) -> Iterator[Problem]:
+    name, common = _name(*fold.key), np.intersect1d(fold.train, fold.valid)
+    if common.size:
+        yield Problem(
+            f"{name}: train and valid must not share samples",
+            f"{common.size} in both, such as {common[:5].tolist()}",
+            "Hold each sample out of training where it is scored.",
+        )
+    elif groups is not None:
+        shared = np.intersect1d(groups[fold.train], groups[fold.valid])
+        if shared.size:
             yield Problem(
-                f"{name}: train and valid must not share samples",
-                f"{common.size} in both, such as {common[:5].tolist()}",
-                "Hold each sample out of training where it is scored.",
+                f"{name}: a group must not be on both sides",
+                f"{shared.size} groups in both, such as {shared[:5].tolist()}",
+                "Use a splitter that respects groups, such as GroupKFold.",
             )
-        elif groups is not None and fold.train.size and fold.valid.size:
-            shared = np.intersect1d(groups[fold.train], groups[fold.valid])
-            if shared.size:
-                yield Problem(
-                    f"{name}: a group must not be on both sides",
-                    f"{shared.size} groups in both, such as {shared[:5].tolist()}",
-                    "Use a splitter that respects groups, such as GroupKFold.",
-                )
-
-
-def _side_problems(name: str, side: str, indices: Indices, n_samples: int) -> Iterator[Problem]:
-    remedy = f"Indices count the samples from 0 to {n_samples - 1}, each at most once."
-    if indices.ndim != 1 or indices.size == 0:
-        yield Problem(f"{name}: {side} must be a list of samples", f"shape {indices.shape}", remedy)
-        return
-    outside = indices[(indices < 0) | (indices >= n_samples)]
-    values, counts = np.unique(indices, return_counts=True)
-    if outside.size:
-        received = str(outside[:5].tolist())
-        yield Problem(f"{name}: {side} must name existing samples", received, remedy)
-    elif (counts > 1).any():
-        received = f"{values[counts > 1][:5].tolist()} twice"
-        yield Problem(f"{name}: {side} must name each sample once", received, remedy)

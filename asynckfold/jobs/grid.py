@@ -47,8 +47,6 @@ DRAWS = 100
 Option = tuple[Value, Any]
 """A value under its name, and what the factory gets."""
 
-_PLAIN = "numbers, strings, True, False and None"
-
 
 @dataclass(frozen=True, eq=False)
 class Parts:
@@ -149,12 +147,7 @@ def _sampled(
     random_state: int,
 ) -> tuple[Grid, list[Problem], list[str]]:
     """Return the candidates of drawn values; every model gets the same draws."""
-    try:
-        draws = _drawn(listed, drawn, n_iter, random_state)
-    except Exception as error:  # noqa: BLE001 - a distribution is the user's code
-        rule, received = "distributions must draw numbers", f"{type(error).__name__}: {error}"
-        remedy = "Pass one of scipy.stats, such as loguniform(1e-4, 1e-1)."
-        return Grid(parts), [Problem(rule, one_line(received), remedy)], []
+    draws = _drawn(listed, drawn, n_iter, random_state)
     options = {
         name: list({text_of(draw[name][0]): draw[name] for draw in draws}.values())
         for name in sorted([*listed, *drawn])
@@ -258,37 +251,23 @@ class _Takers:
     """
 
     def __init__(self, parts: Parts, names: Sequence[str]) -> None:
-        kinds = {
-            "models": {name: keywords_of(model, 0) for name, model in parts.models.items()},
-            "opt_fn": {"": keywords_of(parts.opt_fn, 1)},
-            "lr_schedules": {
-                name: keywords_of(spec, 1) for name, spec in parts.lr_schedules.items()
-            },
-        }
-        self.known = {
-            name for kind in kinds.values() for named, _ in kind.values() for name in named
-        }
+        of_models = {name: keywords_of(model, 0) for name, model in parts.models.items()}
+        of_opt_fn = {"": keywords_of(parts.opt_fn, 1)}
+        of_schedules = {name: keywords_of(spec, 1) for name, spec in parts.lr_schedules.items()}
+        kinds = (of_models, of_opt_fn, of_schedules)
+        named = [{name for keywords, _ in kind.values() for name in keywords} for kind in kinds]
+        self.known = set().union(*named)
 
-        def taken(kind: str, part: str) -> set[str]:
-            named, takes_more = kinds[kind][part]
-            others = {
-                name
-                for other, members in kinds.items()
-                if other != kind
-                for named, _ in members.values()
-                for name in named
+        def taken(kind: int) -> dict[str, set[str]]:
+            others = set().union(*(named[other] for other in range(len(kinds)) if other != kind))
+            return {
+                part: {name for name in names if name in keywords or (more and name not in others)}
+                for part, (keywords, more) in kinds[kind].items()
             }
-            return {name for name in names if name in named or (takes_more and name not in others)}
 
-        self.of_models = {name: taken("models", name) for name in parts.models}
-        self.of_opt_fn = taken("opt_fn", "")
-        self.of_lr_schedules = {name: taken("lr_schedules", name) for name in parts.lr_schedules}
-
-    @property
-    def taken(self) -> set[str]:
-        """What any part takes."""
-        every = [*self.of_models.values(), self.of_opt_fn, *self.of_lr_schedules.values()]
-        return set().union(*every)
+        self.of_models, self.of_opt_fn, self.of_lr_schedules = taken(0), taken(1)[""], taken(2)
+        every = (*self.of_models.values(), self.of_opt_fn, *self.of_lr_schedules.values())
+        self.taken = set().union(*every)
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:
@@ -327,10 +306,7 @@ def _name_problems(params: Mapping[Any, Any], parts: Parts) -> Iterator[Problem]
         for item in _parameters(function)[:1]
     }
     for name in params:
-        if not isinstance(name, str) or not name.isidentifier():
-            rule = "names in params must be names of parameters"
-            yield Problem(rule, one_line(name), "Pass for instance 'lr'.")
-        elif name in RESERVED or name in passed:
+        if name in RESERVED or name in passed:
             yield Problem(
                 "names in params must differ from what AsyncKFold passes itself",
                 repr(name),
@@ -340,8 +316,8 @@ def _name_problems(params: Mapping[Any, Any], parts: Parts) -> Iterator[Problem]
             known = ", ".join(sorted(takers.known - passed - {*RESERVED})) or "none"
             yield Problem(
                 "each name in params must be a parameter of a model, opt_fn or LR schedule",
-                repr(name),
-                f"{nearest(name, takers.known).strip()} Known: {known}.".strip(),
+                one_line(name),
+                f"{nearest(str(name), takers.known).strip()} Known: {known}.".strip(),
             )
 
 
@@ -351,17 +327,11 @@ def _n_iter_problems(params: Mapping[Any, Any], n_iter: Any) -> Iterator[Problem
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
         rule = "n_iter must be a whole number of at least 1"
         yield Problem(rule, one_line(n_iter), "Pass n_iter=20, or leave it out.")
-    elif drawn and count is None:
+    elif bool(drawn) != (count is not None):
         yield Problem(
-            "a distribution needs n_iter, the number of draws",
-            f"a distribution of {', '.join(drawn)} without n_iter",
-            "Pass n_iter=20, or lists of values.",
-        )
-    elif count is not None and not drawn:
-        yield Problem(
-            "n_iter draws from distributions",
-            f"n_iter={n_iter} and lists only",
-            "Leave n_iter out, or pass a distribution such as scipy.stats.loguniform(1e-4, 1e-1).",
+            "n_iter is the number of draws from distributions",
+            f"n_iter={count}, and distributions of {', '.join(drawn) or 'nothing'}",
+            "Pass both, such as n_iter=20 and scipy.stats.loguniform(1e-4, 1e-1), or neither.",
         )
 
 
@@ -372,45 +342,32 @@ def _listed(given: Any) -> list[Any]:
 def _option_problems(name: Any, given: Any) -> Iterator[Problem]:
     """Yield what is wrong with the values of one parameter."""
     listed = isinstance(given, (Sequence, Mapping)) or hasattr(given, "tolist")
-    if not listed or isinstance(given, (str, bytes)) or getattr(given, "ndim", 1) != 1:
+    is_listed = listed and not isinstance(given, (str, bytes)) and getattr(given, "ndim", 1) == 1
+    values = _listed(given) if is_listed else []
+    if not values:
         yield Problem(
             f"params[{name!r}] must be a list of values, a dict of name → value, or a "
             "distribution of scipy.stats",
             one_line(given),
-            f"Pass [{one_line(given)}] for one value.",
+            f"Pass [{one_line(given)}] for one value, or leave {name} out.",
         )
-        return
-    values = _listed(given)
-    if not values:
-        rule = f"params[{name!r}] must have a value"
-        yield Problem(rule, one_line(given), f"Leave {name} out, or name its values.")
-    texts: list[str] = []
-    for value in values:
-        if isinstance(given, Mapping) and not isinstance(value, str):
-            rule = f"names of values in params[{name!r}] must be strings"
-            yield Problem(rule, one_line(value), "Pass for instance {'relu': nn.ReLU}.")
-        elif why := _why_not(value):
-            yield Problem(f"values in params[{name!r}] must be {_PLAIN}", *why)
-        elif any(value == other and type(value) is not str for other in values[: len(texts)]) or (
-            text_of(value) in texts
-        ):
+    for place, value in enumerate(values):
+        if not _is_plain(value) or (isinstance(given, Mapping) and type(value) is not str):
+            yield Problem(
+                f"values in params[{name!r}] must be finite numbers, True, False, None, or texts "
+                f"of at most {MOST_TEXT} characters that read as none of these",
+                f"{one_line(value, 80)} of type {type(value).__name__}",
+                "Pass a dict of name → value, such as {'relu': nn.ReLU}.",
+            )
+        elif any(value == other for other in values[:place]):
             rule = f"values in params[{name!r}] must differ"
             yield Problem(rule, f"{one_line(value)} twice", "Drop one of the two.")
-        texts.append(text_of(value) if isinstance(value, str | int | float | None) else "")
 
 
-def _why_not(value: Any) -> tuple[str, str] | None:
-    """Return value and remedy where it cannot be part of a name."""
-    remedy = "Pass a dict of name → value, such as {'first': …}."
-    if value is None or isinstance(value, bool):
-        return None
-    if isinstance(value, (int, float)):
-        fits = math.isfinite(value) and value_of(text_of(value)) == value
-        return None if fits else (one_line(value), "Pass a finite number, below 1e18 if whole.")
-    if not isinstance(value, str):
-        return f"{one_line(value)} of type {type(value).__name__}", remedy
-    if not value.strip() or len(text_of(value)) > MOST_TEXT:
-        return f"{value[:40]!r} of {len(value)} characters", remedy
-    if value_of(text_of(value)) != value:
-        return f"{value!r}, which reads as {type(value_of(value)).__name__}", remedy
-    return None
+def _is_plain(value: Any) -> bool:
+    """Whether a value can be part of a name."""
+    if not isinstance(value, (bool, int, float, str, type(None))):
+        return False
+    text = text_of(value)
+    is_short = bool(text.strip()) and len(text) <= MOST_TEXT
+    return is_short and value_of(text) == value and type(value_of(text)) is type(value)

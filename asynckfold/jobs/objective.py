@@ -13,7 +13,8 @@ labels of the user's data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -245,16 +246,13 @@ def _numbers(objective: Objective, outputs: Array, transform: Transform | None) 
     import numpy as np
     from scipy.special import expit, softmax
 
+    if objective.scale == UNKNOWN:
+        raise ValueError("pass output_transform= with a function from outputs to predictions")
+    scales = {LOG_RATE: np.exp, LOGITS: expit, SHARE_LOGITS: functools.partial(softmax, axis=1)}
     if objective.scale == TRANSFORMED and transform is not None:
         outputs = transform(objective.as_returned(outputs))
-    elif objective.scale == LOG_RATE:
-        outputs = np.exp(outputs.astype(np.float64))
-    elif objective.scale == LOGITS:
-        outputs = expit(outputs.astype(np.float64))
-    elif objective.scale == SHARE_LOGITS:
-        outputs = softmax(outputs.astype(np.float64), axis=1)
-    elif objective.scale == UNKNOWN:
-        raise ValueError("pass output_transform= with a function from outputs to predictions")
+    elif of_exact := scales.get(objective.scale):
+        outputs = of_exact(outputs.astype(np.float64))
     return outputs.squeeze(-1) if outputs.shape[1:] == (1,) else outputs
 
 
@@ -348,16 +346,8 @@ def scale_note(model: str, kind: str, criterion: Criterion | None, scale: str) -
             f"model {model} ends in a {last} or the like, and {name} applies another one to its "
             f"outputs; its outputs are scored as probabilities. Remove the model's last layer"
         )
-    if scale == MARGINS:
-        return (
-            f"model {model} gives {name} outputs that are not log-probabilities: end it in "
-            "LogSoftmax, or use CrossEntropyLoss"
-        )
-    if wanted == LOG_PROBABILITIES and scale == PROBABILITIES:
-        return (
-            f"model {model} gives {name} probabilities in place of log-probabilities: end it in "
-            "LogSoftmax; its outputs are scored as probabilities"
-        )
+    if wanted == LOG_PROBABILITIES:
+        return f"model {model} gives {name} no log-probabilities: end it in LogSoftmax"
     return ""
 
 
@@ -393,26 +383,6 @@ def _one_output(output_samples: Mapping[str, OutputSample]) -> bool:
     return bool(output_samples) and all(
         sample.columns == 1 and sample.tree is None for sample in output_samples.values()
     )
-
-
-def output_problems(
-    highest: int, criterion: Criterion | None, output_samples: Mapping[str, OutputSample]
-) -> Iterator[Problem]:
-    """Yield that some models have enough outputs for the labels as they are, and some do not."""
-    widths = {
-        model: width(criterion, sample)
-        for model, sample in output_samples.items()
-        if sample.tree is None
-    }
-    few = [model for model, count in widths.items() if count <= highest]
-    if few and len(few) < len(widths):
-        shown = ", ".join(f"{model} has {count}" for model, count in widths.items())
-        yield Problem(
-            f"all models must have outputs for labels up to {highest}, or none of them, so that "
-            "a label means the same for all",
-            shown,
-            f"Give the last layer of {', '.join(few)} {highest + 1} outputs.",
-        )
 
 
 def must_be_numbered(

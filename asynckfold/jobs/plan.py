@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from asynckfold.jobs.candidate_names import Value, base_of, candidate_name, text_of, values_of
+from asynckfold.jobs.candidate_names import Value, candidate_name, values_of
 from asynckfold.jobs.decoding import decoded, encoded, parsed
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.objective import Objective, ordinary
@@ -368,38 +368,23 @@ def _difference(path: str, there: Any, here: Any) -> str | None:
     if there == here:
         return None
     if isinstance(there, dict) and isinstance(here, dict):
-        for key in [*there, *(key for key in here if key not in there)]:
-            difference = _difference(f"{path}.{key}", there.get(key), here.get(key))
-            if difference:
-                return difference
+        keys = [*there, *(key for key in here if key not in there)]
+        values = ({key: part.get(key) for key in keys} for part in (there, here))
+        renamed = ({f"{path}.{key}": value for key, value in part.items()} for part in values)
+        return _first([f"{path}.{key}" for key in keys], *renamed)
     if path == "jobs":
-        return _jobs_difference(there, here)
+        names = {"model": "models", "lr_schedule": "schedulers", "repeat": "repeats"}
+        for name, label in {**names, "fold": "folds"}.items():
+            old, new = (
+                ", ".join(dict.fromkeys(str(job[name]) for job in jobs)) for jobs in (there, here)
+            )
+            if old != new:
+                return f"{label}: {_short(old)} there, {_short(new)} here"
+        return "jobs: other seeds or another order"
     if path == "groups":
-        return f"jobs trained as one: {_widths(there)} there, {_widths(here)} here"
+        widths = (" + ".join(str(len(group)) for group in item) for item in (there, here))
+        return "jobs trained as one: {} there, {} here".format(*(text or "none" for text in widths))
     return f"{path}: {_short(there)} there, {_short(here)} here"
-
-
-def _jobs_difference(there: list[dict[str, Any]], here: list[dict[str, Any]]) -> str:
-    both = there, here
-    for name in ("model", "lr_schedule", "repeat", "fold"):
-        old, new = (list(dict.fromkeys(base_of(str(job[name])) for job in jobs)) for jobs in both)
-        if old != new:
-            label = {"model": "models", "lr_schedule": "schedulers"}.get(name, f"{name}s")
-            return f"{label}: {', '.join(old)} there, {', '.join(new)} here"
-    grids = [[values_of(job["model"], job["lr_schedule"]) for job in jobs] for jobs in both]
-    for name in sorted({name for grid in grids for values in grid for name in values}):
-        old, new = (
-            list(dict.fromkeys(text_of(values[name]) for values in grid if name in values))
-            for grid in grids
-        )
-        if old != new:
-            shown = [_short(", ".join(values) or "none") for values in (old, new)]
-            return f"params {name}: {shown[0]} there, {shown[1]} here"
-    return "jobs: other seeds or another order"
-
-
-def _widths(groups: list[list[str]]) -> str:
-    return " + ".join(str(len(group)) for group in groups) or "none"
 
 
 def _short(value: Any) -> str:

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from asynckfold.jobs.plan import Job, Plan
 
@@ -321,18 +321,6 @@ def own_frames(traceback: str) -> str:
     return "\n".join(frame for frame in frames if not _FOREIGN.search(frame.partition("\n")[0]))
 
 
-class Accumulator(Protocol):
-    """Scores of one held-out fold, accumulated batch by batch where its outputs are not held.
-
-    ``results`` makes it, ``training`` feeds it: neither imports the other.
-    """
-
-    def update(self, targets: npt.NDArray[Any], outputs: npt.NDArray[np.float32]) -> None:
-        """Add the targets (b, ...) and outputs (b, ...) of a batch."""
-
-    def scores(self) -> dict[str, float]:
-        """Return the scores over all batches; greater is better."""
-
-
-MakeAccumulator = Callable[[], Accumulator]
-"""() → one without any batch, for one job."""
+MakeAccumulator = Callable[[], Any]
+"""() → scores of one held-out fold, accumulated batch by batch where its outputs are not held: see
+`asynckfold.results.batch_scores`."""

@@ -73,8 +73,7 @@ class Part:
         fits = len(array.shape) == len(self.shape) and all(
             wanted in (-1, size) for wanted, size in zip(self.shape, array.shape, strict=True)
         )
-        is_exact = self.dtype.startswith("float") or array.dtype.kind != "f" or not array.size
-        return fits and is_exact
+        return fits and (self.dtype[0] == "f" or array.dtype.kind != "f" or not array.size)
 
 
 @dataclass(frozen=True)
@@ -111,16 +110,15 @@ class Schema:
         UnfitTree
             A part is something else, or has other rows.
         """
-        parts, counts = [], {}
-        for path, leaf in leaves_of(tree):
-            if not hasattr(leaf, "dtype") or not getattr(leaf, "ndim", 0):
-                raise UnfitTree(f"{path_text(path)} is {_what(leaf)}", _ROWS)
-            parts.append(Part(path, tuple(leaf.shape[1:]), _format(path, leaf)))
-            counts[path] = len(leaf)
-        if len(set(counts.values())) != 1:
-            shown = ", ".join(f"{path_text(path)} {count}" for path, count in counts.items())
-            raise UnfitTree(f"parts of different length: {shown}" if counts else "no array", _ROWS)
-        return cls(tuple(parts))
+        leaves = list(leaves_of(tree))
+        wrong = [(path, leaf) for path, leaf in leaves if not getattr(leaf, "ndim", 0)]
+        counts = {f"{path_text(path)} {len(leaf)}": len(leaf) for path, leaf in leaves if not wrong}
+        if wrong or len({*counts.values()}) != 1:
+            received = ", ".join(counts) or _paths_and_kinds(wrong) or "no array"
+            raise UnfitTree(f"parts of different length: {received}" if counts else received, _ROWS)
+        return cls(
+            tuple(Part(path, tuple(leaf.shape[1:]), _format(path, leaf)) for path, leaf in leaves)
+        )
 
     @classmethod
     def of_arrays(cls, tree: Any) -> tuple[Schema, Rows]:
@@ -158,8 +156,8 @@ class Schema:
         first = arrays[0]
         for at, by_path in enumerate(arrays):
             if by_path.keys() != first.keys():
-                received = f"{_paths(by_path)} of sample {at}, {_paths(first)} of sample 0"
-                raise UnfitTree(received, _ALIKE)
+                one, other = (", ".join(map(path_text, item)) for item in (by_path, first))
+                raise UnfitTree(f"{one} of sample {at}, {other} of sample 0", _ALIKE)
         parts = []
         for path in first:
             shapes = sorted({by_path[path].shape for by_path in arrays})
@@ -212,16 +210,13 @@ class Schema:
             rows = torch.from_numpy(_padded([self.row(sample) for sample in tree]))
             return rows.to(next(leaves_of(tree))[1].device)
         leaves = dict(leaves_of(tree))
-        if leaves.keys() != {part.path for part in self.parts}:
-            raise UnfitTree(f"{_paths(leaves)} in place of {self.text}", _ALIKE)
-        blocks = []
-        for part in self.parts:
-            leaf = leaves[part.path]
-            if tuple(getattr(leaf, "shape", ())[1:]) != part.shape:
-                received = f"{_what(leaf)} in place of {part.text}"
-                raise UnfitTree(f"{path_text(part.path)} is {received}", _ALIKE)
-            blocks.append(leaf.reshape(len(leaf), -1))
-        return _joined(blocks)
+        shapes = {path: tuple(getattr(leaf, "shape", ())[1:]) for path, leaf in leaves.items()}
+        if shapes != {part.path: part.shape for part in self.parts}:
+            received = _paths_and_kinds(leaves.items())
+            raise UnfitTree(f"{received} in place of {self.text}, for each sample", _ALIKE)
+        return _joined(
+            [leaves[part.path].reshape(len(leaves[part.path]), -1) for part in self.parts]
+        )
 
     def split(self, array: Any, *, cast: bool = True, like: Any = None) -> Any:
         """Return the tree of arrays or tensors (..., n, width); of ragged rows, a list of trees.
@@ -264,13 +259,11 @@ class Schema:
         UnfitTree
             It has other parts.
         """
-        leaves = leaves_of(with_arrays(sample))
-        arrays = {path: _array(path, leaf) for path, leaf in leaves}
+        arrays = {path: _array(path, leaf) for path, leaf in leaves_of(with_arrays(sample))}
         if arrays.keys() != {part.path for part in self.parts} or not all(
             part.takes(arrays[part.path]) for part in self.parts
         ):
-            parts = (Part(path, leaf.shape, str(leaf.dtype)) for path, leaf in arrays.items())
-            received = ", ".join(part.text for part in parts)
+            received = _paths_and_kinds(arrays.items())
             raise UnfitTree(f"{received} in place of {self.text}", _ALIKE)
         return self._row_of(arrays)
 
@@ -390,10 +383,8 @@ def _padded(rows: Sequence[Rows]) -> Rows:
     """Return rows of any length as one array (n, width), with zeros behind the shorter ones."""
     import numpy as np
 
-    padded = np.zeros((len(rows), max(map(len, rows))))
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
-    return padded
+    width = max(map(len, rows))
+    return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
 
 
 def _array(path: Path, leaf: Any, whose: str = "") -> Any:
@@ -423,15 +414,14 @@ def _format(path: Path, leaf: Any) -> str:
     return name
 
 
-def _paths(leaves: Iterable[Path]) -> str:
-    return ", ".join(map(path_text, leaves)) or "nothing"
+def _paths_and_kinds(leaves: Iterable[tuple[Path, Any]]) -> str:
+    return ", ".join(f"{path_text(path)} is {_what(leaf)}" for path, leaf in leaves)
 
 
 def _what(leaf: Any) -> str:
-    shape = getattr(leaf, "shape", None)
-    if shape is None or not hasattr(leaf, "dtype"):
+    if not hasattr(leaf, "dtype"):
         return f"a {type(leaf).__name__}"
-    return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(shape)}"
+    return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}"
 
 
 def _joined(blocks: Sequence[Any]) -> Any:

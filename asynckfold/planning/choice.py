@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.cost import Cost
@@ -151,52 +152,57 @@ def choose(
     InputError
         The other run does not know a model, or has more threads than there are cores here.
     """
-    plan = workload.plan
+    plan, known = workload.plan, before or Choice({}, {}, {}, workload.all_cores)
     on_gpus = [job for job in plan.jobs if plan.device_of(job.candidate) == "cuda"]
-    on_cores = workload.on("cpu") if on_gpus else workload
-    names = list(dict.fromkeys(job.model for job in on_cores.plan.jobs))
-    gpu_names = list(dict.fromkeys(job.model for job in on_gpus))
-    threads = _threads(on_cores, names, requested, before, other)
-    gpu_threads = _threads(workload.on("cuda"), gpu_names, requested, before, other)
-    counts = {**gpu_threads.counts, **threads.counts}
-    last = on_cores.last_threads(threads.last)
-    kept = {} if before is None else before.last_threads
-    known = {} if before is None else dict(before.threads)
-    known |= {job.model: kept[job.id] for job in on_gpus if job.id in kept}
+    parts = {kind: workload.on(kind) for kind in KINDS}
+    names = {
+        kind: list(dict.fromkeys(job.model for job in parts[kind].plan.jobs)) for kind in KINDS
+    }
+    threads = {kind: _threads(parts[kind], names[kind], requested, before, other) for kind in KINDS}
+    costs = {
+        kind: {name: parts[kind].estimated_cost(name) for name in names[kind]} for kind in KINDS
+    }
+    counts = {**threads["cuda"].counts, **threads["cpu"].counts}
+    last = parts["cpu"].last_threads(threads["cpu"].last)
+    earlier = {
+        job.model: known.last_threads[job.id] for job in on_gpus if job.id in known.last_threads
+    }
     for job in on_gpus:
-        count = requested or known.get(job.model, 1)
+        count = requested or {**known.threads, **earlier}.get(job.model, 1)
         if other is None and counts[job.model] != count:
             last[job.id] = count
     if other is not None and requested is None:
         jobs = {job.id for job in plan.jobs}
         last = {name: count for name, count in other.last_threads.items() if name in jobs}
-    costs = {name: on_cores.estimated_cost(name) for name in names}
-    gpu_costs = {name: workload.on("cuda").estimated_cost(name) for name in gpu_names}
-    per_gpu = {name: _jobs_per_gpu(workload, gpu_costs[name]) for name in gpu_names}
-    if before is not None:
-        costs = {name: before.costs.get(name, cost) for name, cost in costs.items()}
-        costs_before = {**before.costs, **before.gpu_costs}
-        gpu_costs = {name: costs_before.get(name, cost) for name, cost in gpu_costs.items()}
-        per_gpu = {name: before.per_gpu.get(name, count) for name, count in per_gpu.items()}
-        last = {**kept, **last} if requested is None else last
-    why = dict(threads.why)
-    for name in gpu_names:
-        jobs_text = "1 job" if per_gpu[name] == 1 else f"{per_gpu[name]} jobs"
-        text = f"{gpu_threads.why[name]}; {jobs_text} on a GPU"
-        why[name] = f"on cores {why[name]}; on GPUs {text}" if name in names else text
-    if before is not None:
-        why |= {name: text for name, text in before.why.items() if name in why}
+    if requested is None:
+        last = {**known.last_threads, **last}
+    sharing = {name: _jobs_per_gpu(workload, cost) for name, cost in costs["cuda"].items()}
+    per_gpu = {name: known.per_gpu.get(name, count) for name, count in sharing.items()}
+    why = dict(threads["cpu"].why)
+    for name, count in per_gpu.items():
+        text = f"{threads['cuda'].why[name]}; {count} {'job' if count == 1 else 'jobs'} on a GPU"
+        why[name] = f"on cores {why[name]}; on GPUs {text}" if name in why else text
+    on_gpu = {
+        **costs["cuda"],
+        **_only(known.costs, costs["cuda"]),
+        **_only(known.gpu_costs, costs["cuda"]),
+    }
+    on_core = {**costs["cpu"], **_only(known.costs, costs["cpu"])}
     return Choice(
         counts,
-        why,
-        {**gpu_costs, **costs},
-        workload.all_cores if before is None else before.cores,
+        {**why, **_only(known.why, why)},
+        {**on_gpu, **on_core},
+        known.cores,
         per_gpu=per_gpu,
         last_threads=dict(sorted(last.items())),
-        gpu_costs=gpu_costs if plan.devices else {},
-        devices="" if before is None else before.devices,
+        gpu_costs=on_gpu if plan.devices else {},
+        devices=known.devices,
         nodes=workload.nodes,
     )
+
+
+def _only(values: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _threads(
@@ -239,18 +245,12 @@ def _joined(parts: Sequence[Threads]) -> Threads:
 
 
 def _problems(other: Plan, names: Sequence[str], cores: int) -> Iterator[Problem]:
-    known = list(dict.fromkeys(job.model for job in other.jobs))
+    known = {job.model: other.most_threads_of(job.model) for job in other.jobs}
     for name in names:
-        if name not in known:
+        if known.get(name, cores + 1) > cores:
             yield Problem(
-                "plan_from must be a run of the same models",
-                f"{name}, and a run of {', '.join(known)}",
-                "Leave plan_from out to have the threads decided.",
-            )
-        elif other.most_threads_of(name) > cores:
-            yield Problem(
-                "the threads of plan_from must not exceed the cores that this run may use",
-                f"{other.most_threads_of(name)} threads for {name} on {cores} cores",
+                "plan_from must be a run of the same models, whose threads fit the cores here",
+                f"{name} on {cores} cores, and threads of the models of that run: {known}",
                 "Leave plan_from out to have the threads decided.",
             )
 

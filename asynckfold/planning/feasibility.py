@@ -28,9 +28,8 @@ def process_problems(
     devices: Any,
     why_no_gpu: str,
 ) -> Iterator[Problem]:
-    """Yield why a job cannot train with several processes here."""
-    if draft.params.processes == 1 and not draft.params.on_gpu:
-        return
+    """Yield why a job cannot train with its processes, or in its data type, here."""
+    several = draft.params.processes > 1
     if draft.params.on_gpu and draft.device == "cpu":
         remedy = "see `asynckfold doctor`"
         if devices == "cpu":
@@ -40,32 +39,38 @@ def process_problems(
             f"{draft.params.by_kind}, and none: {why_no_gpu}",
             f"Leave the kind 'gpu' out, or {remedy}.",
         )
-    elif draft.device != "cpu" and not draft.params.on_gpu:
+    elif several and draft.device != "cpu" and not draft.params.on_gpu:
         yield Problem(
             "the processes of a job train on CPUs only, except the last ones of averaging",
             f"processes={draft.params.processes}, and a GPU",
             "Pass devices='auto', or trainer='averaging' with processes, partition_size or "
             "epochs_per_round of the kinds 'cpu' and 'gpu'.",
         )
-    if not held and draft.params.processes > 1:
+    if several and not held:
         yield Problem(
             "processes > 1 requires samples that are held in memory",
             "a dataset that is read sample by sample",
             "Pass processes=1, or arrays.",
         )
-    count, size, parts = draft.params.processes, draft.batch_size, draft.params.partition_size
+    count, size = draft.params.processes, draft.batch_size
     least = min(len(fold.train) for fold in folds)
-    if draft.params.trainer == "allreduce" and min(size, least) < count:
+    shared = draft.params.trainer == "allreduce"
+    parts = draft.params.partition_size
+    if several and (min(size, least) < count if shared else not parts and least < count * size):
         yield Problem(
-            "each process must have a sample of each batch",
-            f"batch_size={size} of {least} samples for processes={count}",
-            "Pass a greater batch_size, or fewer processes.",
-        )
-    elif draft.params.trainer != "allreduce" and not parts and least < count * size:
-        yield Problem(
-            "the samples of a process must make a batch",
+            "each process must have a sample of each batch"
+            if shared
+            else "the samples of a process must make a batch",
             f"{least} samples for processes={count} and batch_size={size}",
-            f"Pass batch_size={max(1, least // count)} or less, or fewer processes.",
+            "Pass a greater batch_size, or fewer processes."
+            if shared
+            else f"Pass batch_size={max(1, least // count)} or less, or fewer processes.",
+        )
+    if draft.params.precision == "fp16" and draft.device == "cpu":
+        yield Problem(
+            "precision='fp16' needs a GPU",
+            "jobs on cores",
+            "Pass precision='bf16' or 'fp32'; `asynckfold doctor` tells which GPUs are there.",
         )
 
 
@@ -88,79 +93,44 @@ def node_problems(draft: Plan, nodes: Mapping[str, int]) -> Iterator[Problem]:
     )
 
 
-def precision_problems(draft: Plan) -> Iterator[Problem]:
-    """Yield why jobs cannot compute in the requested data type."""
-    if draft.params.precision == "fp16" and draft.device == "cpu":
-        yield Problem(
-            "precision='fp16' needs a GPU",
-            "jobs on cores",
-            "Pass precision='bf16' or 'fp32'; `asynckfold doctor` tells which GPUs are there.",
-        )
-
-
 def part_problems(draft: Plan, folds: Sequence[Fold]) -> Iterator[Problem]:
     """Yield why the training fold cannot be divided into parts of these sizes."""
     size, least = draft.batch_size, min(len(fold.train) for fold in folds)
-    params = draft.params
-    values = dict(zip(KINDS, (params.partition_size, params.gpu_partition_size), strict=True))
-    sizes = {kind: value for kind, value in values.items() if value is not None}
-    by_kind = len(sizes) == len(KINDS)
-    # The remedy corrects the sizes of both kinds at once.
-    fitting = {kind: min(max(value, size), least) for kind, value in sizes.items()}
-    for kind, value in sizes.items():
-        received = f"partition_size={value}" + (f" of the kind {kind!r}" if by_kind else "")
-        if value < size:
+    sizes = (draft.params.partition_size, draft.params.gpu_partition_size)
+    for kind, value in zip(KINDS, sizes, strict=True):
+        received = f"partition_size={value} of the kind {kind!r}"
+        if value is not None and value < size:
             yield Problem(
                 "the part of a process must make a batch",
                 f"{received} and batch_size={size}",
-                f"Pass partition_size={fitting if by_kind else f'{size} or more'}, or "
-                f"batch_size={value} or less.",
+                f"Pass partition_size={size} or more, or batch_size={value} or less.",
             )
-        if value > least:
+        if value is not None and value > least:
             yield Problem(
                 "the part of a process must not exceed the training fold",
                 f"{received} of {least} samples",
-                f"Pass partition_size={fitting if by_kind else f'{least} or less'}, and "
-                "epochs_per_round for several passes.",
+                f"Pass partition_size={least} or less, and epochs_per_round for several passes.",
             )
 
 
 def room_problems(
-    expected: Mapping[str, int],
-    most: int | None,
-    workers: int,
-    together: Mapping[str, int] | None = None,
+    expected: Mapping[str, int], most: int | None, workers: int, together: Mapping[str, int]
 ) -> Iterator[Problem]:
     """Yield the models for which `max_memory` is too little.
 
-    Parameters
-    ----------
-    expected : Mapping of str to int
-        Estimated bytes of a job, by model.
-    most : int or None
-        Limit on the bytes of all running jobs and their workers.
-    workers : int
-        Bytes of the workers of a job or a group.
-    together : Mapping of str to int, optional
-        Size of the largest fusion group, by model, for fused models.
+    `expected` are bytes of a job by model, `most` the limit on all running jobs and their workers,
+    `workers` the bytes of the workers of a job or a group, and `together` the jobs of the largest
+    fusion group by model.
     """
-    if most is None:
-        return
-    for model, count in (together or {}).items():
-        size = count * expected[model] + workers
-        if expected[model] + workers <= most < size:
+    for model, one in expected.items() if most is not None else ():
+        count = together.get(model, 1)
+        if (size := count * one + workers) > (most or 0):
             yield Problem(
-                "max_memory must be enough for a fusion group",
-                f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for "
-                f"{count} jobs of {model}",
-                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or fuse fewer.",
-            )
-    for model, size in expected.items():
-        if (size := size + workers) > most:
-            yield Problem(
-                "max_memory must be enough for one job of each model",
-                f"{gibibytes(most, 2)}, and {gibibytes(size, 2)} expected for a job of {model}",
-                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, or leave {model} out.",
+                "max_memory must be enough for one job of each model, or one fusion group",
+                f"{gibibytes(most or 0, 2)}, and {gibibytes(size, 2)} expected for "
+                f"{count} of {model}",
+                f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, fuse fewer, or leave "
+                f"{model} out.",
             )
 
 
@@ -169,30 +139,7 @@ def why_not_kept(
 ) -> str:
     """Return why a run keeps no outputs of held-out samples, ``""`` where it does.
 
-    Parameters
-    ----------
-    plan : Plan
-        All jobs.
-    folds : sequence of Fold
-        Their folds.
-    samples : Mapping of str to OutputSample
-        Outputs of each model, as the dry run saw them.
-    most_gib : float
-        How much to keep at most, in GiB.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from asynckfold.jobs.plan import TrainerParams, make_jobs
-    >>> folds = [Fold(0, at, np.arange(5), np.arange(5, 1024)) for at in range(2)]
-    >>> plan = Plan(
-    ...     make_jobs(["A"], ["step"], folds, 0), TrainerParams(), 32, 1, 0, "cpu", ("a",), "d", "f"
-    ... )
-    >>> seen = {"A": OutputSample(np.zeros((1, 512, 256), np.float32))}
-    >>> why_not_kept(plan, folds, seen, 1)
-    ''
-    >>> why_not_kept(plan, folds, seen, 0.5)
-    'they would take 0.995 GiB, more than keep_outputs_gib=0.5'
+    `samples` are outputs of each model, as the dry run saw them.
     """
     counts = {fold.key: len(fold.valid) for fold in folds}
     sizes = [
@@ -215,20 +162,6 @@ def held_bytes(
     """Return by model how many bytes of outputs a job holds at once.
 
     Those of its held-out fold or inner part, or of one batch where the plan scores by batch.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from dataclasses import replace
-    >>> from asynckfold.jobs.trainer_params import TrainerParams
-    >>> folds = [Fold(0, 0, np.arange(5), np.arange(5, 1024))]
-    >>> params = TrainerParams(eval_batch_size=128)
-    >>> plan = Plan((), params, 32, 1, 0, "cpu", ("a",), "d", "f")
-    >>> seen = {"A": OutputSample(np.zeros((1, 512, 256), np.float32))}
-    >>> held_bytes(plan, folds, seen)["A"] // 2**20
-    1019
-    >>> held_bytes(replace(plan, by_batch=True), folds, seen)["A"] // 2**20
-    128
     """
     most = max((max(len(fold.valid), len(fold.inner_valid)) for fold in folds), default=0)
     rows = min(most, plan.params.eval_batch_size) if plan.by_batch else most
@@ -239,13 +172,6 @@ def outputs_problems(held: Mapping[str, int], total: int, why: str) -> Iterator[
     """Yield the models whose outputs do not fit in `total` bytes of memory.
 
     `why` names the scores that need all outputs of a fold at once, if any.
-
-    Examples
-    --------
-    >>> print(*outputs_problems({"A": 5 << 30}, 4 << 30, "roc_auc"))
-    the outputs of a held-out fold must fit in memory: received 5.0 GiB for model A, of 4.0 GiB. \
-roc_auc needs them all at once: score by metrics of torchmetrics, which get a batch at a time, or \
-pass more folds.
     """
     for model, size in held.items():
         if size > total:

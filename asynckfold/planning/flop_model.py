@@ -200,10 +200,5 @@ parameter_server  0.53, 1.31, 0.48  0.75, 1.35, 0.49
 
 
 def gain_text(gain: float) -> str:
-    """Return the gain of several processes as a part of a sentence.
-
-    >>> gain_text(0.62)
-    'predicted 0.6 times as fast as one process: slower'
-    """
-    text = f"predicted {gain:.1f} times as fast as one process"
-    return f"{text}: slower" if gain < 1 else text
+    """Return the gain of several processes as a part of a sentence."""
+    return f"predicted {gain:.1f} times as fast as one process{': slower' * (gain < 1)}"

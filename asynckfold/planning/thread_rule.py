@@ -82,7 +82,7 @@ def decide(models: Sequence[Model], cores: int, nodes: Sequence[NodeSize] = ()) 
     >>> big = Model("VGG", five, rule_cost(30_000_000_000, 2))
     >>> small = Model("M", five, rule_cost(1_000_000, 2))
     >>> print(decide([big], 2).why["VGG"])
-    2 threads × 1 job beat 1 thread × 2 jobs: 779 s against 804 s for the sweep
+    2 threads: 779 s predicted for the sweep, 804 s with the best other numbers of threads
     >>> decide([big, small], 2).counts
     {'M': 1, 'VGG': 2}
     >>> divided = decide([Model("VGG", five, big.cost, last_apart=True)], 2)
@@ -93,7 +93,7 @@ def decide(models: Sequence[Model], cores: int, nodes: Sequence[NodeSize] = ()) 
     sizes = [node.cores for node in nodes] or [cores]
     ways = _ways(models, cores)
     seconds = [_sweep_seconds(models, way, sizes) for way in ways]
-    serial = _sweep_seconds(models, _equal(models, cores), sizes)
+    serial = _sweep_seconds(models, (cores,) * len(models), sizes)
     limit = min(serial, TIE * min(seconds))
     best = min(
         (index for index in range(len(ways)) if seconds[index] <= limit),
@@ -106,19 +106,12 @@ def decide(models: Sequence[Model], cores: int, nodes: Sequence[NodeSize] = ()) 
         if shorter < shortest:
             chosen, last, shortest = way, rest, shorter
     names = [model.name for model in models]
-    why = {
-        name: _sentence(models, ways, seconds, best, index, sizes)
-        for index, name in enumerate(names)
-    }
-    if last is not None:
-        mine, whole = chosen[names.index(last.model)], ways[best][names.index(last.model)]
-        which = "the last" if last.jobs == 1 else f"each of the last {last.jobs}"
-        why[last.model] = (
-            f"{count_text(mine)}, and {last.threads} threads for {which}, beat "
-            f"{count_text(whole)} throughout: {shortest:.3g} s against {seconds[best]:.3g} s "
-            "for the sweep"
-        )
-    return Threads(dict(zip(names, chosen, strict=True)), why, last)
+    counts = dict(zip(names, chosen, strict=True))
+    others = [time for time, way in zip(seconds, ways, strict=True) if last or way != chosen]
+    text = f"{shortest if last else seconds[best]:.3g} s predicted for the sweep"
+    text += f", {min(others):.3g} s with the best other numbers of threads" if others else ""
+    text += f"; the last jobs of {last.model}, {last.jobs}, have {last.threads}" if last else ""
+    return Threads(counts, {name: f"{count_text(counts[name])}: {text}" for name in names}, last)
 
 
 def count_text(threads: int) -> str:
@@ -128,10 +121,6 @@ def count_text(threads: int) -> str:
 
 _Counts = tuple[int, ...]
 """Threads of each model, in the order of their names."""
-
-
-def _equal(models: Sequence[Model], count: int) -> _Counts:
-    return (count,) * len(models)
 
 
 def _ways(models: Sequence[Model], cores: int) -> list[_Counts]:
@@ -186,34 +175,6 @@ def _left_over(models: Sequence[Model], way: _Counts, sizes: Sequence[int]) -> L
         if sum(cores // threads for cores in sizes) >= jobs:
             return LastJobs(model.name, jobs, min(threads, min(sizes)))
     return None
-
-
-def _sentence(
-    models: Sequence[Model],
-    ways: Sequence[_Counts],
-    seconds: Sequence[float],
-    best: int,
-    index: int,
-    sizes: Sequence[int],
-) -> str:
-    """Compare the chosen threads of a model with the best other number."""
-    count, jobs = ways[best][index], len(models[index].jobs)
-    others = [number for number, way in enumerate(ways) if way[index] != count]
-    if not others or not jobs:
-        which = "there is" if len(sizes) == 1 else "the smallest node has"
-        few = f"{which} 1 core" if min(sizes) == 1 else "there is no job"
-        return f"{count_text(count)}: {few}"
-    other = min(others, key=lambda number: (seconds[number], ways[number]))
-    verdict = "beat" if seconds[best] < seconds[other] else "equal, within 5 %,"
-    here, there = (
-        f"{count_text(threads)} × {at_once} {'job' if at_once == 1 else 'jobs'}"
-        for threads in (count, ways[other][index])
-        for at_once in (min(jobs, sum(cores // threads for cores in sizes)),)
-    )
-    return (
-        f"{here} {verdict} {there}: {seconds[best]:.3g} s against {seconds[other]:.3g} s for the "
-        "sweep"
-    )
 
 
 def size_of(work: Work) -> tuple[int, int]:

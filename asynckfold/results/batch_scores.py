@@ -261,7 +261,7 @@ def pixel_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -> It
 
 
 class BatchScores:
-    """Accumulates some scores of one fold, see `asynckfold.jobs.result.Accumulator`."""
+    """Accumulates some scores of one fold."""
 
     def __init__(
         self, pairs: Sequence[tuple[str, Any]], objective: Objective, transform: Transform | None

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from asynckfold.jobs.digests import bytecode
-from asynckfold.jobs.digests.states import unwrapped
+from asynckfold.jobs.digests.objects import unwrapped
 from asynckfold.jobs.recipe import pack
 
 _EXTRA = "_extra_state"

@@ -196,9 +196,9 @@ def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm
         (
             {},
             {"partition_size": {"cpu": 121, "gpu": 7}},
-            r"(?s)=121 of the kind 'cpu' of 120 samples\. Pass partition_size=\{'cpu': 120, "
-            r"'gpu': 8\}, and epochs_.*=7 of the kind 'gpu' and batch_size=8\. "
-            r"Pass partition_size=\{'cpu': 120, 'gpu': 8\}, or batch_size=7 or less\.",
+            r"(?s)=121 of the kind 'cpu' of 120 samples\. Pass partition_size=120 or less, and "
+            r"epochs_.*=7 of the kind 'gpu' and batch_size=8\. "
+            r"Pass partition_size=8 or more, or batch_size=7 or less\.",
         ),
         ({}, {"partition_size": {"cpu": 8, "gpu": 121}}, "=121 of the kind 'gpu' of 120 samples"),
     ],
@@ -230,7 +230,7 @@ def test_a_trainer_of_several_processes_goes_to_cores_beside_a_gpu(root: Path) -
         (
             {"trainer": "averaging"},
             {"partition_size": 121},
-            "must not exceed the training fold.*=121 of 120 samples.*=120",
+            "must not exceed the training fold.*=121 of the kind 'cpu' of 120 samples.*=120",
         ),
         (
             {"trainer": "averaging", "devices": "cpu"},

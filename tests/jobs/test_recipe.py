@@ -70,13 +70,13 @@ def test_models_are_named_as_the_user_calls_them(given: Any, names: list[str]) -
         ({}, "there must be a model: received {}."),
         (3, "a model must be a class or a function without arguments: received 3 of type int."),
         (["LeNet5"], "a model must be a class or a function without arguments: received 'LeNet5'"),
-        ({"": Net}, "a model name must not be empty"),
-        ({" ": Net}, "a model name must not be empty"),
+        ({"": Net}, "a model name must have 1 to"),
+        ({" ": Net}, "a model name must have 1 to"),
         ({"a/b": Net}, "received 'a/b'"),
         ({"..": Net}, "received '..'"),
         ({"a\\b": Net}, "received 'a\\\\b'"),
         ({"a\n": Net}, "received 'a\\n'"),
-        ({"x" * 201: Net}, "a model name must have at most 200 characters"),
+        ({"x" * 201: Net}, "a model name must have 1 to 200 characters"),
     ],
 )
 def test_odd_models_are_refused(given: Any, text: str) -> None:
@@ -116,12 +116,6 @@ def test_an_unknown_schedule_is_told_with_the_nearest_and_all_valid_names(word: 
     assert problem.received == repr(word)
     assert "Did you mean '" in problem.remedy
     assert "constant, cosine, exponential, multistep, onecycle, reduce" in problem.remedy
-
-
-@pytest.mark.parametrize("given", [[3], [None], {"a": 1.5}, [["cosine"]], [], "", ["step", "step"]])
-def test_odd_schedules_are_refused(given: Any) -> None:
-    with pytest.raises(InputError):
-        planned(Net, given)
 
 
 # ---- sending ----

@@ -100,17 +100,6 @@ def test_split_undoes_the_rows_of_samples_of_any_shape(data: Any) -> None:
     )
 
 
-@given(BATCHES)
-def test_arrays_and_samples_have_the_same_rows(tree: Any) -> None:
-    (columns, rows), leaves = Schema.of_arrays(tree), list(leaves_of(tree))
-    samples = [
-        tree_of([(path, leaf[at]) for path, leaf in leaves]) for at in range(len(leaves[0][1]))
-    ]
-    others, expected = Schema.of_samples(samples)
-    assert (columns, rows.dtype) == (others, np.float64)
-    assert (rows == expected).all()
-
-
 def test_the_order_of_keys_does_not_matter_and_lists_are_tuples() -> None:
     one, two = np.zeros((2, 1), np.float32), np.ones((2, 2), np.float32)
     columns = Schema.of({"a": one, "b": [two, one]})

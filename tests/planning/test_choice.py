@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold import Fold, InputError, Job, Plan, TrainerParams
+from asynckfold import Fold, InputError, Plan, TrainerParams
 from asynckfold.jobs.decoding import decoded, encoded, parsed
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import WORKER_BYTES, Request
@@ -74,16 +74,8 @@ def test_another_runs_threads_are_taken_over() -> None:
 
 def test_another_run_must_know_the_models_and_fit_the_cores() -> None:
     other = workload(A=SMALL).plan.with_threads({"A": 8})
-    with pytest.raises(InputError, match="8 threads for A on 2 cores") as refused:
+    with pytest.raises(InputError, match=r"(?s)A on 2 cores.*B on 2 cores.*: \{'A': 8\}"):
         choice_of(workload(A=SMALL, B=SMALL), other=other)
-    assert "received B, and a run of A" in str(refused.value)
-
-
-def test_equal_threads_are_equal_plans_however_they_were_chosen() -> None:
-    work = workload(A=SMALL, B=SMALL)
-    choices = choice_of(work), choice_of(work, requested=1), choice_of(work, other=work.plan)
-    assert len({work.plan.with_threads(item.threads).fingerprint for item in choices}) == 1
-    assert work.plan.with_threads(choice_of(work, requested=2).threads).threads_per_job == 2
 
 
 def test_requests_have_the_models_threads_seconds_and_bytes() -> None:
@@ -136,7 +128,7 @@ def test_the_last_jobs_are_as_requested_as_before_or_as_another_run_had_them() -
     assert choice_of(work, other=other).last_threads == choice.last_threads
     fewer = replace(work, plan=replace(work.plan, jobs=work.plan.jobs[:3]))
     assert choice_of(fewer, other=other).last_threads == {}
-    with pytest.raises(InputError, match="2 threads for M on 1 cores"):
+    with pytest.raises(InputError, match="M on 1 cores"):
         choice_of(replace(work, cores=1), other=other)
 
 
@@ -152,17 +144,6 @@ def test_models_that_are_added_leave_the_last_jobs_as_they_are() -> None:
     assert mine.obstacle(theirs) is None
     obstacle = mine.obstacle(more.plan.with_threads(choice.threads))
     assert obstacle == "last_threads.M/cosine/fold-3: 2 there, null here"
-
-
-def test_last_threads_are_part_of_the_plan() -> None:
-    jobs = tuple(Job("M", "cosine", 0, number, 0) for number in range(5))
-    plan = Plan(jobs, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
-    more = plan.with_threads({"M": 1}, {"M/cosine/fold-3": 2})
-    assert more.fingerprint != plan.fingerprint
-    assert Plan.from_json(more.to_json()) == more
-    assert more.threads_text == "1; M/cosine/fold-3 2"
-    assert more.most_threads_of("M") == 2
-    assert plan.most_threads_of("M") == 1
 
 
 # Devices
@@ -192,13 +173,6 @@ def test_a_requested_kind_is_that_of_all_candidates(kind: str) -> None:
     devices = choose_devices(work, (kind,), None)
     assert (set(devices.kinds.values()), devices.why) == ({kind}, "")
     assert work.plan.with_devices(devices.kinds) == replace(work.plan, device=kind)
-
-
-def test_the_kinds_are_part_of_the_plan_and_survive_it() -> None:
-    plan = with_devices(both(tiny=SMALL, vgg=HUGE)).plan
-    assert (plan.device, plan.devices) == ("cuda", {"tiny/cosine": "cpu"})
-    assert Plan.from_json(plan.to_json()) == plan
-    assert plan.fingerprint != replace(plan, devices={}).fingerprint
 
 
 def test_a_run_keeps_its_kinds_and_new_candidates_follow_them() -> None:

@@ -6,14 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynckfold import RunStore
-from asynckfold.planning.forecast import Forecast, forecast, predicted
+from asynckfold.planning.forecast import forecast, predicted
 from asynckfold.planning.fusion_groups import Grouping, grouped
-from asynckfold.planning.fusion_rule import gain
-from asynckfold.planning.workload import Choice, Workload
 from asynckfold.results.utilization import forecast_of
 from tests.planning.test_choice import LARGE, SMALL, choice_of, workload
 from tests.synthetic import Synthetic, write_run
@@ -50,41 +46,6 @@ def test_a_group_takes_the_seconds_of_all_its_jobs_on_the_cores_of_one() -> None
         span, seconds = spans[group[0]], [found.requests[name].seconds for name in group]
         assert span.end - span.start == pytest.approx(sum(seconds))
         assert len(span.cores) == found.choice.threads["A"]
-
-
-def in_fours(work: Workload, choice: Choice) -> tuple[Forecast, Forecast]:
-    """What is foreseen of jobs by themselves, and of four as one."""
-    names = {job.model: "" for job in work.plan.jobs}
-    grouping = grouped(work.plan.with_threads(choice.threads), 4, names, choice.cores)
-    assert {len(group) for group in grouping.groups} == {4}
-    return forecast(work, choice), forecast(work, choice, grouping)
-
-
-def with_costs(choice: Choice, step: float, evaluation: float) -> Choice:
-    cost = replace(choice.costs["B"], step_seconds={1: step}, eval_seconds={1: evaluation})
-    return replace(choice, costs={"B": cost})
-
-
-@given(
-    st.floats(1e-6, 1.0),
-    st.one_of(st.just(0.0), st.floats(1e-6, 1.0)),
-    st.integers(1, 5),
-)
-def test_no_job_of_a_group_takes_less_than_its_evaluations(
-    step: float, evaluation: float, epochs: int
-) -> None:
-    work = workload(epochs, 4, "cpu", B=SMALL)
-    plain, together = in_fours(work, with_costs(choice_of(work), step, evaluation))
-    faster = gain(SMALL, 4)
-    for name, done in work.works().items():
-        alone, one = plain.requests[name].seconds, together.requests[name].seconds
-        assert one >= done.evaluations * evaluation
-        assert one == pytest.approx(alone - done.steps * step * (1 - 1 / faster))
-        # As a group is faster by no more than its steps are, it is slower by no more.
-        assert min(1.0, faster) * one <= alone * (1 + 1e-9)
-        assert max(1.0, faster) * one >= alone * (1 - 1e-9)
-        if not evaluation:
-            assert one == pytest.approx(alone / faster)
 
 
 def test_a_run_that_recorded_no_decision_has_no_forecast(root: Path) -> None:

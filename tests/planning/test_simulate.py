@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asynckfold import InputError
 from asynckfold.jobs.placement import NodeSize, Request
-from asynckfold.planning.forecast import Simulation, simulate
+from asynckfold.planning.forecast import simulate
 from tests.size import examples
 
 Sweep = tuple[list[Request], list[NodeSize]]
@@ -81,30 +80,6 @@ def test_nothing_waits_that_could_run_and_the_order_does_not_matter(
                 if other.node == name and other.start < span.start <= other.end
             )
             assert node.cores - held < len(span.cores)
-
-
-def optimum(seconds: Sequence[int], cores: int) -> int:
-    """The shortest makespan, by trying every assignment."""
-    return min(
-        max(
-            sum(time for time, at in zip(seconds, where, strict=True) if at == core)
-            for core in range(cores)
-        )
-        for where in itertools.product(range(cores), repeat=len(seconds))
-    )
-
-
-def on_equal_cores(seconds: Sequence[int], cores: int) -> Simulation:
-    jobs = [Request(f"{number:04}", float(time)) for number, time in enumerate(seconds)]
-    return simulate(jobs, [NodeSize(cores)])
-
-
-@settings(max_examples=60)
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 3))
-@example([5, 5, 4, 4, 3, 3, 3], 3)
-def test_the_makespan_is_within_grahams_bound(seconds: list[int], cores: int) -> None:
-    bound = (4 / 3 - 1 / (3 * cores)) * optimum(seconds, cores)
-    assert on_equal_cores(seconds, cores).makespan <= bound + 1e-9
 
 
 @settings(max_examples=examples(300))

@@ -122,7 +122,7 @@ def test_the_jobs_that_are_left_over_share_the_cores(
         assert whole.last is None
         here, there = seconds(models, threads, cores), seconds(models, whole, cores)
         assert TIE * here < there
-        assert f"{here:.3g} s against {there:.3g} s for the sweep" in threads.why["M"]
+        assert f"{here:.3g} s predicted for the sweep, {there:.3g} s with" in threads.why["M"]
 
 
 def test_no_job_has_more_threads_than_a_node_has_cores() -> None:

@@ -9,17 +9,13 @@ import ast
 import contextlib
 import functools
 import importlib
-import inspect
 import os
 import random
 import subprocess
 import sys
-import tempfile
-import textwrap
 import threading
 import types
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +27,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold import AsyncKFold, Plan, PlanMismatchError, RunStore
-from asynckfold.jobs.digests import bytecode, changes
+from asynckfold import AsyncKFold, Plan
+from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import digested, imported_otherwise
 from asynckfold.jobs.recipe import Recipe
 from tests.toy import Tiny, adam, samples
@@ -215,49 +211,21 @@ def unused(x):
 PROJECT = {"net.py": NET, "blocks.py": BLOCKS}
 
 
-def sweep(
-    root: Path,
-    models: Any = Tiny,
-    schedulers: Any = "step",
-    opt_fn: Any = adam,
-    *,
-    only_look: bool = False,
-    **settings: Any,
-) -> Any:
-    """Train a sweep in this process, or only look whether it continues the run in a folder."""
-    dataset = settings.pop("dataset", samples(20))
-    criterion = settings.pop("criterion", nn.CrossEntropyLoss())
-    kfold = AsyncKFold(
-        2, dataset, root, criterion, 10, parallelize=False, verbose=0, baseline=None,
-        threads_per_job=1, report=False, **settings,
-    )  # fmt: skip
-    call = kfold.forecast if only_look else kfold
-    return call(models, schedulers, opt_fn, {"epochs": 1})
+def plan_of(
+    models: Any = Tiny, schedulers: Any = "step", opt_fn: Any = adam, **settings: Any
+) -> Plan:
+    """Return the plan of a call, with the record of its live objects."""
+    settings = {"dataset": samples(20), "criterion": nn.CrossEntropyLoss(), **settings}
+    kfold = AsyncKFold(2, root_dir="nowhere", batch_size=10, parallelize=False, **settings)
+    return kfold.plan(models, schedulers, opt_fn, {"epochs": 1})[0]
 
 
-def planned(*parts: Any, **settings: Any) -> Plan:
-    """Return the plan of a run."""
-    with tempfile.TemporaryDirectory() as folder:
-        sweep(Path(folder, "run"), *parts, **settings)
-        with RunStore.read(Path(folder, "run")) as store:
-            return store.plan
-
-
-def sweep_of(root: Path, module: Any, **settings: Any) -> Any:
-    """Train or look at the sweep of a project."""
+def plan_of_project(module: Any) -> Plan:
     given = module if isinstance(module, Mapping) else vars(module)
-    names = ("MODELS", "SCHEDULERS", "OPT_FN", "SETTINGS")
-    models, schedulers, opt_fn, parts = (given[name] for name in names)
-    return sweep(root, models, schedulers, opt_fn, **parts, **settings)
+    return plan_of(*(given[name] for name in NAMES[:3]), **given[NAMES[3]])
 
 
-def refused(root: Path, module: Any) -> str:
-    """Return why a project cannot continue a run; empty if it can."""
-    try:
-        sweep_of(root, module, only_look=True)
-    except PlanMismatchError as error:
-        return str(error)
-    return ""
+NAMES = ("MODELS", "SCHEDULERS", "OPT_FN", "SETTINGS")
 
 
 def changed(before: Plan, after: Plan) -> str:
@@ -281,26 +249,24 @@ def imported(folder: Path, files: dict[str, str]) -> Iterator[types.ModuleType]:
             sys.modules.pop(name.removesuffix(".py"), None)
 
 
-_numbers = iter(range(10**9))
-
-
-def refused_of(root: Path, tmp_path: Path, files: dict[str, str]) -> str:
-    with imported(tmp_path / f"project-{next(_numbers)}", files) as module:
-        return refused(root, module)
+def plan_in(folder: Path, files: dict[str, str]) -> Plan:
+    with imported(folder, files) as module:
+        return plan_of_project(module)
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of the project."""
-    folder = tmp_path_factory.mktemp("first")
-    with imported(folder / "project", PROJECT) as module:
-        sweep_of(folder / "run", module)
-    return folder / "run"
+def before(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The record of the project."""
+    return plan_in(tmp_path_factory.mktemp("first") / "project", PROJECT)
 
 
-def replaced(old: str, new: str, file: str = "net.py") -> dict[str, str]:
-    assert old in PROJECT[file], old
-    return {**PROJECT, file: PROJECT[file].replace(old, new)}
+def edited(*edits: tuple[str, ...]) -> dict[str, str]:
+    files = {**PROJECT}
+    for old, new, *file in edits:
+        (name,) = file or ["net.py"]
+        assert old in files[name], old
+        files[name] = files[name].replace(old, new)
+    return files
 
 
 # What must be noticed, and how it is named
@@ -375,7 +341,7 @@ HARMFUL = {
     "an argument of make_scorer": (("beta=2", "beta=1"), "kwargs['beta'] was 2, is 1"),
     "a step of a transform": (
         ("padding=4", "padding=2"),
-        "train_transform: step 2 (RandomCrop): padding was [4, 4, 4, 4], is [2, 2, 2, 2]",
+        "train_transform: step 2 (RandomCrop).padding was [4, 4, 4, 4], is [2, 2, 2, 2]",
     ),
     "an own step": (("Noise(0.1)", "Noise(0.2)"), "step 3 (Noise).sigma was 0.1, is 0.2"),
     "the code of an own step": (
@@ -392,12 +358,24 @@ HARMFUL = {
 }
 
 
-def test_an_edit_is_noticed_and_named(tmp_path: Path, first: Path) -> None:
+def test_edits_are_noticed_and_named(tmp_path: Path, before: Plan) -> None:
+    """Of each part one edit at a time; those of several parts together."""
+    batches: list[list[str]] = []
+    for name, (_, text) in HARMFUL.items():
+        part = text.partition(": ")[0] if ": " in text else "model"
+        batch = next((batch for batch in batches if part not in batch), None)
+        if batch is None:
+            batches.append(batch := [])
+        batch += [part, name]
     missed = {}
-    for name, (edit, text) in HARMFUL.items():
-        told = refused_of(first, tmp_path, replaced(*edit))
-        if text not in told:
-            missed[name] = told
+    for number, batch in enumerate(batches):
+        edits = [HARMFUL[name] for name in batch[1::2]]
+        files = edited(*(edit for edit, _ in edits))
+        told = before.changed_parts(plan_in(tmp_path / f"{number}", files)).values()
+        for _, text in edits:
+            part, _, component = text.partition(": ") if ": " in text else ("", "", text)
+            if not any(line.startswith(part) and component in line for line in told):
+                missed[text] = list(told)
     assert missed == {}
 
 
@@ -433,100 +411,94 @@ def commented(text: str) -> str:
     return "\n".join(f"{line}  # here" if line.endswith((")", ":")) else line for line in lines)
 
 
-HARMLESS: dict[str, dict[str, str]] = {
-    "nothing": PROJECT,
-    "comments": {name: commented(text) for name, text in PROJECT.items()},
-    "another comment in a helper module": replaced(
-        "SLOPE = 0.2", "# steep\nSLOPE = 0.2", "blocks.py"
-    ),
-    "blank lines at the top": {name: "\n" * 50 + text for name, text in PROJECT.items()},
-    "blank lines within": replaced("        if self.training:", "\n\n        if self.training:"),
-    "docstrings left out": {name: without_docstrings(text) for name, text in PROJECT.items()},
-    "another docstring": replaced('"""A network."""', '"""The network of chapter 3."""'),
-    "a docstring of a function": replaced('"""The activation."""', '"""ReLU."""'),
-    "another layout": {name: reformatted(text) for name, text in PROJECT.items()},
-    "other quotes": replaced('reduction="none"', "reduction='none'"),
-    "parentheses": replaced(
+SMALL = (
+    ("SLOPE = 0.2", "# steep\nSLOPE = 2e-1", "blocks.py"),
+    ("        if self.training:", "\n\n        if self.training:"),
+    ('"""A network."""', '"""The network of chapter 3."""'),
+    ('"""The activation."""', '"""ReLU."""'),
+    ('reduction="none"', "reduction='none'"),
+    (
         "return x + self.sigma * torch.randn_like(x)",
         "return (\n            x\n            + (self.sigma * torch.randn_like(x))\n        )",
     ),
-    "a number written otherwise": replaced("SLOPE = 0.2", "SLOPE = 2e-1", "blocks.py"),
-    "methods in another order": {**PROJECT, "net.py": with_methods_reversed(NET)},
-    "functions in another order": replaced(
+    (
         "def head(width):\n    return nn.Linear(width, 3)\n\n\ndef scaled(x):\n    return x * 2\n",
         "def scaled(x):\n    return x * 2\n\n\ndef head(width):\n    return nn.Linear(width, 3)\n",
         "blocks.py",
     ),
-    "type annotations": replaced("def forward(self, x):", "def forward(self, x: 'int') -> None:"),
-    "another function": replaced("def rates(lr):", "def new(x):\n    return x\n\n\ndef rates(lr):"),
-    "a function that is not used": replaced("x * 5", "x * 6", "blocks.py"),
-    "another import": replaced("import math\n", "import json\nimport textwrap as wrap\n"),
-    "a global that is not read": replaced("WIDTH = 4", "WIDTH = 4\nOTHER = 7"),
-    "an item of a dict that is not read": replaced('"verbose": 1', '"verbose": 3'),
-    "a dict in another order": replaced(
-        '{"lr": 0.1, "momentum": 0.9, "verbose": 1}', '{"momentum": 0.9, "verbose": 1, "lr": 0.1}'
+    ("def forward(self, x):", "def forward(self, x: 'int') -> None:"),
+    ("def rates(lr):", "def new(x):\n    return x\n\n\ndef rates(lr):\n    '''Doc.'''\n"),
+    ("x * 5", "x * 6", "blocks.py"),
+    ("import math\n", "import json\nimport textwrap as wrap\n"),
+    ("WIDTH = 4", "WIDTH = 4\nOTHER = 7"),
+    (
+        '{"lr": 0.1, "momentum": 0.9, "verbose": 1}',
+        '{"momentum": 0.9, "verbose": 3, "lr": 0.1}',
     ),
-    "keywords in another order": replaced('beta=2, average="macro"', 'average="macro", beta=2'),
-    "keywords of a partial in another order": replaced(
-        "width=6, mode=Mode.SLOW", "mode=Mode.SLOW, width=6"
-    ),
-    "another name of a local variable": {
-        **PROJECT,
-        "net.py": NET.replace("loss = nn.", "value = nn.").replace("(loss**", "(value**"),
-    },
-    "data elsewhere": replaced('root="/data/first"', 'root="/mnt/disk/first"'),
-    "a repr": replaced(
+    ('beta=2, average="macro"', 'average="macro", beta=2'),
+    ("width=6, mode=Mode.SLOW", "mode=Mode.SLOW, width=6"),
+    ("loss = nn.", "value = nn."),
+    ("(loss**", "(value**"),
+    ('root="/data/first"', 'root="/mnt/disk/first"'),
+    (
         "    def __call__(self, x):\n",
         "    def __repr__(self):\n        return 'x'\n\n    def __call__(self, x):\n",
     ),
-    "a docstring in a function that makes one": replaced(
-        "def rates(lr):", "def rates(lr):\n    '''Doc.'''\n"
-    ),
+)
+"""Comments, layout, docstrings, names of local variables, order, and what nothing reads."""
+
+HARMLESS: dict[str, dict[str, str]] = {
+    "small edits": edited(*SMALL),
+    "comments": {name: "\n" * 50 + commented(text) for name, text in PROJECT.items()},
+    "another layout": {name: without_docstrings(text) for name, text in PROJECT.items()},
+    "methods in another order": {**PROJECT, "net.py": with_methods_reversed(NET)},
 }
 
 
-def test_an_edit_that_changes_no_number_passes(tmp_path: Path, first: Path) -> None:
-    told = {name: refused_of(first, tmp_path, files) for name, files in HARMLESS.items()}
-    assert {name: text for name, text in told.items() if text} == {}
+@pytest.mark.parametrize("name", HARMLESS)
+def test_an_edit_that_changes_no_number_passes(tmp_path: Path, before: Plan, name: str) -> None:
+    assert changed(before, plan_in(tmp_path / "project", HARMLESS[name])) == ""
 
 
-def test_state_that_use_leaves_behind_is_no_setting(tmp_path: Path, first: Path) -> None:
-    """A step that counts its calls has been called by the first plan of the same process."""
+def test_state_that_use_leaves_behind_is_no_setting(tmp_path: Path, before: Plan) -> None:
+    """A step that counts its calls has been called by the first call of the same process."""
     with imported(tmp_path / "project", PROJECT) as module:
         step = module.SETTINGS["train_transform"].transforms[2]
         step(torch.zeros(3))
         assert step.calls > 0
-        assert refused(first, module) == ""
+        assert changed(before, plan_of_project(module)) == ""
         step.sigma = 0.7
-        assert "sigma was 0.1, is 0.7" in refused(first, module)
+        assert "sigma was 0.1, is 0.7" in changed(before, plan_of_project(module))
 
 
 CHILD = """
 import runpy, sys
-from pathlib import Path
 import cloudpickle
-from tests.truth.test_code import refused
-packed, script, root = sys.argv[1:]
+from asynckfold import Plan
+from tests.truth.test_code import changed, plan_of_project
+packed, script, stored = sys.argv[1:]
+with open(stored) as file:
+    before = Plan.from_json(file.read())
 sys.path.insert(0, script.rpartition("/")[0])
-print(refused(Path(root), runpy.run_path(script, run_name="__main__")))
+print(changed(before, plan_of_project(runpy.run_path(script, run_name="__main__"))))
 del sys.path[0], sys.modules["blocks"]
 with open(packed, "rb") as file:
-    print(refused(Path(root), cloudpickle.load(file)))
+    print(changed(before, plan_of_project(cloudpickle.load(file))))
 """
 
 
-def test_another_process_finds_the_same(tmp_path: Path, first: Path) -> None:
+def test_another_process_finds_the_same(tmp_path: Path, before: Plan) -> None:
     """Run as a script, and sent by value; with another hash seed, from another folder."""
-    folder = tmp_path / "project"
-    names = ("MODELS", "SCHEDULERS", "OPT_FN", "SETTINGS")
+    folder, stored = tmp_path / "project", tmp_path / "stored"
+    stored.write_text(before.to_json())
     with imported(folder, PROJECT) as module, contextlib.ExitStack() as stack:
         for part in (module, sys.modules["blocks"]):
             cloudpickle.register_pickle_by_value(part)
             stack.callback(cloudpickle.unregister_pickle_by_value, part)
-        parts = {name: getattr(module, name) for name in names}
+        parts = {name: getattr(module, name) for name in NAMES}
         (tmp_path / "packed").write_bytes(cloudpickle.dumps(parts))
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, tmp_path / "packed", folder / "net.py", first],
+        [sys.executable, "-c", CHILD, tmp_path / "packed", folder / "net.py", stored],
         cwd="/",
         env={**os.environ, "PYTHONHASHSEED": "12345", "PYTHONPATH": str(Path.cwd())},
         capture_output=True,
@@ -539,29 +511,6 @@ def test_another_process_finds_the_same(tmp_path: Path, first: Path) -> None:
 
 
 # Laws
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield from _codes(inner)
-
-
-@pytest.mark.parametrize("name", ["dataclasses", "inspect"])
-def test_another_layout_of_real_code_is_the_same(name: str) -> None:
-    """Hundreds of functions, as they are and as `ast.unparse` writes them."""
-    file = importlib.import_module(name).__file__
-    assert file is not None
-    text = Path(file).read_text()
-    before, after = (compile(lines, "", "exec") for lines in (text, reformatted(text)))
-    pairs = list(zip(_codes(before), _codes(after), strict=True))
-    assert len(pairs) > 10
-    changed = [
-        one.co_name for one, other in pairs if bytecode.digest(one) != bytecode.digest(other)
-    ]
-    # Conditions over several lines, and the code around them, by version of Python.
-    assert len(changed) <= 0.05 * len(pairs), changed
 
 
 VALUES = st.recursive(
@@ -606,7 +555,7 @@ def of_value(value: Any) -> Plan:
     def opt_fn(model: Any) -> Any:
         return adam(model) if value is not opt_fn else None
 
-    return planned(opt_fn=opt_fn)
+    return plan_of(opt_fn=opt_fn)
 
 
 def test_one_bit_of_a_tensor_changes_the_digest() -> None:
@@ -614,7 +563,7 @@ def test_one_bit_of_a_tensor_changes_the_digest() -> None:
     other = weight.clone()
     other.view(torch.int32)[1] ^= 1
     one, same, edited = (
-        planned(criterion=nn.CrossEntropyLoss(weight=value))
+        plan_of(criterion=nn.CrossEntropyLoss(weight=value))
         for value in (weight, weight.clone(), other)
     )
     assert changed(one, same) == ""
@@ -628,22 +577,6 @@ def test_sets_and_dicts_have_no_order() -> None:
     assert changed(of_value(set(words)), of_value(set(shuffled))) == ""
     one, other = dict.fromkeys(words, 1), dict.fromkeys(shuffled, 1)
     assert changed(of_value(one), of_value(other)) == ""
-
-
-def test_cycles_and_long_chains_end() -> None:
-    loop: list[Any] = [1]
-    loop.append(loop)
-    assert changed(of_value(loop), of_value(loop)) == ""
-    deep: Any = 0
-    for _ in range(200):
-        deep = [deep]
-    assert changed(of_value(deep), of_value(deep)) == ""
-    scope: dict[str, Any] = {"__name__": "__main__", "adam": adam}
-    text = "def f0(model): return adam(model)\n" + "\n".join(
-        f"def f{n}(model): return f{n - 1}(model)" for n in range(1, 800)
-    )
-    exec(text, scope)
-    assert "f0()" in digested({"opt_fn": scope["f799"]}).parts["opt_fn"]
 
 
 def test_what_cannot_be_known_is_said() -> None:
@@ -667,10 +600,9 @@ def test_a_container_that_the_code_fills_is_state() -> None:
         counts["calls"] += 1
         return adam(model)
 
-    before = planned(opt_fn=opt_fn)
+    before = plan_of(opt_fn=opt_fn)
     opt_fn(Tiny())
-    assert counts["calls"] > 1
-    assert changed(before, planned(opt_fn=opt_fn)) == ""
+    assert changed(before, plan_of(opt_fn=opt_fn)) == ""
 
 
 class Lazy(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -714,11 +646,11 @@ def test_what_is_opened_or_computed_when_needed_is_state() -> None:
     data, step = Lazy(), Counted()
 
     def plan() -> Plan:
-        return planned(dataset=data, train_transform=step, eval_transform=step)
+        return plan_of(dataset=data, train_transform=step, eval_transform=step)
 
     before = plan()
-    assert step.calls > 0
-    assert data.file is not None
+    step(0)
+    assert data[0][0][0] == 1.1
     assert len(data) == 12
     assert changed(before, plan()) == ""
     data.noise = step.sigma = 0.25
@@ -735,7 +667,7 @@ def test_objects_that_refuse_to_be_looked_at_stop_nothing() -> None:
     def opt_fn(model: Any, rude: Any = Rude(), lazy: Any = nn.LazyLinear(3)) -> Any:  # noqa: B008
         return adam(model)
 
-    assert changed(planned(opt_fn=opt_fn), planned(opt_fn=opt_fn)) == ""
+    assert changed(plan_of(opt_fn=opt_fn), plan_of(opt_fn=opt_fn)) == ""
 
 
 class Experiment:
@@ -762,7 +694,7 @@ def test_of_an_object_with_many_methods_counts_what_is_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def plan(made: Any) -> Plan:
-        return planned({"A": made.model, "B": lambda: made.model()})
+        return plan_of({"A": made.model, "B": lambda: made.model()})
 
     before = plan(Experiment())
     assert changed(before, plan(Experiment(folder="runs/b"))) == ""
@@ -798,9 +730,8 @@ def test_generators_go_by_their_seed() -> None:
     assert changed(of_value(np.random.default_rng()), of_value(np.random.default_rng())) == ""
 
 
-def test_another_python_is_told_and_is_no_edit(first: Path) -> None:
-    with RunStore.read(first) as store:
-        code = store.plan.recipe["code"]
+def test_another_python_is_told_and_is_no_edit(before: Plan) -> None:
+    code = before.recipe["code"]
     other = {
         part: {
             **{
@@ -820,16 +751,16 @@ def test_another_python_is_told_and_is_no_edit(first: Path) -> None:
     assert changes.incomparable(code, code) == ""
 
 
-def test_code_that_was_loaded_counts_not_its_file(tmp_path: Path, first: Path) -> None:
-    """Edited on disk and not imported again: the old code is sent, so nothing has changed yet."""
-    with imported(tmp_path / "project", PROJECT) as module:
-        (tmp_path / "project" / "net.py").write_text(NET.replace("torch.relu", "torch.tanh"))
-        assert refused(first, module) == ""
-
-
-def test_two_lambdas_on_one_line_are_told_apart() -> None:
-    one, other = (lambda: nn.Linear(8, 3)), (lambda: nn.Linear(8, 4))
-    assert changed(planned({"A": one}), planned({"A": other})) == "model 'A': the lambda changed"
+def test_cycles_end_and_a_library_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop: list[Any] = [1]
+    loop.append(loop)
+    deep: Any = 0
+    for _ in range(200):
+        deep = [deep]
+    models = {"A": lambda: nn.Sequential(nn.Flatten(), nn.Linear(8, 3)) if (loop, deep) else None}
+    before = plan_of(models, criterion=nn.functional.cross_entropy)
+    monkeypatch.setattr(nn.Flatten, "forward", lambda self, x: x)
+    assert changed(before, plan_of(models, criterion=nn.functional.cross_entropy)) == ""
 
 
 def test_which_of_two_known_functions_is_meant_counts() -> None:
@@ -843,53 +774,24 @@ def test_which_of_two_known_functions_is_meant_counts() -> None:
         return lambda outputs, targets: chosen(outputs).mean() + 0 * other(targets).float().mean()
 
     one, other = (
-        planned(criterion=made(*pair), task="multiclass")
+        plan_of(criterion=made(*pair), task="multiclass")
         for pair in ((double, half), (half, double))
     )
     assert changed(one, other)
 
 
-def test_a_library_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = {"A": lambda: nn.Sequential(nn.Flatten(), nn.Linear(8, 3))}
-    before = planned(models, criterion=nn.functional.cross_entropy)
-    monkeypatch.setattr(nn.Flatten, "forward", lambda self, x: x)
-    assert changed(before, planned(models, criterion=nn.functional.cross_entropy)) == ""
-
-
-# Plans
-
-
 def test_candidates_may_be_added_and_those_that_depend_on_a_change_are_named() -> None:
     net, more = (lambda: nn.Linear(8, 3)), (lambda: nn.Linear(8, 3, bias=False))
     both = ["step", "cosine"]
-    old, grown = planned({"net": net}, both), planned({"net": net, "more": more}, both)
+    old, grown = plan_of({"net": net}, both), plan_of({"net": net, "more": more}, both)
     assert old.obstacle(grown) is None
-    assert Plan.from_json(grown.to_json()).obstacle(grown) is None
-    edited = planned({"net": net, "more": lambda: nn.Linear(8, 3, bias=True)}, both)
+    edited = plan_of({"net": net, "more": lambda: nn.Linear(8, 3, bias=True)}, both)
     assert "the lambda changed (2 of 4 candidates depend on it: more/step, more/cosine)" in str(
-        grown.obstacle(replace(edited, recipe={**grown.recipe, "code": edited.recipe["code"]}))
+        grown.obstacle(edited)
     )
 
 
 # What workers import by themselves
-
-
-def asserting(model: Any) -> Any:
-    assert model is not None
-    return adam(model)
-
-
-def test_asserts_that_pytest_rewrote_are_left_to_workers() -> None:
-    code = asserting.__code__
-    if not bytecode.is_rewritten(code):
-        pytest.skip("pytest leaves asserts as they are")
-    parts = digested({"opt_fn": asserting}).parts
-    assert parts["opt_fn"]["asserting()"].startswith("asserted:")
-    plain = textwrap.dedent(inspect.getsource(asserting))
-    scope = {"__name__": "__main__", "Any": Any, "adam": adam}
-    exec(plain, scope)
-    recipe = Recipe({}, {}, scope["asserting"], nn.CrossEntropyLoss())
-    assert imported_otherwise(recipe, parts) == ""
 
 
 def test_another_python_imports_what_it_can() -> None:

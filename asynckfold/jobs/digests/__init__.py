@@ -16,8 +16,7 @@ on the order of sets and dicts, on module names or on file locations.
 ::
 
     run         live objects → Digest: parts, each by its components
-    parts       one part → components by name
-    values      a value → a short text          states      an object's settings
-    bytecode    a function → its form           ownership   the user's own, or a library's
-    changes     two plans → what changed, in words
+    parts       one part → components by name, values as short texts
+    objects     an object's settings        ownership   the user's own, or a library's
+    bytecode    a function → its form       changes     two plans → what changed, in words
 """

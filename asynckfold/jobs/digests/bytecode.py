@@ -52,6 +52,9 @@ _CHANGING = {
 }
 """Methods by which code changes a container."""
 
+_ATTRIBUTE = ("LOAD_ATTR", "LOAD_METHOD")
+_VARIABLE = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+
 
 @dataclass(frozen=True)
 class Use:
@@ -61,17 +64,16 @@ class Use:
     ``("['lr']",)``.
     """
 
-    reads: tuple[tuple[str, tuple[str, ...]], ...]  # globals, sorted
-    free: tuple[tuple[str, tuple[str, ...]], ...]  # closure variables
+    reads: tuple[tuple[str, tuple[str, ...]], ...]  # globals and closure variables, sorted
     imports: tuple[str, ...]  # modules, and what is taken from them, sorted
     changes: frozenset[str]  # globals and closure variables that it assigns or mutates
-    attributes: frozenset[str]  # of its first argument that it assigns or mutates
-    methods: frozenset[str]  # attributes of its first argument that it reads
-    passes: bool  # it uses its first argument otherwise, so others may read more of it
+    attributes: frozenset[str]  # those that it assigns or mutates, of whatever object
+    names: frozenset[str]  # all names of globals and attributes
+    passes: bool  # it hands its first argument on, so others may read more of it
 
     def chains(self, name: str) -> list[tuple[str, ...]]:
         """Return what is read of a variable, each time."""
-        return [chain for known, chain in (*self.reads, *self.free) if known == name]
+        return [chain for variable, chain in self.reads if variable == name]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -159,109 +161,67 @@ def constant(value: Any) -> str:
 @functools.lru_cache(maxsize=4096)
 def use(code: CodeType) -> Use:
     """Return what a function reads and changes."""
-    reads: set[tuple[str, tuple[str, ...]]] = set()
-    inner_reads: set[tuple[str, tuple[str, ...]]] = set()
-    imports: set[str] = set()
-    changes: set[str] = set()
-    attributes: set[str] = set()
-    methods: set[str] = set()
-    passes = False
-    free = set(code.co_freevars)
+    inner = [use(value) for value in code.co_consts if isinstance(value, CodeType)]
+    hidden = {*code.co_cellvars}
+    reads = {pair for used in inner for pair in used.reads if pair[0] not in hidden}
+    imports = {name for used in inner for name in used.imports}
+    changes = {name for used in inner for name in used.changes} - hidden
+    attributes = {name for used in inner for name in used.attributes}
     first = code.co_varnames[0] if code.co_argcount else None
+    passes = "super" in code.co_names or any((first, ()) in used.reads for used in inner)
     all_steps = list(_steps(code))
     steps = [step for step in all_steps if step.opname not in _IDLE]
-    for names in _filled(all_steps):
-        if names[0] == first and len(names) == 2:
-            attributes.add(names[1])
-        elif len(names) == 1:
-            changes.add(names[0])
-    for place, step in enumerate(steps):
+    for place, (step, after) in enumerate(zip(steps, [*steps[1:], steps[-1]], strict=True)):
         name = step.argval
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME") and name not in _PLACE:
-            reads.add((name, tuple(_taken(steps, place + 1))))
-        if step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF"):
-            inner_reads.add((name, tuple(_taken(steps, place + 1))))
-        if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
-            if _is_changed(steps, place + 1):
-                changes.add(name)
+        is_mutated = after.opname in _ATTRIBUTE and after.argval in _CHANGING
+        if step.opname in _VARIABLE and name not in _PLACE:
+            chain = tuple(_taken(steps, place + 1))
+            reads.add((name, chain))
+            changes.update([name] * is_mutated)
+            passes = passes or (name == first and not chain)
         elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
-            step.opname == "STORE_DEREF" and name in free
+            step.opname == "STORE_DEREF" and name in code.co_freevars
         ):
             changes.add(name)
+        elif step.opname in ("STORE_ATTR", "DELETE_ATTR") or (
+            step.opname in _ATTRIBUTE and is_mutated
+        ):
+            attributes.add(name)
         elif step.opname == "IMPORT_NAME":
-            level, names = (item.argval for item in steps[place - 2 : place])
+            level, taken = (item.argval for item in steps[place - 2 : place])
             module = "." * level + name
             imports.add(module or ".")
-            imports.update(f"{module}{'.' if name else ''}{item}" for item in names or ())
-        elif step.opname in ("LOAD_FAST", "LOAD_FAST_BORROW") and name == first:
-            after, *later = [*steps[place + 1 : place + 3], step]
-            if after.opname in ("STORE_ATTR", "DELETE_ATTR"):
-                attributes.add(after.argval)
-            elif after.opname in ("COPY", "DUP_TOP") and later[0].opname == "LOAD_ATTR":
-                attributes.add(later[0].argval)  # self.seen += 1
-                methods.add(later[0].argval)
-            elif after.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                methods.add(after.argval)
-                if _is_changed(steps, place + 2):
-                    attributes.add(after.argval)
-            else:
-                passes = True
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            used = use(inner)
-            reads.update(used.reads)
-            inner_reads.update(used.free)
-            imports.update(used.imports)
-            changes.update(used.changes - set(inner.co_cellvars))
-    for name, chain in inner_reads:
-        # Where a comprehension or an inner function uses it, too.
-        if name == first and chain and chain[0].startswith("."):
-            methods.add(chain[0][1:])
-        elif name == first:
-            passes = True
-    passes = passes or any(name == "super" for name, _ in reads)
+            imports.update(f"{module}{'.' if name else ''}{item}" for item in taken or ())
+        elif step.opname.startswith("LOAD_FAST") and name == first:
+            # An augmented assignment copies it first.
+            is_taken = after.opname.endswith(("_ATTR", "_METHOD"))
+            passes = passes or not (is_taken or after.opname in ("COPY", "DUP_TOP"))
+    for held in _filled(all_steps):
+        (attributes if held.opname in _ATTRIBUTE else changes).add(str(held.argval))
     return Use(
         tuple(sorted(reads)),
-        tuple(sorted(inner_reads)),
         tuple(sorted(imports)),
         frozenset(changes),
         frozenset(attributes),
-        frozenset(methods),
+        frozenset(code.co_names).union(*(used.names for used in inner)),
         passes,
     )
 
 
 def _taken(steps: list[dis.Instruction], place: int) -> Iterator[str]:
     """Yield the attributes, or items by text, that are taken in a row."""
-    while place < len(steps):
-        step, after = steps[place], steps[place + 1 : place + 2]
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+    for step, after in zip(steps[place:], [*steps[place + 1 :], steps[-1]], strict=True):
+        is_item = after.opname == "BINARY_SUBSCR" or after.argrepr == "[]"
+        if step.opname in _ATTRIBUTE:
             yield f".{step.argval}"
-            place += 1
-        elif (
-            step.opname == "LOAD_CONST"
-            and isinstance(step.argval, str)
-            and after
-            and (after[0].opname == "BINARY_SUBSCR" or after[0].argrepr == "[]")
-        ):
+        elif step.opname == "LOAD_CONST" and isinstance(step.argval, str) and is_item:
             yield f"[{step.argval!r}]"
-            place += 2
-        else:
+        elif step.opname != "BINARY_SUBSCR" and step.argrepr != "[]":
             return
 
 
-def _is_changed(steps: list[dis.Instruction], place: int) -> bool:
-    """Whether a mutating method of the loaded container is taken."""
-    ahead = steps[place : place + 1]
-    return (
-        bool(ahead)
-        and ahead[0].opname in ("LOAD_ATTR", "LOAD_METHOD")
-        and (ahead[0].argval in _CHANGING)
-    )
-
-
-def _filled(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
-    """Yield containers to which an item is assigned: a name, or a name and its attribute."""
+def _filled(steps: list[dis.Instruction]) -> Iterator[dis.Instruction]:
+    """Yield what loads containers to which an item is assigned."""
     for place, step in enumerate(steps):
         twice = step.opname == "COPY" and step.arg == 2
         augmented = step.opname == "DUP_TOP_TWO" or (twice and steps[place - 1].opname != "COPY")
@@ -273,10 +233,6 @@ def _filled(steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
             place -= 1
             earlier = steps[place]
             height += dis.stack_effect(earlier.opcode, earlier.arg, jump=False)
-        if height != 1 or place < 1:
-            continue
-        held, owner = steps[place - 1], steps[max(place - 2, 0)]
-        if held.opname in ("LOAD_GLOBAL", "LOAD_DEREF", "LOAD_NAME"):
-            yield (str(held.argval),)
-        elif held.opname == "LOAD_ATTR" and owner.opname.startswith("LOAD_FAST"):
-            yield str(owner.argval), str(held.argval)
+        held = steps[place - 1]
+        if height == 1 and place > 0 and held.opname in (*_VARIABLE, "LOAD_ATTR"):
+            yield held

@@ -87,28 +87,15 @@ def package_of(value: Any) -> str:
 def files_digest(package: str) -> str:
     """Return the digest of all Python files of a package."""
     whole = hashlib.sha256()
-    for folder in sys.modules[package].__path__:
-        for file in _files(folder):
-            content = _content(file, Path(file).stat().st_mtime_ns)
-            whole.update(f"{Path(file).relative_to(folder)} {content}\n".encode())
+    for home in sys.modules[package].__path__:
+        for folder, inner, files in os.walk(home):
+            code = sorted(name for name in files if name.endswith(".py"))
+            # Folders without code may hold millions of samples.
+            inner[:] = sorted(inner) if code else []
+            for path in (Path(folder, name) for name in code):
+                content = hashlib.sha256(path.read_bytes()).hexdigest()
+                whole.update(f"{path.relative_to(home)} {content}\n".encode())
     return whole.hexdigest()[:16]
-
-
-@functools.lru_cache(maxsize=65536)
-def _content(file: str, changed_ns: int) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-
-
-@functools.lru_cache(maxsize=256)
-def _files(folder: str) -> tuple[str, ...]:
-    # Folders without code may hold millions of samples.
-    try:
-        names = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:  # nobody can import from it
-        return ()
-    files = [entry.path for entry in names if entry.name.endswith(".py")]
-    inner = [entry.path for entry in names if entry.is_dir(follow_symlinks=False)] if files else []
-    return (*files, *(file for path in inner for file in _files(path)))
 
 
 @contextmanager

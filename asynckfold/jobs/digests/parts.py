@@ -1,32 +1,31 @@
-"""The components of one part of a run, such as a model or `opt_fn`."""
+"""The components of one part of a run, such as a model or `opt_fn`.
+
+``=0.1`` is a value itself, ``#5be1…`` a hash of its content, ``?Lock`` only its type.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import enum
 import functools
+import hashlib
 import importlib.util
 import inspect
 import itertools
+import logging
 import sys
+import tempfile
 import types
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Container, Iterator, Sequence
+from pathlib import Path, PurePath
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from asynckfold.jobs.digests import bytecode
 from asynckfold.jobs.digests.changes import WEIGHTS
-from asynckfold.jobs.digests.ownership import (
-    files_digest,
-    is_asynckfold,
-    is_own,
-    is_own_file,
-    package_of,
-)
-from asynckfold.jobs.digests.states import (
-    PLAIN,
+from asynckfold.jobs.digests.objects import (
+    DEEPEST,
     attributes_of,
     changed_by_use,
     closure_of,
@@ -35,15 +34,23 @@ from asynckfold.jobs.digests.states import (
     is_named,
     is_wrapper,
     module_settings,
-    reached,
     settings_of,
-    steps_of,
     unwrapped,
+    used_parts,
 )
-from asynckfold.jobs.digests.values import MOST_ITEMS, Tensors, Values, sha
+from asynckfold.jobs.digests.ownership import (
+    files_digest,
+    is_asynckfold,
+    is_own,
+    is_own_file,
+    package_of,
+)
 
 DEEPEST_NAMED = 4
 """Parts of parts of an object that have a name of their own."""
+
+MOST_ITEMS = 64
+"""Containers of a data set that hold more are samples, which its fingerprint covers."""
 
 MOST_STEPS = 1000
 """Functions of a package that are followed for a part; of more, any change of its files counts.
@@ -54,11 +61,21 @@ Measured: of timm, 5,546 functions would be followed, in 60 s.
 MODULE_STEPS = 20
 """A module that a function imports is compiled, which takes as long as following functions."""
 
+_PLAIN = (bool, int, float, complex, type(None))
+_CONTAINERS = (int, float, str, bytes, dict, set, frozenset)
+_NO_TORCH: Any = types.SimpleNamespace(Tensor=(), Generator=(), device=())
+_CHOSEN_SEED = 2**64
+"""A seed of the operating system's choice has 128 bits."""
+
 _UNUSED = {
     *("__repr__", "__str__", "extra_repr", "__hash__", "__eq__", "__replace__"),
     *("__annotate__", "__annotate_func__"),
 }
 """Methods of a class that no result depends on."""
+
+Inside = tuple[tuple[str, str], list[tuple[str, Any]]]
+"""Name and text of what kind of thing a value is, and its parts by the rest of their path; the name
+is empty where parts have no components of their own."""
 
 
 class LargePackageError(Exception):
@@ -74,20 +91,17 @@ class PartDigests:
     The user's functions and classes wait in a queue, so a long chain of calls is no deep recursion.
     """
 
-    def __init__(
-        self, tensors: Tensors, whole: Container[str], *, is_used: bool, is_data: bool
-    ) -> None:
+    def __init__(self, whole: Container[str], *, is_used: bool, is_data: bool) -> None:
         self.is_used, self.is_data = is_used, is_data
         self._whole, self._counts = whole, Counter[str]()
         self.components: dict[str, str] = {}
         self.skipped: dict[str, None] = {}
         self.modules: set[str] = set()
-        self._values = Values(self, tensors)
-        self._tensors = tensors
         self._labels: dict[int, str] = {}
         self._taken: set[str] = set()
         self._waiting: deque[Callable[[], None]] = deque()
         self._main: Any = None
+        self._is_model = False  # given as an instance
         self._within: set[int] = set()
         self._imports: set[str] = set()
         self._kept: list[Any] = []  # alive, so that ids are not reused
@@ -102,60 +116,177 @@ class PartDigests:
         """
         self._main = _main_of(value)
         if type(value).__name__ == "InitialState" and is_asynckfold(type(value).__module__):
-            self.module("", value.module, whole=True)
+            self._is_model, module = True, value.module
+            texts = {name: _tensor(item) for name, item in _named_tensors(module)}
+            self._put(WEIGHTS, f"#{sha(repr(texts))}")
+            self._expand("", module)
         elif isinstance(value, (list, tuple)) and not self.is_data:
-            self._steps("", value)
+            self._record("", _steps_of(value))
         else:
             self._expand("", value)
         while self._waiting:
             self._waiting.popleft()()
 
-    # What values refer to
+    # Values
 
-    def refer(self, value: Any, path: str) -> str | None:
-        """Return the text for a user's function, class or module, and queue it."""
-        if id(value) in self._labels:
-            return f"={self._labels[id(value)]}"
-        if isinstance(value, FunctionType):
-            if is_own(value) or not is_named(value):
-                self._queue(value, value.__name__)
-        elif (
-            isinstance(value, (type, ModuleType))
-            and is_own(value)
-            and not self._is_whole(package_of(value))
-        ):
-            if isinstance(value, ModuleType):
-                label = self._label(value, f"the module {path}")
-                self._waiting.append(functools.partial(self._all_of, path, value))
-            else:
-                label = self._label(value, value.__name__)
-                self._waiting.append(functools.partial(self._class, label, value))
-        return f"={self._labels[id(value)]}" if id(value) in self._labels else None
+    def _expand(self, path: str, value: Any, depth: int = 0) -> None:
+        """Record a value by its components, so that a changed one can be named."""
+        self._kept.append(value)
+        inside = self._inside(path, value, depth)
+        if isinstance(inside, str) or not inside[0][0] or depth > DEEPEST_NAMED:
+            self._put(path or "it", self._hash(path, value, inside, depth))
+            return
+        self._within.add(id(value))
+        self._record(path, inside, depth + 1)
+        self._within.discard(id(value))
 
-    def module(self, path: str, module: Any, *, whole: bool = False) -> None:
-        """Record a torch module: settings by name; its own tensors too, unless it is a model."""
-        colon, weights = f"{path}: " if path else "", []
-        for name, inner in module.named_modules():
-            for key, tensor in {**inner._parameters, **inner._buffers}.items():
-                text = "=None" if tensor is None else self._tensors.text(tensor)
-                if not (name or whole):
-                    self._put(f"{colon}{key}", text)
-                elif tensor is not None:
-                    weights.append(f"{name}.{key} {text}")
-            kind = self._values.text(type(inner), name or path)
-            settings = module_settings(inner, is_used=self.is_used)
-            if name:
-                at = f"{colon}{name}"
-                texts = [(key, self._values.text(value, f"{at}.{key}")) for key, value in settings]
-                self._put(f"{at} ({type(inner).__name__})", "#" + sha(f"{kind} {texts}"))
-                continue
-            self._put(f"{colon}its class", kind)
-            for key, value in settings:
-                self._expand(f"{colon}{key}", value, 2)
-        if weights:
-            self._put(f"{colon}{WEIGHTS}", "#" + sha("\n".join(weights)))
+    def _record(self, path: str, inside: Inside, depth: int = 1) -> None:
+        (name, text), items = inside
+        self._put(_joined(path, f": {name}"), text)
+        for rest, item in items:
+            self._expand(_joined(path, rest), item, depth)
 
-    def skip(self, path: str, value: Any) -> str:
+    def _text(self, value: Any, path: str, depth: int = 0) -> str:
+        """Return a value as a short text, equal for equal values in any process."""
+        return self._hash(path, value, self._inside(path, value, depth), depth)
+
+    def _hash(self, path: str, value: Any, inside: str | Inside, depth: int) -> str:
+        if isinstance(inside, str):
+            return inside
+        self._within.add(id(value))
+        (_, head), items = inside
+        texts = [(rest, self._text(item, _joined(path, rest), depth + 1)) for rest, item in items]
+        self._within.discard(id(value))
+        if isinstance(value, (set, frozenset)):
+            texts.sort()
+        return f"#{sha(f'{head} {texts}')}"
+
+    def _inside(self, path: str, value: Any, depth: int) -> str | Inside:
+        """Return a value as text, or what it consists of."""
+        if type(value) in _PLAIN:
+            return f"={value!r}"
+        if type(value) is str:
+            return "#" + sha(f"str:{_without_place(value, self.is_data)}")
+        if id(value) in self._within:
+            return "=itself"
+        if issubclass(type(value), (FunctionType, ModuleType, type)):
+            return self._reference(path, value)
+        if depth > DEEPEST:
+            return self._skip(path, value)
+        try:
+            return self._known(path, value) or self._container(path, value, depth)
+        except LargePackageError:
+            raise
+        except Exception:  # noqa: BLE001 - properties and the like are the user's code
+            return self._skip(path, value)
+
+    def _known(self, path: str, value: Any) -> str:
+        """Return the text of a value of torch, NumPy, pandas and the like; ``""`` for others."""
+        import numpy as np
+
+        kind, torch = type(value), sys.modules.get("torch", _NO_TORCH)
+        is_pandas = kind.__module__.startswith("pandas.") and hasattr(value, "__array__")
+        is_tensor = isinstance(value, torch.Tensor)
+        if is_pandas or is_tensor or isinstance(value, np.ndarray):
+            size = value.numel() if is_tensor else value.size
+            if self.is_data and (is_pandas or size > MOST_ITEMS):
+                return f"={kind.__name__}"
+            return _tensor(value) if is_tensor else self._array(path, np.asarray(value))
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return f"#{sha('bytes', bytes(value))}"
+        if isinstance(value, PurePath):
+            return "#" + sha(f"path:{_without_place(str(value), self.is_data)}")
+        if isinstance(value, np.generic):
+            return f"={kind.__name__}({value.item()!r})"
+        if isinstance(value, torch.Generator):
+            return f"=seed {value.initial_seed()}"
+        if isinstance(value, np.random.Generator):
+            # By its seed: its state changes as it is used.
+            seeds = getattr(value.bit_generator, "seed_seq", None)
+            if isinstance(seed := getattr(seeds, "entropy", None), int) and seed < _CHOSEN_SEED:
+                return f"=seed {seed} {getattr(seeds, 'spawn_key', ())}"
+        if isinstance(value, (np.random.Generator, np.random.RandomState)):
+            return self._skip(path, value)
+        if kind.__module__ == "random":
+            return self._skip(path, value)
+        if isinstance(value, (torch.device, logging.Logger, logging.LoggerAdapter)):
+            return f"={kind.__name__}"
+        return ""
+
+    def _array(self, path: str, array: Any) -> str:
+        if array.dtype.hasobject:
+            return f"#{sha(f'{array.shape} {self._text(array.ravel().tolist(), path)}')}"
+        return "#" + sha(f"{array.dtype} {array.shape}", array.tobytes())
+
+    def _container(self, path: str, value: Any, depth: int) -> str | Inside:
+        """Return what a collection, a function with arguments or another object consists of."""
+        kind = type(value)
+        is_collection = isinstance(value, (list, tuple, deque, dict, set, frozenset))
+        if is_collection and self.is_data and len(value) > MOST_ITEMS:
+            return f"={kind.__name__}"
+        if isinstance(value, (list, tuple, deque)):
+            if len(value) <= 8 and kind in (list, tuple) and {*map(type, value)} <= {*_PLAIN}:
+                return f"={value!r}"
+            items = [(f"[{place}]", item) for place, item in enumerate(value)]
+            return ("", self._text(kind, path)), items
+        if kind in (set, frozenset):
+            return ("", "set"), [("", item) for item in value]
+        if kind in (dict, OrderedDict, types.MappingProxyType):
+            return self._mapping(path, value, depth)
+        if isinstance(value, enum.Enum):
+            return ("", self._text(kind, path)), [(".name", value.name), (".value", value.value)]
+        if isinstance(value, functools.partial):
+            items = [(f": argument {n}", item) for n, item in enumerate(value.args, 1)]
+            items += [(f": {key}", value.keywords[key]) for key in sorted(value.keywords)]
+            return ("its arguments", f"={len(value.args)}"), [("", value.func), *items]
+        if isinstance(value, MethodType):
+            name, instance = value.__func__.__name__, value.__self__
+            if self._partly(_joined(path, ": self"), instance, name):
+                return ("its method", f"={name}()"), []
+            return ("its method", self._text(value.__func__, path)), [(": self", instance)]
+        if kind.__module__.startswith("torchvision.transforms") and kind.__name__ == "Compose":
+            return _steps_of(value.transforms)
+        return self._object(path, value)
+
+    def _mapping(self, path: str, value: Any, depth: int) -> Inside:
+        by_text = {
+            repr(key) if type(key) in (*_PLAIN, str) else self._text(key, path, depth + 1): item
+            for key, item in value.items()
+        }
+        texts = list(by_text) if type(value) is OrderedDict else sorted(by_text)
+        is_named = 0 < len(texts) <= MOST_ITEMS and {*map(type, value)} == {str}
+        head = ("its keys" if is_named else "", "#" + sha(f"dict {texts}"))
+        return head, [(f"[{text:.40}]", by_text[text]) for text in texts]
+
+    def _object(self, path: str, value: Any) -> str | Inside:
+        if is_module(value):
+            return self._module(path, value)
+        kind = self._text(type(value), path)
+        if is_wrapper(value):
+            return ("its class", kind), [("", value.__wrapped__)]
+        settings = None if isinstance(value, _CONTAINERS) else settings_of(value)
+        if settings is None:
+            reduced = value.__reduce_ex__(4)
+            if isinstance(reduced, str):
+                return f"={type(value).__module__}.{reduced}"
+            held = [*reduced[1:3], *(list(item) for item in reduced[3:5] if item is not None)]
+            return ("", kind), [("", item) for item in held]
+        is_used = self.is_used and is_own(type(value))
+        changed = changed_by_use(type(value)) if is_used else frozenset()
+        for name in sorted(changed & settings.keys()):
+            self._skip(_joined(path, f".{name}"), settings[name])
+        items = [(f".{name}", settings[name]) for name in sorted(settings.keys() - changed)]
+        return ("its class", kind), items
+
+    def _module(self, path: str, module: Any) -> Inside:
+        """Return the settings, tensors and inner modules of a torch module."""
+        parts = dict(module_settings(module, is_used=self.is_used))
+        # Those of a model given as an instance have a component for all of them.
+        parts |= {} if self._is_model else {**module._parameters, **module._buffers}
+        items = [(f".{name}", item) for name, item in {**parts, **module._modules}.items()]
+        return ("its class", self._text(type(module), path)), items
+
+    def _skip(self, path: str, value: Any) -> str:
         """Record what is compared by type only."""
         kind = type(value).__name__
         self.skipped[f"{path} ({kind})" if path else kind] = None
@@ -176,84 +307,18 @@ class PartDigests:
         key = next(key for key in _numbered(name) if self.components.get(key, text) == text)
         self.components[key] = text
 
-    # Values by their components
-
-    def _expand(self, path: str, value: Any, depth: int = 0) -> None:
-        """Record a value by its components, so that a changed one can be named."""
-        self._kept.append(value)
-        known = id(value) in self._labels or id(value) in self._within
-        inside = None
-        if not known and depth <= DEEPEST_NAMED:
-            try:
-                inside = self._inside(path, value)
-            except Exception:  # noqa: BLE001 - properties and the like are the user's code
-                self._put(path or "it", self.skip(path, value))
-                return
-        if inside is None:
-            self._put(path or "it", self._values.text(value, path))
-            return
-        self._within.add(id(value))
-        try:
-            for name, item in inside:
-                self._expand(name, item, depth + 1)
-        finally:
-            self._within.discard(id(value))
-
-    def _inside(self, path: str, value: Any) -> list[tuple[str, Any]] | None:
-        """Return the named components of a value; None where it has none."""
-        colon = f"{path}: " if path else ""
-        if isinstance(value, functools.partial):
-            self._put(f"{colon}its arguments", f"={len(value.args)}")
-            inner = [(path, value.func)]
-            inner += [(f"{colon}argument {n}", item) for n, item in enumerate(value.args, 1)]
-            return inner + [
-                (f"{colon}{key}", value.keywords[key]) for key in sorted(value.keywords)
-            ]
-        if isinstance(value, MethodType):
-            name = value.__func__.__name__
-            if self._partly(f"{colon}self", value.__self__, [name]):
-                self._put(f"{colon}its method", f"={name}()")
-                return []
-            self._put(f"{colon}its method", self._values.text(value.__func__, path))
-            return [(f"{colon}self", value.__self__)]
-        if is_wrapper(value) and not isinstance(value, FunctionType):
-            self._put(f"{colon}its class", self._values.text(type(value), path))
-            return [(path, value.__wrapped__)]
-        steps = steps_of(value)
-        if steps is not None:
-            self._steps(path, steps)
-            return []
-        if is_module(value):
-            self.module(path, value)
-            return []
-        if type(value) in (dict, OrderedDict):
-            return self._items(path, value)
-        if (text := self._values.known(value, path)) is not None:
-            self._put(path or "it", text)
-            return []
-        attributes = settings_of(value, is_used=self.is_used)
-        if attributes is None:
-            return None
-        settings, changed = attributes
-        self._put(f"{colon}its class", self._values.text(type(value), path))
-        dot = f"{path}." if path else ""
-        for name in changed:
-            self.skip(f"{dot}{name}", getattr(value, name))
-        return [(f"{dot}{name}", item) for name, item in settings]
-
-    def _items(self, path: str, value: Mapping[Any, Any]) -> list[tuple[str, Any]] | None:
-        if not 0 < len(value) <= MOST_ITEMS or not all(type(key) is str for key in value):
-            return None
-        keys = list(value) if type(value) is OrderedDict else sorted(value)
-        self._put(f"{path}: its keys" if path else "its keys", "#" + sha(repr(keys)))
-        return [(f"{path}[{key!r}]", value[key]) for key in keys]
-
-    def _steps(self, path: str, steps: Sequence[Any]) -> None:
-        colon = f"{path}: " if path else ""
-        names = [short_name(step) for step in steps]
-        self._put(f"{colon}its steps", f"={', '.join(names)}")
-        for place, (name, step) in enumerate(zip(names, steps, strict=True), 1):
-            self._expand(f"{colon}step {place} ({name})", step)
+    def _reference(self, path: str, value: Any) -> str:
+        """Return the name of a function, class or module; queue the user's."""
+        if id(value) not in self._labels:
+            if isinstance(value, FunctionType):
+                if is_own(value) or not is_named(value):
+                    self._queue(value, value.__name__)
+            elif is_own(value) and not self._is_whole(package_of(value)):
+                is_class = isinstance(value, type)
+                label = self._label(value, value.__name__ if is_class else f"the module {path}")
+                take = self._class if is_class else self._all_of
+                self._waiting.append(functools.partial(take, label if is_class else path, value))
+        return f"={self._labels.get(id(value)) or _full_name(value)}"
 
     # Functions and what they look up
 
@@ -263,13 +328,12 @@ class PartDigests:
         for layer in (unwrapped(function), function):
             if id(layer) in self._labels or not isinstance(layer, FunctionType):
                 continue
-            if is_own(layer):
-                if not self._is_whole(package_of(layer)):
-                    take = functools.partial(self._function, self._label(layer, shown), layer)
-                    self._waiting.append(take)
-            else:
+            if not is_own(layer):
                 label = self._label(layer, f"the decorator of {shown}")
                 self._waiting.append(functools.partial(self._decorator, label, layer))
+            elif not self._is_whole(package_of(layer)):
+                take = functools.partial(self._function, self._label(layer, shown), layer)
+                self._waiting.append(take)
 
     def _function(self, label: str, function: FunctionType) -> None:
         """Record a user's function."""
@@ -286,7 +350,8 @@ class PartDigests:
             # As a dataclass calls the defaults of its fields.
             field = name.removeprefix("_dflt_")
             word = f"{of}the {'default of' if field != name else 'closure variable'} {field}"
-            self._variable(word, name, value, used.chains(name), used)
+            for chain in used.chains(name) or [()]:
+                self._variable(word, name, value, chain, used)
         for name, value in sorted(vars(function).items()):
             if not name.startswith("__"):
                 self._expand(f"{of}its attribute {name}", value, 2)
@@ -302,44 +367,37 @@ class PartDigests:
             if name not in changes:
                 self._held(f"{label}: {name}", value)
         if is_wrapper(function):
-            self._values.text(vars(function)["__wrapped__"], label)
+            self._text(vars(function)["__wrapped__"], label)
 
     def _held(self, word: str, value: Any) -> None:
         """Record what a library's decorator holds: settings and the user's code, not its state."""
         if isinstance(value, MethodType):
-            self._put(f"{word}: its method", self._values.text(value.__func__, word))
+            self._put(f"{word}: its method", self._text(value.__func__, word))
             self._held(word, value.__self__)
         elif _is_telling(value) or isinstance(value, (FunctionType, list, tuple, dict)):
             self._expand(word, value, 2)
         else:
-            self._put(f"{word}: its class", self._values.text(type(value), word))
+            self._put(f"{word}: its class", self._text(type(value), word))
             # A context manager that is made anew for each call keeps its arguments.
             is_new = isinstance(value, contextlib._GeneratorContextManager)
             changed = () if is_new else changed_by_use(type(value))
             for name, item in sorted(attributes_of(value).items()):
-                if name in changed or name.startswith("__"):
-                    continue
-                if _is_telling(item) or self._values.known(item, word) is not None:
+                if name not in changed and not name.startswith("__") and _is_telling(item):
                     self._expand(f"{word}.{name}", item, 2)
 
     def _defaults(self, of: str, function: FunctionType) -> None:
-        code, given = function.__code__, function.__defaults__ or ()
-        names = code.co_varnames[code.co_argcount - len(given) : code.co_argcount]
-        defaults = {**dict(zip(names, given, strict=True)), **(function.__kwdefaults__ or {})}
-        for name in sorted(defaults):
-            self._expand(f"{of}the default of {name}", defaults[name], 2)
+        for name, item in inspect.signature(function, follow_wrapped=False).parameters.items():
+            if item.default is not item.empty:
+                self._expand(f"{of}the default of {name}", item.default, 2)
 
     def _globals(self, function: FunctionType, used: bytecode.Use) -> None:
         """Record the globals that a function reads, and the modules that it imports."""
         scope = function.__globals__
-        for name in dict.fromkeys(name for name, _ in used.reads if name in scope):
-            value, chains = scope[name], used.chains(name)
-            if not isinstance(value, ModuleType):
-                self._variable(f"the global {name}", name, value, chains, used)
-            elif is_own(value):
-                for chain in chains:
-                    path, inner, rest = _followed(name, value, chain)
-                    self._variable(f"the global {path}", name, inner, [rest], used)
+        for name, chain in used.reads:
+            if name in scope:
+                path, value, rest = _followed(name, scope[name], chain)
+                if not isinstance(value, ModuleType) or is_own(value):
+                    self._variable(f"the global {path}", name, value, rest, used)
         package = str(scope.get("__package__") or "")
         for name in used.imports:
             self._imported(name, package)
@@ -349,44 +407,43 @@ class PartDigests:
         word: str,
         name: str,
         value: Any,
-        chains: Sequence[tuple[str, ...]],
+        chain: tuple[str, ...],
         used: bytecode.Use,
     ) -> None:
         """Record a variable, or only the settings that are read of it."""
         if isinstance(value, (type, FunctionType, ModuleType)):
-            text = self._values.text(value, word.removeprefix("the global "))
+            text = self._text(value, word.removeprefix("the global "))
             if text not in (f"={name}", f"={name}()"):
                 self._put(word, text)
             return
         if name in used.changes:
-            self.skip(word, value)
+            self._skip(word, value)
             return
-        settings = _lookups(value)
-        taken = {chain[0] if chain else "" for chain in chains}
-        if taken and taken <= settings.keys():
-            for step in sorted(taken):
-                self._expand(f"{word}{step}", settings[step], 2)
-        elif "" in taken or not self._partly(word, value, [step[1:] for step in sorted(taken)]):
+        settings: dict[str, Any] = {}
+        if type(value) is dict:
+            settings = {f"[{key!r}]": item for key, item in value.items()}
+        elif not (is_module(value) or isinstance(value, (functools.partial, MethodType))):
+            settings = {f".{key}": item for key, item in getattr(value, "__dict__", {}).items()}
+        step = chain[0] if chain else ""
+        if step in settings:
+            self._expand(f"{word}{step}", settings[step], 2)
+        elif not step or not self._partly(word, value, step[1:]):
             self._expand(word, value, 1)
 
-    def _partly(self, word: str, value: Any, names: Sequence[str]) -> bool:
-        """Record what some methods use of an object; return whether that is known."""
+    def _partly(self, word: str, value: Any, method: str) -> bool:
+        """Record what a method uses of an object; return whether that is known."""
+        used = None if is_module(value) else used_parts(value, method)
+        if used is None:
+            return False
         kind = type(value)
-        if not names or is_module(value) or not is_own(kind) or not hasattr(value, "__dict__"):
-            return False
-        uses = reached(kind, names)
-        if uses is None:
-            return False
-        methods, attributes = uses
-        if not attributes <= {*vars(value), *dir(kind)}:
-            return False
-        for name in sorted(methods):
-            self._method(f"{kind.__name__}.{name}", methods[name])
-        changed = changed_by_use(kind) if self.is_used else ()
-        for name in sorted(attributes):
-            if name in vars(value) and name not in changed:
+        methods, attributes = used
+        for name, functions in sorted(methods.items()):
+            for function in functions:
+                self._method(f"{kind.__name__}.{name}", function)
+        for name in sorted(attributes - (changed_by_use(kind) if self.is_used else set())):
+            if name in vars(value):
                 self._expand(f"{word}.{name}", vars(value)[name], 2)
-            elif name not in changed:
+            else:
                 self._expand(f"{kind.__name__}.{name}", inspect.getattr_static(kind, name), 2)
         return True
 
@@ -398,55 +455,50 @@ class PartDigests:
             if not isinstance(value, (type, FunctionType)):
                 self._expand(f"{path}.{name}", value, 2)
             elif is_own(value):
-                self.refer(value, f"{path}.{name}")
+                self._reference(f"{path}.{name}", value)
 
     def _imported(self, name: str, package: str) -> None:
         """Record a user's module that a function imports when it is called, by its file."""
         try:
             full = importlib.util.resolve_name(name, package or None)
             spec = importlib.util.find_spec(full)
+            file = Path(spec.origin if spec and spec.origin else "")
+            if file.suffix != ".py" or str(file) in self._imports or is_asynckfold(full):
+                return
+            self._imports.add(str(file))
+            package = full.partition(".")[0]
+            if not is_own_file(str(file)) or self._is_whole(package):
+                return
+            if package in sys.modules and spec and spec.parent:
+                self._count(package, MODULE_STEPS)
+            code = _compiled(str(file), file.stat().st_mtime_ns)
+        except LargePackageError:
+            raise
         except Exception:  # noqa: BLE001 - a package is imported to find its modules
             return
-        origin = spec.origin if spec else None
-        if spec is None or origin is None or origin in self._imports or is_asynckfold(full):
-            return
-        self._imports.add(origin)
-        package = full.partition(".")[0]
-        if not origin.endswith(".py") or not is_own_file(origin) or self._is_whole(package):
-            return
-        if package in sys.modules and spec.parent:
-            self._count(package, MODULE_STEPS)
-        try:
-            code = _compiled(origin, Path(origin).stat().st_mtime_ns)
-        except (OSError, SyntaxError, ValueError):
-            return
         self._put(f"the module {full}", f"code:{bytecode.digest(code)}")
-        inside = full if spec.submodule_search_locations else full.rpartition(".")[0]
+        is_package = spec is not None and spec.submodule_search_locations
         for further in bytecode.use(code).imports:
-            self._imported(further, inside)
+            self._imported(further, full if is_package else full.rpartition(".")[0])
 
     # Classes
 
     def _class(self, label: str, kind: type) -> None:
         """Record a user's class with its methods and bases."""
         of = "" if kind is self._main else f"{label}."
-        bases = [self._values.text(base, label) for base in (*kind.__bases__, type(kind))]
+        bases = [self._text(base, label) for base in (*kind.__bases__, type(kind))]
         self._put(f"the bases of {label}", "#" + sha(repr(bases)))
         is_enum = issubclass(kind, enum.Enum)
         if issubclass(kind, enum.Enum):
-            members = [
-                (name, self._values.text(item.value, f"{label}.{name}"))
-                for name, item in kind.__members__.items()
-            ]
-            self._put(f"the members of {label}", "#" + sha(repr(members)))
+            members = {name: item.value for name, item in kind.__members__.items()}
+            self._put(f"the members of {label}", self._text(members, label))
         for name, value in sorted(vars(kind).items()):
-            if name in _UNUSED or (is_enum and not functions_of(value)):
-                continue
-            if isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType)):
-                continue
             functions = functions_of(value)
-            if name.startswith("__") and name.endswith("__") and not functions:
-                continue  # such as the notes that copyreg makes when an object is pickled
+            # Such as the notes that copyreg makes when an object is pickled.
+            is_note = name.startswith("__") and name.endswith("__") and not functions
+            is_slot = isinstance(value, (types.MemberDescriptorType, types.GetSetDescriptorType))
+            if name in _UNUSED or is_slot or is_note or (is_enum and not functions):
+                continue
             for function in functions:
                 self._method(f"{of}{name}", function)
             if not functions:
@@ -455,7 +507,7 @@ class PartDigests:
     def _method(self, name: str, function: Any) -> None:
         self._queue(function, name)
         if not isinstance(function, FunctionType) or id(function) not in self._labels:
-            self._put(name, self._values.text(function, name))
+            self._put(name, self._text(function, name))
 
     # Packages that are too large to be followed
 
@@ -470,6 +522,32 @@ class PartDigests:
             return False
         self._put(f"the package {package}", f"#{files_digest(package)}")
         return True
+
+
+def sha(text: str, data: bytes = b"") -> str:
+    """Return the shortened SHA-256 of a text and bytes."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass") + data).hexdigest()[:16]
+
+
+def short_name(value: Any) -> str:
+    """Return the name of a function or class, or of the class of an object."""
+    name = getattr(value, "__name__", None) or type(value).__name__
+    return "lambda" if name == "<lambda>" else str(name)
+
+
+def _full_name(value: Any) -> str:
+    name = getattr(value, "__qualname__", value.__name__)
+    return f"{getattr(value, '__module__', '')}.{name}".strip(".")
+
+
+def _joined(path: str, rest: str) -> str:
+    return path + rest if path else rest.lstrip(".: ")
+
+
+def _steps_of(steps: Sequence[Any]) -> Inside:
+    names = [short_name(step) for step in steps]
+    shown = (f": step {place} ({name})" for place, name in enumerate(names, 1))
+    return ("its steps", f"={', '.join(names)}"), list(zip(shown, steps, strict=True))
 
 
 def _numbered(name: str) -> Iterator[str]:
@@ -501,17 +579,8 @@ def _is_telling(value: Any) -> bool:
         return all(map(_is_telling, value.values() if isinstance(value, dict) else value))
     if isinstance(value, FunctionType) or is_wrapper(value):
         return value is not unwrapped(value) or is_own(value)
-    plain = (*PLAIN, str, bytes, type, functools.partial)
+    plain = (*_PLAIN, str, bytes, type, functools.partial)
     return isinstance(value, plain) or is_module(value) or is_own(type(value))
-
-
-def _lookups(value: Any) -> dict[str, Any]:
-    """Return the settings of a value by the expression that reads them."""
-    if type(value) is dict:
-        return {f"[{name!r}]": item for name, item in value.items()}
-    if is_module(value) or isinstance(value, (functools.partial, MethodType)):
-        return {}
-    return {f".{name}": item for name, item in getattr(value, "__dict__", {}).items()}
 
 
 def _followed(path: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any, tuple[str, ...]]:
@@ -522,7 +591,31 @@ def _followed(path: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any, 
     return path, value, tuple(rest)
 
 
-def short_name(value: Any) -> str:
-    """Return the name of a function or class, or of the class of an object."""
-    name = getattr(value, "__name__", None) or type(value).__name__
-    return "lambda" if name == "<lambda>" else str(name)
+def _named_tensors(module: Any) -> Iterator[tuple[str, Any]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _tensor(tensor: Any) -> str:
+    torch = sys.modules["torch"]
+    if hasattr(tensor, "materialize"):
+        return "=not yet initialized"  # of a lazy module
+    held = tensor.detach().cpu()
+    held = held.to_dense() if held.layout is not torch.strided else held
+    data = held.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return "#" + sha(f"{held.dtype} {tuple(held.shape)} {tensor.requires_grad}", data)
+
+
+def _without_place(text: str, everywhere: bool) -> str:
+    """Reduce an absolute path to its last part: files may move.
+
+    >>> _without_place("/data/weights.pt", False), _without_place("a/b.pt", False)
+    ('weights.pt', 'a/b.pt')
+    >>> _without_place("../data", True)
+    'data'
+    """
+    path = PurePath(text)
+    is_path = path.is_absolute() or (everywhere and len(path.parts) > 1)
+    if len(text) > 4096 or "\n" in text or not is_path:
+        return text
+    return "" if str(path.parent) == tempfile.gettempdir() else path.name

@@ -10,8 +10,7 @@ from typing import Any
 
 from asynckfold.jobs.digests import bytecode, changes
 from asynckfold.jobs.digests.changes import PYTHON
-from asynckfold.jobs.digests.parts import LargePackageError, PartDigests, short_name
-from asynckfold.jobs.digests.values import Tensors, sha
+from asynckfold.jobs.digests.parts import LargePackageError, PartDigests, sha, short_name
 
 
 @dataclass(frozen=True)
@@ -37,11 +36,11 @@ def digested(parts: Mapping[str, Any], used_here: Iterable[str] = (), data: str 
     components: dict[str, dict[str, str]] = {}
     skipped: dict[str, None] = {}
     modules: set[str] = set()
-    used, tensors = set(used_here), Tensors()
+    used = set(used_here)
     for name, value in parts.items():
         if value is None:
             continue
-        part = _taken(value, tensors, is_used=name in used, is_data=name == data)
+        part = _taken(value, is_used=name in used, is_data=name == data)
         components[name] = {**dict(sorted(part.components.items())), PYTHON: bytecode.PYTHON}
         skipped.update(dict.fromkeys(f"{name}: {text}" for text in part.skipped))
         modules |= part.modules
@@ -57,10 +56,10 @@ def digest_of(value: Any) -> str:
     return sha(repr(digested({"": value}).parts))
 
 
-def _taken(value: Any, tensors: Tensors, *, is_used: bool, is_data: bool) -> PartDigests:
+def _taken(value: Any, *, is_used: bool, is_data: bool) -> PartDigests:
     whole: set[str] = set()
     while True:
-        part = PartDigests(tensors, whole, is_used=is_used, is_data=is_data)
+        part = PartDigests(whole, is_used=is_used, is_data=is_data)
         try:
             part.take(value)
         except LargePackageError as error:
@@ -87,25 +86,23 @@ def imported_otherwise(recipe: Any, sent: Mapping[str, Mapping[str, str]]) -> st
     Module code is not sent; whoever unpacks it imports the files as they are now. Compares code and
     numbers that are known on both sides.
     """
-    here = digested(_of_jobs(recipe)).parts
-    sure = {
-        part: [
+    here: dict[str, dict[str, str]] = {}
+    there: dict[str, dict[str, str]] = {}
+    for part, mine in digested(_of_jobs(recipe)).parts.items():
+        theirs = sent.get(part, {})
+        # The number of a name depends on what else was recorded.
+        sure = [
             name
-            for name in here[part].keys() & sent[part].keys()
-            if not re.search(r" \(\d+\)", name)  # a number depends on what else was recorded
-            and _SURE.match(here[part][name])
-            and _SURE.match(sent[part][name])
+            for name in mine.keys() & theirs.keys()
+            if name == PYTHON
+            or not (
+                re.search(r" \(\d+\)", name)
+                or _SURE.match(mine[name]) is None
+                or _SURE.match(theirs[name]) is None
+            )
         ]
-        for part in here.keys() & sent.keys()
-    }
-    mine, theirs = (
-        {
-            part: {name: parts[part][name] for name in (*names, PYTHON)}
-            for part, names in sure.items()
-        }
-        for parts in (here, sent)
-    )
-    return changes.difference(theirs, mine) or ""
+        here[part], there[part] = ({name: texts[name] for name in sure} for texts in (mine, theirs))
+    return changes.difference(there, here) or ""
 
 
 _SURE = re.compile(r"code:|=(?:[-(\[\d]|True$|False$|None$)")

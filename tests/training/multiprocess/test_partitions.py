@@ -303,7 +303,6 @@ def test_a_plan_keeps_sizes_by_kind_of_process() -> None:
         ({"partition_size": 0}, "partition_size must be a whole number of at least 1: received 0"),
         ({"partition_size": {"cpu": 2.5}}, "partition_size must be a whole number"),
         ({"epochs_per_round": True}, "epochs_per_round must be a whole number"),
-        ({"epochs_per_round": 2, "steps_per_round": 4}, "a round is a number of steps or"),
         (
             {"partition_size": {}},
             "by kind of process must give a number for 'cpu', or for 'cpu' and 'gpu'",
@@ -313,7 +312,6 @@ def test_a_plan_keeps_sizes_by_kind_of_process() -> None:
             r"received partition_size=\{'gpu': 8\}. Pass for instance partition_size=\{'cpu': 1, ",
         ),
         ({"partition_size": {"cpu": None}}, "partition_size by kind of process"),
-        ({"target_loss": float("nan")}, "target_loss must be a number, not NaN: received nan"),
         ({"epochs_per_round": {"cpu": 1, "tpu": 2}}, "epochs_per_round by kind of process"),
         (
             {"partition_size": {"cpu": 8, "gpu": 0}},
@@ -333,7 +331,7 @@ def test_a_plan_keeps_sizes_by_kind_of_process() -> None:
         ),
         (
             {"processes": {"gpu": 2}},
-            r"received processes=\{'gpu': 2\}. Pass processes=\{'cpu': 1, 'gpu': 2\};",
+            r"received processes=\{'gpu': 2\}. Pass processes=2 or more",
         ),
         ({"target_loss": "low"}, "target_loss must be a number"),
         (

@@ -1,25 +1,18 @@
-"""An object's settings, without state that only its work left there."""
+"""What an object is made of: its settings, without state that only its work left there."""
 
 from __future__ import annotations
 
-import enum
 import functools
 import inspect
 import sys
-import types
 from collections.abc import Iterable, Iterator
-from pathlib import PurePath
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 from asynckfold.jobs.digests import bytecode
 from asynckfold.jobs.digests.ownership import is_own
 
 DEEPEST = 25
-PLAIN = (bool, int, float, complex, type(None))
-
-_CONTAINERS = (str, bytes, bytearray, list, tuple, dict, set, frozenset)
-_NAMED = (type, ModuleType, PurePath, enum.Enum, FunctionType, types.BuiltinFunctionType)
 
 _ENTRIES = {
     *("__call__", "__getitem__", "__getitems__", "__iter__", "__len__", "forward"),
@@ -27,49 +20,32 @@ _ENTRIES = {
 }
 """Methods that work: what they assign to the object is its state, and no setting."""
 
-Settings = list[tuple[str, Any]]
 
+def settings_of(value: Any) -> dict[str, Any] | None:
+    """Return an object's settings by name, None where it has none. For torch see `module_settings`.
 
-def settings_of(value: Any, *, is_used: bool = False) -> tuple[Settings, list[str]] | None:
-    """Return an object's settings by name, and names that its own work changes.
-
-    None where it has no attributes. `is_used`: it works in this process, which may have changed its
-    state. For torch modules see `module_settings`.
-
-    >>> settings_of(types.SimpleNamespace(sigma=0.5))
-    ([('sigma', 0.5)], [])
+    >>> from types import SimpleNamespace
+    >>> settings_of(SimpleNamespace(sigma=0.5))
+    {'sigma': 0.5}
     """
     kind = type(value)
-    if isinstance(value, (*PLAIN, *_CONTAINERS, *_NAMED)):
-        return None
-    if hasattr(value, "_score_func") and hasattr(value, "_sign"):
-        # scikit-learn's scorers have no public attributes.
-        names = ("_score_func", "_sign", "_kwargs", "_response_method")
-        return [(name.strip("_"), getattr(value, name, None)) for name in names], []
-    is_users, state = is_own(kind), _state(value)
-    is_of_sklearn = any(base.__module__.partition(".")[0] == "sklearn" for base in kind.__mro__)
-    if callable(getattr(value, "get_params", None)) and is_of_sklearn:
-        # What was fitted counts like an argument; `preprocess` is digested unfitted.
-        attributes = {**value.get_params(deep=False), **vars(value)}
-    elif isinstance(state, dict):
-        attributes = {str(name): item for name, item in state.items()}
-    else:
-        attributes = attributes_of(value)
-        if not is_users:
-            # Other private attributes of libraries may be caches.
-            attributes = {
-                name: item
-                for name, item in attributes.items()
-                if name[:1] != "_" or hasattr(type(item), "__array__")
-            }
-            if not attributes or state is not None:
-                return None
-    changed = changed_by_use(kind) if is_users and is_used else frozenset()
-    pairs = sorted(attributes.items(), key=lambda pair: pair[0])
-    return (
-        [(name, item) for name, item in pairs if name not in changed],
-        [name for name, _ in pairs if name in changed],
-    )
+    attributes = attributes_of(value)
+    # Of a fitted estimator, what was fitted counts; `preprocess` is digested unfitted.
+    if any(base.__module__.partition(".")[0] == "sklearn" for base in kind.__mro__):
+        return attributes or None
+    method = getattr(kind, "__getstate__", None)
+    state = method(value) if isinstance(method, FunctionType) else None
+    if isinstance(state, dict):
+        return state
+    if is_own(kind):
+        return attributes
+    # Other private attributes of libraries may be caches.
+    public = {
+        name: item
+        for name, item in attributes.items()
+        if name[:1] != "_" or hasattr(type(item), "__array__")
+    }
+    return public if state is None and public else None
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -83,63 +59,52 @@ def attributes_of(value: Any) -> dict[str, Any]:
     return attributes
 
 
-def _state(value: Any) -> Any:
-    """Return what an object's __getstate__ gives, if its class defines one."""
-    method = getattr(type(value), "__getstate__", None)
-    if not isinstance(method, FunctionType):
-        return None
-    try:
-        return method(value)
-    except Exception:  # noqa: BLE001 - the user's code; sending the object tells what is wrong
-        return None
+def reached(kind: type, entries: Iterable[str]) -> tuple[dict[str, list[Any]], set[str]]:
+    """Return the methods that calls of some methods may use, and all names in their code."""
+    methods: dict[str, list[Any]] = {}
+    names: set[str] = set()
+    waiting = list(entries)
+    while waiting:
+        name = waiting.pop()
+        if name in names:
+            continue
+        names.add(name)
+        if functions := functions_of(inspect.getattr_static(kind, name, None)):
+            methods[name] = functions
+            waiting += (name for code in _codes(functions) for name in bytecode.use(code).names)
+    return methods, names
+
+
+def _codes(functions: Iterable[Any]) -> Iterator[Any]:
+    cores = map(unwrapped, functions)
+    return (core.__code__ for core in cores if isinstance(core, FunctionType))
 
 
 def changed_by_use(kind: type) -> frozenset[str]:
     """Return the attributes that an object's working methods assign, cached properties included."""
-    changed = {
+    cached = {
         name
         for base in kind.__mro__
         for name, item in vars(base).items()
         if isinstance(item, functools.cached_property)
     }
-    seen: set[str] = set()
-    wanted = sorted(_ENTRIES | changed)
-    while wanted:
-        name = wanted.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        for method in functions_of(inspect.getattr_static(kind, name, None)):
-            core = unwrapped(method)
-            if isinstance(core, FunctionType):
-                used = bytecode.use(core.__code__)
-                changed |= used.attributes
-                wanted += used.methods
-    return frozenset(changed)
+    methods, _ = reached(kind, {*_ENTRIES, *cached})
+    codes = (code for functions in methods.values() for code in _codes(functions))
+    return frozenset(cached.union(*(bytecode.use(code).attributes for code in codes)))
 
 
-def reached(kind: type, names: Iterable[str]) -> tuple[dict[str, Any], set[str]] | None:
-    """Return the methods and attributes that calls of some methods use; None if unknown."""
-    methods: dict[str, Any] = {}
-    attributes: set[str] = set()
-    wanted = list(names)
-    while wanted:
-        name = wanted.pop()
-        if name in methods or name in attributes:
-            continue
-        functions = functions_of(inspect.getattr_static(kind, name, None))
-        if len(functions) != 1:
-            attributes.add(name)
-            continue
-        (methods[name],) = functions
-        core = unwrapped(functions[0])
-        if not isinstance(core, FunctionType) or not is_own(core):
+def used_parts(value: Any, method: str) -> tuple[dict[str, list[Any]], set[str]] | None:
+    """Return methods and attributes that calls of a method use; None: perhaps all."""
+    kind = type(value)
+    if not is_own(kind) or hasattr(kind, "__getattr__") or not hasattr(value, "__dict__"):
+        return None
+    methods, names = reached(kind, [method])
+    functions = [unwrapped(item) for items in methods.values() for item in items]
+    for item in functions:
+        is_known = isinstance(item, FunctionType) and is_own(item)
+        if not is_known or bytecode.use(item.__code__).passes:
             return None
-        used = bytecode.use(core.__code__)
-        if used.passes:
-            return None
-        wanted += sorted(used.methods)
-    return methods, attributes
+    return methods, names & {*vars(value), *dir(kind)} - methods.keys()
 
 
 def module_settings(module: Any, *, is_used: bool = False) -> Iterator[tuple[str, Any]]:
@@ -165,14 +130,6 @@ def is_module(value: Any) -> bool:
     """Whether a value is a module of torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.nn.Module)
-
-
-def steps_of(value: Any) -> list[Any] | None:
-    """Return the steps of torchvision's Compose."""
-    kind = type(value)
-    if kind.__module__.startswith("torchvision.transforms") and kind.__name__ == "Compose":
-        return list(value.transforms)
-    return None
 
 
 def closure_of(function: FunctionType) -> Iterator[tuple[str, Any]]:
