@@ -146,6 +146,12 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture(scope="session")
+def close_workers() -> Callable[[], None]:
+    """What ends the workers that wait for the next call."""
+    return warm_pool.close_warm
+
+
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """One thread for small products: on a busy machine, several mostly wait for each other."""

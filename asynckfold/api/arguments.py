@@ -132,90 +132,62 @@ class MachineArguments:
     def _lists_cores_only(self) -> bool:
         return {*self.devices} == {"cpu"}
 
-    @property
-    def names_gpus_only(self) -> bool:
-        """Whether `devices` names GPUs and no cores."""
-        if isinstance(self.devices, str):
-            return self.devices == "cuda"
-        return "cpu" not in self.devices
-
     def kinds(self, machine: Machine, params: TrainerParams) -> tuple[str, ...]:
         """Return the kinds of device that the jobs may run on."""
         if not machine.gpus().gpus:
             return ("cpu",)
-        if params.on_gpu or params.precision == "fp16" or self.names_gpus_only:
+        listed = (self.devices,) if isinstance(self.devices, str) else self.devices
+        if params.on_gpu or params.precision == "fp16" or not {"auto", "cpu"} & {*listed}:
             return ("cuda",)
         return ("cpu", "cuda") if params.processes == 1 else ("cpu",)
 
     @property
-    def trains_here(self) -> bool:
-        """Whether all jobs run on this machine, so that its cores are the most for one."""
-        return True
-
-    @property
     def threads(self) -> int | None:
         """Threads of each job; None where they are decided for each model."""
-        return self.threads_per_job if isinstance(self.threads_per_job, int) else None
+        return self.threads_per_job if _is_whole(self.threads_per_job) else None
 
     def problems(self) -> Iterator[Problem]:
         """Yield all that is wrong with these arguments on this machine."""
         yield from problems(self)
         yield from self.machine_problems()
 
-    def machine_problems(self) -> Iterator[Problem]:
-        """Yield what is wrong with these arguments on this machine, each of them being valid."""
-        from asynckfold.system.limits import allowed_cores
-        from asynckfold.system.machine import resolve_n_jobs
+    def machine_problems(self, *, is_here: bool = True) -> Iterator[Problem]:
+        """Yield what is wrong with these arguments on this machine, each of them being valid.
 
-        cores, reserved = len(allowed_cores()), self.reserve_cores
-        if _is_whole(reserved) and reserved >= cores:
+        Of threads where not all jobs run here, the nodes are asked when they are known.
+        """
+        from asynckfold.system.limits import allowed_cores
+        from asynckfold.system.machine import resolve_n_jobs, total_memory
+
+        allowed, cores, total = len(allowed_cores()), self.cores, total_memory()
+        reserved, threads = self.reserve_cores, self.threads
+        if _is_whole(reserved) and reserved >= allowed:
             yield Problem(
                 "reserve_cores must leave at least one core to the run",
-                f"{reserved} of the {cores} that this process may use",
-                f"Pass reserve_cores={cores - 1} or less.",
+                f"{reserved} of the {allowed} that this process may use",
+                f"Pass reserve_cores={allowed - 1} or less.",
             )
-        cores, left = self.cores()
         try:
             resolve_n_jobs(self.n_jobs, cores)
         except InputError as error:
             yield from error.problems
-        threads = self.threads_per_job
-        if _is_whole(threads) and threads > cores and self.trains_here:
+        if is_here and threads is not None and threads > cores:
+            less = f", less {reserved} reserved" if cores < allowed else ""
             yield Problem(
                 "threads_per_job must not exceed the cores that this process may use",
-                f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}{left}",
+                f"{threads} threads on {cores} {'core' if cores == 1 else 'cores'}{less}",
                 f"Pass threads_per_job={cores} or less: more threads than cores were measured up "
                 "to 80 times slower.",
             )
-        yield from self._memory_problems()
-
-    def cores(self) -> tuple[int, str]:
-        """Return how many cores may be used, and what was reserved, for a message."""
-        from asynckfold.system.limits import allowed_cores
-
-        cores, reserved = len(allowed_cores()), self.reserve_cores
-        if _is_whole(reserved) and 0 < reserved < cores:
-            return cores - reserved, f", less {reserved} reserved"
-        return cores, ""
-
-    def _memory_problems(self) -> Iterator[Problem]:
-        from asynckfold.system.machine import total_memory
-
-        total = total_memory()
-        for name, value in (
-            ("max_memory", self.max_memory),
-            ("min_free_memory", self.min_free_memory),
-        ):
+        for name in ("max_memory", "min_free_memory"):
+            value = getattr(self, name)
             if value is None and name == "max_memory":
                 continue
             try:
                 size = in_bytes(value, total)
             except ValueError:
-                yield Problem(
-                    f"{name} must be a share of the memory up to 1, or bytes such as '2GiB'",
-                    repr(value),
-                    f"Pass {name}=0.1, '10%' or '2GiB'.",
-                )
+                rule = f"{name} must be a share of the memory up to 1, or bytes such as '2GiB'"
+                yield Problem(rule, repr(value), f"Pass {name}=0.1, '10%' or '2GiB'.")
                 continue
             if name == "min_free_memory" and 0 < total <= size:
                 yield Problem(
@@ -223,6 +195,14 @@ class MachineArguments:
                     f"{value!r}, which is {gibibytes(size, 2)} of {gibibytes(total, 2)}",
                     "Pass min_free_memory=0.1 or less.",
                 )
+
+    @property
+    def cores(self) -> int:
+        """How many cores may be used."""
+        from asynckfold.system.limits import allowed_cores
+
+        cores, reserved = len(allowed_cores()), self.reserve_cores
+        return cores - reserved if _is_whole(reserved) and 0 < reserved < cores else cores
 
 
 @dataclass(frozen=True, eq=False)
@@ -507,7 +487,7 @@ class Settings(MachineArguments, JobTrainer):
             # Code of the user may report scores of other names.
             values["scoring"] = with_reported(self.scoring)
         values["dataset"] = dataset = keyed(self.dataset, self.target_key)
-        if not self.parallelize and self.engine == "process":
+        if not self.parallelize:
             values["engine"] = "serial"
         if self.task == RECONSTRUCTION or (self.task is None and _lacks_targets(dataset)):
             from asynckfold.data.made_datasets import with_input_as_target
@@ -567,16 +547,6 @@ class Settings(MachineArguments, JobTrainer):
         from asynckfold.api.argument_checks import settings_problems
 
         yield from settings_problems(self)
-
-    @property
-    def trains_here(self) -> bool:
-        """Whether all jobs run on this machine; the nodes of a cluster are checked when known."""
-        return self.engine != "ray"
-
-    @property
-    def asked_engine(self) -> str:
-        """The engine, in the words of the call."""
-        return f"engine={self.engine!r}" if self.parallelize else "parallelize=False"
 
 
 def keyed(dataset: Any, target_key: str | None) -> Any:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from asynckfold.api.context import Call, interrupted
 from asynckfold.errors import NoRoomError, WorkerDiedError
-from asynckfold.jobs.messages import EpochEnd, Progress
 from asynckfold.jobs.placement import Command
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.recipe import sending_problems
@@ -27,21 +26,19 @@ def time_serial_loop(call: Call) -> None:
     done = tuple(job for job in bundle.plan.jobs if finished.get(job.id) == DONE)
     if wanted is None or not done or (known and _suffices(known, wanted, done)):
         return
-    if why := _other_samples(bundle.plan.params):
-        # A speedup compares equal samples only.
-        store.event("baseline", f"there is no serial baseline: {why}")
+    work = replace(bundle.plan, jobs=done)
+    ordinary = replace(bundle, plan=work, ordinary=call.data.ordinary())
+    unfit = _other_samples(bundle.plan.params) or next(
+        map(str, sending_problems({"dataset": ordinary.ordinary}) if make.pool else ()), ""
+    )
+    if unfit:
+        store.event("baseline", f"there is no serial baseline: {unfit}")
+        call.display.note(f"there is no serial baseline: {unfit}")
         return
     import torch
 
     call.display.doing(f"{wanted[:-1]}ing the serial baseline")
     sampler, begun = Sampler(store, "serial"), store.now()
-    work = replace(bundle.plan, jobs=done)
-    ordinary = replace(bundle, plan=work, ordinary=call.data.ordinary())
-    unfit = sending_problems({"dataset": ordinary.ordinary}) if make.pool else []
-    if unfit:
-        store.event("baseline", f"there is no serial baseline: {unfit[0]}")
-        call.display.note(f"there is no serial baseline: {unfit[0]}")
-        return
     with make(ordinary) as engine:
         usual = torch.get_num_threads()
         on_gpu = bundle.plan.device == "cuda"
@@ -56,8 +53,7 @@ def time_serial_loop(call: Call) -> None:
             )
             store.event("baseline", text)
         try:
-            show = _counting(call, len(done)) if wanted == "measure" else None
-            baseline = ask(engine, placement, make.max_wait, call.signals, sampler, show)
+            baseline = ask(engine, placement, make.max_wait, call.signals, sampler)
         except (WorkerDiedError, NoRoomError) as error:
             store.event("baseline", f"the serial baseline could not run: {error}")
             return
@@ -82,24 +78,8 @@ def time_serial_loop(call: Call) -> None:
         store.event("baseline", baseline.disturbance)
 
 
-def _counting(call: Call, count: int) -> Callable[[], None]:
-    """Return what shows how many jobs of the serial loop have begun."""
-    inbox, begun = call.make.inbox, set[str]()
-    while not inbox.empty():
-        inbox.get()  # nobody waits for what the sweep left
-
-    def show() -> None:
-        while not inbox.empty():
-            item = inbox.get()
-            if isinstance(item, (Progress, EpochEnd)):
-                begun.add(item.job_id)
-        call.display.doing(f"measuring the serial baseline: job {max(1, len(begun))} of {count}")
-
-    return show
-
-
 def _other_samples(params: TrainerParams) -> str:
-    """Return why the serial loop would train on other samples than the sweep; empty if not."""
+    """Return why the serial loop would train on other samples; a speedup compares equal ones."""
     if params.has_partitions:
         return "the parts of averaging overlap or repeat, so it would train on other samples"
     if params.target_loss is not None:

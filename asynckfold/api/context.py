@@ -1,4 +1,4 @@
-"""The context of one call: what it asks for, and what each of its steps adds."""
+"""The context of one call: what it trains, and what each of its steps adds."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from asynckfold.api.arguments import Settings
 from asynckfold.api.display import Display
+from asynckfold.api.score_checks import ranked
 from asynckfold.errors import OUT_OF_TIME, InterruptedRunError, Problem, refuse
+from asynckfold.jobs.criteria import is_factory
 from asynckfold.jobs.digests import changes
 from asynckfold.jobs.digests.run import Digest
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.grid import Grid
 from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import Request
-from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.plan import Plan, folds_fingerprint, jobs_of
 from asynckfold.jobs.recipe import Recipe
 from asynckfold.jobs.reproducibility import THREADS, differences
 from asynckfold.jobs.result import DIVERGED, DONE
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.planning.fusion_groups import Grouping
 from asynckfold.planning.workload import Choice, Workload
+from asynckfold.results.scoring import resolve
 from asynckfold.results.utilization import decided_of
 from asynckfold.store import RunStore
 from asynckfold.store.layout import DATABASE
@@ -44,72 +47,41 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class Call:
-    """The context of one call. Each step of `api.call` reads it and adds its results.
-
-    Attributes
-    ----------
-    settings, params, trainer_params : Settings, TrainerParams, Mapping or None
-        The arguments of `AsyncKFold`; those of the trainer, checked and as passed.
-    recipe, grid : Recipe, Grid
-        The live objects, and the candidates.
-    notes : list of str
-        What the log of the run says about the call.
-    started : float
-        When the call began, by `time.monotonic`.
-    machine, signals, display : Machine, Interruption, Display
-        The machine as far as the run may use it, and what the person sees and sends.
-    store : RunStore or None
-        The folder that is held; None where nothing is written.
-    stored, before : Plan, Choice, or None
-        Plan and decision of the run that is continued.
-    stack : ExitStack
-        Closes pool, cluster and data.
-    data, samples, folds : Prepared, CheckedDataset, tuple of Fold
-        The samples, the facts about the data set, and the folds.
-    pool, is_fresh, cluster : WorkerPool or None, bool, RayCluster or None
-        Workers of this machine, and whether none had started; nodes of the engine "ray".
-    digest : Digest
-        Of the user's code.
-    bundle : Bundle
-        What workers need.
-    facts, make, software : Facts, Engines, dict
-        Results of the dry run; what makes an engine; the software that trains.
-    work, choice, groups, requests : Workload, Choice, Grouping, Mapping
-        The sweep, the decisions about it, and what each job asks for.
-    is_complete : bool
-        Whether each job had a result when the call began.
-    """
+    """The context of one call. Each step of `api.call` reads it and adds its results."""
 
     settings: Settings
-    params: TrainerParams
-    trainer_params: Mapping[str, Any] | None
-    recipe: Recipe
-    grid: Grid
-    notes: list[str]
-    started: float
+    params: TrainerParams  # checked
+    trainer_params: Mapping[str, Any] | None  # as passed
+    recipe: Recipe  # the live objects
+    grid: Grid  # the candidates
+    notes: list[str]  # what the log of the run says about the call
+    started: float  # by `time.monotonic`
+    # The machine as far as the run may use it, and what the person sees and sends.
     machine: Machine = field(init=False)
     signals: Interruption = field(init=False)
     display: Display = field(init=False)
-    store: RunStore | None = None
-    stored: Plan | None = None
+    store: RunStore | None = None  # the folder that is held, unless nothing is written
+    stored: Plan | None = None  # of the run that is continued, as is the decision
     before: Choice | None = None
-    stack: ExitStack = field(default_factory=ExitStack)
+    stack: ExitStack = field(default_factory=ExitStack)  # closes pool, cluster and data
     data: PreparedData = field(init=False)
-    samples: CheckedDataset | None = None
+    samples: CheckedDataset | None = None  # facts about the data set
     folds: tuple[Fold, ...] = ()
-    pool: WorkerPool | None = None
-    is_fresh: bool = False
+    pool: WorkerPool | None = None  # workers of this machine
+    is_fresh: bool = False  # whether none of them had started
     cluster: RayCluster | None = None
-    digest: Digest = field(init=False)
-    bundle: Any = None
+    digest: Digest = field(init=False)  # of the user's code
+    bundle: Any = None  # what workers need
+    # Results of the dry run; what makes an engine; the software that trains.
     facts: Facts = field(init=False)
     make: Engines = field(init=False)
     software: dict[str, str] = field(default_factory=dict)
+    # The sweep, the decisions about it, and what each job asks for.
     work: Workload = field(init=False)
     choice: Choice = field(init=False)
     groups: Grouping = field(init=False)
     requests: Mapping[str, Request] = field(default_factory=dict)
-    is_complete: bool = False
+    is_complete: bool = False  # whether each job had a result when the call began
 
     @property
     def run(self) -> RunStore:
@@ -136,6 +108,96 @@ class Call:
                 if interrupt.exit_code != OUT_OF_TIME or not self.run.reader.has_plan:
                     raise
                 self.display.note(str(interrupt))
+
+
+def make_recipe(settings: Settings, grid: Grid, opt_fn: Any) -> Recipe:
+    """Return the live objects of a call."""
+    criterion = settings.criterion
+    if criterion is None:
+        from asynckfold.training.losses import NoLoss
+
+        criterion = NoLoss()
+    return Recipe(
+        grid.models,
+        grid.lr_schedules,
+        opt_fn,
+        criterion,
+        settings.preprocess,
+        training_step=settings.training_step,
+        validation_step=settings.validation_step,
+        fit_fn=settings.fit_fn,
+        callbacks=settings.called_back,
+        sampler=settings.sampler,
+        make_criterion=settings.criterion if is_factory(settings.criterion) else None,
+        optimizers=grid.optimizers,
+        pairs=grid.pairs,
+    )
+
+
+def make_draft(call: Call) -> Plan:
+    """Return the plan without what only a dry run tells of the live objects."""
+    settings, recipe, data, folds = call.settings, call.recipe, call.data, call.folds
+    # Smaller folds, and parts of them, make smaller steps.
+    largest = max(len(fold.train) for fold in folds)
+    return Plan(
+        jobs_of(recipe.candidates, folds, settings.random_state),
+        call.params,
+        largest if settings.batch_size == "full" else settings.batch_size,
+        settings.threads or 1,
+        settings.random_state,
+        # Kept open until the models are known: then on cores, as in the dry run.
+        "cuda" if settings.kinds(call.machine, call.params) == ("cuda",) else "cpu",
+        ranked(settings, resolve(settings.scoring, data.labels.objective)),
+        data.fingerprint,
+        folds_fingerprint(folds),
+        data.classes,
+    ).with_objective(data.labels.objective)
+
+
+def make_bundle(call: Call) -> Any:
+    """Return what workers need, with a plan that knows nothing yet of the live objects."""
+    import torch
+
+    from asynckfold.training import torch_settings
+    from asynckfold.training.bundle import Bundle
+
+    settings, labels, draft = call.settings, call.data.labels, make_draft(call)
+    names, refit, known = draft.candidate_names, settings.refit, call.stored
+    is_new = settings.plan_from is None if known is None else not {*known.jobs} >= {*draft.jobs}
+    return Bundle(
+        draft,
+        call.folds,
+        call.recipe,
+        call.data.handle(),
+        settings.root.absolute(),
+        default_dtype=str(torch.get_default_dtype()).removeprefix("torch."),
+        deterministic=torch.get_deterministic_debug_mode(),
+        numerics=torch_settings.current(),
+        # Jobs that are in a plan already keep their groups.
+        fuse=is_new and settings.fuse,
+        job_timeout_s=settings.job_timeout_s,
+        highest=labels.highest,
+        may_be_numbered=labels.may_be_numbered,
+        code=call.digest.parts if call.digest.modules else {},
+        refits=() if not refit else (refit,) if refit in names else tuple(names),
+    )
+
+
+def dry_run_notes(call: Call) -> Iterator[str]:
+    """Yield notes on LR schedules, and on objects that cannot be compared between sessions."""
+    reacting, settings = call.bundle.plan.reacting, call.settings
+    if reacting and settings.groups is not None and settings.inner_valid is None:
+        yield (
+            f"{', '.join(reacting)}: the LR schedule reacts to a loss on single samples of the "
+            "training fold, whose groups are divided; inner_valid=0.1 sets whole groups aside"
+        )
+    if call.digest.skipped:
+        skipped = "; ".join(call.digest.skipped)
+        yield f"a later call will compare only the type of these, or nothing: {skipped}"
+    if call.stored is not None:
+        why = changes.incomparable(call.stored.recipe.get("code", {}), call.digest.parts)
+        if why:
+            yield f"functions cannot be compared with those of the run: {why}"
 
 
 @contextmanager

@@ -6,23 +6,26 @@ and stages as DEBUG, jobs and notes as INFO, failed jobs and warnings as WARNING
 
 from __future__ import annotations
 
+import contextvars
+import io
 import logging
 import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any, TextIO, cast
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
+from rich.theme import Theme
 
 from asynckfold.api.progress import SweepProgress, cores_in_use, overview
 from asynckfold.jobs.messages import EpochEnd, Note, RunEvent
@@ -34,9 +37,6 @@ from asynckfold.system.plain_text import one_line
 from asynckfold.system.signals import unbroken
 from asynckfold.system.terminal import steady
 
-if TYPE_CHECKING:
-    from asynckfold.api.notebook import Cell
-
 LINE_SECONDS = 30.0
 """Between two lines where there is no terminal."""
 
@@ -44,6 +44,24 @@ MOST_ROWS = 16
 """Running placements shown at once."""
 
 BAR_COLUMNS = 40
+
+CELL_COLUMNS, CELL_LINES = 100, 200
+"""Of a notebook's cell; older lines are in the log of the run."""
+
+REFRESH_SECONDS = 0.5
+
+_STYLE = (
+    "margin:0;line-height:normal;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
+    "font-family:Menlo,DejaVu Sans Mono,Consolas,monospace"
+)
+_LOOK: dict[str, Any] = {
+    "width": CELL_COLUMNS,
+    "force_jupyter": False,
+    "force_terminal": True,
+    "color_system": "truecolor",
+    # On white and on black; those of rich are for black.
+    "theme": Theme({"bar.back": "#a0a0a0", "bar.complete": "#0072b2", "bar.finished": "#009e73"}),
+}
 
 LOG = logging.getLogger("asynckfold")
 # Else Python prints warnings of a program that has set up no logging.
@@ -57,32 +75,17 @@ def is_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-@contextmanager
-def shown(what: Live | Cell | Status) -> Iterator[None]:
-    """Show something for a while; no signal keeps the cursor."""
-    try:
-        unbroken(what.start)()
-        yield
-    finally:
-        unbroken(what.stop)()
-
-
 class Display:
     """The sweep's watch for people, on standard error or in a notebook.
 
-    Parameters
-    ----------
-    verbose : int
-        0 silent, 1 bars or some lines, 2 also a line for each job and how it is trained, 3 also a
-        line for each epoch.
+    `verbose` is 0 for silence, 1 for bars or some lines, 2 also for a line for each job and how it
+    is trained, 3 also for a line for each epoch.
     """
 
     def __init__(self, verbose: int = 1) -> None:
         self._verbose = verbose
         cell: Cell | None = None
         if is_notebook():
-            from asynckfold.api.notebook import Cell
-
             cell = Cell(self._render)
         self._animates = cell is not None or animates(stderr=True)
         # A terminal gets lines broken between words; a file gets them whole.
@@ -95,7 +98,7 @@ class Display:
         self._printed = time.monotonic()
         self._spinner = Spinner(spinner(self._console), style="dim")
         self._doing = ""
-        self._publish: Callable[[SweepProgress], None] = lambda progress: None
+        self._publish: Callable[[SweepProgress], None]
 
     @unbroken
     def __enter__(self) -> Display:
@@ -152,26 +155,20 @@ class Display:
 
         `publish` gets its progress now and then, and when the last job has ended.
         """
-        progress = SweepProgress(plan, requests, results, batches)
-        with self._lock:
-            self._progress = progress
-        self._publish = publish
+        self._progress, self._publish = SweepProgress(plan, requests, results, batches), publish
         before = f", {len(results)} of them finished before" if results else ""
         count = f"{len(plan.jobs)} job{'s' if len(plan.jobs) > 1 else ''}"
-        self.note(f"{count}{before}; {len(progress.waiting)} to do")
+        self.note(f"{count}{before}; {len(self._progress.waiting)} to do")
 
     def placed(self, placement: Placement) -> None:
         """Note that a placement starts."""
-        if self._progress is not None:
-            with self._lock:
-                self._progress.placed(placement)
+        with self._lock:
+            self._begun.placed(placement)
 
     def heard(self, event: RunEvent) -> None:
         """Take an event of a worker."""
-        if self._progress is None:
-            return
         with self._lock:
-            self._progress.heard(event)
+            self._begun.heard(event)
         if isinstance(event, EpochEnd):
             item = event.epoch
             measures = {"train_loss": item.train_loss, "valid_loss": item.valid_loss}
@@ -185,28 +182,31 @@ class Display:
 
     def ended(self, result: Result) -> None:
         """Note a result, which is durable."""
-        if self._progress is None:
-            return
         with self._lock:
-            self._progress.ended(result)
+            self._begun.ended(result)
         if result.status != DONE:
-            self.note(_line(result), level=logging.WARNING)
+            text = f"{result.job_id} {result.status}: {result.error}"
+            self.note(text, level=logging.WARNING)
         else:
-            self.note(_line(result), verbose=2)
-        if self._progress.is_over:
-            self._publish(self._progress)
-            self.note(overview(self._progress))
+            scores = " ".join(f"{name} {value:.4f}" for name, value in result.scores.items())
+            self.note(f"{result.job_id} {scores} in {result.fit_seconds:.1f} s", verbose=2)
+        if self._begun.is_over:
+            self._publish(self._begun)
+            self.note(overview(self._begun))
 
     def ticked(self, load: Load) -> None:
         """Note that time passed, and the load."""
-        if self._progress is None:
-            return
-        self._progress.load = load
-        self._publish(self._progress)
+        self._begun.load = load
+        self._publish(self._begun)
         now = time.monotonic()
         if not self._live and now - self._printed >= LINE_SECONDS:
             self._printed = now
-            self.note(overview(self._progress))
+            self.note(overview(self._begun))
+
+    @property
+    def _begun(self) -> SweepProgress:
+        assert self._progress is not None
+        return self._progress
 
     def _render(self) -> Group:
         self._spinner.update(text=Text(one_line(self._doing), style="dim"))
@@ -232,8 +232,71 @@ class Display:
         ]
 
 
-def _line(result: Result) -> str:
-    if result.status != DONE:
-        return f"{result.job_id} {result.status}: {result.error}"
-    scores = " ".join(f"{name} {value:.4f}" for name, value in result.scores.items())
-    return f"{result.job_id} {scores} in {result.fit_seconds:.1f} s"
+class Cell(io.TextIOBase):
+    """One output of a cell: what was printed to its `console`, and below it a `live` part."""
+
+    def __init__(self, live: Callable[[], RenderableType]) -> None:
+        self.console = console(stream=cast("TextIO", self), **_LOOK)
+        self._live = live
+        self._handle: Any = None
+        self._lines = deque[str](maxlen=CELL_LINES)
+        self._shown: dict[str, str] = {}
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def write(self, text: str) -> int:
+        """Take whole lines, with escape sequences for colours."""
+        with self._lock:
+            self._lines.extend(text.splitlines())
+        return len(text)
+
+    def flush(self) -> None:
+        """Show what was written; a running thread does so soon."""
+        if self._thread is None:
+            self._refresh()
+
+    def start(self) -> None:
+        """Keep the live part fresh."""
+        self._refresh()
+        # In the context of the cell: ipykernel reads there whose output it is.
+        run = contextvars.copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._keep_fresh,), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Leave the last state."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._refresh()
+
+    def _keep_fresh(self) -> None:
+        while not self._ended.wait(REFRESH_SECONDS):
+            # A job may start or end while its line is drawn.
+            with suppress(RuntimeError):
+                self._refresh()
+
+    def _refresh(self) -> None:
+        with self._lock:
+            printed = [Text.from_ansi("\n".join(self._lines))] if self._lines else []
+            bundle = _exported(Group(*printed, self._live()))
+            if bundle == self._shown:
+                return
+            self._shown = bundle
+            if self._handle is None:
+                from IPython import display
+
+                publish: Any = display.display
+                self._handle = publish(bundle, raw=True, display_id=True)
+            else:
+                self._handle.update(bundle, raw=True)
+
+
+def _exported(what: RenderableType) -> dict[str, str]:
+    recorder = console(stream=io.StringIO(), record=True, **_LOOK)
+    recorder.print(what)
+    html = recorder.export_html(clear=False, inline_styles=True, code_format="{code}").rstrip("\n")
+    text = recorder.export_text().rstrip("\n")
+    return {"text/html": f"<pre style='{_STYLE}'>{html}</pre>", "text/plain": text}

@@ -11,17 +11,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from asynckfold.api.call import accumulators
 from asynckfold.api.context import Call, interrupted
 from asynckfold.api.progress import SweepProgress
+from asynckfold.api.score_checks import accumulators
 from asynckfold.errors import StorageError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.reproducibility import CPU, THREADS
+from asynckfold.jobs.reproducibility import THREADS
 from asynckfold.jobs.result import DONE, FAILED, Result, job_by_id
 from asynckfold.planning import workload
 from asynckfold.planning.feasibility import why_not_kept
@@ -32,9 +31,6 @@ from asynckfold.results.verdict import make_verdict
 from asynckfold.store import Interim, RunStore
 from asynckfold.sweep.attempts import Finish
 from asynckfold.sweep.loop import Sweep
-
-if TYPE_CHECKING:
-    pass
 
 PUBLISH_SECONDS = 2.0
 """Between two interim results for other programs."""
@@ -86,20 +82,21 @@ def begin(call: Call) -> None:
 def _log(call: Call) -> None:
     """Record the notes on the call, and the decisions."""
     store, threads, plan, facts = call.run, call.choice, call.work.plan, call.facts
-    notes = (
-        *filter(None, [call.machine.gpu_note, threads.devices]),
-        *(*call.data.notes, *call.notes, *facts.notes),
-        *slow_notes(plan, call.software),
-        *_kept_notes(call),
-    )
-    for note in notes:
+    notes = [call.machine.gpu_note, threads.devices, *call.data.notes]
+    notes += [*call.notes, *facts.notes]
+    if why := _why_not_kept(call):
+        how = "batch by batch" if plan.by_batch else "all the same"
+        notes.append(
+            f"outputs of held-out samples are not kept: {why}; each fold is scored {how}, but "
+            "there are no results.oof and no figures of predictions"
+        )
+    for note in filter(None, notes):
         store.event("note", note)
         call.display.note(note)
     for candidate, trace in facts.failures.items():
         store.event("dry-run", trace.strip().splitlines()[-1], candidate)
     logged = {event.text for event in store.reader.events()}
-    fusing = call.groups.why
-    for kind, texts in (("decision", threads.why), ("fusing", fusing)):
+    for kind, texts in (("decision", threads.why), ("fusing", call.groups.why)):
         for model, sentence in texts.items():
             text = f"{model}: {sentence}"
             if text not in logged:
@@ -196,7 +193,8 @@ class _Publisher:
 class _Scorer:
     """Scores a result on its held-out fold, and drops outputs that are too large to keep.
 
-    Where the plan scores by batch, the job's worker has scored it.
+    Where the plan scores by batch, the job's worker has scored it; a loop of the user may have
+    reported some of the scores.
     """
 
     call: Call
@@ -204,39 +202,25 @@ class _Scorer:
     def __call__(self, result: Result) -> Result:
         if result.status != DONE:
             return result
-        job = self._jobs[result.job_id]
-        if result.outputs is None:
-            return self._scored_by_batch(job, result)
+        job, outputs, scores = self._jobs[result.job_id], result.outputs, dict[str, float]()
         targets = self.call.data.targets[self.call.bundle.fold_of(job).valid]
-        scores = {}
         try:
-            for name, score in self.scores[job.model].items():
+            for name, score in self._scores[job.model].items():
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always")
-                    # What a loop of the user reported under this name, if anything.
-                    reported = result.scores.get(name)
-                    value = score(targets, result.outputs) if reported is None else reported
-                    scores[name] = float(value)
+                    if name in result.scores:
+                        scores[name] = result.scores[name]
+                    elif outputs is None:
+                        raise ValueError(f"{name} not measured in the last epoch")
+                    else:
+                        scores[name] = float(score(targets, outputs))
                 for text in _score_notes(name, scores[name], caught):
                     self.call.run.event("score", text, result.job_id)
         except Exception as error:  # noqa: BLE001
             # A score may be a function of the user: its failure is the job's.
             line = f"scoring raised {type(error).__name__}: {error}"
             return replace(result, status=FAILED, error=line, traceback=line)
-        return replace(result, scores=scores, outputs=result.outputs if self._keeps else None)
-
-    def _scored_by_batch(self, job: Job, result: Result) -> Result:
-        """Keep of what its worker accumulated and measured what was asked for."""
-        names = list(self.scores[job.model])
-        if missing := [name for name in names if name not in result.scores]:
-            # A validation step may measure in the dry run what it does not in the last epoch.
-            line = f"scoring raised ValueError: {', '.join(missing)} not measured in the last epoch"
-            return replace(result, status=FAILED, error=line, traceback=line)
-        scores = {name: result.scores[name] for name in names}
-        for name, value in scores.items():
-            for text in _score_notes(name, value, ()):
-                self.call.run.event("score", text, result.job_id)
-        return replace(result, scores=scores)
+        return replace(result, scores=scores, outputs=outputs if self._keeps else None)
 
     @cached_property
     def _jobs(self) -> dict[str, Job]:
@@ -247,7 +231,7 @@ class _Scorer:
         return not _why_not_kept(self.call)
 
     @cached_property
-    def scores(self) -> dict[str, dict[str, Score]]:
+    def _scores(self) -> dict[str, dict[str, Score]]:
         """Scores by model: their outputs may have different scales."""
         plan, settings = self.call.bundle.plan, self.call.settings
         return {
@@ -279,8 +263,7 @@ def _score_notes(
     """Yield what the log says about a score: undefined values, and warnings."""
     texts = dict.fromkeys(" ".join(str(item.message).split()) for item in caught)
     if np.isnan(value):
-        texts = texts or {"no reason was given": None}
-        yield f"{name} is undefined: {'; '.join(texts)}"
+        yield f"{name} is undefined: {'; '.join(texts) or 'no reason was given'}"
     else:
         yield from (f"{name}: {text}" for text in texts)
 
@@ -289,29 +272,3 @@ def _why_not_kept(call: Call) -> str:
     """Return why outputs of held-out samples are not kept, ``""`` where they are."""
     samples, most_gib = call.facts.output_samples, call.settings.keep_outputs_gib
     return why_not_kept(call.work.plan, call.folds, samples, most_gib)
-
-
-def _kept_notes(call: Call) -> Iterator[str]:
-    """Yield that outputs of held-out samples are not kept, and what there is not without them."""
-    if why := _why_not_kept(call):
-        how = "batch by batch" if call.work.plan.by_batch else "all the same"
-        yield (
-            f"outputs of held-out samples are not kept: {why}; each fold is scored {how}, but "
-            "there are no results.oof and no figures of predictions"
-        )
-
-
-def slow_notes(plan: Plan, software: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note for each argument that makes training slow here, or has no effect.
-
-    A step in bfloat16 on an AMD EPYC without instructions for it (1 thread, torch 2.15) took 2
-    times as long as in float32 for an MLP on MNIST, 3 times for LeNet5, and 18 times for a VGG11 of
-    a quarter of the width.
-    """
-    if plan.device != "cpu":
-        return
-    precision, processor = plan.params.precision, software.get(CPU, "bf16")
-    if precision == "bf16" and "bf16" not in processor:
-        yield "precision='bf16' is slow here: this processor has no instructions for bfloat16"
-    if precision == "tf32":
-        yield "precision='tf32' has no effect here: jobs on cores compute in float32"

@@ -75,7 +75,7 @@ def export(root_dir: str | Path, folder: str | Path | None = None) -> list[Path]
     >>> inputs, root = torch.randn(60, 4), tempfile.mkdtemp()
     >>> fitted = fit(torch.nn.Linear(4, 2), (inputs, (inputs[:, 0] > 0).long()),
     ...             lambda model: torch.optim.SGD(model.parameters(), 0.1),
-    ...             torch.nn.CrossEntropyLoss(), root, epochs=1, verbose=0)
+    ...             torch.nn.CrossEntropyLoss(), root, epochs=1, verbose=0, report=False)
     >>> sorted(path.name for path in export(root))
     ['checkpoint_latest.tar', 'confusion_matrix.npy', 'time.json', 'train-loss-epoch-0.npy']
     """

@@ -142,14 +142,14 @@ def fit(
     >>> fitted = fit(torch.nn.Linear(64, 10), (X.astype("float32"), y),
     ...             lambda model: torch.optim.Adam(model.parameters(), 1e-2),
     ...             torch.nn.CrossEntropyLoss(), tempfile.mkdtemp(), valid=range(1500, 1797),
-    ...             epochs=3, verbose=0)
+    ...             epochs=3, verbose=0, report=False)
     >>> len(fitted.epochs), fitted.score > 0.7
     (3, True)
     """
     from asynckfold.training.losses import trained_parameters
 
     is_module = hasattr(model, "state_dict") and not isinstance(model, type)
-    opt_fn, schedule = _given(model, criterion, optimizer, scheduler, is_module)
+    opt_fn, schedule = _factories(model, criterion, optimizer, scheduler, is_module)
     named = {type(model).__name__: InitialState.of(model)} if is_module else [model]
     samples, train, held_out = _parts(dataset, valid)
     if valid is None:
@@ -362,15 +362,15 @@ def _parameters_of(*parts: Any) -> list[Any]:
     return [item for part in parts if hasattr(part, "parameters") for item in part.parameters()]
 
 
-def _given(
+def _factories(
     model: Any, criterion: Any, optimizer: Any, scheduler: Any, is_module: bool
 ) -> tuple[Any, Any]:
     """Return the factories of optimizer and LR schedule."""
     if not hasattr(optimizer, "param_groups"):
         return optimizer, _schedule_of(scheduler, None)
     trained = {id(item): item for item in _parameters_of(model, criterion)} if is_module else {}
-    held = [item for group in optimizer.param_groups for item in group["params"]]
-    if not all(id(item) in trained for item in held):
+    held = {id(item) for group in optimizer.param_groups for item in group["params"]}
+    if not held <= trained.keys():
         kind = model.__name__ if isinstance(model, type) else type(model).__name__
         raise InputError.one(
             "an optimizer must hold parameters of the module that is trained, and of the criterion",
@@ -384,21 +384,33 @@ def _given(
 def _schedule_of(scheduler: Any, optimizer: Any) -> Any:
     if not (hasattr(scheduler, "state_dict") and hasattr(scheduler, "optimizer")):
         return "constant" if scheduler is None else scheduler
+    name = type(scheduler).__name__
     if scheduler.optimizer is not optimizer:
-        rule, received = "an LR schedule must belong to the optimizer that trains", "of another"
-        remedy = "Pass both as objects, or optimizer → LR schedule."
-        raise InputError.one(rule, f"{type(scheduler).__name__} {received}", remedy)
-    return {type(scheduler).__name__: _SameSchedule(scheduler)}
+        raise InputError.one(
+            "an LR schedule must belong to the optimizer that trains",
+            f"{name} of another",
+            "Pass both as objects, or optimizer → LR schedule.",
+        )
+    return {name: _SameSchedule(scheduler)}
 
 
 def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
     """Return one data set, the training samples and the scored samples."""
+    from torch.utils.data import Dataset
+
     from asynckfold.data.dataset import open_source
     from asynckfold.data.made_datasets import joined, repeated
 
     if valid is None:
         return repeated(dataset, SEEN_AGAIN)
-    if isinstance(valid, tuple) or (hasattr(valid, "__getitem__") and _gives_pairs(valid)):
+    # Reading a sample of a data set may crash.
+    is_pairs = isinstance(valid, (tuple, Dataset)) or (
+        not hasattr(valid, "__array__")
+        and (
+            hasattr(valid, "__getitem__") and len(valid) > 0 and isinstance(valid[0], (tuple, list))
+        )
+    )
+    if is_pairs:
         return joined(dataset, valid)
     numbers, count = np.asarray(valid), len(open_source(dataset))
     if numbers.dtype == bool:
@@ -410,27 +422,14 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
     return dataset, np.setdiff1d(np.arange(count), numbers), numbers
 
 
-def _gives_pairs(valid: Any) -> bool:
-    from torch.utils.data import Dataset
-
-    # Reading a sample here may crash, and pandas would look for a label.
-    if isinstance(valid, Dataset) or hasattr(valid, "__array__"):
-        return isinstance(valid, Dataset)
-    return len(valid) > 0 and isinstance(valid[0], (tuple, list))
-
-
 def _target_problems(outputs: Any, targets: Any, num_classes: int | None) -> Iterator[Problem]:
     shapes = f"targets of shape {tuple(targets.shape)}, outputs {tuple(outputs.shape)}"
-    are_classes = outputs.ndim == 2 and outputs.shape[1] > 1
-    if not are_classes or targets.ndim != 1 or targets.is_floating_point():
-        rule = "a tester needs class indices, and one output a class"
-        yield Problem(rule, shapes, "Pass a loader of both.")
-        return
-    count = outputs.shape[1]
-    if num_classes is not None and num_classes < count:
+    count = outputs.shape[1] if outputs.ndim == 2 else 0
+    if count < 2 or targets.ndim != 1 or targets.is_floating_point():
+        yield Problem("a tester needs class indices, and one output a class", shapes, "Pass both.")
+    elif num_classes is not None and num_classes < count:
         rule = f"num_classes must be at least the model's {count} outputs"
         yield Problem(rule, repr(num_classes), "Leave num_classes out.")
-    outside = targets[(targets < 0) | (targets >= count)]
-    if len(outside):
+    elif len(outside := targets[(targets < 0) | (targets >= count)]):
         rule = f"class indices must be those of the {count} outputs, from 0"
         yield Problem(rule, f"{int(outside[0])}", "Pass indices into classes_ of what was fitted.")

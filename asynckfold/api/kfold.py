@@ -14,8 +14,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from asynckfold.api.arguments import Settings
-from asynckfold.api.call import check, dry_run, look_ahead, make_draft, make_plan, open_data
-from asynckfold.api.context import Call, hold_run, look_into
+from asynckfold.api.call import check, dry_run, look_ahead, make_plan, open_data
+from asynckfold.api.context import Call, hold_run, look_into, make_draft
 from asynckfold.api.display import Display
 from asynckfold.api.execution import StopReason, begin, training
 from asynckfold.api.reading import folds_of, prepared
@@ -54,25 +54,6 @@ class JobsFailedWarning(UserWarning):
 P = ParamSpec("P")
 Returned = TypeVar("Returned")
 
-OTHER_NAMES = {
-    **dict.fromkeys(("root", "out", "output_dir", "default_root_dir", "path"), "root_dir"),
-    **dict.fromkeys(("seed", "random_seed"), "random_state"),
-    **dict.fromkeys(("k", "folds", "num_folds"), "kfolds"),
-    **dict.fromkeys(("data", "X", "train_data", "train_dataset"), "dataset"),
-    **dict.fromkeys(("loss", "loss_fn", "criterion_fn"), "criterion"),
-    **dict.fromkeys(("metric", "metrics", "scorer"), "scoring"),
-    **dict.fromkeys(("device", "gpus", "accelerator"), "devices"),
-    **dict.fromkeys(("workers", "max_workers", "num_workers", "jobs"), "n_jobs"),
-    **dict.fromkeys(("timeout", "time_limit"), "time_budget_s"),
-    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs"), "epochs"),
-    **dict.fromkeys(("amp", "dtype"), "precision"),
-}
-"""What other libraries call our arguments."""
-
-OF_OPTIMIZER = ("optimizer", "optim", "lr", "learning_rate", "momentum", "weight_decay")
-"""Arguments of other libraries that `opt_fn` stands for."""
-
-
 ANCESTOR_NAMES = {"train_dataset": "dataset", "get_optimizer": "opt_fn"}
 """What the project that this one grew out of calls two arguments; its scripts may pass them."""
 
@@ -90,16 +71,11 @@ def _renamed(kwargs: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
 def _hint(name: str, known: Iterable[str]) -> str:
     """Say where an argument belongs, or what it is called here.
 
-    >>> _hint("seed", ["random_state"]), _hint("n_job", ["n_jobs"])
-    (" It is called 'random_state' here.", " Did you mean 'n_jobs'?")
+    >>> _hint("epochs", ["n_jobs"]), _hint("n_job", ["n_jobs"])
+    (" It is a key of trainer_params: {'epochs': ...}.", " Did you mean 'n_jobs'?")
     """
-    right = OTHER_NAMES.get(name, name)
-    if right in known:
-        return f" It is called {right!r} here."
-    if right in arguments(TrainerParams):
-        return f" It is a key of trainer_params: {{{right!r}: ...}}."
-    if name in OF_OPTIMIZER:
-        return " opt_fn, an argument of the call, makes the optimizer of a model."
+    if name in arguments(TrainerParams):
+        return f" It is a key of trainer_params: {{{name!r}: ...}}."
     return nearest(name, known)
 
 
@@ -174,7 +150,7 @@ class AsyncKFold:
     >>> from sklearn.datasets import load_digits
     >>> X, y = load_digits(return_X_y=True)
     >>> kfold = AsyncKFold(3, (X[:300].astype("float32"), y[:300]), tempfile.mkdtemp(),
-    ...                    torch.nn.CrossEntropyLoss(), 32, verbose=0, baseline=None)
+    ...                    torch.nn.CrossEntropyLoss(), 32, verbose=0, report=False)
     >>> results = kfold({"linear": lambda: torch.nn.Linear(64, 10)}, ["cosine"],
     ...                 lambda model: torch.optim.Adam(model.parameters(), 1e-2), {"epochs": 2})
     >>> results.best_params_
@@ -279,24 +255,24 @@ class AsyncKFold:
         """Train the best candidate, or the one that is named, on all samples."""
         from asynckfold.api.refit import BEST, chosen, chosen_epochs, on_all_samples
 
-        run, refit = call.run, self.settings.refit
+        run, refit, budget = call.run, self.settings.refit, self.settings.time_budget_s
         best = chosen(results, refit)
         if best is None:
             who = "no candidate has" if refit in (True, BEST) else f"{refit} does not have"
             run.event("refit", f"nothing was refitted: {who} a score on every fold")
             return
-        budget = self.settings.time_budget_s
         if budget is not None:
             budget = max(0.001, budget - (time.monotonic() - call.started))
         call.display.note(f"now {best.name} on all {results.n_samples:,} samples")
-        alone, given = copy.copy(self), call.grid.given
+        alone, parts = copy.copy(self), call.grid.given
+        model, schedule = base_of(best.model), base_of(best.lr_schedule)
         epochs = chosen_epochs(self.settings, results, best)
         alone.settings = on_all_samples(self.settings, best, budget, epochs)
         try:
             refitted = alone(
-                {(model := base_of(best.model)): given.models[model]},
-                {(schedule := base_of(best.lr_schedule)): given.lr_schedules[schedule]},
-                given.opt_fn,
+                {model: parts.models[model]},
+                {schedule: parts.lr_schedules[schedule]},
+                parts.opt_fn,
                 call.trainer_params,
                 params=call.grid.params_for(values_of(best.model, best.lr_schedule)),
             )
@@ -310,11 +286,9 @@ class AsyncKFold:
             run.event("refit", text)
             raise RefitFailedError(f"{text}: {error}") from error
         if not refitted.counts["pending"]:
-            place = refitted.root_dir.relative_to(run.root)
-            text = (
-                f"{best.name} was trained on all {results.n_samples:,} samples in "
-                f"{refitted.seconds:.1f} s: {place.as_posix()}"
-            )
+            place = refitted.root_dir.relative_to(run.root).as_posix()
+            size, seconds = f"{results.n_samples:,}", f"{refitted.seconds:.1f}"
+            text = f"{best.name} was trained on all {size} samples in {seconds} s: {place}"
             if text not in {event.text for event in run.reader.events()}:
                 run.event("refit", text)
 

@@ -25,10 +25,8 @@ class PlacementProgress:
     placement: Placement
     job: str = ""
     epoch: str = ""  # as text
-    batch: str = ""
-    loss: float = math.nan
-    measure: str = "valid"
-    valid: dict[str, float] = field(default_factory=dict)  # by job
+    batch: str = ""  # of it, with the loss
+    valid: dict[str, float] = field(default_factory=dict)  # accuracy or loss by job
 
     @property
     def where(self) -> str:
@@ -43,16 +41,8 @@ class PlacementProgress:
 class SweepProgress:
     """How far a sweep is.
 
-    Parameters
-    ----------
-    plan : Plan
-        All jobs.
-    requests : Mapping of str to Request
-        Expected seconds by job id.
-    results : sequence of Result
-        What earlier sessions finished.
-    batches : Mapping of str to int
-        Expected batches of an epoch by job id, until the job reports them.
+    `requests` have the expected seconds, and `batches` the expected batches of an epoch, by job id,
+    until the job reports them; `results` are what earlier sessions finished.
     """
 
     def __init__(
@@ -90,20 +80,15 @@ class SweepProgress:
         if not isinstance(event, (Progress, EpochEnd)) or event.job_id not in self.running:
             return
         name, item = event.job_id, self.running[event.job_id]
-        item.job, epochs = name, self.plan.params.epochs
+        item.job = name
         if isinstance(event, Progress):
-            self._batches[name] = event.batches
-            item.epoch, item.batch = f"{event.epoch}/{epochs}", f"{event.batch}/{event.batches}"
-            item.loss = event.loss
-            number, batch = event.epoch, event.batch
+            number, batch, self._batches[name] = event.epoch, event.batch, event.batches
+            item.batch = f"batch {event.batch}/{event.batches} · loss {event.loss:.4g}"
         else:
-            epoch = event.epoch
-            item.epoch, item.batch = f"{epoch.number}/{epochs}", ""
-            measures = (("valid", epoch.accuracy), ("valid loss", epoch.valid_loss))
-            numbers = ((what, value) for what, value in measures if value == value)
-            known = ((what, value) for what, value in numbers if value is not None)
-            item.measure, item.valid[name] = next(known, ("train loss", epoch.train_loss))
-            number, batch = epoch.number, self._batches[name]
+            number, batch, epoch = event.epoch.number, self._batches[name], event.epoch
+            item.batch = ""
+            item.valid[name] = epoch.valid_loss if epoch.accuracy is None else epoch.accuracy
+        item.epoch = f"epoch {number}/{self.plan.params.epochs}"
         before_epoch = (number - 1) * self._batches[name]
         self._restored.setdefault(name, before_epoch)
         self._done[name] = before_epoch + batch
@@ -158,13 +143,10 @@ class SweepProgress:
         elapsed = time.monotonic() - self._began
         return left * elapsed / worked if worked > 0 and elapsed > 0 else None
 
-    def _trained_of(self, name: str) -> int:
-        """Return the steps of a job that this session trained."""
-        return self._done.get(name, 0) - self._restored.get(name, 0)
-
     def _worked_of(self, name: str) -> float:
-        """Return their expected seconds."""
-        return self._seconds.get(name, 1.0) * self._trained_of(name) / max(1, self._steps_of(name))
+        """Return the expected seconds of the steps of a job that this session trained."""
+        trained = self._done.get(name, 0) - self._restored.get(name, 0)
+        return self._seconds.get(name, 1.0) * trained / max(1, self._steps_of(name))
 
     def _steps_of(self, name: str) -> int:
         return self._batches[name] * self.plan.params.epochs
@@ -193,13 +175,10 @@ class SweepProgress:
         return counts_line(counts, is_held=True)
 
     def times(self) -> str:
-        """Return the time that passed and is left, and the mean speed of this session."""
+        """Return the time that passed, and that is left."""
         elapsed, left = time.monotonic() - self._began, self.seconds_left()
-        parts = [f"{duration(elapsed)} elapsed"]
-        if left is not None and not self.is_over:
-            trained = sum(map(self._trained_of, self._done))
-            parts += [f"{duration(left)} left", f"{trained / elapsed:.3g} steps/s"]
-        return ", ".join(parts)
+        text = f"{duration(elapsed)} elapsed"
+        return text if left is None or self.is_over else f"{text}, {duration(left)} left"
 
     def lines(self) -> list[str]:
         """Return a line for each placement that runs, in the order of the plan."""
@@ -209,23 +188,18 @@ class SweepProgress:
 
     def _line_of(self, item: PlacementProgress) -> str:
         jobs = [self._jobs[name] for name in item.placement.jobs]
-        name, is_fused = item.job or jobs[0].id, len(jobs) > 1 and not item.placement.is_job_batch
-        valid = [item.valid[name]] if name in item.valid else []
-        group = ""
-        if is_fused:
+        name, group, shown = item.job or jobs[0].id, "", [item.job]
+        if len(jobs) > 1 and not item.placement.is_job_batch:
             is_one = len({job.candidate for job in jobs}) == 1
             name = jobs[0].candidate if is_one else jobs[0].model
             group = f"{len(jobs)} {'folds' if is_one else 'jobs'} fused"
-            valid = [item.valid[job.id] for job in jobs if job.id in item.valid]
-        else:
-            others = sum(self.running.get(job.id) is item for job in jobs) - 1
-            group = f"then {others} more" if others else ""
-        parts = [name, f"epoch {item.epoch}" if item.epoch else "starting", group]
-        if valid:
-            parts.append(f"{item.measure} {sum(valid) / len(valid):.3f}")
-        elif item.batch:
-            parts += [f"batch {item.batch}", f"loss {item.loss:.4g}"]
-        return " · ".join(filter(None, [*parts, item.where]))
+            shown = [job.id for job in jobs]
+        elif others := sum(self.running.get(job.id) is item for job in jobs) - 1:
+            group = f"then {others} more"
+        valid = [item.valid[job] for job in shown if job in item.valid]
+        measured = f"valid {sum(valid) / len(valid):.3f}" if valid else item.batch
+        parts = [name, item.epoch or "starting", group, measured, item.where]
+        return " · ".join(filter(None, parts))
 
 
 def overview(progress: SweepProgress) -> str:

@@ -161,11 +161,6 @@ def strata_of(stratify: Any, labels: Labels, n_splits: int) -> Strata | None:
     """Return the stratum of each sample by number, and the names of strata; None without any.
 
     Where a sample has several labels, its row of 0 and 1 comes back, and no names.
-
-    Raises
-    ------
-    InputError
-        There is no such stratification of these targets.
     """
     if stratify is False:
         return None

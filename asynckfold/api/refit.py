@@ -72,16 +72,7 @@ def on_all_samples(
 ) -> Settings:
     """Return the settings of the run that trains a candidate on all samples.
 
-    Parameters
-    ----------
-    settings : Settings
-        Of the cross-validation.
-    candidate : Candidate
-        What is to be trained.
-    seconds : float or None
-        What is left of the time budget.
-    epochs : int or None
-        What `chosen_epochs` returned.
+    `seconds` are left of the time budget; `epochs` are what `chosen_epochs` returned.
     """
     from asynckfold.data.made_datasets import evenly, repeated
     from asynckfold.training.callbacks import LastEpoch

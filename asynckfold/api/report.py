@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,9 @@ def keep_pictures(run: RunStore, data: PreparedData) -> None:
 
 
 def _keep(run: RunReader, data: PreparedData) -> None:
-    if not _is_picture(data.sample_shape):
+    # Grey or coloured pictures, channels first.
+    shape = data.sample_shape
+    if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < 8:
         return
     from asynckfold.results.cv_results import read_results
     from asynckfold.results.report.predictions import hard_samples
@@ -100,41 +102,27 @@ def _keep(run: RunReader, data: PreparedData) -> None:
     hard = hard_samples(read_results(run), run.splits()[1])
     rows = [item.index for item in hard.samples] if hard else []
     stored = data.stored(rows) if rows else None
-    pictures = None if stored is None else _channels_last(stored)
-    if pictures is None:
+    if stored is None or stored.ndim not in (3, 4):
         return
     buffer = io.BytesIO()
-    np.savez_compressed(buffer, samples=np.array(rows), pictures=_small(pictures))
+    np.savez_compressed(buffer, samples=np.array(rows), pictures=_small(stored))
     make_folder(run.root / "oof")
     write_whole(run.root / PICTURES, buffer.getvalue())
 
 
-def _is_picture(shape: Sequence[int]) -> bool:
-    """Whether samples are grey or coloured pictures, channels first."""
-    return len(shape) == 3 and shape[0] in (1, 3) and min(shape[1:]) >= 8
-
-
-def _channels_last(stored: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """Return pictures (n, height, width, channels); None of samples that are stored as others."""
-    if stored.ndim == 3:
-        return stored[..., None]
-    if stored.ndim != 4:
-        return None
-    return np.moveaxis(stored, 1, -1) if stored.shape[1] in (1, 3) else stored
-
-
 def _small(stored: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Return pictures of bytes."""
-    from PIL import Image
+    """Return small pictures of bytes, channels last."""
+    import torch
 
-    known = np.nan_to_num(stored.astype(np.float64))
+    rows = torch.from_numpy(np.nan_to_num(stored.astype(np.float64)))
+    if rows.ndim == 3:
+        rows = rows[:, None]
+    elif rows.shape[1] not in (1, 3):
+        rows = rows.movedim(-1, 1)
     if stored.dtype != np.uint8:
-        low, high = known.min(), known.max()
-        known = 255 * (known - low) / ((high - low) or 1)
-    pictures = []
-    for picture in known.round().astype(np.uint8):
-        image = Image.fromarray(picture.squeeze(-1) if picture.shape[-1] == 1 else picture)
-        image.thumbnail((EDGE, EDGE))
-        pixels = np.asarray(image)
-        pictures.append(pixels.reshape(*pixels.shape[:2], -1))
-    return np.stack(pictures)
+        low, high = rows.min(), rows.max()
+        rows = 255 * (rows - low) / ((high - low) or 1)
+    if max(rows.shape[2:]) > EDGE:
+        sizes = [max(1, size * EDGE // max(rows.shape[2:])) for size in rows.shape[2:]]
+        rows = torch.nn.functional.interpolate(rows, sizes, mode="area")
+    return rows.round().byte().movedim(1, -1).numpy()

@@ -10,12 +10,18 @@
 
 The made-up inputs hold nothing of the run's data. With them, a factory that builds another model of
 the same shapes is noticed.
+
+Transforms of torch and torchvision are JSON: a class by name, and its settings. Transformers of
+scikit-learn are written and read by skops. Reading makes objects of classes of these libraries
+only: nothing in a file can name other code. What cannot be written so is refused when it is saved.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
 import hashlib
+import importlib
 import inspect
 import json
 import platform
@@ -34,18 +40,12 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from asynckfold.api.arguments import of_arrays
-from asynckfold.api.named_objects import (
-    fit_text,
-    packed_fit,
-    restored_step,
-    stored_step,
-    unpacked_fit,
-)
-from asynckfold.api.prediction import InputForm, Member, PredictionModels
-from asynckfold.data.transforms.steps import step_name
+from asynckfold.api.fold_models import InputForm, Member, PredictionModels, TrainedModels
+from asynckfold.data.transforms.steps import Step, is_known, step_name
 from asynckfold.errors import InputError, Problem, StoreCorruptError, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.decoding import FAULTS, decoded, parsed
+from asynckfold.jobs.digests.run import digest_of
 from asynckfold.jobs.objective import Objective
 from asynckfold.results.ensemble import FoldEnsemble, Outputs
 from asynckfold.system.files import write_whole
@@ -63,8 +63,28 @@ _NEAR = 1e-2
 """Largest difference of the outputs for made-up inputs, as a share of their size: other processors
 and versions of torch round otherwise, to some thousandths in bfloat16."""
 
-_DAMAGE = (*FAULTS, RuntimeError, SafetensorError, zipfile.BadZipFile)
+_DAMAGE = (*FAULTS, RuntimeError, SafetensorError, SyntaxError, zipfile.BadZipFile)
 """What reading a file raises that is not what it should be."""
+
+
+_LAYERS = "torch.nn.functional"
+_FUNCTIONS = ("torch", "torch.special", _LAYERS)
+_CLASSES = ("torchvision.transforms", "torchvision.transforms.v2", "torch.nn")
+
+TRUSTED = (
+    "numpy.dtype",
+    *(
+        f"sklearn.feature_selection._{name}"
+        for name in (
+            *("univariate_selection.chi2", "univariate_selection.f_classif"),
+            *("univariate_selection.f_regression", "univariate_selection.r_regression"),
+            *("mutual_info.mutual_info_classif", "mutual_info.mutual_info_regression"),
+        )
+    ),
+    "scipy.interpolate._bsplines.BSpline",
+)
+"""Types that files may hold besides those that skops itself trusts, which are classes of
+scikit-learn, and functions of NumPy and SciPy on arrays."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +116,7 @@ def save_models(
 ) -> None:
     """Write an ensemble to a file that `load_model` reads; see `FoldEnsemble.save`."""
     remedy = "Save results.model().state_dict() by torch.save."
-    _refuse_several(prediction.form, "models that are saved", remedy)
-    refuse(new_file_problems(path, overwrite=overwrite))
+    refuse(_file_problems(prediction.form, remedy, path, overwrite=overwrite))
     tensors: dict[str, torch.Tensor] = {}
     steps = [stored_step(step) for step in prediction.steps]
     refuse(_gathered(prediction, steps, tensors))
@@ -133,8 +152,7 @@ def save_models(
 def export_onnx(prediction: PredictionModels, path: Path, *, overwrite: bool) -> None:
     """Write the first model as ONNX; see `CVResults.export_onnx`."""
     remedy = "Export results.model() by torch.onnx.export."
-    _refuse_several(prediction.form, "models that are exported", remedy)
-    refuse(new_file_problems(path, overwrite=overwrite))
+    refuse(_file_problems(prediction.form, remedy, path, overwrite=overwrite))
     from asynckfold.integrations.onnx import onnx_of
 
     member, inputs = prediction.members[0], _made_up(prediction.form)
@@ -155,8 +173,14 @@ def expected_by(prediction: PredictionModels) -> dict[str, str]:
     return about
 
 
-def new_file_problems(path: Path, *, overwrite: bool) -> Iterator[Problem]:
-    """Yield why a file cannot be written there."""
+def _file_problems(
+    form: InputForm, remedy: str, path: Path, *, overwrite: bool
+) -> Iterator[Problem]:
+    """Yield why models cannot be written there; `remedy` is for those of several inputs."""
+    if form.several:
+        yield Problem(
+            "models that are saved or exported must take one tensor", form.several, remedy
+        )
     if path.is_dir():
         yield Problem("path must be a file", f"{path}, a folder", "Add the name of a file.")
     elif path.exists() and not overwrite:
@@ -166,20 +190,14 @@ def new_file_problems(path: Path, *, overwrite: bool) -> Iterator[Problem]:
         yield Problem("path must be in an existing folder", str(path), "Make the folder first.")
 
 
-def _refuse_several(form: InputForm, what: str, remedy: str) -> None:
-    if form.several:
-        raise InputError.one(f"{what} must take one tensor", form.several, remedy)
-
-
 def _gathered(
     prediction: PredictionModels, steps: Sequence[Any], tensors: dict[str, torch.Tensor]
 ) -> Iterator[Problem]:
     """Gather all weights and fitted transformers; yield what a file cannot hold."""
-    for name in prediction.form.columns or ():
-        if type(name) not in (str, int):
-            rule = "columns of a table must be named by text or whole numbers to be saved"
-            yield Problem(rule, f"{name!r}", "Name them so, or pass the run X.to_numpy().")
-            break
+    odd = [name for name in prediction.form.columns or () if type(name) not in (str, int)]
+    if odd:
+        rule = "columns of a table must be named by text or whole numbers to be saved"
+        yield Problem(rule, f"{odd[0]!r}", "Name them so, or pass the run X.to_numpy().")
     for number, member in enumerate(prediction.members):
         for name, value in member.model.state_dict().items():
             if is_plain_tensor(name, value):
@@ -287,7 +305,7 @@ def load_model(
     >>> from asynckfold import AsyncKFold, load_model
     >>> X, y, root = torch.randn(60, 4), torch.arange(60) % 3, tempfile.mkdtemp()
     >>> kfold = AsyncKFold(2, (X, y), root, torch.nn.CrossEntropyLoss(), 8, verbose=0,
-    ...                    parallelize=False, baseline=None)
+    ...                    parallelize=False, report=False)
     >>> results = kfold({"linear": lambda: torch.nn.Linear(4, 3)}, ["constant"],
     ...                 lambda model: torch.optim.SGD(model.parameters(), 0.1), {"epochs": 1})
     >>> path = f"{root}/linear.safetensors"
@@ -311,11 +329,6 @@ def load_model(
     precision, columns = header.precision, header.objective.columns
     pairs = zip(models, fits, strict=True)
     members = tuple(Member(model, fit, precision, columns) for model, fit in pairs)
-    table = None
-    if header.input.columns is not None:
-        import pandas as pd
-
-        table = pd.DataFrame(columns=list(header.input.columns))
     prediction = PredictionModels(
         header.input,
         steps,
@@ -324,7 +337,6 @@ def load_model(
         getattr(torch, header.default_dtype),
         transform,
         {"jobs": header.jobs, "plan": header.plan, "results": header.results},
-        table,
     )
     refuse(_output_problems(prediction, tensors, made_of))
     objective = header.objective
@@ -337,46 +349,6 @@ def load_model(
         None if transform is None else of_arrays(transform),
         objective.all_labels(header.columns) if objective.is_classes else None,
     )
-
-
-@dataclass(frozen=True, eq=False)
-class TrainedModels:
-    """Models that predict, and can be saved and exported; none draws on the caller's generators.
-
-    Parameters
-    ----------
-    load : callable
-        Returns the models, which are built at the first use.
-    """
-
-    load: Callable[[], PredictionModels]
-
-    def __call__(self, inputs: Any) -> Iterator[Outputs]:
-        """Yield what each model says of each batch of samples, shape (models, batch, ...)."""
-        with seeding.preserved():
-            models = self.load()
-        yield from models.outputs(inputs)
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        """The models."""
-        with seeding.preserved():
-            return [member.model for member in self.load().members]
-
-    def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
-        """Write the models to a file, see `save_models`."""
-        with seeding.preserved():
-            save_models(ensemble, self.load(), path, overwrite=overwrite)
-
-    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
-        """Write the first model as ONNX."""
-        with seeding.preserved():
-            export_onnx(self.load(), path, overwrite=overwrite)
-
-    def expects(self) -> dict[str, str]:
-        """Describe what the first model takes."""
-        with seeding.preserved():
-            return expected_by(self.load())
 
 
 def _read(path: Path) -> tuple[Header, dict[str, torch.Tensor]]:
@@ -404,15 +376,16 @@ def _read(path: Path) -> tuple[Header, dict[str, torch.Tensor]]:
         raise StoreCorruptError(f"{other}: {error}") from error
 
 
-def _output_transform(header: Header, given: Any) -> Any:
+def _output_transform(header: Header, passed: Any) -> Any:
     stored = header.output_transform
-    if stored == _UNNAMED and given is None:
-        rule = "output_transform must be passed again, since the run's has no name in torch"
-        raise InputError.one(rule, "none", "Pass output_transform= as the run got it.")
-    if stored != _UNNAMED and given is not None:
-        rule = "output_transform is only for models that were saved with one without a name"
-        raise InputError.one(rule, step_name(given), "Leave it out: the file has what it needs.")
-    return given if stored in (_UNNAMED, None) else restored_step(stored)
+    if (stored == _UNNAMED) is (passed is None):
+        raise InputError.one(
+            "output_transform must be passed again where the run's has no name in torch, and only "
+            "there",
+            "none" if passed is None else step_name(passed),
+            "Pass output_transform= as the run got it, or leave it out if the file has it.",
+        )
+    return passed if stored in (_UNNAMED, None) else restored_step(stored)
 
 
 def _rebuilt(
@@ -432,16 +405,13 @@ def _rebuilt(
     if header.channels_last[number]:
         model = model.to(memory_format=torch.channels_last)
     begin = f"{number}."
-    weights = {
-        name.removeprefix(begin): value for name, value in tensors.items() if name.startswith(begin)
-    }
+    weights = {name[len(begin) :]: tensors[name] for name in tensors if name.startswith(begin)}
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         rule = f"factory must build the model whose weights are in {made_of}"
-        raise InputError.one(
-            rule, one_line(error, 500), "Pass the model as the run got it."
-        ) from error
+        remedy = "Pass the model as the run got it."
+        raise InputError.one(rule, one_line(error, 500), remedy) from error
     return model.eval()
 
 
@@ -469,3 +439,123 @@ def _near(expected: Outputs, outputs: Outputs) -> bool:
     return expected.shape == outputs.shape and np.allclose(
         expected, outputs, rtol=0, atol=_NEAR * size, equal_nan=True
     )
+
+
+# Transforms
+
+
+def stored_step(step: Step) -> dict[str, Any] | None:
+    """Return a step as JSON; None if it is no function or class of torch or torchvision."""
+    name = getattr(step, "__name__", "")
+    for place in _FUNCTIONS:
+        if name and _function(place, name) is step:
+            return {"function": f"{place}.{name}"}
+    try:
+        stored = _stored_instance(step)
+        return stored if stored and digest_of(restored_step(stored)) == digest_of(step) else None
+    except (AttributeError, InputError, SyntaxError, TypeError, ValueError):
+        return None
+
+
+def _stored_instance(step: Step) -> dict[str, Any] | None:
+    kind = type(step)
+    for place in _CLASSES:
+        if not kind.__module__.startswith(place):
+            continue
+        if getattr(importlib.import_module(place), kind.__name__, None) is kind:
+            names = inspect.signature(kind).parameters
+            settings = {name: _plain(getattr(step, name)) for name in names}
+            return {"class": f"{place}.{kind.__name__}", "settings": settings}
+    return None
+
+
+def restored_step(stored: Any) -> Step:
+    """Return the step of such JSON; raise ValueError if it names anything else."""
+    if "function" in stored:
+        place, _, name = str(stored["function"]).rpartition(".")
+        if place not in _FUNCTIONS or (function := _function(place, name)) is None:
+            raise ValueError(f"{stored['function']} is no function of torch")
+        return function
+    place, _, name = str(stored["class"]).rpartition(".")
+    kind = getattr(importlib.import_module(place), name, None) if place in _CLASSES else None
+    if not isinstance(kind, type):
+        raise ValueError(f"{stored['class']} is no class of torch or torchvision")
+    step: Step = kind(**{key: _value(item) for key, item in stored["settings"].items()})
+    if place != "torch.nn" and not is_known(step):
+        raise ValueError(f"{step_name(step)} is no transform of torchvision")
+    return step
+
+
+def _function(place: str, name: str) -> Step | None:
+    """Return a function of tensors; None if there is none of this name."""
+    function = getattr(importlib.import_module(place), name, None)
+    # torch.load, torch.compile and their like are written in Python.
+    is_plain = inspect.isbuiltin(function) or (place == _LAYERS and inspect.isfunction(function))
+    return function if is_plain and not name.startswith("_") else None
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as JSON that `_value` reads back with its type; raise ValueError if none."""
+    if isinstance(value, torch.dtype):
+        return {"torch.dtype": str(value)[6:]}
+    if isinstance(value, np.dtype):
+        return {"dtype": value.str}
+    if type(value).__name__ == "InterpolationMode":
+        return {"interpolation": value.value}
+    ast.literal_eval(repr(value))
+    return repr(value)
+
+
+def _value(stored: Any) -> Any:
+    if isinstance(stored, str):
+        return ast.literal_eval(stored)
+    ((kind, value),) = stored.items()
+    if kind == "torch.dtype":
+        return getattr(torch, value)
+    if kind == "dtype":
+        return np.dtype(value)
+    from torchvision.transforms import InterpolationMode
+
+    return InterpolationMode(value)
+
+
+# Fitted transformers
+
+
+def packed_fit(fit: Any) -> torch.Tensor:
+    """Return a fitted transformer as bytes, written by skops."""
+    import skops.io
+
+    try:
+        data = skops.io.dumps(fit)
+        others = set(skops.io.get_untrusted_types(data=data)) - {*TRUSTED}
+    except Exception as error:
+        # It calls objects of the user, which may raise anything.
+        raise ValueError(f"{type(fit).__name__}, which raised {one_line(error)}") from error
+    if others:
+        raise ValueError(f"{type(fit).__name__} with {', '.join(sorted(others))}")
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def unpacked_fit(data: torch.Tensor) -> Any:
+    """Return the transformer of such bytes; skops raises if they name another type."""
+    import skops.io
+
+    return skops.io.loads(data.numpy().tobytes(), trusted=[*TRUSTED])
+
+
+def fit_text(fit: Any) -> str:
+    """Describe a fitted transformer as JSON, with its numbers."""
+    return json.dumps(_described(fit), default=str)
+
+
+def _described(item: Any) -> Any:
+    if isinstance(item, (np.ndarray, np.generic)):
+        return item.tolist()
+    if isinstance(item, (list, tuple)):
+        return [_described(part) for part in item]
+    if not hasattr(item, "get_params"):
+        return item if item is None or isinstance(item, (bool, int, float, str)) else str(item)
+    # What was fitted ends in an underscore.
+    public = {name: value for name, value in vars(item).items() if not name.startswith("_")}
+    return {"class": type(item).__name__} | {key: _described(part) for key, part in public.items()}

@@ -20,13 +20,24 @@ from asynckfold.jobs import objective as objectives
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.digests.run import digest_of
 from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.objective import Objective, OutputSample
 from asynckfold.jobs.plan import Plan
+from asynckfold.jobs.recipe import sending_problems
+from asynckfold.jobs.result import MakeAccumulator
+from asynckfold.planning.feasibility import held_bytes, outputs_problems, why_not_kept
 from asynckfold.results import scoring as scores
 from asynckfold.results.batch_scores import accumulates
-from asynckfold.results.score_fit import fit_problems, score_notes
+from asynckfold.results.score_fit import (
+    accumulator_of,
+    fit_problems,
+    score_notes,
+    why_not_by_batch,
+)
+from asynckfold.system.machine import total_memory
 
 if TYPE_CHECKING:
+    from asynckfold.api.context import Call
     from asynckfold.data.prepare import PreparedData
     from asynckfold.jobs.objective import Array
 
@@ -46,13 +57,7 @@ def must_be_numbered(
 
 
 def refuse_early(settings: Settings, data: PreparedData) -> None:
-    """Refuse scores that fit the targets in no case, before a process is started for a dry run.
-
-    Raises
-    ------
-    InputError
-        There is no such score, or it cannot be computed.
-    """
+    """Refuse scores that fit the targets in no case, before a process is started for a dry run."""
     names = list(scores.resolve(settings.scoring, data.labels.objective))
     refuse(
         [
@@ -70,39 +75,20 @@ def with_objective(
     output_samples: Mapping[str, OutputSample],
     folds: Sequence[Fold],
 ) -> tuple[Plan, tuple[str, ...]]:
-    """Return the plan with the objective of its models, and notes.
-
-    Parameters
-    ----------
-    settings : Settings
-        What the user says: criterion, scores, `pos_label`, `output_transform`.
-    draft : Plan
-        What is known without outputs.
-    data : Prepared
-        Labels.
-    output_samples : Mapping of str to OutputSample
-        What was seen of the outputs of each model that ran.
-    folds : sequence of Fold
-        Scores are tried on the first.
-
-    Raises
-    ------
-    InputError
-        Scores do not fit labels or outputs, or it takes the user to tell what outputs mean.
-    """
-    given, classes = data.labels.objective, data.classes
+    """Return the plan with the objective of its models, and notes; scores are tried on a fold."""
+    objective, classes = data.labels.objective, data.classes
     if _may_be_classes(settings, data):
-        given, classes = replace(given, kind=objectives.BINARY), ("0", "1")
-    label, problems = objectives.pos_label_of(settings.pos_label, given, classes)
+        objective, classes = replace(objective, kind=objectives.BINARY), ("0", "1")
+    label, problems = objectives.pos_label_of(settings.pos_label, objective, classes)
     digest = "" if settings.output_transform is None else digest_of(settings.output_transform)
     objective, notes = objectives.decided(
-        given, settings.known_criterion, output_samples, label, digest
+        objective, settings.known_criterion, output_samples, label, digest
     )
     models = list(dict.fromkeys(job.model for job in draft.jobs))
     known = [model for model in models if model in output_samples] or models
     problems += _shape_problems(objective, output_samples)
     problems += fit_problems(settings.scoring, objective, known)
-    problems += _prediction_problems(settings, objective, data.targets, output_samples)
+    problems += _transform_problems(settings, objective, output_samples)
     if not problems:
         problems += _trial_problems(settings, objective, data, folds[0].valid, output_samples)
         problems += _metric_problems(
@@ -201,65 +187,41 @@ def _unclear_problems(settings: Settings, data: PreparedData) -> Iterator[Proble
 def _shape_problems(
     objective: Objective, output_samples: Mapping[str, OutputSample]
 ) -> Iterator[Problem]:
-    if objective.transform:
-        return
+    is_one = {objectives.BINARY: True, objectives.MULTICLASS: False}.get(objective.kind)
     for model, sample in output_samples.items():
-        if sample.tree is not None:
+        if objective.transform or sample.tree is not None or is_one is None:
             continue
-        if objective.kind == objectives.BINARY and sample.columns != 1:
+        if is_one is not (sample.columns == 1):
             yield Problem(
-                f"model {model} must have one output for two classes, as its criterion asks for",
-                f"shape {sample.rows.shape}",
-                "Give its last layer one output, or use CrossEntropyLoss.",
-            )
-        if objective.kind == objectives.MULTICLASS and sample.columns == 1:
-            yield Problem(
-                f"model {model} must have an output for each class, as other models have",
-                f"shape {sample.rows.shape}",
-                "Give its last layer an output for each class.",
+                "models must have one output for two classes, or all of them one for each class",
+                f"shape {sample.rows.shape} of {model}",
+                "Change its last layer, or the criterion.",
             )
 
 
-def _prediction_problems(
-    settings: Settings,
-    objective: Objective,
-    targets: Array,
-    output_samples: Mapping[str, OutputSample],
+def _transform_problems(
+    settings: Settings, objective: Objective, output_samples: Mapping[str, OutputSample]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with predictions made of outputs that were seen.
-
-    `output_transform` may fail, and scikit-learn's scores would compare each target with more or
-    fewer numbers.
-    """
-    is_transformed = settings.transform is not None and objective.scale == criteria.TRANSFORMED
+    """Yield why `output_transform` does not make predictions of outputs that were seen."""
     is_number = objective.kind == objectives.REGRESSION
-    pairs = scores.named_scores(settings.scoring, objective.kind)
-    names = [str(name) for name, item in pairs if scores.is_from_sklearn(item)] * is_number
     make = objectives.predicted if is_number else objectives.probabilities
-    for model, sample in output_samples.items() if is_transformed or names else ():
-        received = ""
+    is_used = settings.transform is not None and objective.scale == criteria.TRANSFORMED
+    for model, sample in output_samples.items() if is_used else ():
         try:
             made = make(objective.of(model), sample.rows, settings.transform)
         except Exception as error:  # noqa: BLE001
             # A function of the user may raise anything.
             received = f"{type(error).__name__} on outputs of {model}: {one_line(error)}"
         else:
-            if len(made) != len(sample.rows):
-                received = f"{len(made)} rows of {len(sample.rows)} samples of {model}"
-        if received and is_transformed:
-            what = "predictions" if is_number else "probabilities"
-            yield Problem(
-                f"output_transform must return {what}, one row per sample",
-                received,
-                "Pass a function of one tensor of shape (n, ...), such as torch.sigmoid.",
-            )
-        elif names and not received and made[:1].size != targets[:1].size:
-            yield Problem(
-                "scores of numbers need one output for each number of a target",
-                f"{made[:1].size} of model {model} for {targets[:1].size}, scored by {names[0]!r}",
-                "Pass scoring={'name': function}, of (targets, outputs) → float; or "
-                "output_transform= with a function from outputs to predictions.",
-            )
+            received = f"{len(made)} rows of {len(sample.rows)} samples of {model}"
+            if len(made) == len(sample.rows):
+                continue
+        what = "predictions" if is_number else "probabilities"
+        yield Problem(
+            f"output_transform must return {what}, one row per sample",
+            received,
+            "Pass a function of one tensor of shape (n, ...), such as torch.sigmoid.",
+        )
 
 
 def _trial_problems(
@@ -271,32 +233,30 @@ def _trial_problems(
 ) -> Iterator[Problem]:
     """Try scikit-learn's scores on good outputs: one that cannot be computed fails all jobs."""
     targets = data.targets[valid]
-    if objective.is_dense or objective.targets is not None:
-        return
-    # Of a transform of the user only its results are known.
-    tried = replace(objective, scale=_tried_scale(objective), apart=(), transform="", outputs=())
     seen = (sample.columns for sample in output_samples.values() if sample.tree is None)
     columns = max([len(data.classes), *seen])
-    if columns * len(targets) > MOST_TRIED:
+    is_shaped = objective.is_dense or objective.targets is not None
+    if is_shaped or columns * len(targets) > MOST_TRIED:
         return
+    # Of a transform of the user only its results are known.
+    scale, is_number = objective.scale, objective.kind == objectives.REGRESSION
+    if scale in (criteria.TRANSFORMED, criteria.UNKNOWN):
+        scale = criteria.VALUES if is_number else criteria.LOGITS
+    columns *= not (is_number and objective.transform)
+    tried = replace(objective, scale=scale, apart=(), transform="", outputs=())
     outputs = _good_outputs(tried, targets, columns)
-    pairs = scores.named_scores(settings.scoring, objective.kind)
-    for name, item in pairs:
+    for name, item in scores.named_scores(settings.scoring, objective.kind):
         if accumulates(item):
             continue
         if scores.is_custom(item):
-            yield from _own_problems(str(name), item, objective, targets, outputs)
-            continue
-        if not scores.is_from_sklearn(item):
-            continue
-        if why := _why_not(item, tried, targets, outputs):
+            yield from _index_problems(str(name), item, objective, targets, outputs)
+        elif scores.is_from_sklearn(item) and (why := _why_not(item, tried, targets, outputs)):
             others = (name for name in _others(item) if not _why_not(name, tried, targets, outputs))
-            fitting = [repr(name) for name in islice(others, 3)]
-            shown = repr(item) if isinstance(item, str) else item
+            fitting = ", ".join(repr(name) for name in islice(others, 3))
             yield Problem(
                 "scoring must fit the labels",
-                f"{shown}, which says: {why}",
-                f"Choose another, such as {', '.join(fitting)}."
+                f"{repr(item) if isinstance(item, str) else item}, which says: {why}",
+                f"Choose another, such as {fitting}."
                 if fitting
                 else "Pass scoring={'name': function}, of (targets, outputs) → float.",
             )
@@ -349,19 +309,12 @@ def _metric_problems(
                     score(targets[:count], sample.rows[:count])
             except Exception as error:  # noqa: BLE001
                 # A metric may raise anything.
-                received = f"{name} of model {model}: {type(error).__name__}: {one_line(error)}"
-                remedy = (
-                    "It gets targets and outputs with the parts that data set and model give."
-                    if objective.is_of_trees
-                    else "Give it the number of classes and the ignore_index of the criterion."
+                yield Problem(
+                    "a score must take these outputs and targets",
+                    f"{name} of model {model}: {type(error).__name__}: {one_line(error)}",
+                    "It gets targets and outputs with the parts that data set and model give. Give "
+                    "a metric the number of classes and the ignore_index of the criterion.",
                 )
-                yield Problem("a score must take these outputs and targets", received, remedy)
-
-
-def _tried_scale(objective: Objective) -> str:
-    if objective.scale not in (criteria.TRANSFORMED, criteria.UNKNOWN):
-        return objective.scale
-    return criteria.VALUES if objective.kind == objectives.REGRESSION else criteria.LOGITS
 
 
 def _good_outputs(objective: Objective, targets: Array, columns: int) -> Array:
@@ -369,6 +322,8 @@ def _good_outputs(objective: Objective, targets: Array, columns: int) -> Array:
     if objective.kind == objectives.REGRESSION:
         # A little off: numbers that are whole would pass for classes.
         near = np.asarray(targets, np.float64) + 0.125
+        if columns not in (0, near[:1].size):
+            return np.zeros((len(near), columns), np.float32)
         with np.errstate(invalid="ignore", divide="ignore"):
             near = np.log(near) if objective.scale == criteria.LOG_RATE else near
         return np.nan_to_num(near).astype(np.float32)
@@ -383,10 +338,7 @@ def _good_outputs(objective: Objective, targets: Array, columns: int) -> Array:
     return (np.log(shares / (1 - shares)) if signed else shares).astype(np.float32)
 
 
-# Functions of the user, which get labels as the data have them
-
-
-def _own_problems(
+def _index_problems(
     name: str, item: Any, objective: Objective, targets: Array, outputs: Array
 ) -> Iterator[Problem]:
     """Yield that a function takes labels for the numbers of outputs, which they are not.
@@ -416,3 +368,44 @@ def _tried(item: Any, truth: Array, outputs: Array) -> float:
     except Exception:  # noqa: BLE001
         # A function of the user may raise anything; its jobs report it again.
         return float("-inf")
+
+
+# Scores by batch, where outputs are too large to keep
+
+
+def with_outputs(call: Call, draft: Plan, before: Plan | None) -> Plan:
+    """Decide whether outputs are scored by batch; count what of them a job holds as its memory."""
+    settings, folds, samples = call.settings, call.folds, call.facts.output_samples
+    objective = draft.objective_of(draft.jobs[0].model)
+    why = why_not_by_batch(settings.scoring, objective, _measured(call.facts))
+    if before is not None:
+        by_batch, why = before.by_batch, why or "a run that was begun with them"
+    else:
+        is_large = bool(why_not_kept(draft, folds, samples, settings.keep_outputs_gib))
+        by_batch = is_large and not why
+    draft = replace(draft, by_batch=by_batch)
+    if by_batch and settings.engine != "serial":
+        names = ("scoring", "output_transform")
+        refuse(sending_problems({name: getattr(settings, name) for name in names}))
+    held = held_bytes(draft, folds, samples)
+    refuse(outputs_problems(held, total_memory(), "" if by_batch else why))
+    memory = {name: size + held.get(name, 0) for name, size in call.facts.memory.items()}
+    call.facts = replace(call.facts, memory=memory)
+    return draft
+
+
+def accumulators(call: Call, plan: Plan) -> dict[str, MakeAccumulator]:
+    """Return by model what scores outputs by batch; nothing where the plan does not."""
+    settings, measured = call.settings, _measured(call.facts)
+    return {
+        model: accumulator_of(
+            settings.scoring, plan.objective_of(model), settings.transform, measured
+        )
+        for model in dict.fromkeys(job.model for job in plan.jobs if plan.by_batch)
+    }
+
+
+def _measured(facts: Facts) -> set[str]:
+    """Return what a validation step measures of every model."""
+    every = [set(names) for names in facts.measured.values()]
+    return set.intersection(*every) if every else set()

@@ -52,7 +52,8 @@ def load_results(run: str | Path | RunReader, error_score: float = float("nan"))
     >>> from asynckfold import AsyncKFold, load_results
     >>> X, y = torch.randn(60, 4), torch.arange(60) % 3
     >>> root = tempfile.mkdtemp()
-    >>> kfold = AsyncKFold(2, (X, y), root, torch.nn.CrossEntropyLoss(), 8, verbose=0)
+    >>> kfold = AsyncKFold(2, (X, y), root, torch.nn.CrossEntropyLoss(), 8, parallelize=False,
+    ...                    verbose=0, report=False)
     >>> _ = kfold({"linear": lambda: torch.nn.Linear(4, 3)}, ["constant"],
     ...           lambda model: torch.optim.SGD(model.parameters(), 0.1), {"epochs": 1})
     >>> load_results(root).counts["done"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,10 +25,6 @@ from asynckfold.system.plain_text import one_line
 if TYPE_CHECKING:
     from rich.table import Table
 
-INTERVAL, STD = "95 % interval", "standard deviation"
-SPARE = (INTERVAL, STD)
-"""What the table does without on a narrow terminal, the first one first."""
-
 
 def compare(parsed: argparse.Namespace, out: Output) -> int:
     """Compare two runs; return 0, or with ``--bits`` 1 if they are not the same."""
@@ -42,27 +38,23 @@ def compare(parsed: argparse.Namespace, out: Output) -> int:
     out.data({**asdict(scores), "identical": bits.identical, "plan": bits.plan})
     for sentence in scores.sentences:
         out.say(sentence)
-    out.say_first_fitting([_table(scores, SPARE[count:]) for count in range(len(SPARE) + 1)])
+    out.say(_table(scores, is_wide=out.is_wide))
     if bits.plan:
         out.say(f"plan: {bits.plan}")
     out.say(f"bits: {'identical' if bits.identical else 'not identical, --bits says where'}")
     return 0
 
 
-def _table(scores: ScoreComparison, spare: Sequence[str]) -> Table:
-    """Return the table of all candidates, with these of what it can spare."""
+def _table(scores: ScoreComparison, *, is_wide: bool) -> Table:
+    """Return the table of all candidates; a narrow one has no deviations and intervals."""
     first, second = (Path(name).name for name in scores.runs)
     # The names of the folders, without the paths to them if they differ.
     heads = (first, second) if first != second else scores.runs
-    intervals = [INTERVAL] * (INTERVAL in spare)
+    intervals = ["95 % interval"] * is_wide
     rows = []
     for row in scores.candidates:
         cells = [
-            "n/a"
-            if math.isnan(mean)
-            else f"{mean:.4f} ± {std:.4f}"
-            if STD in spare
-            else f"{mean:.4f}"
+            "n/a" if math.isnan(mean) else f"{mean:.4f} ± {std:.4f}" if is_wide else f"{mean:.4f}"
             for mean, std in zip(row.means, row.stds, strict=True)
         ]
         difference, interval, p = _difference(row, scores.runs)

@@ -34,17 +34,7 @@ def doctor(parsed: argparse.Namespace, out: Output) -> int:
 
 @dataclass(frozen=True)
 class Now:
-    """What a run would use now.
-
-    Parameters
-    ----------
-    jobs : int
-        Number of jobs of one thread that would run at once.
-    cores : tuple of int
-        Their cores.
-    why : str
-        The limit that decides, and the busy cores.
-    """
+    """What a run would use now: jobs of one thread, their cores, and the limit that decides."""
 
     jobs: int
     cores: tuple[int, ...]
@@ -53,20 +43,12 @@ class Now:
     def __str__(self) -> str:
         if not self.jobs:
             return f"nothing would start now: {self.why}"
-        many = "1 job" if self.jobs == 1 else f"{self.jobs} jobs"
         where = f" on {named_cores(self.cores, most=16)}" if self.cores else ""
-        return f"{many} of one thread would run now{where}: {self.why}"
+        return f"{plural(self.jobs, 'job')} of one thread would run now{where}: {self.why}"
 
 
 def now(cpu: Mapping[str, Any], load: Load) -> Now:
-    """Return how many jobs would run now.
-
-    Parameters
-    ----------
-    cpu : Mapping
-        The ``cpu`` part of `Machine.describe`.
-    load : Load
-        The machine at this moment.
+    """Return how many jobs would run now, of the ``cpu`` part of `Machine.describe` and the load.
 
     Examples
     --------
@@ -76,15 +58,14 @@ def now(cpu: Mapping[str, Any], load: Load) -> Now:
 (97 %)
     """
     allowed = f"the limit is {cpu['limit']}, {plural(cpu['allowed'], 'core')}"
-    busy = [f"core {core} ({cpu['foreign_load'][str(core)]:.0%})" for core in cpu["busy"]]
-    # A space before the percent sign, as everywhere.
-    used = ", ".join(busy).replace("%", " %")
+    shares = {core: 100 * cpu["foreign_load"][str(core)] for core in cpu["busy"]}
+    used = ", ".join(f"core {core} ({share:.0f} %)" for core, share in shares.items())
     if load.blocked:
         return Now(0, (), load.blocked)
     if not load.idle:
         why = f"{allowed}; others use {used or 'all of them'}, and one job always runs"
         return Now(1, load.cores[:1], why)
-    rest = f"others use {used}" if busy else "nobody else uses them"
+    rest = f"others use {used}" if used else "nobody else uses them"
     if load.gpus:
         rest += f"; with GPUs, one job on each: {', '.join(str(gpu.index) for gpu in load.gpus)}"
     return Now(len(load.idle), tuple(sorted(load.idle)), f"{allowed}; {rest}")
@@ -107,33 +88,25 @@ def lines(facts: Mapping[str, Any], load: Load) -> Iterator[tuple[str, str]]:
     openmp = [f"{name} {environment[name]}" for name in OPENMP if name in environment]
     text = ", ".join(openmp) or f"{' and '.join(OPENMP)} are not set"
     yield "OpenMP", f"{text}; they limit the threads of a process, not the cores"
-    shares = [f"{core}: {share:.0%}" for core, share in cpu["foreign_load"].items()]
-    yield "others use", ", ".join(shares).replace("%", " %")
-    yield "memory", _memory(memory)
-    gpus, missing = [_gpu(gpu) for gpu in facts["gpus"]], facts["gpu_reason"]
+    shares = [f"{core}: {100 * share:.0f} %" for core, share in cpu["foreign_load"].items()]
+    yield "others use", ", ".join(shares)
+    limit, most = memory["cgroup_limit"], memory["max_memory"]
+    sizes = {name: "?" if size is None else gibibytes(size) for name, size in memory.items()}
+    group = f"control group allows {sizes['cgroup_limit']}" if limit else "no control group limit"
+    yield (
+        "memory",
+        f"{sizes['available']} of {sizes['total']} available, {group}, "
+        f"{'no max_memory' if most is None else 'max_memory ' + sizes['max_memory']}; "
+        f"nothing starts below {sizes['min_free_memory']} (min_free_memory)",
+    )
+    gpus = [
+        f"{gpu['index']}: {gpu['name']}, {gibibytes(gpu['free'])} of {gibibytes(gpu['total'])} "
+        f"free, {100 * gpu['use']:.0f} % busy"
+        for gpu in facts["gpus"]
+    ]
+    missing = facts["gpu_reason"]
     yield "GPUs", "; ".join([*gpus, missing] if missing and gpus else gpus) or f"none: {missing}"
     yield "versions", ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
     yield "platform", f"Python {facts['python']}, {facts['platform']}"
     if environment:
         yield "environment", ", ".join(f"{name}={value}" for name, value in environment.items())
-
-
-def _memory(memory: Mapping[str, int | None]) -> str:
-    limit, most = memory["cgroup_limit"], memory["max_memory"]
-    group = f"control group allows {_gib(limit)}" if limit else "no control group limit"
-    jobs = "no max_memory" if most is None else f"max_memory {_gib(most)}"
-    return (
-        f"{_gib(memory['available'])} of {_gib(memory['total'])} available, {group}, {jobs}; "
-        f"nothing starts below {_gib(memory['min_free_memory'])} (min_free_memory)"
-    )
-
-
-def _gpu(gpu: Mapping[str, Any]) -> str:
-    return (
-        f"{gpu['index']}: {gpu['name']}, {_gib(gpu['free'])} of {_gib(gpu['total'])} free, "
-        f"{gpu['use']:.0%} busy".replace("%", " %")
-    )
-
-
-def _gib(size: int | None) -> str:
-    return "?" if size is None else gibibytes(size)

@@ -33,11 +33,6 @@ def params_of_text(text: str) -> dict[str, list[Value]]:
 
     >>> params_of_text("lr=1e-3,.01,width=16")
     {'lr': [0.001, 0.01], 'width': [16]}
-
-    Raises
-    ------
-    ValueError
-        A value stands before the first name, or a name twice.
     """
     values: dict[str, list[Value]] = {}
     for word in text.split(","):
@@ -212,15 +207,8 @@ def reading(item: Argument, problems: list[Problem]) -> dict[str, Any]:
 
 def _unreadable(item: Argument, text: str, rule: str) -> Problem:
     """Return the problem of a value that cannot be read; `rule` says what the flag takes."""
-    problem = item.problem(text) if item.is_checked and not item.reads else None
-    if problem is not None:
-        (problem,) = with_flag_names(InputError([problem])).problems
-        texts = (problem.rule, problem.remedy)
-        rule, remedy = (re.sub(rf"(?<![-\w]){item.name}\b", f"--{item.flag}", t) for t in texts)
-        for name, word in _YES_NO.items() if bool in item.types else ():
-            rule = re.sub(rf"\b{name}\b", word, rule)
-        return replace(problem, rule=rule, remedy=remedy)
-    default = item.shell_default
+    default, words = item.shell_default, {**_YES_NO, "None": _none(item) or ""}
+    rule = re.sub(r"\b(True|False|None)\b", lambda name: words[name[1]], rule)
     remedy = nearest(text, item.words).strip() or f"Leave --{item.flag} out" + (
         "." if default in (None, MISSING) else f" for its default, {default}."
     )
@@ -273,15 +261,11 @@ def help_of(item: Argument) -> str:
         text = f"do not {text}"
     if item.trainers:
         text = f"{', '.join(item.trainers)}: {text}"
-    default = item.shell_default
-    default = _none(item) if default is None else default
+    default = _none(item) if item.shell_default is None else item.shell_default
     if default is None or default is MISSING or isinstance(default, bool):
         return text
-    return (
-        f"{text} (default {default:g})"
-        if isinstance(default, float)
-        else (f"{text} (default {default})")
-    )
+    shown = f"{default:g}" if isinstance(default, float) else default
+    return f"{text} (default {shown})"
 
 
 def with_flag_names(error: InputError) -> InputError:
@@ -292,19 +276,9 @@ def with_flag_names(error: InputError) -> InputError:
     >>> problem = Problem("n_jobs must not be 0", "0", "Pass n_jobs='auto'.")
     >>> print(with_flag_names(InputError([problem])))
     --n-jobs must not be 0: received 0. Pass --n-jobs auto.
-    >>> by_kind = "Pass partition_size={'cpu': 9, 'gpu': 80}, or batch_size=7 or less."
-    >>> with_flag_names(InputError([Problem("", "", by_kind)])).problems[0].remedy
-    'Pass --partition-size cpu=9,gpu=80, or --batch-size 7 or less.'
-    >>> problem = Problem("max_wait must be above 0, or None", "0", "Wait.")
-    >>> print(with_flag_names(InputError([problem])))
-    --max-wait must be above 0, or off: received 0. Wait.
     """
-    return type(error)(
-        [
-            replace(problem, rule=_flagged(problem.rule), remedy=_flagged(problem.remedy))
-            for problem in error.problems
-        ]
-    )
+    pairs = ((item, _flagged(item.rule), _flagged(item.remedy)) for item in error.problems)
+    return type(error)([replace(item, rule=rule, remedy=remedy) for item, rule, remedy in pairs])
 
 
 def _flagged(text: str) -> str:
@@ -313,12 +287,6 @@ def _flagged(text: str) -> str:
     passed = {*arguments(TrainerParams), *arguments(Settings)}
     known = {item.name: item for item in flags().values() if item.name in passed}
     names = "|".join(known)
-    # Values by kind of process.
-    text = re.sub(
-        r"\{('\w+': \d+(?:, '\w+': \d+)*)\}",
-        lambda match: re.sub(r"'(\w+)': (\d+)(?:, )?", r"\1=\2,", match[1])[:-1],
-        text,
-    )
     for name, item in known.items():
         if name in text and (none := _none(item)):
             text = re.sub(r"\bNone\b", none, text)

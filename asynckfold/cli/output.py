@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.system import terminal
@@ -17,6 +16,9 @@ if TYPE_CHECKING:
 
 WIDE = 240
 """Width of tables that are printed to a file or a pipe."""
+
+ROOM = 120
+"""Columns of a terminal from which on tables have all of theirs."""
 
 
 class Output:
@@ -47,23 +49,10 @@ class Output:
         place = console(width=width, soft_wrap=not (is_terminal and wraps))
         place.print(hung(one_line(what), place) if isinstance(what, str) else what)
 
-    def say_first_fitting(self, tables: Sequence[Table]) -> None:
-        """Print the first table that standard output is wide enough for, or the last one."""
-        from asynckfold.system.console import console
-
-        for table in tables:
-            is_wide = not terminal.is_terminal()
-            if is_wide or console(width=10 * WIDE).measure(table).maximum <= console().width:
-                self.say(table)
-                return
-        self.say(tables[-1])
-
-    def say_path(self, name: str, path: Path) -> None:
-        """Print a path, as a hyperlink on a terminal."""
-        from rich.text import Text
-
-        link = Text(one_line(str(path)), style=f"link {path.resolve().as_uri()}")
-        self.say(Text.assemble(f"{name}: ", link), wraps=False)
+    @property
+    def is_wide(self) -> bool:
+        """Whether there is room for all columns of a table."""
+        return not terminal.is_terminal() or shutil.get_terminal_size().columns >= ROOM
 
     def data(self, what: Mapping[str, Any]) -> None:
         """Print one JSON object; nothing without ``--json``."""
@@ -101,14 +90,3 @@ def table_of(
         style = styles[place] if place < len(styles) else ""
         table.add_row(*(Text(one_line(cell)) for cell in row), style=style)
     return table
-
-
-def spinner_with(text: str, parsed: argparse.Namespace) -> AbstractContextManager[object]:
-    """Show a spinner on a terminal while a block runs."""
-    if parsed.quiet or not terminal.is_terminal(stderr=True):
-        return nullcontext()
-    from asynckfold.api.display import shown
-    from asynckfold.system.console import console, spinner
-
-    place = console(stderr=True)
-    return shown(place.status(text, spinner=spinner(place)))

@@ -1,17 +1,23 @@
-"""The verbs of the command line: what each does, and the words that it takes."""
+"""The verbs of the command line: what each does, the words that it takes, and how these are read.
+
+The parser of a verb collects all problems of a line, where argparse stops at the first.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import io
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from asynckfold.cli.flags import flags, help_of, reading
 from asynckfold.cli.report import FIGURES
 from asynckfold.cli.run_folder import RUNS, stored_words
-from asynckfold.cli.verb_parser import Verb, VerbWords
-from asynckfold.errors import InputError, Problem, nearest
+from asynckfold.errors import InputError, Problem
+from asynckfold.jobs.argument import GROUPS
 from asynckfold.system import terminal
 
 SHELLS = ("bash", "zsh", "fish")
@@ -31,12 +37,37 @@ Places = dict[str, dict[str, Any]]
 """Positions and flags, and their words for `argparse`."""
 
 
+@dataclass(frozen=True)
+class VerbWords:
+    """What a verb does, and the words that it takes.
+
+    `places` are its positions and undeclared flags, with their words for `argparse`; ``group`` is
+    one of `GROUPS`, the help ``"data"`` stands for that of ``--data``. `flags` are the declared
+    flags by name, None all of them, of which ``--help`` shows the common ones. In `helps`, which
+    differ for this verb, ``{}`` stands for the declared help. Flags `without` stay None.
+    """
+
+    does: str
+    more: str = ""
+    places: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    flags: Collection[str] | None = ()
+    helps: Mapping[str, str] = field(default_factory=dict)
+    without: Collection[str] = ()
+    required: Collection[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
 def _word(metavar: str, text: str, **more: Any) -> dict[str, Any]:
     return {"metavar": metavar, "help": text, **more}
 
 
 def _switch(text: str, **more: Any) -> dict[str, Any]:
     return {"action": "store_true", "help": text, **more}
+
+
+def fold_number(text: str) -> int | str:
+    """Read the number of a fold, or ``all``."""
+    return text if text == "all" else int(text)
 
 
 _DIRECTORY = {"directory": _word("DIR", "the run's folder")}
@@ -152,7 +183,7 @@ VERBS = {
                 "K",
                 "the fold that was held out, or all for the model of run --refit (default 0; with "
                 "--model, the models of all folds)",
-                type=lambda text: text if text == "all" else int(text),
+                type=fold_number,
             ),
             "--repeat": _word("R", "repeat of the folds (default 0)", type=int, default=0),
             "--model": _switch(
@@ -216,19 +247,98 @@ VERBS = {
 """Verbs, in the order of ``--help``."""
 
 
+class Verb(argparse.ArgumentParser):
+    """The parser of one verb.
+
+    Its `words` are added when they are needed, the uncommon ones with help only if it `shows_all`.
+    The `problems` of a line are collected, so that all can be reported together.
+    """
+
+    shows_all = False
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(**words, allow_abbrev=False)
+        self.words: VerbWords | None = None
+        self.problems: list[Problem] = []
+
+    def add_own_flags(self) -> None:
+        """Add the words of the verb, if that was not done yet."""
+        words, self.words = self.words, None
+        if words is None:
+            return
+        groups = {name: self.add_argument_group(name) for name in GROUPS}
+        for name, given in words.places.items():
+            options = dict(given)
+            place: Any = groups.get(options.pop("group", ""), self)
+            if options["help"] == "data":
+                options["help"] = help_of(flags()["data"])
+            if name.startswith("-"):
+                options["help"] = self._shown(options["help"], words)
+            place.add_argument(*name.split(), **options)
+        for dest, item in flags().items() if words.flags != () else ():
+            if dest in words.without or (words.flags is not None and dest not in words.flags):
+                continue
+            text = words.helps.get(dest, "{}").replace("{}", help_of(item)).replace("%", "%%")
+            text = text if item.is_common else self._shown(text, words)
+            options = {"required": True} if dest in words.required else {}
+            options |= reading(item, self.problems)
+            flag = f"--{item.flag}"
+            groups[item.group].add_argument(flag, dest=dest, default=None, help=text, **options)
+        if words.flags is None:
+            self.add_argument("--help-all", action="help", help="show all flags")
+        text = self._shown("print one JSON object", words)
+        groups["output"].add_argument("--json", action="store_true", help=text)
+        self.set_defaults(**dict.fromkeys(words.without), **words.defaults)
+
+    def _shown(self, text: str, words: VerbWords) -> str:
+        """Return the help of an uncommon flag, which ``--help`` leaves out where they are many."""
+        return text if self.shows_all or words.flags is not None else argparse.SUPPRESS
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse a line; add ``problems`` to what is returned."""
+        self.shows_all |= "--help-all" in (args or ())
+        self.add_own_flags()
+        self.problems.clear()
+        parsed, rest = super().parse_known_args(args, namespace)
+        unknown = [word.partition("=")[0] for word in rest if word.startswith("-")]
+        for name in unknown:
+            self.problems.append(self._unknown(name))
+        # The others may be values of these.
+        for word in rest if not unknown else ():
+            rule = "there must be no further argument"
+            self.problems.append(Problem(rule, repr(word), "Leave it out."))
+        parsed.problems = [*self.problems]
+        return parsed, []
+
+    def _unknown(self, name: str) -> Problem:
+        """Return the problem of an unknown flag, with the one that is probably meant."""
+        every = self._option_string_actions
+        # An abbreviation is closer to what it begins than to what is spelled alike.
+        begun = [flag for flag in every if flag.startswith(name)]
+        close = " or ".join(begun[:3] or difflib.get_close_matches(name, every, n=1))
+        word = "--help-all" if "--help-all" in every else "--help"
+        remedy = f"`{self.prog} {word}` shows all flags."
+        remedy = f"Did you mean {close}? {remedy}" if close else remedy
+        return Problem(f"flags must be those of `{self.prog}`, spelled out", name, remedy)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the problems so far, and the error of argparse."""
+        needed = message.removeprefix("the following arguments are required: ")
+        rule = f"{needed} must be given" if needed != message else "the command must be readable"
+        received = "none" if needed != message else message
+        raise InputError([*self.problems, Problem(rule, received, f"See `{self.prog} --help`.")])
+
+
 class _Command(argparse.ArgumentParser):
     """The parser of the whole command."""
 
     def error(self, message: str) -> NoReturn:
-        """Raise the error of argparse.
-
-        Raises
-        ------
-        InputError
-            Always.
-        """
-        remedy = "`asynckfold --help` shows all verbs."
-        raise InputError([Problem("the command must begin with a verb", message, remedy)])
+        """Raise the error of argparse."""
+        rule = f"the command must begin with a verb: {', '.join(VERBS)}"
+        received, _, _ = message.removeprefix("argument VERB: ").partition(" (choose")
+        raise InputError([Problem(rule, received, "`asynckfold --help` explains them.")])
 
 
 class _Version(argparse.Action):
@@ -255,7 +365,9 @@ def make_parser() -> argparse.ArgumentParser:
             help=words.does,
             description=f"{words.does[0].upper()}{words.does[1:]}. {words.more}".strip(),
             epilog=EXIT_CODES,
-            usage=_usage(name) if words.flags is None else None,
+            usage=None
+            if words.flags is not None
+            else "%(prog)s (--data SOURCE | SWEEP.py) [--root DIR] [--epochs N] [flags]",
         )
         verb.words = words
     return parser
@@ -267,34 +379,12 @@ def verbs_of(parser: argparse.ArgumentParser) -> dict[str, Verb]:
     return {name: verb for verbs in groups for name, verb in verbs.items()}
 
 
-def _usage(verb: str) -> str:
-    """One line: with all flags, an error message would be lost below its usage."""
-    what = "--data SOURCE | SWEEP.py" + (" | DIR" if verb == "plan" else "")
-    some = (
-        "[--models A] [--trainer T] [--processes N]"
-        if verb == "train"
-        else "[--models A,B] [--schedulers A,B] [--folds K]"
-    )
-    return (
-        f"asynckfold {verb} ({what}) [--root DIR] {some} [--epochs N] …\n"
-        f"all flags: asynckfold {verb} --help-all"
-    )
-
-
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line.
+    """Parse a command line; refuse one without a verb, or an argument that must be there.
 
-    Raises
-    ------
-    InputError
-        There is no such verb, or an argument is missing. Other problems are in the attribute
-        ``problems`` of what is returned, to be reported together with those that the verb finds.
+    Other problems are in the attribute ``problems`` of what is returned, to be reported together
+    with those that the verb finds.
     """
-    verb = next((word for word in words if not word.startswith("-")), "")
-    if verb not in VERBS and (verb or not {"-h", "--help", "--version"} & {*words}):
-        rule = f"the command must begin with a verb: {', '.join(VERBS)}"
-        remedy = f"{nearest(verb, VERBS).strip()} `asynckfold --help` explains them.".strip()
-        raise InputError([Problem(rule, repr(verb) if verb else "none", remedy)])
     parsed = make_parser().parse_args(words)
     # Kept with the run: the command that continues it.
     parsed.line = list(words)
@@ -307,11 +397,9 @@ def parse_stored(about: Mapping[str, Any]) -> tuple[list[str], argparse.Namespac
     None for a script, and for words that no run stores.
     """
     words, nowhere = stored_words(about), io.StringIO()
-    try:
-        with redirect_stdout(nowhere), redirect_stderr(nowhere):
-            parsed = parse(words)
-    except (InputError, SystemExit):
-        return words, None
-    if parsed.problems or parsed.verb not in ("run", "train"):
+    parsed = None
+    with redirect_stdout(nowhere), redirect_stderr(nowhere), suppress(InputError, SystemExit):
+        parsed = parse(words)
+    if parsed is None or parsed.problems or parsed.verb not in ("run", "train"):
         return words, None
     return parsed.line, parsed

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,6 @@ from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Plan
 from asynckfold.planning.forecast import Forecast, Span
-from asynckfold.planning.workload import Choice
 from asynckfold.results.report.sentences import plural
 from asynckfold.results.utilization import forecast_of
 from asynckfold.scheduling.place import place
@@ -182,6 +180,7 @@ def _lines(forecast: Forecast) -> Iterator[str]:
     for name, line in forecast.failures.items():
         yield f"{name} fails: {line.strip().splitlines()[-1]}"
     prediction, cores = choice.prediction, choice.cores
+    of_nodes = f" of {plural(len(choice.nodes), 'node')}" if choice.nodes else ""
     options = "".join(f", {name}={value}" for name, value in plan.params.options.items())
     yield (
         f"{len(plan.jobs)} jobs on {plan.device_text}, {plan.params.epochs} epochs in batches of "
@@ -189,80 +188,50 @@ def _lines(forecast: Forecast) -> Iterator[str]:
     )
     yield (
         f"predicted: {duration(prediction.makespan)} on {plural(cores, 'core')}"
-        f"{_of_nodes(choice)}, if they are idle; lower bound "
+        f"{of_nodes}, if they are idle; lower bound "
         f"{duration(prediction.lower_bound)}, the larger of core-seconds / cores and the longest "
         f"job ({duration(prediction.longest)})"
     )
     if any(len(group) > 1 for group in plan.groups):
         yield "the gain of fusion is an estimate"
-    sizes = zip(forecast.simulation.names, forecast.simulation.nodes, strict=True)
-    nodes = {name: size.cores for name, size in sizes if choice.nodes}
-    yield from gantt(forecast.simulation.spans, range(0 if nodes else cores), nodes=nodes)
-
-
-def _of_nodes(choice: Choice) -> str:
-    """Return ``" of 3 nodes"``; empty for one machine."""
-    return f" of {plural(len(choice.nodes), 'node')}" if choice.nodes else ""
+    lanes = [f"core {core}" for core in range(cores)]
+    if choice.nodes:
+        pairs = zip(forecast.simulation.names, forecast.simulation.nodes, strict=True)
+        lanes = [f"{name}, core {at}" for name, size in pairs for at in range(size.cores)]
+    yield from gantt(forecast.simulation.spans, lanes)
 
 
 def gantt(
-    spans: Sequence[Span],
-    cores: Iterable[int],
-    width: int = 100,
-    most_rows: int = 32,
-    nodes: Mapping[str, int] | None = None,
+    spans: Sequence[Span], lanes: Iterable[str], width: int = 100, most_rows: int = 32
 ) -> list[str]:
     """Draw a row for each core and GPU, time from left to right.
 
-    Parameters
-    ----------
-    spans : sequence of Span
-        The jobs; one on several cores is drawn in each of their rows.
-    cores : iterable of int
-        Cores that get a row, also idle ones.
-    width : int
-        Maximum number of columns, at least 40.
-    most_rows : int
-        Maximum number of rows; the others are counted.
-    nodes : Mapping of str to int, optional
-        The cores of each node of a cluster, by its name; `cores` are then none.
-
-    Returns
-    -------
-    list of str
-        Lines; the last one has the times of both ends. Brackets hold the name of a job, shortened
-        to fit; ``·`` is idle.
+    `lanes` are the cores that get a row, also idle ones; a job on several is drawn in each of them.
+    Of more than `most_rows`, the others are counted. The last line has the times of both ends.
+    Brackets hold the name of a job, shortened to fit; ``·`` is idle.
 
     Examples
     --------
     >>> spans = [Span("mlp", 0, 4, (0,)), Span("vgg", 0, 8, (1,)), Span("mlp", 4, 6, (0,))]
-    >>> print("\\n".join(gantt(spans, range(2), width=40)))
+    >>> print("\\n".join(gantt(spans, ["core 0", "core 1"], width=40)))
     core 0  [mlp===========][mlp===]········
     core 1  [vgg===========================]
             0.00 s                     8.0 s
     """
-    rows: defaultdict[str, list[Span]] = defaultdict(list)
-    rows.update({_lane("core", core, ""): [] for core in cores})
-    for node, count in (nodes or {}).items():
-        rows.update({_lane("core", core, node): [] for core in range(count)})
+    rows: dict[str, list[Span]] = {lane: [] for lane in lanes}
     for span in sorted(spans, key=lambda span: (span.gpu is not None, span.gpu or 0, span.start)):
-        held = [_lane("core", core, span.node) for core in span.cores]
-        if span.gpu is not None:
-            held.append(_lane("GPU", span.gpu, span.node))
-        for name in held:
-            rows[name].append(span)
+        node = f"{span.node}, " if span.node else ""
+        held = [f"{node}core {core}" for core in span.cores]
+        for lane in [*held, *([] if span.gpu is None else [f"{node}GPU {span.gpu}"])]:
+            rows.setdefault(lane, []).append(span)
     end = max((span.end for span in spans), default=0.0)
-    label = max((len(name) for name in rows), default=0) + 2
+    label = max(map(len, rows), default=0) + 2
     columns = max(40, width) - label
     drawn = list(rows.items())[:most_rows]
-    lines = [f"{name:{label}}{_row(held, end, columns)}" for name, held in drawn]
+    lines = [f"{lane:{label}}{_row(held, end, columns)}" for lane, held in drawn]
     if len(rows) > most_rows:
         lines.append(f"{'':{label}}and {len(rows) - most_rows} more")
     return [*lines, f"{'':{label}}{duration(0)}{duration(end):>{columns - len(duration(0))}}"]
-
-
-def _lane(kind: str, number: int, node: str) -> str:
-    return f"{node}, {kind} {number}" if node else f"{kind} {number}"
 
 
 def _row(spans: Sequence[Span], end: float, columns: int) -> str:
@@ -273,22 +242,9 @@ def _row(spans: Sequence[Span], end: float, columns: int) -> str:
             # Shorter than half a column: seen, unless a longer one is there.
             first = min(first, columns - 1)
             last = first + (cells[first] == IDLE)
-        cells[first:last] = _bar(span, last - first)
+        size = last - first - 2
+        # The end of a name tells folds apart.
+        name = span.job if len(span.job) <= size else f"{span.job[: size - 3]}…{span.job[-2:]}"
+        name = name if size >= 5 else span.job[: max(0, size)]
+        cells[first:last] = f"[{name:=<{size}}]" if size >= 0 else "|" * (last - first)
     return "".join(cells)
-
-
-def _bar(span: Span, size: int) -> str:
-    if size < 2:
-        return "|" * size
-    return f"[{_short(span.job, size - 2):=<{size - 2}}]"
-
-
-def _short(name: str, size: int) -> str:
-    """Return a name shortened to `size` characters; its end tells folds apart.
-
-    >>> _short("LeNet5/cosine/fold-3", 10), _short("LeNet5", 3)
-    ('LeNet5/…-3', 'LeN')
-    """
-    if len(name) <= size or size < 5:
-        return name[:size]
-    return f"{name[: size - 3]}…{name[-2:]}"

@@ -9,7 +9,7 @@ import argparse
 import io
 import json
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,6 @@ from asynckfold.system.files import write_whole
 
 if TYPE_CHECKING:
     from asynckfold.data.sources import Samples, Source
-    from asynckfold.results.ensemble import FoldEnsemble
 
 SHOWN = 12
 """Features, or classes, that are named."""
@@ -110,13 +109,7 @@ def new_file_problems(path: Path) -> list[Problem]:
 
 
 def best(results: CVResults) -> str:
-    """Return the name of the best candidate.
-
-    Raises
-    ------
-    InputError
-        No candidate is best: it must be named.
-    """
+    """Return the name of the best candidate."""
     try:
         return results.candidates[results.best_index_].name
     except ValueError as error:
@@ -129,13 +122,7 @@ def best(results: CVResults) -> str:
 def live_results(
     command: argparse.Namespace, stored: CVResults, name: str
 ) -> tuple[CVResults, Source | None]:
-    """Return results that can rebuild a candidate's models, and the data source of the run.
-
-    Raises
-    ------
-    InputError
-        The data, the model or the transforms are not those of the run.
-    """
+    """Return results that can rebuild a candidate's models, and the data source of the run."""
     models = {job.candidate: job.model for job in stored.plan.jobs}
     model = models.get(name, name.partition("/")[0])
     settings, recipe, source = predicting_parts(command, model)
@@ -213,17 +200,17 @@ def _table(names: Sequence[Any], predicted: npt.NDArray[Any], classes: Sequence[
 
     from asynckfold.results.report.files import csv_table
 
-    header = ["sample", "prediction"]
+    numbers = predicted if predicted.dtype.kind in "iU" else predicted.astype(float)
+    table = pd.DataFrame({"sample": list(names)}, dtype=object)
     if classes:
-        header += ["probability", *(f"p_{name}" for name in classes)]
-    elif predicted.ndim > 1:
-        header[1:] = [f"prediction_{at}" for at in range(predicted[0].size)]
-    rows = []
-    for name, values in zip(names, predicted, strict=True):
-        chosen = [classes[values.argmax()], float(values.max())] if classes else []
-        numbers = values if predicted.dtype.kind in "iU" else np.asarray(values).astype(float)
-        rows.append([name, *chosen, *np.ravel(numbers).tolist()])
-    return csv_table(pd.DataFrame(rows, columns=header, dtype=object))
+        table["prediction"] = [classes[at] for at in predicted.argmax(axis=1)]
+        table["probability"] = numbers.max(axis=1)
+    columns = [f"p_{name}" for name in classes]
+    rows = numbers.reshape(len(numbers), -1)
+    if not classes:
+        every = [f"prediction_{at}" for at in range(rows.shape[1])]
+        columns = every if numbers.ndim > 1 else ["prediction"]
+    return csv_table(pd.concat([table, pd.DataFrame(rows, columns=columns)], axis=1))
 
 
 def _score(
@@ -263,16 +250,24 @@ def export(parsed: argparse.Namespace, out: Output) -> int:
         results = load_results(store)
         name = parsed.candidate or best(results)
         fold = 0 if parsed.fold is None and not parsed.model else parsed.fold
-
-        def made_again() -> tuple[FoldEnsemble, Source | None]:
+        why, expected = "", dict[str, str]()
+        try:
             live, source = live_results(command_of(parsed, store), results, name)
-            if fold is None:
-                return live.ensemble(name), source
-            return single(live, name, fold, parsed.repeat), source
-
+            if source and source.features:
+                expected["features"] = json.dumps(source.features)
+            one = None if fold is None else single(live, name, fold, parsed.repeat)
+            ensemble = one or live.ensemble(name)
+            expected |= ensemble.expects()
+        except InputError as error:
+            if parsed.model:
+                raise
+            why = f"unknown: transforms, and what preprocess fitted: {error}"
+            scaler = str(results.plan.recipe.get("preprocess") or "")
+            expected = {"preprocess": scaler} if scaler else {}
+            if results.plan.classes:
+                expected["classes"] = json.dumps(results.plan.classes)
         if not parsed.model:
-            return _export_weights(parsed, results, name, fold, made_again, out)
-        ensemble, _ = made_again()
+            return _export_weights(parsed, results, name, fold or 0, expected, why, out)
         ensemble.save(path)
     out.data({"candidate": name, "models": ensemble.size, "to": str(path)})
     out.say(f"{name}: {plural(ensemble.size, 'model')}, with all that predicts, in {path}")
@@ -285,27 +280,17 @@ def _export_weights(
     results: CVResults,
     name: str,
     fold: int | str,
-    made_again: Callable[[], tuple[FoldEnsemble, Source | None]],
+    expected: Mapping[str, str],
+    why: str,
     out: Output,
 ) -> int:
     """Write the weights; what they expect goes into the metadata, as far as it is known."""
     import torch
     from safetensors.torch import save
 
-    path, why = Path(parsed.to), ""
+    path = Path(parsed.to)
     state = results.state_dict(name, fold, parsed.repeat)
     tensors = {key: value for key, value in state.items() if isinstance(value, torch.Tensor)}
-    try:
-        ensemble, source = made_again()
-        features = source.features if source else ()
-        expected = {"features": json.dumps(features)} if features else {}
-        expected |= ensemble.expects()
-    except InputError as error:
-        scaler = str(results.plan.recipe.get("preprocess") or "")
-        expected = {"preprocess": scaler} if scaler else {}
-        if results.plan.classes:
-            expected["classes"] = json.dumps(results.plan.classes)
-        why = f"unknown: transforms, and what preprocess fitted: {error}"
     about = {"candidate": name, "fold": str(fold), "repeat": str(parsed.repeat), **expected}
     write_whole(path, save(tensors, about))
     numbers = sum(tensor.numel() for tensor in tensors.values())
@@ -330,9 +315,6 @@ def _short(text: str) -> str:
     ('a, colour=red', 'PCA')
     """
     content = json.loads(text) if text.startswith(("[", "{")) else text
-    if isinstance(content, dict):
-        return str(content["class"])
-    if isinstance(content, str):
-        return content
-    more = f", … {len(content)} in all" if len(content) > SHOWN else ""
-    return ", ".join(content[:SHOWN]) + more
+    if isinstance(content, list):
+        return ", ".join(content[:SHOWN]) + ", …" * (len(content) > SHOWN)
+    return str(content["class"] if isinstance(content, dict) else content)

@@ -8,7 +8,6 @@ a file, a host or code comes from the command line.
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from asynckfold.cli.flags import flags, imports_user_code
-from asynckfold.cli.output import Output, spinner_with
+from asynckfold.cli.output import Output
 from asynckfold.cli.parser import parse_stored
 from asynckfold.cli.run_folder import continue_with, own_folder, with_root
 from asynckfold.cli.summary import partial_report, print_results
@@ -35,21 +34,11 @@ from asynckfold.errors import (
 from asynckfold.store import open_run
 from asynckfold.system.signals import listening
 
-_TAKEN = re.findall(
-    r"\w+",
-    """
-    accumulate augment baseline batch_size clip_grad_norm compile connect_timeout devices
-    engine epochs epochs_per_round error_score eval_batch_size folds fuse inner_val
-    inner_valid job_timeout keep_going keep_outputs limit lr lr_step max_memory max_wait
-    memory_format min_free_memory models momentum n_jobs n_pull n_push nice optimizer param
-    partition_size pos_label precision print_frequency processes
-    random_samples rank_by refit repeats report reserve_cores sampler
-    save_checkpoint_frequency schedulers scoring seed shared_state stall_timeout
-    staleness_aware steps_per_round stratify target_loss task threads_per_job time_budget
-    trainer weight_decay yield_to_others
-    """,
+_NAMES = (
+    *("models", "schedulers", "optimizer", "param", "scoring", "rank_by", "pos_label", "sampler"),
+    *("folds", "max_memory", "min_free_memory"),
 )
-"""Flags whose values are taken from the folder of a run."""
+"""Flags whose texts are taken from the folder of a run, beside numbers, switches and words."""
 
 _REPLACED = ("root", "resume", "allow_different_software")
 """Flags whose values come from this command."""
@@ -68,9 +57,8 @@ def _run(parsed: argparse.Namespace, out: Output) -> int:
 
     # An invalid niceness is refused later.
     warm_pool.start_early(["torchvision"], parsed.nice if parsed.nice in range(20) else 0)
-    with spinner_with("importing torch", parsed):
-        sweep = sweep_parts(parsed)
-        kfold = make_kfold(parsed, sweep)
+    sweep = sweep_parts(parsed)
+    kfold = make_kfold(parsed, sweep)
     root = Path(parsed.root)
     # Built here, after what is said first.
     with_report, kfold.settings = kfold.settings.report, replace(kfold.settings, report=False)
@@ -148,6 +136,7 @@ def _untrusted(stored: argparse.Namespace) -> Iterator[str]:
         yield stored.file or f"--models {stored.models}"
     for dest, item in flags().items():
         value = getattr(stored, dest, None)
-        is_taken = dest in (*_TAKEN, *_REPLACED) or (dest, value) == ("data", "digits")
-        if value is not None and not is_taken:
-            yield f"--{item.flag}" if value is True else f"--{item.flag} {value}"
+        is_plain = dest in _NAMES or ((item.is_switch or item.is_plain) and dest != "download")
+        if value is None or dest in _REPLACED or is_plain or (dest, value) == ("data", "digits"):
+            continue
+        yield f"--{item.flag}" if value is True else f"--{item.flag} {value}"

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 WATCH_SECONDS = 1.0
 
-MOST_SCORES = 10
-
-MOST_NODES = 16
+MOST_SCORES, MOST_NODES = 10, 16
 
 
 def status(parsed: argparse.Namespace, out: Output) -> int:
@@ -37,10 +35,14 @@ def status(parsed: argparse.Namespace, out: Output) -> int:
     with open_run(parsed.directory, "DIR", parsed.problems) as store:
         state = with_refits(store)
     out.data(state)
+    _say(state, out)
+    return 0
+
+
+def _say(state: Mapping[str, Any], out: Output) -> None:
     for line in lines(state):
         # A command is copied whole.
         out.say(line, wraps="continue with: " not in line)
-    return 0
 
 
 def _watch(parsed: argparse.Namespace, out: Output) -> int:
@@ -49,9 +51,9 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
 
     from asynckfold.system.console import animates, console
 
-    received = "--json" if parsed.json else "" if animates() else "standard output that is none"
     problems = list(parsed.problems)
-    if received:
+    if parsed.json or not animates():
+        received = "--json" if parsed.json else "standard output that is none"
         remedy = "Leave out --watch: status then prints the present state once."
         problems.append(Problem("--watch needs a terminal", received, remedy))
     refuse(problems)
@@ -69,24 +71,18 @@ def _watch(parsed: argparse.Namespace, out: Output) -> int:
         # Ctrl-C is how the view ends well; others asked the command to end.
         if isinstance(interrupt, InterruptedRunError) and interrupt.exit_code != 130:
             raise
-    for line in lines(state):
-        out.say(line, wraps="continue with: " not in line)
+    _say(state, out)
     return 0
 
 
 def _screen(state: Mapping[str, Any], directory: str, place: Console) -> Group:
     from rich.console import Group
-    from rich.padding import Padding
-    from rich.progress_bar import ProgressBar
     from rich.text import Text
 
     from asynckfold.system.console import hung
 
-    done = state["progress"] or {"steps_done": state["done"], "steps": state["planned"]}
-    bar = ProgressBar(total=max(1, done["steps"]), completed=done["steps_done"])
     head = Text(one_line(f"{directory} · Ctrl-C ends this view, not the run"), style="dim")
-    # A bar ends without a new line.
-    return Group(head, Padding(bar), *(hung(one_line(line), place) for line in lines(state)))
+    return Group(head, *(hung(one_line(line), place) for line in lines(state)))
 
 
 def state_of(store: RunReader) -> dict[str, Any]:
@@ -228,10 +224,10 @@ def _idle(waiting: WaitReasons | None, at_work: Sequence[Attempt]) -> dict[str, 
 def _idle_on(waiting: WaitReasons, at_work: Sequence[Attempt]) -> dict[str, Any]:
     here = [item for item in at_work if item.node == waiting.node]
     held = {core for item in here for core in item.last_cores}
-    busy = {item.device.removeprefix("cuda:") for item in here}
+    busy = {item.device for item in here}
     return {
         "cores": [core for core in waiting.cores if core not in {*held, *waiting.neighbours}],
-        "gpus": [index for index in waiting.gpus if str(index) not in busy],
+        "gpus": [index for index in waiting.gpus if f"cuda:{index}" not in busy],
         "neighbours": [core for core in waiting.neighbours if core not in held],
     }
 
@@ -299,31 +295,19 @@ def _continued(state: Mapping[str, Any]) -> str:
 
 def _idle_lines(idle: Mapping[str, Any]) -> Iterator[str]:
     """Yield why cores and GPUs are idle, and on which nodes."""
+    nodes = list(idle.get("nodes", {"": idle}).items())
+    for name, node in nodes[:MOST_NODES]:
+        parts = [f"idle {named_cores(node['cores'])}"] if node["cores"] else []
+        if node["gpus"]:
+            parts.append(f"idle {named_cores(node['gpus']).replace('core', 'GPU')}")
+        if node["neighbours"]:
+            parts.append(f"{named_cores(node['neighbours'])} used by other processes")
+        where = f"{named_node(name)}: " if "nodes" in idle else ""
+        yield f"  {where}{'; '.join(parts) or 'all cores busy'}"
+    if more := [len(node["cores"]) for _, node in nodes[MOST_NODES:]]:
+        yield f"  {len(more)} more nodes: {sum(more)} idle cores"
     waits = "; ".join(
         f"{count} {'job waits' if count == 1 else 'jobs wait'} for {text}"
         for text, count in idle["jobs"].items()
     )
-    nodes = idle.get("nodes", {})
-    for name, node in [*nodes.items()][:MOST_NODES]:
-        parts = list(_idle_parts(node))
-        if node["neighbours"]:
-            parts.append(f"{named_cores(node['neighbours'])} used by other processes")
-        yield f"  {named_node(name)}: {'; '.join(parts) or 'all cores busy'}"
-    if more := [*nodes.values()][MOST_NODES:]:
-        cores = sum(len(node["cores"]) for node in more)
-        yield f"  {len(more)} more nodes: {cores} idle cores"
-    if nodes:
-        yield f"  {waits or 'no pending job'}"
-        return
-    yield from (f"  {part}: {waits or 'no pending job'}" for part in _idle_parts(idle))
-    if idle["neighbours"]:
-        yield f"  used by other processes: {named_cores(idle['neighbours'])}"
-    if waits and not idle["cores"]:
-        yield f"  {waits}"
-
-
-def _idle_parts(node: Mapping[str, Any]) -> Iterator[str]:
-    if node["cores"]:
-        yield f"idle {named_cores(node['cores'])}"
-    if node["gpus"]:
-        yield f"idle {named_cores(node['gpus']).replace('core', 'GPU')}"
+    yield f"  {waits or 'no pending job'}"

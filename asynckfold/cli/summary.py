@@ -23,7 +23,7 @@ MOST_ROWS = 10
 """Candidates in the table, unless ``-v`` asks for all."""
 
 SPARE = ("95 % interval", "seconds")
-"""Columns of the table that a narrow terminal does without, the first one first."""
+"""Columns of the table that a narrow terminal does without."""
 
 
 def print_results(root: Path, out: Output, *, with_report: bool) -> int:
@@ -45,8 +45,7 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
         }
     )
     rows = None if out.verbose else MOST_ROWS
-    sizes = [_results_table(results, rows, SPARE[count:]) for count in range(len(SPARE) + 1)]
-    out.say_first_fitting(sizes)
+    out.say(_results_table(results, rows, SPARE * out.is_wide))
     if rows is not None and len(results.candidates) > rows:
         more = len(results.candidates) - rows
         out.say(f"and {more} more, which -v and the report show")
@@ -60,7 +59,7 @@ def print_results(root: Path, out: Output, *, with_report: bool) -> int:
     if "\n" in trace.strip():
         out.error(f"traceback of the first failed job:\n{trace.strip()}")
     if page:
-        out.say_path("report", page)
+        out.say(f"report: {page}", wraps=False)
     if fault:
         out.error(fault)
     return 1 if results.counts["done"] < results.counts["planned"] else 0

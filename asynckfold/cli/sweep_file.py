@@ -2,9 +2,9 @@
 
 ::
 
-    flags ──────────────────────────────────► built_in ─┐
-    sweep.py ─ flags = {"data": "digits", …} ─────┘     ├─► SweepParts ─ make_kfold ─► AsyncKFold
-             └ dataset, models, opt_fn … ───────────────┘
+    flags ──────────────────────────────────► built_in_sweep ─┐
+    sweep.py ─ flags = {"data": "digits", …} ─────┘           ├─► SweepParts ─► AsyncKFold
+             └ dataset, models, opt_fn … ─────────────────────┘
 
 Flags of the command line override those of a file, and its settings.
 """
@@ -12,25 +12,18 @@ Flags of the command line override those of a file, and its settings.
 from __future__ import annotations
 
 import argparse
-import re
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from importlib import util
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module, util
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from asynckfold.api.arguments import Settings, words_of
-from asynckfold.cli.built_in import (
-    OPTIMIZER,
-    SweepParts,
-    built_in_sweep,
-    named_sweep,
-    optimizer_of,
-    optimizer_problems,
-)
 from asynckfold.cli.flags import (
     NamedObjects,
     flag_settings,
@@ -57,6 +50,253 @@ FILE_NAMES = ("dataset", "criterion", "models", "schedulers", "opt_fn")
 ELSEWHERE = {"dataset": "its own name", "criterion": "its own name", "root_dir": "--root"}
 """Arguments of `AsyncKFold` that are no settings of a sweep file, and what sets them."""
 
+COLUMNS = ("drop", "keep", "category", "groups", "fold_column")
+"""Flags that name columns of a table."""
+
+OPTIMIZER = ("optimizer", "lr", "momentum", "weight_decay")
+"""Flags of the optimizer."""
+
+_AUGMENTED = (
+    "training images are cropped and flipped at random, which changes letters and digits; images "
+    "that are scored are not"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class SweepParts:
+    """The objects of a sweep: what `AsyncKFold` and its call receive."""
+
+    dataset: Any
+    criterion: Any
+    models: Any
+    schedulers: Any
+    opt_fn: Any
+    trainer_params: dict[str, Any]
+    settings: dict[str, Any]
+    params: Mapping[str, Any] | None = None
+    n_iter: int | None = None
+    source: Source | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield what a call of `AsyncKFold` gets by position."""
+        yield from (self.models, self.schedulers, self.opt_fn, self.trainer_params)
+
+    @property
+    def grid(self) -> dict[str, Any]:
+        """What it gets by keyword."""
+        return {"params": self.params, "n_iter": self.n_iter}
+
+
+# Flags
+
+
+def built_in_sweep(parsed: argparse.Namespace) -> SweepParts:
+    """Return the objects of a sweep of built-in models and data, once all flags are checked."""
+    from asynckfold.jobs.recipe import named_lr_schedules
+
+    full, source = with_defaults(parsed), None
+    names, schedulers = words_of(full.models), words_of(full.schedulers)
+    problems = [*parsed.problems, *name_problems(names)]
+    for name in ("folds", "repeats") if parsed.fold_column else ():
+        if (value := getattr(parsed, name)) is not None:
+            rule = f"--fold-column names the folds, so --{name} has no effect"
+            problems.append(Problem(rule, f"--{name} {value}", "Drop one of the two."))
+    problems += optimizer_problems(full, full.batch_size)
+    with gathered(problems):
+        imported_models(names)
+    if full.data:
+        with gathered(problems):
+            source = source_of(full)
+    else:
+        remedy = "Pass --data digits, or a sweep file such as sweep.py."
+        problems.append(Problem("a run needs data", "none", remedy))
+    problems += named_lr_schedules(schedulers)[1]
+    with gathered(problems):
+        TrainerParams.from_mapping(flag_values(full, TrainerParams))
+    settings = Settings(dataset=None, root_dir=full.root, criterion=len, **flag_settings(full))
+    refuse([*problems, *settings.problems()])
+    assert source is not None
+    sweep = named_sweep(parsed, source)
+    sweep.settings.update(_positive_class(full.scoring or (), full.pos_label, source))
+    notes = [*source.notes, *([_AUGMENTED] if full.augment else [])]
+    if notes:
+        sweep.settings["about"] |= {"data notes": notes}
+    for note in notes if not full.quiet else ():
+        complain(note)
+    return sweep
+
+
+def named_sweep(parsed: argparse.Namespace, source: Source | None = None) -> SweepParts:
+    """Return the objects that flags name, unchecked but for the names of models."""
+    import torch
+
+    full = with_defaults(parsed)
+    names, schedulers = words_of(full.models), words_of(full.schedulers)
+    refuse(name_problems(names))
+    imported, source = imported_models(names), source or source_of(full)
+    models, settings = models_and_views(names, imported, source, full.augment)
+    return SweepParts(
+        source.dataset,
+        torch.nn.CrossEntropyLoss(),
+        models,
+        schedulers,
+        optimizer_of(full),
+        flag_values(full, TrainerParams),
+        {**flag_settings(full), **settings},
+        full.param,
+        source=source,
+    )
+
+
+@contextmanager
+def gathered(problems: list[Problem]) -> Iterator[None]:
+    """Add the problems of an `InputError` to a list, to report all at once."""
+    try:
+        yield
+    except InputError as error:
+        problems += error.problems
+
+
+def source_of(parsed: argparse.Namespace) -> Source:
+    """Return the data source that flags name."""
+    from asynckfold.data.sources import column_words, load_source
+
+    return load_source(
+        parsed.data,
+        data_root=Path(parsed.data_root),
+        download=parsed.download,
+        target=parsed.target,
+        header=parsed.header,
+        limit=parsed.limit,
+        random_state=parsed.seed,
+        **{name: column_words(getattr(parsed, name)) for name in COLUMNS},
+    )
+
+
+def models_and_views(
+    names: Sequence[str], imported: Mapping[str, Any], source: Source, augment: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return models for the shape of the data, and the settings of the data for the models."""
+    from asynckfold.data.sources import image_transform
+    from asynckfold.models import ARCHITECTURES, shared_input_shape
+
+    if augment and source.kind != "image":
+        rule = "--augment crops and flips images"
+        refuse([Problem(rule, f"it with the table {source.name}", "Drop it.")])
+    built_in = [ARCHITECTURES[name] for name in names if name not in imported]
+    shape = shared_input_shape(built_in, source.sample_shape)
+    models = {
+        name.replace(":", "."): imported[name]
+        if name in imported
+        else ARCHITECTURES[name].build(shape, len(source.classes))
+        for name in names
+    }
+    settings: dict[str, Any] = {"targets": source.targets, "about": {"data": data_named(source)}}
+    if source.kind == "image":
+        settings["train_transform"] = image_transform(source, shape, augment=augment)
+        settings["eval_transform"] = image_transform(source, shape, augment=False)
+    if source.groups is not None:
+        settings["groups"] = source.groups
+    if source.fold_of is not None:
+        from sklearn.model_selection import PredefinedSplit
+
+        settings["kfolds"] = PredefinedSplit(source.fold_of)
+    if source.standardize:
+        from sklearn.preprocessing import StandardScaler
+
+        settings["preprocess"] = StandardScaler()
+    return models, settings
+
+
+def _positive_class(scoring: Sequence[str], given: str | None, source: Source) -> dict[str, str]:
+    """Return the class "1" as the positive one, as in scikit-learn, if a score needs one.
+
+    Classes are named by the labels in the file, not by their indices.
+    """
+    from asynckfold.results.scoring import one_class_scorers
+
+    scorers = one_class_scorers(scoring)
+    if given is not None or len(source.classes) != 2 or not scorers or source.classes[1] == "1":
+        return {}
+    if "1" not in source.classes:
+        shown = " and ".join(source.classes)
+        rule = f"{', '.join(scorers)} needs to know which class is positive: scikit-learn takes 1"
+        remedy = f"Pass --pos-label {shlex.quote(source.classes[1])}, or a score such as f1_macro."
+        refuse([Problem(rule, f"classes {shown}", remedy)])
+    return {"pos_label": "1"}
+
+
+def data_named(source: Source) -> str:
+    """Describe the samples: ``"digits (scikit-learn), 1,797 samples of 8×8"``."""
+    # These 8×8 images are not MNIST.
+    origin = " (scikit-learn)" if source.name == "digits" else ""
+    shape = source.sample_shape[1:] if source.sample_shape[:1] == (1,) else source.sample_shape
+    sizes = "×".join(map(str, shape))
+    unit = " numbers" if len(shape) == 1 else ""
+    return f"{source.name}{origin}, {len(source.targets):,} samples of {sizes}{unit}"
+
+
+def name_problems(names: Sequence[str]) -> Iterator[Problem]:
+    """Yield problems of the names of models."""
+    from asynckfold.models import ARCHITECTURES
+
+    for name in dict.fromkeys(names):
+        if ":" not in name and name not in ARCHITECTURES:
+            known = f"Known: {', '.join(sorted(ARCHITECTURES))}, or pkg.mod:Name."
+            guess = nearest(name, ARCHITECTURES)
+            yield Problem("--models must name models", repr(name), f"{guess} {known}".strip())
+    if not names:
+        yield Problem("--models must name at least one", "none", "Pass --models mlp.")
+
+
+def optimizer_problems(parsed: argparse.Namespace, batch_size: object) -> Iterator[Problem]:
+    """Yield problems of the optimizer and its flags; torch checks the numbers."""
+    from asynckfold.training.optimizers import FULL_BATCH, MOMENTUM, OPTIMIZERS
+
+    name, grid = parsed.optimizer, parsed.param or {}
+    momentum, decay = (
+        any([getattr(parsed, flag), *grid.get(flag, [])]) for flag in ("momentum", "weight_decay")
+    )
+    if name not in OPTIMIZERS:
+        rule, known = "--optimizer must name one of torch.optim", ", ".join(sorted(OPTIMIZERS))
+        yield Problem(rule, repr(name), f"{nearest(name, OPTIMIZERS)} Known: {known}.".strip())
+    elif momentum and name not in MOMENTUM:
+        yield Problem("--momentum applies to sgd and rmsprop", f"with {name}", "Drop it.")
+    if name in FULL_BATCH and batch_size != "full":
+        rule = f"--optimizer {name} needs the gradients of all samples in each step"
+        yield Problem(rule, f"batches of {batch_size}", "Pass --batch-size full.")
+    if name in FULL_BATCH and decay:
+        rule = "--weight-decay does not apply to rprop, which takes only signs of gradients"
+        yield Problem(rule, "one that is not 0", "Drop it.")
+
+
+def optimizer_of(parsed: argparse.Namespace) -> Any:
+    """Return the optimizer function that flags name."""
+    from asynckfold.training.optimizers import NamedOptimizer
+
+    return NamedOptimizer(*(getattr(parsed, name) for name in OPTIMIZER))
+
+
+def imported_models(names: Sequence[str]) -> dict[str, Any]:
+    """Import those of the names that are ``pkg.mod:Name``."""
+    here, models, problems = str(Path.cwd()), dict[str, Any](), list[Problem]()
+    for name in names:
+        module, colon, attribute = name.partition(":")
+        if colon and here not in sys.path:
+            # For good: the module may import more later, here and in the workers.
+            sys.path.insert(0, here)
+        try:
+            models |= {name: getattr(import_module(module), attribute)} if colon else {}
+        except (ImportError, AttributeError, ValueError) as error:
+            rule = "--models pkg.mod:Name must be importable"
+            remedy = "Check the spelling, and that the module is installed or in this folder."
+            problems.append(Problem(rule, f"{name}: {error}", remedy))
+    refuse(problems)
+    return models
+
+
+# A sweep file
+
 
 def sweep_parts(
     parsed: argparse.Namespace, build: Callable[[argparse.Namespace], SweepParts] = built_in_sweep
@@ -64,11 +304,6 @@ def sweep_parts(
     """Return the objects of the sweep that the command line names.
 
     ``build`` makes those that flags name.
-
-    Raises
-    ------
-    InputError
-        Unknown names, missing files, flags that do not fit.
     """
     from asynckfold.training.worker.lazy_dynamo import import_on_demand
 
@@ -77,9 +312,8 @@ def sweep_parts(
     if not parsed.file:
         return build(parsed)
     path = Path(parsed.file)
-    refuse([*parsed.problems, *_file_problems(parsed, path)])
+    refuse(parsed.problems or _file_problems(path))
     module = _executed(path)
-    refuse(_content_problems(path, module))
     settings, trainer_params, grid = (
         getattr(module, name, {}) for name in ("settings", "trainer_params", "params")
     )
@@ -114,25 +348,14 @@ def sweep_parts(
     )
 
 
-def _file_problems(parsed: argparse.Namespace, path: Path) -> Iterator[Problem]:
+def _file_problems(path: Path) -> Iterator[Problem]:
     """Yield what is wrong before the file is run."""
     if not path.is_file():
-        siblings = [item.name for item in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        guess = nearest(path.name, siblings)
+        guess = nearest(path.name, [item.name for item in path.parent.glob("*.py")])
         yield Problem("the sweep file must exist", str(path), f"Check the path.{guess}")
     elif path.suffix != ".py":
         remedy = "Name it sweep.py; data goes with --data."
         yield Problem("the sweep file must be Python", str(path), remedy)
-    elif not _holds_flags(path):
-        yield from _unused_flags(parsed, path)
-
-
-def _holds_flags(path: Path) -> bool:
-    """Whether a file seems to define flags, before it is run."""
-    try:
-        return re.search(rb"^flags\b", path.read_bytes(), re.MULTILINE) is not None
-    except OSError:
-        return True  # running it says why
 
 
 def _unused_flags(parsed: argparse.Namespace, path: Path) -> Iterator[Problem]:
@@ -140,20 +363,12 @@ def _unused_flags(parsed: argparse.Namespace, path: Path) -> Iterator[Problem]:
     if parsed.data:
         rule, received = "a run takes a sweep file or --data", f"{parsed.file} and --data"
         yield Problem(rule, f"{received} {parsed.data}", "Drop one of them.")
+    used = ("schedulers", "data", "param", *(OPTIMIZER if parsed.optimizer else ()))
     for name in arguments(NamedObjects):
-        flag = f"--{name.replace('_', '-')}"
-        if name in OPTIMIZER[1:] and getattr(parsed, name) is not None and not parsed.optimizer:
-            yield Problem(
-                f"{flag} needs --optimizer with a sweep file",
-                f"no --optimizer beside {path.name}",
-                f"Pass --optimizer too, which replaces opt_fn, or change {path.name}.",
-            )
-        elif name not in ("schedulers", "data", "param", *OPTIMIZER) and getattr(parsed, name):
-            yield Problem(
-                f"{flag} applies to --data only",
-                f"it with the sweep file {path.name}",
-                f"Drop it, and write it in {path.name}.",
-            )
+        if name not in used and getattr(parsed, name):
+            needed = "needs --optimizer" if name in OPTIMIZER else "applies to --data only"
+            rule, received = f"--{name.replace('_', '-')} {needed}", f"it with {path.name}"
+            yield Problem(rule, received, f"Drop it, and write it in {path.name}.")
 
 
 def _executed(path: Path) -> ModuleType:
@@ -182,23 +397,6 @@ def _executed(path: Path) -> ModuleType:
     return module
 
 
-def _content_problems(path: Path, module: ModuleType) -> Iterator[Problem]:
-    for name in ("settings", "trainer_params", "params", "flags"):
-        value = getattr(module, name, {})
-        if not isinstance(value, Mapping):
-            rule = f"{name} in {path.name} must be a dict"
-            yield Problem(rule, type(value).__name__, f"Write {name} = {{…}}.")
-    settings, valid = getattr(module, "settings", {}), set(arguments(Settings)) - set(ELSEWHERE)
-    for name in settings if isinstance(settings, Mapping) else ():
-        if name in ELSEWHERE:
-            rule = f"settings in {path.name} must not hold {name}"
-            yield Problem(rule, repr(name), f"Give it by {ELSEWHERE[name]}.")
-        elif name not in valid:
-            rule = f"settings in {path.name} must be keyword arguments of AsyncKFold"
-            remedy = f"{nearest(str(name), valid)} Valid: {', '.join(sorted(valid))}."
-            yield Problem(rule, repr(name), remedy.strip())
-
-
 def _take_flags(
     parsed: argparse.Namespace, path: Path, held: Mapping[str, Any]
 ) -> Iterator[Problem]:
@@ -211,9 +409,6 @@ def _take_flags(
             rule = f"flags in {path.name} must be those of `asynckfold {parsed.verb}`, but root"
             remedy = f"`asynckfold {parsed.verb} --help-all` shows all flags."
             yield Problem(rule, repr(key), f"{nearest(dest, flags()).strip()} {remedy}".strip())
-        elif item.is_switch and not isinstance(value, bool):
-            rule = f"{dest} in {path.name} must be True or False"
-            yield Problem(rule, repr(value), f"Write {dest!r}: True.")
         elif getattr(parsed, dest) is None and dest not in skipped:
             text = None if item.is_switch else text_of(item, value)
             read = value if text is None else reading(item, problems)["type"](text)
@@ -227,11 +422,6 @@ def predicting_parts(
     """Return settings, recipe and data source of a run, for predictions of a model.
 
     The source is None for the dataset of a sweep file.
-
-    Raises
-    ------
-    InputError
-        As `sweep_parts`.
     """
     from asynckfold.jobs.grid import with_model
     from asynckfold.jobs.recipe import Recipe, named_models
@@ -259,7 +449,6 @@ def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     folds = settings.pop("kfolds", None if aliased else full.folds)
     batch_size = settings.pop("batch_size", full.batch_size)
     if parsed.verb == "train":
-        refuse(_alone_problems(parsed, sweep))
         for alias in ("cv", "n_splits", "n_repeats"):
             settings.pop(alias, None)
         folds = _held_out(parsed, settings.get("groups") is not None)
@@ -268,24 +457,6 @@ def make_kfold(parsed: argparse.Namespace, sweep: SweepParts) -> AsyncKFold:
     return AsyncKFold(
         folds, sweep.dataset, parsed.root, sweep.criterion, batch_size, about=about, **settings
     )
-
-
-def _alone_problems(parsed: argparse.Namespace, sweep: SweepParts) -> Iterator[Problem]:
-    from asynckfold.jobs.recipe import named_lr_schedules, named_models
-
-    if not 0 < parsed.held_out < 1:
-        rule = "--held-out must be a share between 0 and 1"
-        yield Problem(rule, str(parsed.held_out), "Pass 0.2.")
-    for what, named in (
-        ("model", named_models(sweep.models)[0]),
-        ("LR schedule", named_lr_schedules(sweep.schedulers)[0]),
-    ):
-        if len(named) != 1:
-            received = ", ".join(named) or "none"
-            yield Problem(f"train takes one {what}", received, "Use run for several.")
-    if sweep.params:
-        names = ", ".join(map(str, sweep.params))
-        yield Problem("train takes one candidate", f"a grid of {names}", "Use run for several.")
 
 
 def _held_out(parsed: argparse.Namespace, grouped: bool) -> Any:

@@ -101,10 +101,11 @@ class Argument:
     @property
     def is_checked(self) -> bool:
         """Whether its type and bounds say which values are right."""
-        return self._is_plain and not self.has_own_check
+        return self.is_plain and not self.has_own_check
 
     @cached_property
-    def _is_plain(self) -> bool:
+    def is_plain(self) -> bool:
+        """Whether it takes numbers, words, yes and no only."""
         return all(
             item in (int, float, bool, NoneType) or get_origin(item) in (Literal, Sequence)
             for item in self.types
@@ -126,7 +127,7 @@ class Argument:
         """The flag without dashes; empty where there is none."""
         if self.spelled is not None:
             return self.spelled
-        readable = self.reads or self._is_plain or str in self.types
+        readable = self.reads or self.is_plain or str in self.types
         return self.name.replace("_", "-") if readable else ""
 
     @property

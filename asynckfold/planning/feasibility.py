@@ -21,6 +21,20 @@ COPIES = 2
 """
 
 
+def plan_problems(
+    draft: Plan,
+    folds: Sequence[Fold],
+    held: bool,
+    devices: Any,
+    why_no_gpu: str,
+    nodes: Mapping[str, int],
+) -> Iterator[Problem]:
+    """Yield why the plan cannot be carried out; `nodes` are the cores of a cluster by name."""
+    yield from process_problems(draft, folds, held, devices, why_no_gpu)
+    yield from node_problems(draft, nodes)
+    yield from part_problems(draft, folds)
+
+
 def process_problems(
     draft: Plan,
     folds: Sequence[Fold],

@@ -101,11 +101,8 @@ def ask(
     max_wait: float | None,
     signals: Interruption,
     sampler: Sampler | None = None,
-    tick: Callable[[], None] | None = None,
 ) -> Any:
     """Run a placement that belongs to no job (a dry run, a baseline); return its finding.
-
-    Meanwhile `tick` is called now and then.
 
     Raises
     ------
@@ -124,8 +121,6 @@ def ask(
         load = engine.load([placement])
         if sampler is not None:
             sampler.look(load)
-        if tick is not None:
-            tick()
     if sampler is not None:
         # An engine in this process returned only now.
         sampler.look(engine.load([placement]), at_end=True)

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore, fit
+from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore
 from tests.started import Nursery
 from tests.toy import Tiny, adam, samples
 
-BATCH_SECONDS = 0.05
 BUDGET_SECONDS = 2.5
 """Half of what all jobs take one after another, and far more than what comes before the first."""
 
@@ -22,9 +21,11 @@ BUDGET_SECONDS = 2.5
 class Slow(Tiny):
     """Takes its time, without a core."""
 
+    seconds = 0.05
+
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.training:
-            time.sleep(BATCH_SECONDS)
+            time.sleep(self.seconds)
         return super().forward(inputs)
 
 
@@ -36,8 +37,10 @@ def called(root: Path, model: Any = Slow, **settings: Any) -> CVResults:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
-    """The same run, without a limit."""
-    return called(tmp_path_factory.mktemp("whole") / "run", parallelize=False)
+    """The same run, without a limit and in no time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Slow, "seconds", 0.0)
+        return called(tmp_path_factory.mktemp("whole") / "run", parallelize=False, report=False)
 
 
 @pytest.mark.nightly(but=["False"])
@@ -77,23 +80,6 @@ def test_a_budget_over_before_there_is_a_plan_is_an_interruption(root: Path) -> 
         called(root, parallelize=False, time_budget_s=1e-6)
     assert raised.value.exit_code == 124
     assert not root.exists()
-
-
-@pytest.mark.nightly
-def test_one_model_alone_needs_all_of_its_time(root: Path) -> None:
-    def train(**settings: Any) -> Any:
-        X, y = samples()
-        # An instance with other weights would be another run.
-        torch.manual_seed(0)
-        return fit(
-            Slow(), (torch.from_numpy(X), torch.from_numpy(y)), adam, nn.CrossEntropyLoss(), root,
-            10, epochs=20, verbose=0, parallelize=False, **settings,
-        )  # fmt: skip
-
-    with pytest.raises(InterruptedRunError, match="time budget") as raised:
-        train(time_budget_s=1.5)
-    assert raised.value.exit_code == 124
-    assert len(train().epochs) == 20
 
 
 @pytest.mark.nightly

@@ -39,6 +39,12 @@ def state_of(results: CVResults, fold: int = 0) -> dict[str, Tensor]:
     return results.state_dict(results.candidates[0].name, fold=fold)
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
+    """What others must equal."""
+    return swept(tmp_path_factory.mktemp("plain") / "run")
+
+
 def test_outputs_are_those_of_the_models_and_scores_are_of_them(root: Path) -> None:
     results = swept(root, params={"epochs": 30})
     (found,) = results.oof.values()
@@ -60,17 +66,24 @@ def test_outputs_are_those_of_the_models_and_scores_are_of_them(root: Path) -> N
     assert min(results.candidates[0].scores["found"]) > 0.4
 
 
-def test_the_engine_and_the_way_the_data_come_change_no_bit(root: Path) -> None:
-    one = swept(root / "one")
-    for name, settings in {
-        "processes": {"engine": "process", "n_jobs": 2},
-        "streamed": {"random_samples": True},
-    }.items():
-        other = swept(root / name, **settings)
-        for fold in range(2):
-            mine, theirs = state_of(one, fold), state_of(other, fold)
-            assert all(torch.equal(mine[key], theirs[key]) for key in mine)
-        assert scores_of(one) == scores_of(other)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine": "process", "n_jobs": 2},
+        {"random_samples": True},
+        # Pictures of one size need no collate_fn.
+        {"collate_fn": None},
+    ],
+    ids=["processes", "streamed", "stacked"],
+)
+def test_the_engine_and_the_way_the_data_come_change_no_bit(
+    root: Path, plain: CVResults, settings: dict[str, Any]
+) -> None:
+    other = swept(root, **settings)
+    for fold in range(2):
+        mine, theirs = state_of(plain, fold), state_of(other, fold)
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    assert scores_of(plain) == scores_of(other)
 
 
 class Found:
@@ -100,23 +113,13 @@ class Found:
 
 
 @pytest.mark.parametrize("kept", [2.0, 0.0], ids=["kept", "by batch"])
-def test_a_metric_of_lists_gets_all_samples(root: Path, kept: float) -> None:
-    plain = swept(root / "plain")
+def test_a_metric_of_lists_gets_all_samples(root: Path, plain: CVResults, kept: float) -> None:
     scoring = {"found": Found(), "n": Found()}
-    results = swept(
-        root / "metric", scoring=scoring, keep_outputs_gib=kept, params={"eval_batch_size": 5}
-    )
+    results = swept(root, scoring=scoring, keep_outputs_gib=kept, params={"eval_batch_size": 5})
     assert results.plan.by_batch == (kept == 0)
     for name, item in results.results.items():
         assert item.scores["found"] == pytest.approx(plain.results[name].scores["found"])
         assert item.scores["n"] == 12
-
-
-def test_pictures_of_one_size_need_no_collate_fn(root: Path) -> None:
-    one, other = swept(root / "one"), swept(root / "other", collate_fn=None)
-    for fold in range(2):
-        mine, theirs = state_of(one, fold), state_of(other, fold)
-        assert all(torch.equal(mine[key], theirs[key]) for key in mine)
 
 
 class Jittered(Boxes):
@@ -143,12 +146,14 @@ def test_a_validation_step_gives_the_loss_where_there_is_no_criterion(root: Path
         assert all(np.isfinite(epoch.valid_loss) for epoch in item.epochs)
 
 
-def test_one_model_predicts_lists_and_an_ensemble_of_them_has_no_mean(root: Path) -> None:
-    results = swept(root)
+def test_one_model_predicts_lists_and_an_ensemble_of_them_has_no_mean(
+    root: Path, plain: CVResults
+) -> None:
+    results = plain
     with pytest.raises(InputError, match="no mean of outputs whose number differs"):
         results.ensemble().outputs(Boxes())
     with pytest.raises(InputError, match="no mean of outputs whose number differs"):
-        _ = swept(root.parent / "repeated", n_repeats=2).oof_mean
+        _ = swept(root, n_repeats=2).oof_mean
     name = results.candidates[0].name
     assert len(results.model(name, 0)([Boxes()[0][0]])) == 1
 
@@ -182,10 +187,9 @@ def test_a_schedule_that_reacts_to_a_loss_needs_a_criterion(root: Path) -> None:
         kfold([Detector], ["reduce"], adam, {"epochs": 1})
 
 
-def test_it_equals_a_plain_loop_to_the_bit(root: Path) -> None:
-    results = swept(root)
+def test_it_equals_a_plain_loop_to_the_bit(plain: CVResults) -> None:
     model = train(
-        results,
+        plain,
         Detector,
         Boxes(),
         lambda model, pictures, targets: sum(model(pictures, targets).values()),
@@ -193,5 +197,5 @@ def test_it_equals_a_plain_loop_to_the_bit(root: Path) -> None:
         batch=4,
         epochs=3,
     )
-    found = state_of(results)
+    found = state_of(plain)
     assert all(torch.equal(found[name], item) for name, item in model.state_dict().items())

@@ -15,7 +15,7 @@ from torch import nn
 from asynckfold import AsyncKFold, CVResults, InputError, RunStore
 from tests import fake_gpu
 from tests.several_inputs import TwoInputs, arrays
-from tests.system.test_gpus import Divided, FakeNvml, FakeNvmlError, Rebooted
+from tests.system.test_gpus import FakeNvml, FakeNvmlError, Rebooted
 from tests.toy import Tiny, adam, samples
 
 
@@ -168,32 +168,6 @@ def test_after_a_reboot_with_another_order_of_the_gpus_a_run_goes_on(
         assert found.results[name].started == result.started
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("_gpu")
-def test_the_slices_of_a_gpu_train_jobs_at_once(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvml = Halved((8 * fake_gpu.GIB, 8 * fake_gpu.GIB, 0))
-    monkeypatch.setattr("asynckfold.system.machine.load_nvml", lambda: (nvml, ""))
-    found = sweep(root, [Wide], devices="cuda", n_jobs=2, epochs=50)
-    assert set(found.to_frame("fold")["device"]) == {"cuda:0", "cuda:1"}
-    logs = "".join(path.read_text() for path in root.glob("Wide/*/*/log.txt"))
-    assert "GPU 0 is MIG-10" in logs
-    assert "GPU 1 is MIG-13" in logs
-    whole = sweep(root.with_name("whole"), [Wide], devices="cuda", epochs=50)
-    assert found.fingerprint == whole.fingerprint
-
-
-class Halved(Divided):
-    """One GPU, divided into two slices."""
-
-    def nvmlDeviceGetMigMode(self, handle: int) -> tuple[int, int]:
-        return (1, 0)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:
-        return super().nvmlDeviceGetMemoryInfo(0)
-
-
 class Flickering(FakeNvml):
     """A GPU that falls off the bus for a second, once a job on it has begun."""
 
@@ -299,18 +273,3 @@ def test_what_cannot_be_fused_is_refused_or_with_auto_trained_separately(root: P
     found = fused(root, Tiny, Recurrent, fuse="auto", epochs=1)
     assert found.plan.groups == ()
     assert found.counts["done"] == 6
-
-
-@pytest.mark.nightly
-@pytest.mark.usefixtures("_gpu")
-def test_a_group_on_a_gpu_that_was_interrupted_ends_with_the_same_bits(root: Path) -> None:
-    whole = fused(root / "whole", Tiny, epochs=3000)
-    begun, sessions = fused(root / "cut", Tiny, epochs=3000, time_budget_s=3.0), 1
-    while begun.counts["pending"]:
-        started = time.monotonic()
-        begun = fused(root / "cut", Tiny, epochs=3000, fuse=False, time_budget_s=3.0)
-        sessions += 1
-        assert time.monotonic() - started < 60
-    assert sessions > 1
-    assert begun.plan.groups == whole.plan.groups != ()
-    assert begun.fingerprint == whole.fingerprint

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from asynckfold import (
     AsyncKFold,
-    AsyncKFoldError,
     DistributedTester,
     DistributedTrainer,
     Fitted,
@@ -27,9 +24,6 @@ from asynckfold import (
     RunStore,
     fit,
 )
-from asynckfold.cli import main
-from tests.leftovers import descendants, gone
-from tests.started import Nursery, Started
 from tests.toy import Tiny, adam, samples
 
 X, Y = samples(90)
@@ -255,66 +249,3 @@ def test_a_tester_refuses_what_it_cannot_test(tmp_path: Path) -> None:
         DistributedTester(numbers, tmp_path)(nn.Identity())
     with pytest.raises(InputError, match="at least the model's 3 outputs: received 2"):
         DistributedTester([(torch.eye(3), torch.arange(3))], tmp_path, 2)(nn.Identity())
-
-
-SCRIPT = """
-import sys, time
-from asynckfold import fit
-from torch import nn
-from tests.toy import Tiny, adam, samples
-
-class Slow(Tiny):
-    def forward(self, inputs):
-        time.sleep(0.02 if self.training else 0)
-        return super().forward(inputs)
-
-found = fit(Slow, samples(90), adam, nn.CrossEntropyLoss(), sys.argv[1], 10, epochs=12,
-            valid=range(60, 90), verbose=0, threads_per_job=1)
-print(found.result.weights)
-"""
-
-
-def has_checkpoint(root: Path) -> bool:
-    try:
-        with RunStore.read(root) as store:
-            return store.has_plan and bool(store.checkpoints(store.plan.jobs[0].id))
-    except AsyncKFoldError:
-        return False  # there is no run yet
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(240)
-def test_killed_and_called_again_it_ends_with_the_same_bits(tmp_path: Path, warm: Nursery) -> None:
-    def start(name: str) -> Started:
-        words = ["-c", SCRIPT, tmp_path / "killed"]
-        return warm.start(words, tmp_path / name, errors=tmp_path / "errors")
-
-    killed = start("first")
-    deadline = time.monotonic() + 100
-    while not has_checkpoint(tmp_path / "killed"):
-        assert time.monotonic() < deadline
-        assert killed.poll() is None
-        time.sleep(0.02)
-    family = descendants(killed.pid)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    assert gone(family)
-    again = start("again")
-    assert again.wait(100) == 0, (tmp_path / "errors").read_text()
-    whole = fitted(tmp_path / "whole", valid=range(60, 90), epochs=12)
-    assert again.printed() == whole.result.weights
-    log = next((tmp_path / "killed").rglob("log.txt")).read_text()
-    assert "continues after epoch" in log
-
-
-# From the shell
-
-
-def test_the_shell_refuses_several_models(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["train", "--data", "digits", "--root", str(root), "--held-out", "2"]
-    assert main([*words, "--models", "mlp,lenet5", "--schedulers", "cosine,step"]) == 2
-    told = capsys.readouterr().err
-    assert "--held-out must be a share between 0 and 1: received 2.0" in told
-    assert "train takes one model: received mlp, lenet5" in told
-    assert "train takes one LR schedule: received cosine, step" in told
-    assert not root.exists()

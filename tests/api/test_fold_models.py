@@ -26,7 +26,6 @@ from asynckfold import (
     FoldEnsemble,
     InputError,
     JobsFailedWarning,
-    RunStore,
     fit,
     load_results,
 )
@@ -261,16 +260,14 @@ def test_samples_that_are_not_like_the_runs_are_refused(
 
 @pytest.fixture(scope="module")
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
-    return trained(tmp_path_factory.mktemp("once") / "run")
+    return trained(tmp_path_factory.mktemp("once") / "run", report=False)
 
 
 # What is refused
 
 
-def test_what_was_read_from_disk_has_no_models(root: Path) -> None:
-    trained(root)
-    with RunStore.read(root) as store:
-        results = load_results(store)
+def test_what_was_read_from_disk_has_no_models(trained_once: CVResults) -> None:
+    results = load_results(trained_once.root_dir)
     for ask in (results.model, results.ensemble):
         with pytest.raises(InputError, match="models come from results of a call"):
             ask()

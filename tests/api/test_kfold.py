@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ from asynckfold import (
     PlanMismatchError,
     RunStore,
 )
-from asynckfold.engines.warm_pool import close_warm
 from tests.leftovers import descendants, described, gone
 from tests.toy import Moody, Tiny, adam, samples
 
@@ -431,7 +431,7 @@ def test_another_plan_is_refused_naming_the_first_difference(
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that is complete."""
-    return serial(tmp_path_factory.mktemp("finished") / "run").root_dir
+    return serial(tmp_path_factory.mktemp("finished") / "run", report=False).root_dir
 
 
 def _fingerprint(root: Path) -> str:
@@ -493,15 +493,17 @@ def test_the_serial_baseline_says_what_it_is(root: Path, kind: str) -> None:
 # Workers
 
 
-def test_workers_stay_warm_for_the_next_call_of_this_process(tmp_path: Path) -> None:
-    close_warm()
+def test_workers_stay_warm_for_the_next_call_of_this_process(
+    tmp_path: Path, close_workers: Callable[[], None]
+) -> None:
+    close_workers()
     others = descendants()  # what other tests started, such as multiprocessing's resource tracker
     kfold(tmp_path / "a", n_jobs=1)([Tiny], ["step"], adam, {"epochs": 1})
     first = descendants() - others
     kfold(tmp_path / "b", n_jobs=1)([Tiny], ["step"], adam, {"epochs": 1})
     assert descendants() - others == first
     assert len(first) >= 2  # the server and a worker
-    close_warm()
+    close_workers()
     assert gone(first), described(first)
 
 

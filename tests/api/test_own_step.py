@@ -93,7 +93,7 @@ class Locked:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no function": (
         {"training_step": 1},
-        r"training_step must be a function .*: received 1\. Write for instance",
+        r"training_step must be a function .*: received 1\. Pass a function",
     ),
     "not sendable": (
         {"training_step": Locked(), "engine": "process"},
@@ -101,11 +101,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another trainer": (
         {"training_step": step, "engine": "process", "trainer": "hogwild", "processes": 2},
-        r"training_step needs the plain trainer: received trainer='hogwild'\. Leave trainer",
+        r"the plain trainer .* training_step must go without trainer: received trainer='hogwild'",
     ),
     "a baseline": (
         {"training_step": step, "baseline": "estimate"},
-        r"the serial baseline .* training_step: received baseline='estimate'\. Leave baseline",
+        r"the serial baseline .* training_step must .*: received baseline='estimate'\. Leave one",
     ),
     "a tuple without a step": (
         {"opt_fn": two},

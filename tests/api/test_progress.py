@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -73,7 +72,7 @@ def test_the_time_left_is_that_of_the_pace_so_far(monkeypatch: pytest.MonkeyPatc
     # Nothing is promised before something was measured.
     assert (progress.seconds_left(), progress.times()) == (None, "5.0 s elapsed")
     progress.heard(at_batch(A(0), 10))
-    assert progress.times() == "5.0 s elapsed, 1 min 15 s left, 2 steps/s"
+    assert progress.times() == "5.0 s elapsed, 1 min 15 s left"
     now[0] += 15
     progress.ended(result(A(0)))
     assert progress.seconds_left() == 60
@@ -81,42 +80,3 @@ def test_the_time_left_is_that_of_the_pace_so_far(monkeypatch: pytest.MonkeyPatc
     place(progress, A(1))
     progress.heard(at_batch(A(1), 0, epoch=4))
     assert progress.seconds_left() == pytest.approx(45)
-
-
-def test_a_line_says_what_a_fusion_group_or_a_gpu_does() -> None:
-    progress = make_progress(folds=5)
-    names = [A(index) for index in range(5)]
-    place(progress, *names, trainer="fused")
-    place(progress, B(0), gpu=3)
-    assert progress.lines() == [
-        "A/step · starting · 5 folds fused · core 0",
-        "B/step/fold-0 · starting · GPU 3",
-    ]
-    for name in names:
-        progress.heard(at_batch(name, 8))
-    where = "5 folds fused · batch 8/10 · loss 0.5 · core 0"
-    assert progress.lines()[0] == f"A/step · epoch 1/4 · {where}"
-    for name in names:
-        progress.heard(ended_epoch(name, number=2))
-    assert progress.lines()[0] == "A/step · epoch 2/4 · 5 folds fused · valid 0.700 · core 0"
-
-
-@pytest.mark.parametrize(
-    ("scores", "text"),
-    [
-        ({}, ""),
-        # One alone is not the best of any.
-        ({B(0): 0.99}, "so far B/step accuracy 0.9900 (1 fold)"),
-        ({B(0): 0.99, A(0): 0.5}, "best so far B/step accuracy 0.9900 (1 fold)"),
-        ({B(0): 0.99, A(0): 0.5, A(1): 0.7}, "so far A/step accuracy 0.6000 (2 folds)"),
-        ({A(0): math.inf, B(0): 0.5}, "so far B/step accuracy 0.5000 (1 fold)"),
-    ],
-)
-def test_best_so_far_compares_candidates_with_equally_many_folds(
-    scores: dict[str, float], text: str
-) -> None:
-    progress = make_progress()
-    for name, score in scores.items():
-        progress.ended(result(name, score))
-    progress.ended(result(B(2), status="failed"))
-    assert progress.best() == text

@@ -208,27 +208,6 @@ def test_where_none_is_best_none_is_refitted(root: Path) -> None:
     assert told(root)[1:] == ["nothing was refitted: Tiny/step does not have a score on every fold"]
 
 
-class Slow(Tiny):
-    """Takes its time, without a core."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            time.sleep(0.1)
-        return super().forward(inputs)
-
-
-@pytest.mark.nightly
-def test_what_is_left_of_a_time_budget_is_its_own(root: Path) -> None:
-    """The folds are done; twelve slow batches are too many for what is left."""
-    called(root, Slow, refit=False)
-    results = called(root, Slow, {"epochs": 2}, time_budget_s=0.6)
-    assert results.counts["pending"] == 0
-    assert results.refitted is None
-    found = called(root, Slow).refitted
-    assert found is not None
-    assert found.fingerprint == called(root.with_name("free"), Slow).refitted.fingerprint  # type: ignore[union-attr]
-
-
 SWEEP = """
 import time
 from pathlib import Path

@@ -61,8 +61,8 @@ def same(one: CVResults, other: CVResults) -> bool:
     )
 
 
-def test_it_equals_a_plain_loop_to_the_bit(root: Path) -> None:
-    results = swept(root)
+def test_it_equals_a_plain_loop_to_the_bit(plain: CVResults) -> None:
+    results = plain
     state, outputs, losses = plain_loop(results)
     assert all(torch.equal(weights(results)[name], item) for name, item in state.items())
     (found,) = results.oof.values()
@@ -77,6 +77,17 @@ def test_it_equals_a_plain_loop_to_the_bit(root: Path) -> None:
     assert all(epoch.accuracy is None for epoch in item.epochs)
 
 
+def as_float32(samples: list[Any]) -> Any:
+    inputs, targets = torch.utils.data.default_collate(samples)
+    return inputs, {"kind": targets["kind"].long(), "mass": targets["mass"].float()}
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
+    """What others must equal."""
+    return swept(tmp_path_factory.mktemp("plain") / "run")
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -84,27 +95,19 @@ def test_it_equals_a_plain_loop_to_the_bit(root: Path) -> None:
         {"dataset": (torch.from_numpy(X), {"kind": Y["kind"].tolist(), "mass": Y["mass"]})},
         {"dataset": Items(), "random_samples": True},
         {"dataset": Subset(Items(), range(60)), "engine": "process", "n_jobs": 2},
-        {"dataset": Items(), "collate_fn": torch.utils.data.default_collate},
+        {"dataset": Items(), "collate_fn": as_float32},
     ],
     ids=["dataset", "tensor", "streamed", "processes", "collated"],
 )
-def test_the_way_the_data_come_changes_no_bit(root: Path, settings: dict[str, Any]) -> None:
-    if "collate_fn" in settings:
-        settings = settings | {"collate_fn": as_float32}
-    one, other = swept(root / "one"), swept(root / "other", **settings)
+def test_the_way_the_data_come_changes_no_bit(
+    root: Path, plain: CVResults, settings: dict[str, Any]
+) -> None:
+    other = swept(root, **settings)
     for fold in range(FOLDS):
-        for name, mine in weights(one, fold).items():
+        for name, mine in weights(plain, fold).items():
             assert torch.equal(mine, weights(other, fold)[name])
-    for name, item in one.results.items():
+    for name, item in plain.results.items():
         assert item.scores == other.results[name].scores
-
-
-def as_float32(samples: list[Any]) -> Any:
-    inputs, targets = torch.utils.data.default_collate(samples)
-    return inputs, {name: part.to(getattr(torch, FORMATS[name])) for name, part in targets.items()}
-
-
-FORMATS = {"kind": "int64", "mass": "float32"}
 
 
 def test_tuples_are_trees_too(root: Path) -> None:
@@ -120,8 +123,10 @@ def test_tuples_are_trees_too(root: Path) -> None:
     assert (one.candidates[0].scores["fit"] == other.candidates[0].scores["fit"]).all()
 
 
-def test_fused_jobs_are_close_to_plain_ones_and_repeat_to_the_bit(root: Path) -> None:
-    plain, fused = swept(root / "plain"), swept(root / "fused", fuse=FOLDS)
+def test_fused_jobs_are_close_to_plain_ones_and_repeat_to_the_bit(
+    root: Path, plain: CVResults
+) -> None:
+    fused = swept(root / "fused", fuse=FOLDS)
     assert [len(group) for group in fused.plan.groups] == [FOLDS]
     for fold in range(FOLDS):
         torch.testing.assert_close(weights(plain, fold), weights(fused, fold), rtol=1e-3, atol=1e-5)
@@ -156,13 +161,6 @@ def test_other_ways_to_train(root: Path, params: dict[str, Any]) -> None:
     assert found["kind"].shape == (60, 3)
     assert np.isfinite(found["mass"]).all()
     assert results.candidates[0].complete
-
-
-def test_averaging_and_a_parameter_server_train_them(root: Path) -> None:
-    for trainer in ("averaging", "hogwild", "parameter_server"):
-        params = {"trainer": trainer, "processes": 2}
-        results = swept(root / trainer, params=params, engine="process")
-        assert results.candidates[0].complete
 
 
 def test_scores_by_batch_equal_those_of_all(root: Path) -> None:
@@ -220,8 +218,8 @@ def test_an_output_transform_picks_what_is_scored(root: Path) -> None:
     assert (loaded.predict_proba(X) == results.ensemble().predict_proba(X)).all()
 
 
-def test_the_ensemble_gives_the_mean_of_each_output(root: Path) -> None:
-    results = swept(root)
+def test_the_ensemble_gives_the_mean_of_each_output(plain: CVResults) -> None:
+    results, root = plain, plain.root_dir
     name = results.candidates[0].name
     each = [results.model(name, fold) for fold in range(FOLDS)]
     with torch.no_grad():
@@ -249,7 +247,7 @@ def test_a_model_may_give_more_outputs_while_it_trains(root: Path) -> None:
     assert results.candidates[0].complete
 
 
-def test_a_step_and_a_loop_of_ones_own_get_the_parts(root: Path) -> None:
+def test_a_step_and_a_loop_of_ones_own_get_the_parts(root: Path, plain: CVResults) -> None:
     def training_step(model: nn.Module, batch: Any, state: Any) -> Any:
         return state.criterion(model(batch[0]), batch[1])
 
@@ -265,7 +263,6 @@ def test_a_step_and_a_loop_of_ones_own_get_the_parts(root: Path) -> None:
         for _, targets in context.valid_loader:
             assert targets["kind"].dtype == torch.int64
 
-    plain = swept(root / "plain")
     for way in ({"training_step": training_step}, {"fit_fn": fit}):
         other = swept(root / next(iter(way)), **way)
         for name, item in weights(plain).items():
@@ -400,17 +397,6 @@ def test_pixels_of_one_output_are_scored(root: Path, kept: float) -> None:
         assert scores["mean_iou"] == pytest.approx(np.mean(shares))
 
 
-def test_a_score_that_fails_for_these_labels_is_refused_before_training(root: Path) -> None:
-    """Of two named classes, a criterion of one's own and a model of several outputs."""
-    names = np.where(Y["kind"] == 0, "a", "b")
-    with pytest.raises(InputError, match="scoring must fit the labels: received 'r2'"):
-        swept(
-            root, (X, names), Heads, lambda outputs, targets: outputs["kind"][:, :2].mean(),
-            scoring=["accuracy", "r2"],
-            output_transform=lambda outputs: outputs["kind"][:, :2].softmax(1),
-        )  # fmt: skip
-
-
 def test_missing_numbers_are_told_and_left_to_the_criterion(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -428,3 +414,14 @@ def test_missing_numbers_are_told_and_left_to_the_criterion(
 
 
 KIND = {"kind_accuracy": kind_accuracy}
+
+
+def test_a_score_that_fails_for_these_labels_is_refused_before_training(root: Path) -> None:
+    """Of two named classes, a criterion of one's own and a model of several outputs."""
+    names = np.where(Y["kind"] == 0, "a", "b")
+    with pytest.raises(InputError, match="scoring must fit the labels: received 'r2'"):
+        swept(
+            root, (X, names), Heads, lambda outputs, targets: outputs["kind"][:, :2].mean(),
+            scoring=["accuracy", "r2"],
+            output_transform=lambda outputs: outputs["kind"][:, :2].softmax(1),
+        )  # fmt: skip

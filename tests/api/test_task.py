@@ -60,6 +60,13 @@ def scores(results: CVResults) -> list[dict[str, float]]:
     return [dict(results.results[job.id].scores) for job in results.plan.jobs]
 
 
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
+    """A run with the inputs as targets."""
+    root = tmp_path_factory.mktemp("pairs") / "run"
+    return swept(root, (X, X), nn.MSELoss(), 5, scoring="neg_mean_squared_error")
+
+
 class Alone(Dataset[Any]):
     """Samples without targets."""
 
@@ -81,14 +88,13 @@ class Alone(Dataset[Any]):
     ],
 )
 def test_without_targets_the_input_is_reconstructed(
-    tmp_path: Path, dataset: Any, said: str | None
+    tmp_path: Path, pairs: CVResults, dataset: Any, said: str | None
 ) -> None:
     results = swept(tmp_path / "run", dataset, nn.MSELoss(), 5, task=said)
     outputs = results.oof["linear/constant"]
     for fold, found in zip(results.folds, scores(results), strict=True):
         error = np.mean((outputs[fold.valid].astype(np.float64) - X[fold.valid]) ** 2)
         assert found == {"neg_mean_squared_error": pytest.approx(-error, rel=1e-5)}
-    pairs = swept(tmp_path / "pairs", (X, X), nn.MSELoss(), 5, scoring="neg_mean_squared_error")
     assert scores(results) == scores(pairs)
     assert np.array_equal(outputs, pairs.oof["linear/constant"])
 
@@ -119,7 +125,12 @@ def test_a_dataset_of_samples_alone_needs_the_task_to_be_said(tmp_path: Path) ->
         ({"stratify": "quantile"}, nn.CrossEntropyLoss(), CLASSES, "one number per sample"),
         ({"stratify": 1}, nn.MSELoss(), NUMBERS, "at least 2 bins"),
         ({"stratify": "deciles"}, nn.MSELoss(), NUMBERS, "one number per sample"),
-        ({}, two_parts, np.stack([NUMBERS, NUMBERS], axis=1), "3 of model linear for 2"),
+        (
+            {},
+            two_parts,
+            np.stack([NUMBERS, NUMBERS], axis=1),
+            "scoring must fit the labels: received .r2., which says: ",
+        ),
         (
             {"task": "reconstruction", "targets": CLASSES},
             nn.MSELoss(),
@@ -264,13 +275,8 @@ def test_metrics_of_torchmetrics_see_each_fold_alone(tmp_path: Path) -> None:
     torchmetrics = pytest.importorskip("torchmetrics")
     accuracy = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
     auroc = torchmetrics.classification.MulticlassAUROC(3)
-    results = swept(
-        tmp_path / "run",
-        (X, CLASSES),
-        nn.CrossEntropyLoss(),
-        3,
-        scoring=[accuracy, auroc, "accuracy", "roc_auc_ovr"],
-    )
+    scoring = [accuracy, auroc, "accuracy", "roc_auc_ovr"]
+    results = swept(tmp_path / "run", (X, CLASSES), nn.CrossEntropyLoss(), 3, scoring=scoring)
     for found in scores(results):
         assert found["MulticlassAccuracy"] == pytest.approx(found["accuracy"])
         assert found["MulticlassAUROC"] == pytest.approx(found["roc_auc_ovr"])
@@ -280,27 +286,17 @@ def test_metrics_of_torchmetrics_see_each_fold_alone(tmp_path: Path) -> None:
 
 def test_an_error_of_torchmetrics_is_negated(tmp_path: Path) -> None:
     torchmetrics = pytest.importorskip("torchmetrics")
-    results = swept(
-        tmp_path / "run",
-        (X, NUMBERS[:, None]),
-        nn.MSELoss(),
-        1,
-        scoring=[torchmetrics.MeanSquaredError(), "neg_mean_squared_error"],
-    )
+    scoring = [torchmetrics.MeanSquaredError(), "neg_mean_squared_error"]
+    results = swept(tmp_path / "run", (X, NUMBERS[:, None]), nn.MSELoss(), 1, scoring=scoring)
     for found in scores(results):
         assert found["neg_MeanSquaredError"] == pytest.approx(found["neg_mean_squared_error"])
 
 
 def test_binary_metrics_get_probabilities(tmp_path: Path) -> None:
     torchmetrics = pytest.importorskip("torchmetrics")
-    targets = (X[:, 0] > 0).astype(np.int64)
-    results = swept(
-        tmp_path / "run",
-        (X, targets[:, None].astype(np.float32)),
-        nn.BCEWithLogitsLoss(),
-        1,
-        scoring=[torchmetrics.classification.BinaryAUROC(), "roc_auc"],
-    )
+    pair = X, (X[:, :1] > 0).astype(np.float32)
+    scoring = [torchmetrics.classification.BinaryAUROC(), "roc_auc"]
+    results = swept(tmp_path / "run", pair, nn.BCEWithLogitsLoss(), 1, scoring=scoring)
     for found in scores(results):
         assert found["BinaryAUROC"] == pytest.approx(found["roc_auc"])
 

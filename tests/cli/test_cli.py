@@ -6,11 +6,8 @@ import json
 import os
 import re
 import shlex
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,18 +15,14 @@ from typing import Any
 
 import pytest
 
-from asynckfold import AsyncKFoldError, RunStore
+from asynckfold import RunStore
 from asynckfold.cli import completion, main, run_folder
 from asynckfold.cli.parser import EXIT_CODES, make_parser, parse, verbs_of
 from asynckfold.cli.run_folder import continue_with, own_folder
-from asynckfold.cli.status import lines, state_of
-from asynckfold.engines.warm_pool import close_warm
 from asynckfold.jobs.decoding import encoded
-from asynckfold.store import WaitReasons
-from tests.leftovers import descendants, gone
+from tests.leftovers import descendants
 from tests.records import write_checksums
 from tests.started import Nursery, Started
-from tests.sweep.test_loop import open_store
 from tests.synthetic import Synthetic, write_run
 
 SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-report"
@@ -79,9 +72,9 @@ settings = {"n_splits": 3, "batch_size": 8, "baseline": None}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
+def _no_worker_stays(close_workers: Callable[[], None]) -> Iterator[None]:
     yield
-    close_warm()
+    close_workers()
 
 
 @pytest.fixture
@@ -123,23 +116,6 @@ def buffered(**more: str) -> dict[str, str]:
     """An environment in which what is printed waits in a buffer, as users have it."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     return {**kept, **more}
-
-
-@pytest.mark.nightly
-def test_the_command_imports_no_compiler_and_loses_nothing_of_a_sweep_file(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.py"
-    path.write_text(
-        "import atexit, sys, torchvision.transforms\n"
-        "atexit.register(print, 'goodbye')\n"
-        "left = open(__file__ + '.txt', 'w')\n"
-        "left.write('written at the very end')\n"
-        "raise ValueError('torch._dynamo.eval_frame' in sys.modules)\n"
-    )
-    run = shell("run", path, "--root", tmp_path / "run", env=buffered())
-    out, err = run.communicate(timeout=100)
-    assert (run.returncode, out) == (2, "goodbye\n")
-    assert "ValueError: False" in err
-    assert Path(f"{path}.txt").read_text() == "written at the very end"
 
 
 END = """
@@ -256,29 +232,11 @@ def test_status_version_and_help_import_no_heavy_module(tmp_path: Path) -> None:
         assert done.stdout.splitlines()[-1] == "[]", words
 
 
-def test_status_names_what_idle_cores_and_gpus_wait_for(root: Path) -> None:
-    for store in open_store(root):
-        assert state_of(store.reader)["idle"] is None
-        store.start_attempt("A/cosine/fold-0", (0,), 1, "cpu", 1.0)
-        store.set_waiting(
-            WaitReasons((0, 1, 2), (2,), (0,), {"memory: needs 3 MiB, 2 MiB free": 5})
-        )
-        result = state_of(store.reader)
-        assert result["idle"] == {
-            "cores": [1],
-            "gpus": [0],
-            "neighbours": [2],
-            "jobs": {"memory: needs 3 MiB, 2 MiB free": 5},
-        }
-        shown = list(lines(result))
-        assert "  idle core 1: 5 jobs wait for memory: needs 3 MiB, 2 MiB free" in shown
-        assert "  used by other processes: core 2" in shown
-        store.set_waiting(WaitReasons((0, 1), (), (), {}))
-        assert "  idle core 1: no pending job" in list(lines(state_of(store.reader)))
-
-
 def test_plan_decides_as_run_does_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    close_workers: Callable[[], None],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = descendants()
@@ -295,7 +253,7 @@ def test_plan_decides_as_run_does_and_writes_nothing(
     assert "predicted: " in out
     assert "[mlp/constant/fold-0=" in out
     assert out.endswith("nothing was trained or written\n")
-    close_warm()
+    close_workers()
     assert not descendants() - before
     assert not list(tmp_path.iterdir())
 
@@ -428,56 +386,6 @@ def test_status_shows_no_fingerprint_before_there_is_a_result(
 # Interrupted, continued, held
 
 
-def wait_for_results(root: Path, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            with RunStore.read(root) as store:
-                if len(store.finished()) >= count:
-                    return
-        except AsyncKFoldError:
-            pass  # it has not begun
-        time.sleep(0.02)
-    raise AssertionError(f"no {count} results in time")
-
-
-@pytest.mark.nightly
-def test_ctrl_c_ends_with_130_and_the_same_command_finishes(
-    sweep: Path, tmp_path: Path, root: Path, warm: Nursery, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["run", str(sweep), "--no-report", "--n-jobs", "2", "--epochs", "12"]
-    assert main([*words, "--root", str(tmp_path / "golden"), "--json"]) == 0
-    golden = json.loads(capsys.readouterr().out)["fingerprint"]
-    words += ["--root", str(root)]
-    (sweep.parent / "SLOW").touch()
-    run, *printed = warmly(warm, root, *words)
-    wait_for_results(root, 1)
-    (sweep.parent / "SLOWER").touch()  # it must not end while it is looked at
-    family = descendants(run.pid)
-    assert main(words) == 3
-    assert f"held by process {run.pid}" in capsys.readouterr().err
-    state = printed_json(capsys, "status", root)
-    assert state["holder"]["pid"] == run.pid
-    assert state["running"] == len(state["running_jobs"]) >= 1
-    assert state["ended"] is None
-    run.send_signal(signal.SIGINT)
-    code, _, err = ended(run, *printed)
-    assert code == 130, err
-    assert f"continue with: asynckfold {shlex.join(words)}" in err
-    assert "report: " not in err  # as --no-report asks
-    assert "Traceback" not in err
-    assert gone(family)
-    (sweep.parent / "SLOW").unlink()
-    state = printed_json(capsys, "status", root)
-    assert state["pending"] > 0
-    assert state["ended"] == "interrupted by SIGINT"
-    assert state["continue_with"] == f"asynckfold {shlex.join(words)}"
-    assert main([*words, "--json"]) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert result["done"] == 6
-    assert result["fingerprint"] == golden
-
-
 @pytest.mark.damages("a result is deleted, so that there is something to resume")
 def test_resume_continues_a_built_in_run_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -574,34 +482,6 @@ def test_a_reader_that_goes_away_stops_nothing(root: Path, warm: Nursery) -> Non
         assert store.counts()["done"] == 2
 
 
-FULL_DISK = """
-mount -t tmpfs -o size=100k none "$ROOT"
-"$@"; echo "first $?"
-mount -o remount,size=50m "$ROOT"
-"$@"; echo "second $?"
-"""
-
-
-@pytest.mark.nightly
-def test_a_full_disk_ends_with_5_and_the_same_command_finishes(root: Path) -> None:
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-rm", "true"]).returncode:
-        pytest.skip("no mount namespace without privileges here")
-    root.mkdir()
-    command = [sys.executable, "-m", "asynckfold", "run", *SMALL.split(), "--root", str(root)]
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", FULL_DISK, "sh", *command],
-        env={**os.environ, "ROOT": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
-    codes = [line for line in done.stdout.splitlines() if line.startswith(("first", "second"))]
-    assert codes == ["first 5", "second 0"], done.stderr
-    assert "No space left" in done.stderr or "full" in done.stderr
-    assert f"continue with: asynckfold run {SMALL} --root {root}" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 # Help and doctor
 
 
@@ -667,16 +547,6 @@ def test_what_is_wrong_with_parts_is_said_in_flags(
         assert not root.exists()
 
 
-def test_help_names_everything_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    words = set(re.split(r"[\s,()]+", capsys.readouterr().out))
-    offered = completion._words()
-    for name in ("models", "schedulers", "optimizer"):
-        assert {*(offered[name] or ())} <= words
-    assert {"digits", "folder:PATH", "csv:PATH", "npz:PATH"} <= words
-
-
 def test_doctor_says_what_would_run_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     result = printed_json(capsys, "doctor")
     assert result["now"]["jobs"] >= 1
@@ -686,3 +556,13 @@ def test_doctor_says_what_would_run_and_why(capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"^now +\d+ jobs? of one thread would run now on cores? \d", out)
     assert re.search(r"memory +\d+\.\d GiB of \d+\.\d GiB available", out)
     assert not re.search(r"\d{7}", out)  # no sizes in bytes
+
+
+def test_help_names_everything_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    words = set(re.split(r"[\s,()]+", capsys.readouterr().out))
+    offered = completion._words()
+    for name in ("models", "schedulers", "optimizer"):
+        assert {*(offered[name] or ())} <= words
+    assert {"digits", "folder:PATH", "csv:PATH", "npz:PATH"} <= words

@@ -146,9 +146,8 @@ def test_digits_and_a_part_of_them(capsys: Capture) -> None:
     out, _ = printed(capsys, "digits")
     assert "digits: 1797 images of 1×8×8, 10 classes" in out
     data = printed_json(capsys, "digits", "--limit", "105", "--seed", "3")
-    source = load_source("digits", limit=105, random_state=3)
-    assert list(data["classes"].values()) == np.bincount(source.targets).tolist()
-    assert data["notes"] == list(source.notes)
+    assert (data["samples"], sum(data["classes"].values())) == (105, 105)
+    assert {*data["classes"].values()} <= {10, 11}
     _, err = printed(capsys, "digits", "--limit", "9", code=2)
     assert "limit must leave a sample of each of the 10 classes" in err
 

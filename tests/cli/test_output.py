@@ -11,18 +11,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from asynckfold import RunStore
-from asynckfold.api.display import Display
 from asynckfold.cli.output import Output
 from asynckfold.system import terminal
-from asynckfold.system.console import console, hung
-from asynckfold.system.plain_text import one_line, plain
+from asynckfold.system.plain_text import plain
 from tests.synthetic import Synthetic, write_run
 
 HERE = Path(__file__).parent.parent.parent
@@ -67,77 +60,11 @@ def test_no_control_character_is_left_and_honest_text_of_every_script_stays() ->
         assert plain(text) == text
 
 
-@given(st.text())
-def test_plain_text_is_clean_and_stays_so(text: str) -> None:
-    cleaned = plain(text)
-    assert is_clean(cleaned)
-    assert plain(cleaned) == cleaned
-    assert "\n" not in one_line(text)
-
-
-def drawn(*what: object, encoding: str = "utf-8") -> str:
-    raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding=encoding)
-    shown = console(stream=stream, width=80)
-    for item in what:
-        shown.print(item)
-    stream.flush()
-    return raw.getvalue().decode(encoding)
-
-
-def test_a_console_draws_no_control_character_of_a_text_a_cell_or_a_title() -> None:
-    for text in HOSTILE:
-        table = Table(title=text)
-        table.add_column(text)
-        table.add_row(text)
-        table.add_row(Text(text))
-        assert is_clean(drawn(text, Text(text), table)), text
-
-
-def test_what_continues_an_indented_line_is_indented_further() -> None:
-    place = console(stream=io.StringIO(), width=30)
-    lines = hung("  卷积神经网络/cosine: epoch 2 of 5, cores 0, 1 on a.example", place).plain.split(
-        "\n"
-    )
-    assert lines == [
-        "  卷积神经网络/cosine: epoch",
-        "    2 of 5, cores 0, 1 on",
-        "    a.example",
-    ]
-    assert hung("a line that is not indented stays as it is", place).plain.count("\n") == 0
-
-
-def test_a_console_takes_no_markup_from_text() -> None:
-    assert drawn("[red]a[/red] :smile:") == "[red]a[/red] :smile:\n"
-
-
-def test_rich_s_own_sequences_still_move_the_cursor() -> None:
-    stream = io.StringIO()
-    shown = console(stream=stream, force_terminal=True, width=40)
-    with Live(Text("\x1b[31mred"), console=shown, transient=True):
-        pass
-    assert "\x1b[?25l" in stream.getvalue()
-    assert "[31m" not in stream.getvalue()
-
-
-def test_an_encoding_of_few_characters_gets_others_escaped() -> None:
-    table = Table("±")
-    table.add_row("é 漢 …")
-    assert drawn("0.5 ± 0.1 × 2…", table, encoding="ascii").isascii()
-    assert drawn("0.5 ± 0.1", encoding="ascii") == "0.5 \\xb1 0.1\n"
-    assert drawn("é", encoding="latin-1") == "é\n"
-    assert drawn("漢", encoding="latin-1") == "\\u6f22\n"
-
-
 def test_a_name_with_a_line_feed_forges_no_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Output(Namespace(json=False)).say("A\n5 planned = 5 done")
     assert capsys.readouterr().out == "A\\n5 planned = 5 done\n"
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    Display(1).note("A\n5 planned = 5 done")
-    assert stream.getvalue().count("\n") == 1
 
 
 def test_json_has_no_words_that_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,26 +93,6 @@ def test_a_stream_that_fails_stops_nothing() -> None:
         stream.flush()
         is_lost = bool(stream.lost)  # type: ignore[attr-defined]
         assert is_lost == (number not in (errno.EPIPE, errno.EIO))
-
-
-def test_a_stream_that_is_not_there_takes_everything() -> None:
-    for stream in (terminal.steady(None), terminal.steady(Failing(errno.EPIPE))):
-        stream.write("text")
-        stream.flush()
-        print("text", file=stream)
-        assert not stream.isatty()
-    closed = io.StringIO()
-    closed.close()
-    terminal.steady(closed).write("text")
-    assert terminal.steady(terminal.steady(None)) is not None
-
-
-def test_a_display_without_a_stream_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    monkeypatch.setattr(sys, "stdout", None)
-    with Display(2) as display:
-        display.note("text")
-    terminal.flush()
 
 
 # The command
@@ -217,17 +124,6 @@ def test_short_verbs_end_quietly_whatever_becomes_of_their_output(run: Path) -> 
     # A full disk is reported, since a file of half the words looks whole.
     said = "asynckfold: standard output is not complete: No space left on device\n"
     assert done.stderr == said
-
-
-@pytest.mark.nightly
-def test_few_characters_are_enough(run: Path) -> None:
-    for environment in (
-        {"PYTHONIOENCODING": "ascii"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-    ):
-        done = shell(f"A status {run} && A run --help && A doctor", **environment)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.isascii()
 
 
 TINY = (

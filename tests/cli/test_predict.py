@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,15 @@ from torch import nn
 
 from asynckfold import AsyncKFold, RunStore
 from asynckfold.cli import main
-from asynckfold.engines.warm_pool import close_warm
 from tests.toy import Tiny, adam, samples
 
 SHORT = "--folds 2 --epochs 2 --baseline none --no-report --quiet --n-jobs 1"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _no_worker_stays() -> Iterator[None]:
+def _no_worker_stays(close_workers: Callable[[], None]) -> Iterator[None]:
     yield
-    close_warm()
+    close_workers()
 
 
 def table(path: Path, count: int = 60, seed: int = 0, **options: Any) -> Path:

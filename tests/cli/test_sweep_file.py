@@ -14,7 +14,6 @@ from asynckfold.cli import main
 from asynckfold.cli.flags import flags, text_of
 from asynckfold.cli.parser import parse
 from asynckfold.cli.sweep_file import _take_flags, make_kfold, sweep_parts
-from asynckfold.jobs.argument import Argument
 
 SMALL = {"data": "digits", "limit": 60, "folds": 2, "epochs": 1, "baseline": "none"}
 
@@ -61,7 +60,7 @@ def test_the_plan_is_that_of_the_flags(values: dict[str, Any], tmp_path: Path) -
     assert fingerprint(["run", str(path)], root) == fingerprint(["run", *words_of(named)], root)
 
 
-def values_of(item: Argument) -> st.SearchStrategy[Any]:
+def values_of(item: Any) -> st.SearchStrategy[Any]:
     """Python values that a flag can have."""
     if item.is_switch:
         return st.just(item.default is not True)
@@ -127,9 +126,7 @@ def test_a_file_may_hold_objects_and_flags(tmp_path: Path) -> None:
     [
         ("flags = {'data': 'digits', 'epoch': 3}", "received 'epoch'. Did you mean 'epochs'?"),
         ("flags = {'root': 'runs/a'}", "must be those of `asynckfold run`, but root: received"),
-        ("flags = {'refit': 4}", "refit in sweep.py must be True or False: received 4"),
         ("flags = {'epochs': 'many'}", "--epochs must be a whole number of at least 1: received"),
-        ("flags = 3", "flags in sweep.py must be a dict: received int"),
         ("flags = {'epochs': 3}", "sweep.py must define dataset, criterion, models"),
         (f"{OBJECTS}flags = {{'limit': 3}}", "--limit applies to --data only"),
     ],

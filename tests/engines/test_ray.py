@@ -43,7 +43,7 @@ def kfold(root: Path, **settings: Any) -> AsyncKFold:
     [
         ({"ray_address": "auto"}, "ray_address is for engine='ray'"),
         ({"ray_runtime_env": {"pip": []}}, "ray_runtime_env is for engine='ray'"),
-        ({"engine": "ray", "yield_to_others": True}, "the workers of one machine"),
+        ({"engine": "ray", "yield_to_others": True}, "yield_to_others is for engine='process'"),
         ({"engine": "ray", "connect_timeout_s": 0}, "connect_timeout_s must be a number of sec"),
     ],
 )
