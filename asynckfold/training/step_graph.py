@@ -2,8 +2,8 @@
 
 ::
 
-    first batch of a job ─ obstacles? ─ capture ─ same bits? ─ faster? ─ graph
-                               └───────────┴──────────┴──────────┴────── eager
+    first batch of a job ─ obstacles? ─ capture ─ same bits? ─ graph
+                               └───────────┴──────────┴─────── eager
 
 A graph holds what a step computes from its batch to its gradients. Clipping and the optimizer, a
 few kernels, stay outside: their learning rates and counts are numbers of the host, which a graph
@@ -17,7 +17,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,47 +26,25 @@ from asynckfold.data.device_copies import packed
 from asynckfold.training import model_state, seeding, torch_internals
 from asynckfold.training.calls import outputs_of
 from asynckfold.training.gradients import fresh_gradient, needs_closure
-from asynckfold.training.stopwatch import mark, seconds_between
 from asynckfold.training.training_run import Training
 
-GAIN = 1.1
-"""Least gain in speed for which a graph is used: a smaller one may be chance."""
-
 LEAST_STEPS = 1000
-"""Steps that a job must have left: a trial takes the time of about 50."""
+"""Steps that a job must have left: a trial takes the time of about 10."""
 
 MEMORY_SHARE = 0.02
 """Largest share of a GPU's memory for a graph, which keeps its activations: evaluations need as
 much again, and no reservation counts it."""
 
-WARM_UPS, ROUNDS, CALLS = 3, 4, 5
-"""Steps before the capture, in which libraries choose kernels; timed rounds, and calls in each."""
+WARM_UPS = 3
+"""Steps before the capture, in which libraries choose kernels."""
 
 
 class NotCapturable(Exception):  # noqa: N818
     """Why the steps of a job stay eager."""
 
 
-class GraphRecorder(Protocol):
-    """Captures what a device computes; `generator` is the one that the device draws from."""
-
-    generator: torch.Generator
-
-    def warm_up(self, work: Callable[[], object]) -> None:
-        """Do the work a few times; raise if it waits for the device."""
-
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """Return the result of the work, its values undefined, and what fills it.
-
-        That does the work again on what then lies where the work read.
-        """
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Return the seconds that the work takes."""
-
-
 class CudaRecorder:
-    """Captures CUDA graphs on a GPU."""
+    """Captures CUDA graphs on a GPU; `generator` is the one that the GPU draws from."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._index = device, device.index or 0
@@ -74,7 +52,7 @@ class CudaRecorder:
         self.generator = torch.cuda.default_generators[self._index]
 
     def warm_up(self, work: Callable[[], object]) -> None:
-        """Do the work on the stream of the capture; a wait would make the capture fail."""
+        """Do the work on the stream of the capture; raise if it waits for the GPU."""
         stream, current = _side_stream(self._device), torch.cuda.current_stream(self._device)
         mode = torch.cuda.get_sync_debug_mode()
         stream.wait_stream(current)
@@ -90,7 +68,10 @@ class CudaRecorder:
             current.wait_stream(stream)
 
     def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """Capture the work in a separate pool of memory."""
+        """Return the result of the work, its values undefined, and what fills it.
+
+        That does the work again on what then lies where the work read. The memory is a pool apart.
+        """
         torch.cuda.empty_cache()
         before, pool = torch.cuda.memory_reserved(self._device), torch.cuda.graph_pool_handle()
         graph, stream = torch.cuda.CUDAGraph(), _side_stream(self._device)
@@ -116,15 +97,6 @@ class CudaRecorder:
         torch_internals.release_capture(self._index, pool)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=_side_stream(self._device)):
             torch.zeros(1, device=self._device)
-
-    def seconds(self, work: Callable[[], object]) -> float:
-        """Return the mean of some calls."""
-        began = mark(self._device)
-        for _ in range(CALLS):
-            work()
-        ended = mark(self._device)
-        torch.cuda.synchronize(self._device)
-        return seconds_between(began, ended) / CALLS
 
 
 @functools.cache
@@ -172,7 +144,7 @@ def _whole(training: Training) -> nn.ModuleDict:
     return nn.ModuleDict({key: item for key, item in parts.items() if isinstance(item, nn.Module)})
 
 
-def prepare(training: Training, recorder: GraphRecorder | None = None) -> None:
+def prepare(training: Training, recorder: CudaRecorder | None = None) -> None:
     """Let a job on a GPU try a graph at its first batch."""
     if recorder is None and training.device.type == "cuda":
         recorder = CudaRecorder(training.device)
@@ -181,7 +153,7 @@ def prepare(training: Training, recorder: GraphRecorder | None = None) -> None:
 
 
 def _first_gradient(
-    recorder: GraphRecorder, training: Training, inputs: Any, targets: Tensor
+    recorder: CudaRecorder, training: Training, inputs: Any, targets: Tensor
 ) -> Tensor:
     if training.data.collation is not None or not isinstance(inputs, Tensor):
         training.gradient = fresh_gradient
@@ -195,18 +167,16 @@ def _first_gradient(
     # What the user's code raises, it raises again in the eager step.
     try:
         with seeding.preserved():
-            training.gradient, gain = _trial(recorder, training, inputs, targets)
-        training.log.write(f"CUDA graph: forward and backward {gain:.2f} times as fast\n")
+            training.gradient = _trial(recorder, training, inputs, targets)
+        training.log.write("CUDA graph of forward and backward\n")
     except Exception as error:  # noqa: BLE001
         kind = "" if isinstance(error, NotCapturable) else f"{type(error).__name__}: "
         training.log.write(f"no CUDA graph: {kind}{' '.join(str(error).split()):.200}\n")
     return training.gradient(training, inputs, targets)
 
 
-def _trial(
-    recorder: GraphRecorder, training: Training, *example: Tensor
-) -> tuple[GradientGraph, float]:
-    """Return a graph that has the bits of the eager step, and its gain in speed."""
+def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> GradientGraph:
+    """Return a graph that has the bits of the eager step."""
     model, generator = _whole(training), recorder.generator
     for obstacle in _obstacles(training, model, generator.device, *example):
         raise NotCapturable(obstacle)
@@ -239,14 +209,7 @@ def _trial(
                 raise NotCapturable("its replay has other bits than the eager step")
         if model_state.frozen(model) != frozen:
             raise NotCapturable("a step replaces a tensor of the model")
-        plain, replayed = [], []
-        for _ in range(ROUNDS):
-            plain.append(recorder.seconds(lambda: eager(*example)))
-            replayed.append(recorder.seconds(lambda: graph.replayed(*example)))
-        gain = min(plain) / min(replayed)
-        if gain < GAIN:
-            raise NotCapturable(f"it is {gain:.2f} times as fast, and {GAIN:g} is asked for")
-        return graph, gain
+        return graph
     finally:
         restore()
         training.optimizer.zero_grad()

@@ -30,6 +30,7 @@ enter_vmap = _C._functorch._vmap_increment_nesting
 leave_vmap = _C._functorch._vmap_decrement_nesting
 batched = _C._functorch._add_batch_dim
 unbatched = _C._functorch._remove_batch_dim
+allow_loops = _C._functorch._set_vmap_fallback_enabled
 
 # Functions that models call: `weight_norm` of the older kind, and a check that never waits
 weight_norm = torch._weight_norm

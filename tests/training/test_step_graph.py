@@ -84,9 +84,8 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 @dataclass
 class Replayer:
-    """Captures on cores. The eager step takes `gain` seconds, a replay one."""
+    """Captures on cores."""
 
-    gain: float = 2.0
     fault: str = ""
     replays: int = 0
     generator: torch.Generator = field(default_factory=lambda: torch.default_generator)
@@ -117,15 +116,10 @@ class Replayer:
 
         return loss, replay
 
-    def seconds(self, work: Callable[[], object]) -> float:
-        before = self.replays
-        work()
-        return 1.0 if self.replays > before else self.gain
-
 
 @pytest.fixture(autouse=True)
 def _few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_graph, "LEAST_STEPS", 10)
+    monkeypatch.setattr(step_graph, "LEAST_STEPS", 5)
 
 
 def built(tiny: Tiny, log: JobLog, refs: tuple[CheckpointRef, ...] = (), attempt: int = 1) -> Any:
@@ -154,36 +148,35 @@ def numbers(result: Result) -> Any:
 
 def tiny_at(root: Path, **changes: Any) -> Tiny:
     # Batches of 12, 12, 12 and 4.
-    words = {"models": {"net": Net}, "params": TrainerParams(epochs=3), "batch_size": 12}
+    words = {"models": {"net": Net}, "params": TrainerParams(epochs=2), "batch_size": 12}
     return Tiny(root, **{**words, **changes})
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
-    "sgd": sgd,
-    "adamw": lambda model: torch.optim.AdamW(model.parameters(), 0.01),
-    "rmsprop": lambda model: torch.optim.RMSprop(model.parameters(), 0.01, foreach=True),
-}
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize(
-    "params",
+    ("opt_fn", "params"),
     [
-        TrainerParams(epochs=3, lr_step="batch"),
-        TrainerParams(epochs=3, precision="bf16", clip_grad_norm=0.5),
+        (sgd, TrainerParams(epochs=3, lr_step="batch")),
+        (
+            lambda model: torch.optim.AdamW(model.parameters(), 0.01),
+            TrainerParams(epochs=3, precision="bf16", clip_grad_norm=0.5),
+        ),
+        (
+            lambda model: torch.optim.RMSprop(model.parameters(), 0.01, foreach=True),
+            TrainerParams(epochs=3),
+        ),
     ],
 )
 def test_a_job_with_a_graph_has_the_same_bits(
-    tmp_path: Path, optimizer: str, params: TrainerParams
+    tmp_path: Path, opt_fn: Any, params: TrainerParams
 ) -> None:
     """Dropout, running statistics, LR schedules, clipping, a last batch of another size."""
-    words = {"opt_fn": OPTIMIZERS[optimizer], "params": params, "lr_schedules": {"c": "cosine"}}
+    words = {"opt_fn": opt_fn, "params": params, "lr_schedules": {"c": "cosine"}}
     plain = trained(tiny_at(tmp_path / "plain", **words), None)
     recorder, tiny = Replayer(), tiny_at(tmp_path / "graph", **words)
     assert numbers(trained(tiny, recorder)) == numbers(plain)
-    # Two to compare, four timed, and three of four batches in each of three epochs.
-    assert recorder.replays == 2 + step_graph.ROUNDS + 9
-    assert "CUDA graph: forward and backward 2.00 times as fast" in tiny.log()
+    # Two to compare, and three of four batches in each of three epochs.
+    assert recorder.replays == 2 + 9
+    assert "CUDA graph of forward and backward" in tiny.log()
 
 
 def test_a_graph_that_fails_leaves_no_trace(tmp_path: Path) -> None:
@@ -193,12 +186,11 @@ def test_a_graph_that_fails_leaves_no_trace(tmp_path: Path) -> None:
         (Replayer(fault="draws"), "its replay has other bits than the eager step"),
         (Replayer(fault="capture"), "RuntimeError: operation not permitted when stream"),
         (Replayer(fault="waits"), "RuntimeError: called a synchronizing CUDA operation"),
-        (Replayer(gain=1.05), "it is 1.05 times as fast, and 1.1 is asked for"),
     ):
         tiny = tiny_at(tmp_path / f"{recorder.fault} graph")
         assert numbers(trained(tiny, recorder)) == numbers(plain)
         assert f"no CUDA graph: {reason}" in tiny.log()
-        assert "times as fast\n" not in tiny.log()
+        assert "CUDA graph of" not in tiny.log()
 
 
 class Counting(Net):
@@ -285,16 +277,18 @@ OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
         {"opt_fn": lambda model: sgd(model.layers[-1])},
         "the gradient of a parameter that the optimizer does not have",
     ),
-    "short": ({"params": TrainerParams(epochs=2)}, "8 steps are left, and a trial pays from 10"),
+    "short": ({"params": TrainerParams(epochs=1)}, "4 steps are left, and a trial pays from 5"),
 }
 
 
 def test_what_a_graph_cannot_repeat_stays_eager(tmp_path: Path) -> None:
     for name, (changes, reason) in OBSTACLES.items():
-        plain = trained(tiny_at(tmp_path / f"{name} plain", **changes), None)
         tiny = tiny_at(tmp_path / f"{name} graph", **changes)
-        assert numbers(trained(tiny, Replayer())) == numbers(plain)
+        result = trained(tiny, Replayer())
         assert f"no CUDA graph: {reason}" in tiny.log()
+        if name in ("late", "value"):  # noticed by a trial
+            plain = trained(tiny_at(tmp_path / f"{name} plain", **changes), None)
+            assert numbers(result) == numbers(plain)
 
 
 def test_a_model_that_is_changed_between_epochs_leaves_its_graph(tmp_path: Path) -> None:
@@ -310,11 +304,12 @@ def test_a_model_that_is_changed_between_epochs_leaves_its_graph(tmp_path: Path)
         return 0.9**epoch
 
     schedule = {"own": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, decay)}
-    words = {"models": {"net": make}, "lr_schedules": schedule}
+    params = TrainerParams(epochs=3)
+    words = {"models": {"net": make}, "lr_schedules": schedule, "params": params}
     plain = trained(tiny_at(tmp_path / "plain", **words), None)
     recorder, tiny = Replayer(), tiny_at(tmp_path / "graph", **words)
     assert numbers(trained(tiny, recorder)) == numbers(plain)
-    assert recorder.replays == 2 + step_graph.ROUNDS + 6
+    assert recorder.replays == 2 + 6
     assert "no CUDA graph any more" in tiny.log()
 
 
@@ -333,5 +328,5 @@ def test_a_job_continues_with_and_without_a_graph(tmp_path: Path) -> None:
             result = loop.train_to_end(training, events.append, always)
         refs = checkpoints(events)
     assert numbers(result) == numbers(plain)
-    assert attempt > 10
+    assert attempt > 7
     assert recorder.replays > 0

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 
 import torch
-from torch import nn
 
 from asynckfold.planning import fusion_rule
 from asynckfold.training import seeding
-from asynckfold.training.calls import call_model
 from asynckfold.training.dry_run.candidate import REPLICA_BATCH, CandidateTrial
 from asynckfold.training.evaluation import has_modes
-from asynckfold.training.fusion.backward import Batch, backward, fuse_criterion, parts_of
+from asynckfold.training.fusion.backward import Batch
 from asynckfold.training.fusion.equivalence import check_equivalence
-from asynckfold.training.fusion.module import fuse
-from asynckfold.training.fusion.optimizers import fuse_optimizers, why_not_stackable
-from asynckfold.training.fusion.tracing import copied
+from asynckfold.training.fusion.layouts import NotFusible
+from asynckfold.training.fusion.optimizers import fuse_optimizers
 from asynckfold.training.losses import trained_parameters
 from asynckfold.training.optimizers import opt_fn_for, with_fused_kernel
 from asynckfold.training.pretraining import has_pretraining
-
-SAME = 1e-4
-"""Tolerance of parameters after equal gradients, which may be summed in another order."""
-
-Step = list[Batch]
-"""The batch of each replica."""
 
 
 def fusibility(trial: CandidateTrial) -> tuple[str, str]:
@@ -87,55 +77,19 @@ def _compared(trial: CandidateTrial, precision: str) -> tuple[str, str]:
         models = [recipe.models[trial.name]() for _ in range(2)]
         make = opt_fn_for(recipe, trial.schedule, trial.live.criterion)
         opt_fn = partial(with_fused_kernel, make)
-        steps = _steps(trial)
-        comparison = check_equivalence(models, recipe.criterion, steps, opt_fn, precision)
+        comparison = check_equivalence(models, recipe.criterion, _steps(trial), opt_fn, precision)
         if comparison.fused is None:
             return str(comparison.refusal), ""
         optimizers = [opt_fn(model) for model in comparison.fused.models]
-        unstackable = why_not_stackable(comparison.fused, optimizers, range(2))
-        if unstackable is None:
-            return "", str(comparison)
-        criterion = copy.deepcopy(recipe.criterion)
-        views = _why_not_on_views(models, criterion, opt_fn, steps[-1], precision)
-        if views:
-            return f"{unstackable}, and {views}", ""
-        return "", f"{comparison}; each job steps its own optimizer: {unstackable}"
+        fuse_optimizers(comparison.fused, optimizers, [range(2)])
+        return "", str(comparison)
+    except NotFusible as error:
+        return str(error), ""
     except Exception as error:  # noqa: BLE001
         return f"{type(error).__name__} was raised: {error}", ""
 
 
-def _why_not_on_views(
-    models: Sequence[nn.Module],
-    criterion: Callable[..., torch.Tensor],
-    opt_fn: Callable[[nn.Module], torch.optim.Optimizer],
-    batches: Step,
-    precision: str,
-) -> str | None:
-    """Return why separate optimizers cannot step views of the stacked parameters, or None."""
-    plain, (inputs, targets) = [copied(model) for model in models], batches[0]
-    fused = fuse(models, [inputs])
-    steppers, _ = fuse_optimizers(fused, [opt_fn(model) for model in models], [range(2)])
-    together = fuse_criterion(criterion, len(plain), call_model(copied(plain[0]), inputs), targets)
-    backward(fused, together, parts_of(batches), precision)
-    for replica, (model, stepper) in enumerate(zip(plain, steppers, strict=True)):
-        gradients = fused.gradients_of(replica)
-        for name, parameter in model.named_parameters():
-            if name in gradients:
-                parameter.grad = gradients[name].clone(memory_format=torch.contiguous_format)
-        # Any optimizer may want a closure, or contiguous parameters.
-        try:
-            opt_fn(model).step()
-            stepper.step()
-        except Exception as error:  # noqa: BLE001
-            return f"{type(error).__name__} was raised by a step on views: {error}"
-        stepped = dict(fused.models[replica].named_parameters())
-        for name, parameter in model.named_parameters():
-            if not torch.allclose(stepped[name], parameter, rtol=SAME, atol=SAME):
-                return f"a step on views leads elsewhere ({name})"
-    return None
-
-
-def _steps(trial: CandidateTrial) -> list[Step]:
+def _steps(trial: CandidateTrial) -> list[list[Batch]]:
     """Return the batches of two steps of two replicas.
 
     Replicas with unequal batches, as in the first step, are computed one by one, which hides what

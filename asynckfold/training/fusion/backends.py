@@ -16,16 +16,13 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from asynckfold.training.fusion import compatibility
-from asynckfold.training.fusion.layouts import Layout, NotFusible, Slot, Stack, aliases_of, slots_of
+from asynckfold.training.fusion.layouts import Layout, NotFusible, Slot, slots_of
 from asynckfold.training.fusion.lowering import Lowering
 from asynckfold.training.fusion.rules import RULES
 from asynckfold.training.fusion.rules.convolution import CONVOLUTIONS, convolve_images
 from asynckfold.training.fusion.rules.linear import affine
 from asynckfold.training.fusion.rules.normalisation import normalise_batch
-from asynckfold.training.fusion.tracing import Arguments, Trace, trace, with_examples
-
-Forward = Callable[[Stack, Sequence[torch.Generator], Sequence[Any]], Any]
-"""(tensors, generators, stacked inputs) → stacked outputs."""
+from asynckfold.training.fusion.tracing import Arguments, Trace, trace
 
 
 class Programs:
@@ -37,36 +34,26 @@ class Programs:
         self._constants: dict[bool, dict[str, list[torch.Tensor]]] = {}
         traced = models[:1] if compatibility.surely_alike(models) else models
         for training in (True, False):
-            traces = [
-                trace(model, arguments, training=training, leaf_types=frozenset(RULES.leaves))
-                for model in traced
-            ]
+            traces = [trace(model, arguments, training=training) for model in traced]
             if any(other.text() != traces[0].text() for other in traces[1:]):
                 raise NotFusible("the replicas compute different things")
-            self._traces[training] = with_examples(
-                traces[0], first, arguments.example, training=training
-            )
+            self._traces[training] = traces[0]
             self._constants[training] = {
                 name: [one.constants[name] for one in traces] for name in traces[0].constants
             }
         self.slots: Mapping[str, Slot] = slots_of(first, _orders(self._traces[True]))
-        self._aliases = aliases_of(first)
+        named = [
+            *first.named_parameters(remove_duplicate=False),
+            *first.named_buffers(remove_duplicate=False),
+        ]
+        first_names = {id(tensor): name for name, tensor in reversed(named)}
+        self._aliases = {name: first_names[id(tensor)] for name, tensor in named}
         self._lowered: dict[tuple[bool, int, int], nn.Module] = {}
         for training in (True, False):
-            self._module(training, range(len(models)))
+            self.forward(training, range(len(models)))
 
-    def forward(self, training: bool, replicas: range) -> Forward:
-        """Return the forward of the batched graph."""
-        compute = self._module(training, replicas).forward
-
-        def forward(
-            stack: Stack, generators: Sequence[torch.Generator], inputs: Sequence[Any]
-        ) -> Any:
-            return compute(*stack.tensors.values(), generators, *inputs)
-
-        return forward
-
-    def _module(self, training: bool, replicas: range) -> nn.Module:
+    def forward(self, training: bool, replicas: range) -> Callable[..., Any]:
+        """Return the forward of the batched graph: (*tensors, generators, *inputs) → outputs."""
         constants = {
             name: _joined(tensors[replicas.start : replicas.stop], tensors)
             for name, tensors in self._constants[training].items()
@@ -74,15 +61,10 @@ class Programs:
         key = (training, len(replicas), replicas.start if constants else 0)
         if key not in self._lowered:
             lowering = Lowering(
-                self._traces[training],
-                RULES,
-                len(replicas),
-                dict(self.slots),
-                self._aliases,
-                constants,
+                self._traces[training], RULES, len(replicas), self.slots, self._aliases, constants
             )
             self._lowered[key] = lowering.run(exchange)
-        return self._lowered[key]
+        return self._lowered[key].forward
 
 
 def _joined(some: list[torch.Tensor], of_all: list[torch.Tensor]) -> tuple[Layout, torch.Tensor]:

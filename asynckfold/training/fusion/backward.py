@@ -3,87 +3,53 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import nn
-from torch.func import vmap
 from torch.utils import _pytree as pytree
 
 from asynckfold.data.transforms.trees import mapped
 from asynckfold.training.calls import outputs_of
-from asynckfold.training.fusion import compatibility
-from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
-from asynckfold.training.fusion.tracing import Arguments
 
 Batch = tuple[Any, torch.Tensor]
 """(inputs, targets) of one replica; inputs may be a dict or tuple of tensors."""
 
 
-class SeparateCriterion:
-    """Any criteria, computed one replica after another."""
+class GroupCriterion:
+    """A loss for each replica, computed together where the criteria can be fused.
 
-    def __init__(self, criteria: Sequence[Callable[..., Any]]) -> None:
-        self.criteria: list[Any] = list(criteria)
+    ``criteria`` are those whose state is saved and loaded.
+    """
+
+    def __init__(self, criteria: Sequence[Any], fused: FusedModule | None = None) -> None:
+        self.criteria, self.fused = criteria, fused
 
     def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
         """Return losses (R,)."""
-        losses = [
-            one(mapped(lambda item, at=i: item[at], outputs), targets[i])  # type: ignore[misc]
-            for i, one in enumerate(self.criteria)
+        if self.fused is not None:
+            losses: torch.Tensor = self.fused(outputs, targets)
+            return losses.reshape(len(self.criteria))
+        each = [
+            criterion(mapped(itemgetter(at), outputs), targets[at])
+            for at, criterion in enumerate(self.criteria)
         ]
-        return torch.stack([loss.reshape(()) for loss in losses])
+        return torch.stack([loss.reshape(()) for loss in each])
 
-    def part(self, replicas: range) -> SeparateCriterion:
+    def part(self, replicas: range) -> GroupCriterion:
         """Return the criterion of consecutive replicas."""
-        return type(self)(self.criteria[replicas.start : replicas.stop])
+        fused = None if self.fused is None else self.fused.part(replicas)
+        return GroupCriterion(self.criteria[replicas.start : replicas.stop], fused)
 
     def train(self, mode: bool = True) -> None:
         """Set the mode of the criteria that are modules."""
         for criterion in self.criteria:
             if isinstance(criterion, nn.Module):
                 criterion.train(mode)
-
-
-class MappedCriterion(SeparateCriterion):
-    """Equal criteria without a changing state, computed together by `torch.func.vmap`."""
-
-    def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Return losses (R,)."""
-        with warnings.catch_warnings():
-            # The speed of fused models is measured.
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            losses: torch.Tensor = vmap(self.criteria[0])(outputs, targets)
-        return losses.reshape(len(self.criteria))
-
-
-class FusedCriterion:
-    """Criteria of one kind, computed together."""
-
-    def __init__(self, fused: FusedModule) -> None:
-        self.fused = fused
-        self.criteria: list[Any] = fused.models
-
-    def __call__(self, outputs: Any, targets: torch.Tensor) -> torch.Tensor:
-        """Return losses (R,)."""
-        losses: torch.Tensor = self.fused(outputs, targets)
-        return losses.reshape(self.fused.width)
-
-    def part(self, replicas: range) -> FusedCriterion:
-        """Return the criterion of consecutive replicas."""
-        return FusedCriterion(self.fused.part(replicas))
-
-    def train(self, mode: bool = True) -> None:
-        """Set the mode of all."""
-        self.fused.train(mode)
-
-
-GroupCriterion = SeparateCriterion | FusedCriterion
-"""A loss for each replica; ``criteria`` are those whose state is saved and loaded."""
 
 
 class _AsModule(nn.Module):
@@ -105,29 +71,13 @@ def fuse_criterion(
     copies = [copy.deepcopy(criterion) for _ in range(width)]
     modules = [item if isinstance(item, nn.Module) else _AsModule(item) for item in copies]
     examples = [mapped(_leaf, outputs), targets]
+    # Whatever the user's code raises, the criteria are computed one by one.
     try:
-        return FusedCriterion(fuse(modules, examples))
-    except NotFusible:
-        pass
-    # Whatever the user's code raises under vmap, the criteria are computed one by one.
-    try:
-        compatibility.check(modules, Arguments.of(modules[0], examples))
-        if compatibility.surely_alike(modules) and _maps(copy.deepcopy(modules), examples):
-            return MappedCriterion(copies)
+        together = GroupCriterion(copies, fuse(modules, examples))
+        together(*mapped(lambda item: torch.stack([item] * width), tuple(examples)))
     except Exception:  # noqa: BLE001
-        pass
-    return SeparateCriterion(copies)
-
-
-def _maps(modules: list[nn.Module], examples: Sequence[Any]) -> bool:
-    """Run criteria under vmap; return whether none of their buffers changed."""
-    outputs, targets = mapped(lambda item: torch.stack([item] * len(modules)), tuple(examples))
-    before = copy.deepcopy(modules[0].state_dict())
-    together = MappedCriterion(modules)
-    for training in (True, False):
-        together.train(training)
-        together(outputs, targets)
-    return all(torch.equal(item, before[name]) for name, item in modules[0].state_dict().items())
+        return GroupCriterion(copies)
+    return together
 
 
 def _leaf(item: torch.Tensor) -> torch.Tensor:

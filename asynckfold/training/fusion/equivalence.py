@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -38,36 +39,19 @@ from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.tracing import copied
 
-EXACT = 1e-9
-"""Largest relative difference in float64."""
-
-SINGLE = 1e-2
-"""Largest relative difference in float32 of losses, buffers and outputs, which do not jump."""
-
-SHORT = 5e-2
-"""The same in bfloat16, whose numbers have 2 to 3 digits."""
+CHECKS = {
+    "float64": (torch.float64, "fp32", 1e-9),
+    "float32": (torch.float32, "fp32", 1e-2),
+    "bfloat16": (torch.float32, "bf16", 5e-2),
+}
+"""Type of the parameters, precision of the computation, and largest allowed relative difference.
+Only in float64 the sizes of gradients count: losses, buffers and outputs do not jump."""
 
 FLOOR = 1e-3
 """A tensor is measured against its size, or this share of the largest of its kind: values that
 are zero but for rounding have no digits to agree in."""
 
-
-@dataclass(frozen=True)
-class Differences:
-    """The largest relative differences in one precision; infinite where only one side is finite.
-
-    ``outputs`` are those of an evaluation after the training steps.
-    """
-
-    losses: float = 0.0
-    gradients: float = 0.0
-    buffers: float = 0.0
-    outputs: float = 0.0
-
-    @property
-    def largest(self) -> float:
-        """The largest of all."""
-        return max(self.losses, self.gradients, self.buffers, self.outputs)
+Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -76,34 +60,23 @@ class Equivalence:
 
     Parameters
     ----------
-    float64, float32, bfloat16 : Differences or None
-        Between fused and plain; None in precisions that were not reached.
+    largest : Mapping of str to float
+        The largest relative difference between fused and plain in each precision that was reached;
+        infinite where only one side is finite.
     refusal : str or None
         Why the models must not be fused.
     fused : FusedModule or None
         The module compared last; None after a refusal.
     """
 
-    float64: Differences | None = None
-    float32: Differences | None = None
-    bfloat16: Differences | None = None
+    largest: Mapping[str, float]
     refusal: str | None = None
-    fused: FusedModule | None = field(default=None, compare=False, repr=False)
+    fused: FusedModule | None = None
 
     def __str__(self) -> str:
         """The largest difference in each precision."""
-        reached = {name: getattr(self, name) for name in ("float64", "float32", "bfloat16")}
-        each = [f"{item.largest:.1e} in {name}" for name, item in reached.items() if item]
+        each = [f"{apart:.1e} in {name}" for name, apart in self.largest.items()]
         return f"largest deviation from separate training: {' and '.join(each)}"
-
-
-CHECKS = {
-    "float64": (torch.float64, "fp32", EXACT),
-    "float32": (torch.float32, "fp32", SINGLE),
-    "bfloat16": (torch.float32, "bf16", SHORT),
-}
-"""Type of the parameters, precision of the computation, and largest allowed difference, by the
-fields of `Equivalence`. Only in float64 the sizes of gradients count."""
 
 
 def check_equivalence(
@@ -128,67 +101,51 @@ def check_equivalence(
     precision : {"fp32", "tf32", "bf16"}
         What the models will compute in; float64 and float32 are always compared.
     """
-    reached: dict[str, Any] = {}
+    largest: dict[str, float] = {}
     for name, (dtype, _, allowed) in CHECKS.items():
         if name == "bfloat16" and precision != "bf16":
             continue
         # Whatever the user's code raises, say in another precision, is the reason.
         try:
-            with seeding.preserved(), naming(dtype):
+            with seeding.preserved(), _Float64() if name == "float64" else nullcontext():
                 comparison = _Comparison(models, criterion, steps, opt_fn, name)
-                differences = comparison.run()
+                comparison.run()
         except NotFusible as error:
-            return Equivalence(**reached, refusal=str(error))
+            return Equivalence(largest, str(error))
         except Exception as error:  # noqa: BLE001
             text = f"{type(error).__name__} was raised in {name}: {error}"
-            return Equivalence(**reached, refusal=text)
-        if name != "float64" and math.isfinite(differences.gradients):
-            differences = replace(differences, gradients=0.0)
-        reached[name] = differences
-        for kind, apart in asdict(differences).items():
+            return Equivalence(largest, text)
+        differences = comparison.worst
+        if dtype is not torch.float64 and math.isfinite(differences["gradients"]):
+            del differences["gradients"]
+        largest[name] = max(differences.values())
+        for kind, apart in differences.items():
             if apart > allowed:
                 text = (
                     f"the fused {kind} differ from the plain ones by {apart:.1e} in {name}, "
                     f"and at most {allowed:.0e} is allowed"
                 )
-                return Equivalence(**reached, refusal=text)
-    return Equivalence(**reached, fused=comparison.fused)
-
-
-@contextmanager
-def naming(dtype: torch.dtype) -> Iterator[None]:
-    """Let code that says float32, or names no format, mean float64 if that is `dtype`.
-
-    Forwards make numbers of integers by ``.float()``, and begin with ``torch.zeros``.
-
-    Examples
-    --------
-    >>> with naming(torch.float64):
-    ...     numbers = torch.arange(2).float() + torch.zeros(2)
-    >>> numbers.dtype
-    torch.float64
-    """
-    if dtype is not torch.float64:
-        yield
-        return
-    usual = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with _Float64():
-            yield
-    finally:
-        torch.set_default_dtype(usual)
+                return Equivalence(largest, text)
+    return Equivalence(largest, fused=comparison.fused)
 
 
 class _Float64(TorchFunctionMode):
-    """Exchanges float32 for float64 in every call of torch."""
+    """Lets code that says float32, or names no format, mean float64.
+
+    Forwards make numbers of integers by ``.float()``, and begin with ``torch.zeros``.
+    """
+
+    def __enter__(self) -> Any:
+        self.usual = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *raised: Any) -> None:
+        torch.set_default_dtype(self.usual)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         func = torch.Tensor.double if func is torch.Tensor.float else func
         named = {name: _wide(item) for name, item in (kwargs or {}).items()}
@@ -199,12 +156,8 @@ def _wide(item: Any) -> Any:
     return torch.float64 if item is torch.float32 else item
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 class _Comparison:
-    """Fused and plain training, in one precision."""
+    """Fused and plain training, in one precision; ``worst`` are differences by kind."""
 
     def __init__(
         self,
@@ -217,26 +170,40 @@ class _Comparison:
         self.name = name
         dtype, self.precision, _ = CHECKS[name]
         self.plain = [copied(model).to(dtype).train() for model in models]
-        self.steps = [[_cast(batch, dtype) for batch in batches] for batches in steps]
+        self.steps = [
+            [mapped(lambda x: x.to(dtype) if x.is_floating_point() else x, batch) for batch in each]
+            for each in steps
+        ]
         inputs, targets = self.steps[0][0]
         self.fused = fuse([copied(model) for model in self.plain], [inputs])
         self.optimizers = [opt_fn(model) for model in self.plain]
-        self.criteria = [_to(copy.deepcopy(criterion), dtype) for _ in models]
+        self.criteria = [copy.deepcopy(criterion) for _ in models]
+        for item in self.criteria:
+            if isinstance(item, nn.Module):
+                item.to(dtype)
         outputs = call_model(copied(self.plain[0]), inputs)
         self.criterion = fuse_criterion(self.criteria[0], len(models), outputs, targets)
         self.generators = [torch.Generator().manual_seed(i) for i in range(len(models))]
         for index, generator in enumerate(self.fused.generators):
             generator.manual_seed(index)
-        self.worst: dict[str, float] = dict.fromkeys(Differences.__annotations__, 0.0)
+        self.worst = dict.fromkeys(("losses", "gradients", "buffers", "outputs"), 0.0)
 
-    def run(self) -> Differences:
-        """Return the differences between fused and plain."""
+    def run(self) -> None:
+        """Train by both ways, then evaluate."""
         for batches in self.steps:
             losses = backward(self.fused, self.criterion, parts_of(batches), self.precision)
             for index, batch in enumerate(batches):
                 self._step(index, batch, losses[index])
-        self._evaluate(self.steps[-1])
-        return Differences(**self.worst)
+        self.fused.train(False)
+        with torch.no_grad():
+            for part in parts_of(self.steps[-1]):
+                view = self.fused.part(part.replicas)
+                together = outputs_of(view, part.inputs, self.precision)
+                for place, index in enumerate(part.replicas):
+                    batch = self.steps[-1][index]
+                    expected = outputs_of(self.plain[index].eval(), batch[0], self.precision)
+                    outputs = mapped(itemgetter(place), together)
+                    self._compare("outputs", _numbered(outputs), _numbered(expected))
 
     def _step(self, index: int, batch: Batch, fused_loss: torch.Tensor) -> None:
         plain = self.plain[index]
@@ -256,45 +223,19 @@ class _Comparison:
         self.optimizers[index].step(lambda: loss.detach())  # type: ignore[arg-type, return-value]
         fused.load_state_dict(plain.state_dict())
 
-    def _evaluate(self, batches: Sequence[Batch]) -> None:
-        precision = self.precision
-        self.fused.train(False)
-        with torch.no_grad():
-            for part in parts_of(batches):
-                together = outputs_of(self.fused.part(part.replicas), part.inputs, precision)
-                for place, index in enumerate(part.replicas):
-                    expected = outputs_of(self.plain[index].eval(), batches[index][0], precision)
-                    outputs = mapped(lambda item, at=place: item[at], together)  # type: ignore[misc]
-                    self._compare("outputs", _numbered(outputs), _numbered(expected))
-
     def _compare(self, kind: str, fused: Tensors, plain: Tensors) -> None:
         """Compare by name; what only one of them has is compared with zeros."""
-        pairs = [
-            (
-                fused[name] if name in fused else torch.zeros_like(plain[name]),
-                plain[name] if name in plain else torch.zeros_like(fused[name]),
-            )
-            for name in {**plain, **fused}
-        ]
-        for mine, theirs in pairs:
+        pairs = []
+        for name in {**plain, **fused}:
+            mine, theirs = fused.get(name), plain.get(name)
+            mine = torch.zeros_like(plain[name]) if mine is None else mine
+            theirs = torch.zeros_like(fused[name]) if theirs is None else theirs
             if mine.dtype is not theirs.dtype:
-                text = f"the fused {kind} are {_short(mine.dtype)} in {self.name}"
-                raise NotFusible(f"{text}, the plain ones {_short(theirs.dtype)}")
+                text = f"the fused {kind} are {mine.dtype} in {self.name}"
+                raise NotFusible(f"{text}, the plain ones {theirs.dtype}")
+            if mine.numel():
+                pairs.append((mine.detach().double(), theirs.detach().double()))
         self.worst[kind] = max(self.worst[kind], _distance(pairs))
-
-
-def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
-    inputs, targets = mapped(
-        lambda item: item.to(dtype) if item.is_floating_point() else item, batch
-    )
-    return inputs, targets
-
-
-def _to(criterion: Any, dtype: torch.dtype) -> Any:
-    return criterion.to(dtype) if isinstance(criterion, nn.Module) else criterion
-
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 def _numbered(outputs: Any) -> Tensors:
@@ -303,21 +244,12 @@ def _numbered(outputs: Any) -> Tensors:
 
 def _distance(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
     """Return the largest difference, relative to the size of its tensor or to the `FLOOR`."""
-    kept = [(mine.detach().double(), theirs.detach().double()) for mine, theirs in pairs]
-    kept = [(mine, theirs) for mine, theirs in kept if mine.numel()]
-    if not kept:
-        return 0.0
-    sizes = [_size(theirs) for _, theirs in kept]
-    floor = FLOOR * max(sizes)
+    sizes = [float(theirs.nan_to_num(0.0, 0.0, 0.0).abs().max()) for _, theirs in pairs]
+    floor = FLOOR * max(sizes, default=0.0)
     worst = 0.0
-    for (mine, theirs), size in zip(kept, sizes, strict=True):
-        apart = mine != theirs
-        apart &= ~(mine.isnan() & theirs.isnan())
+    for (mine, theirs), size in zip(pairs, sizes, strict=True):
+        apart = (mine != theirs) & ~(mine.isnan() & theirs.isnan())
         if apart.any():
             difference = float((mine - theirs)[apart].abs().nan_to_num(nan=torch.inf).max())
             worst = max(worst, difference / max(size, floor, 1e-300))
     return worst
-
-
-def _size(tensor: torch.Tensor) -> float:
-    return float(tensor.nan_to_num(0.0, 0.0, 0.0).abs().max())

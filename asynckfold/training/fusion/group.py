@@ -21,9 +21,8 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -32,7 +31,6 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold.data.batches import Batches
-from asynckfold.data.transforms.trees import mapped
 from asynckfold.errors import StorageError, StoreCorruptError, WorkerDiedError
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.messages import (
@@ -62,10 +60,9 @@ from asynckfold.training.fusion.backward import (
     backward,
     clip_gradients,
     fuse_criterion,
-    parts_of,
 )
 from asynckfold.training.fusion.module import FusedModule, fuse
-from asynckfold.training.fusion.optimizers import ReplicaOptimizer, fuse_optimizers
+from asynckfold.training.fusion.optimizers import StackedOptimizer, fuse_optimizers
 from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.losses import of_rows
 from asynckfold.training.preprocessing import fit_transform
@@ -83,7 +80,7 @@ class Replica(Training):
     """A job of a group: its optimizer and its generator are parts of the group's."""
 
     index: int = 0
-    shared_optimizer: ReplicaOptimizer = field(kw_only=True)
+    shared_optimizer: StackedOptimizer = field(kw_only=True)
     generator: torch.Generator = field(kw_only=True)
     loaded: dict[str, Any] | None = None
     saved: tuple[int, int] | None = None
@@ -152,7 +149,7 @@ class FusionGroup:
         self,
         fused: FusedModule,
         criterion: GroupCriterion,
-        optimizers: Sequence[ReplicaOptimizer],
+        optimizers: Sequence[StackedOptimizer],
         replicas: Sequence[Replica],
         wanted: Sequence[str],
         heartbeat: Heartbeat,
@@ -192,10 +189,7 @@ class FusionGroup:
     def step(self) -> None:
         """Take one step of all replicas that have a batch left, and of their optimizers."""
         busy = [self.batch < replica.batches for replica in self.replicas]
-        parts = self.gathering.parts(self.epoch, self.batch, self._ends_only)
-        if not self.live:
-            self.batch += 1
-            return
+        parts = self.gathering.parts(self.epoch, self.batch)
         first = self.replicas[0]
         losses = backward(self.fused, self.criterion, parts, first.params.precision)
         if first.params.clip_grad_norm is not None:
@@ -213,7 +207,7 @@ class FusionGroup:
                 replica.record_step(loss)
         self.batch += 1
 
-    def _replicas_of(self, optimizer: ReplicaOptimizer) -> Sequence[Replica]:
+    def _replicas_of(self, optimizer: StackedOptimizer) -> Sequence[Replica]:
         return self.replicas[optimizer.replicas.start : optimizer.replicas.stop]
 
     @contextmanager
@@ -354,10 +348,6 @@ def _tree(replica: Replica, ref: CheckpointRef, report: Report) -> Tree | None:
         return None
 
 
-Guard = Callable[[Sequence[Any]], AbstractContextManager[None]]
-"""Replicas → a context in which what their code raises ends them alone."""
-
-
 class GroupBatches:
     """Batches of the replicas of a group, whose orders of samples are stacked."""
 
@@ -366,22 +356,15 @@ class GroupBatches:
         self._seeds = [replica.task.job.seed for replica in replicas]
         self._orders = torch.empty(0, dtype=torch.int64)
         self._runs: dict[int, list[range]] = {}
-        self._one_by_one = False
 
     def begin_epoch(self) -> None:
         """Take the order of every replica."""
         orders = [replica.order for replica in self._replicas]
         self._orders = pad_sequence(orders, batch_first=True)
 
-    def parts(self, epoch: int, batch: int, guard: Guard) -> list[ReplicaBatches]:
+    def parts(self, epoch: int, batch: int) -> list[ReplicaBatches]:
         """Return one batch of every replica that has this one."""
-        if not self._one_by_one:
-            try:
-                return [self._gathered(run, epoch, batch) for run in self._alike(batch)]
-            except (Exception, SystemExit):  # noqa: BLE001
-                # Gathering job by job shows whose samples raise.
-                self._one_by_one = True
-        return parts_of(self._each(batch, guard))
+        return [self._gathered(run, epoch, batch) for run in self._alike(batch)]
 
     def _alike(self, batch: int) -> list[range]:
         """Adjacent replicas with the same bounds and data in this batch."""
@@ -403,25 +386,6 @@ class GroupBatches:
             return ReplicaBatches(run, *gathered)
         orders = self._orders[part, slice(*first.bounds[batch])]
         return ReplicaBatches(run, *first.data.train_together(orders, self._seeds[part], epoch))
-
-    def _each(self, batch: int, guard: Guard) -> list[Any]:
-        batches: list[Any] = [None] * len(self._replicas)
-        busy = [(i, r) for i, r in enumerate(self._replicas) if batch < r.batches]
-        for index, replica in busy:
-            with guard([replica]):
-                batches[index] = replica.samples_of(replica.batch)
-        there = next((item for item in batches if item is not None), None)
-        for index, replica in busy:
-            if batches[index] is None and there is not None:
-                # The width of a group touches bits: a job without samples takes those of another.
-                low, high = replica.bounds[batch]
-                taken = torch.arange(high - low, device=there[1].device) % len(there[1])
-                batches[index] = mapped(partial(_selected, taken), there)
-        return batches
-
-
-def _selected(rows: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
-    return item.index_select(0, rows)
 
 
 def train(
@@ -500,7 +464,7 @@ def build(
 
     runs = [[*run] for _, run in groupby(range(len(jobs)), shared)]
     ranges = [range(run[0], run[-1] + 1) for run in runs]
-    optimizers, _ = fuse_optimizers(fused, [optimizer for _, optimizer in begun], ranges)
+    optimizers = fuse_optimizers(fused, [optimizer for _, optimizer in begun], ranges)
     stopwatch = Stopwatch(bundle.job_timeout_s, len(jobs))
     replicas = []
     for optimizer in optimizers:

@@ -85,23 +85,6 @@ def spread(shared: torch.Tensor, width: int) -> torch.Tensor:
     return shared.expand(width, *shared.shape)
 
 
-def plain_shape(stacked: torch.Tensor) -> torch.Size:
-    """Return the shape that the plain model sees."""
-    return stacked.shape[1:]
-
-
-def axis(dim: int) -> int:
-    """Return the stacked dimension of plain dimension `dim`."""
-    return dim + 1 if dim >= 0 else dim
-
-
-def axes(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Return the stacked dimensions of plain dimensions; None means all."""
-    if dims is None:
-        return tuple(range(1, rank + 1))
-    return tuple(axis(dim) for dim in ((dims,) if isinstance(dims, int) else dims))
-
-
 @dataclass(frozen=True)
 class Slot:
     """A parameter or buffer by name.
@@ -114,11 +97,6 @@ class Slot:
     is_parameter: bool
 
     @property
-    def is_plain(self) -> bool:
-        """Whether the order is the plain model's."""
-        return self.order == tuple(range(len(self.order)))
-
-    @property
     def inverse(self) -> tuple[int, ...]:
         """The kept dimensions, in the order of the plain model."""
         return tuple(self.order.index(dim) for dim in range(len(self.order)))
@@ -126,25 +104,12 @@ class Slot:
 
 def slots_of(model: nn.Module, orders: Mapping[str, tuple[int, ...]]) -> dict[str, Slot]:
     """Return the slots of a model by name, a tied tensor once, under its first name."""
-    parameters = {
-        name: Slot(orders.get(name, tuple(range(tensor.dim()))), True)
-        for name, tensor in model.named_parameters()
+    kinds = {True: model.named_parameters(), False: model.named_buffers()}
+    return {
+        name: Slot((is_parameter and orders.get(name)) or tuple(range(tensor.dim())), is_parameter)
+        for is_parameter, named in kinds.items()
+        for name, tensor in named
     }
-    buffers = {
-        name: Slot(tuple(range(tensor.dim())), False) for name, tensor in model.named_buffers()
-    }
-    return parameters | buffers
-
-
-def aliases_of(model: nn.Module) -> dict[str, str]:
-    """Return the further names of tied tensors, each with its first name."""
-    first: dict[int, str] = {}
-    aliases = {}
-    for named in (model.named_parameters, model.named_buffers):
-        for name, tensor in named(remove_duplicate=False):
-            if first.setdefault(id(tensor), name) != name:
-                aliases[name] = first[id(tensor)]
-    return aliases
 
 
 class Stack:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 
 from asynckfold.training import seeding
 from asynckfold.training.fusion import compatibility
-from asynckfold.training.fusion.backends import Forward, Programs
+from asynckfold.training.fusion.backends import Programs
 from asynckfold.training.fusion.layouts import NotFusible, Stack
 from asynckfold.training.fusion.tracing import Arguments, leaves_of
 
@@ -36,7 +36,7 @@ class FusedModule:
         self.stack = stack
         self._programs, self._first = programs, first
         self._parts: dict[range, FusedModule] = {}
-        self._forwards: dict[bool, Forward] = {}
+        self._forwards: dict[bool, Callable[..., Any]] = {}
 
     @property
     def width(self) -> int:
@@ -49,7 +49,8 @@ class FusedModule:
         if training not in self._forwards:
             replicas = range(self._first, self._first + self.width)
             self._forwards[training] = self._programs.forward(training, replicas)
-        return self._forwards[training](self.stack, self.generators, leaves_of(inputs))
+        tensors = self.stack.tensors.values()
+        return self._forwards[training](*tensors, self.generators, *leaves_of(inputs))
 
     def train(self, mode: bool = True) -> FusedModule:
         """Set the mode of all replicas."""

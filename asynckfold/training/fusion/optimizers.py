@@ -1,10 +1,4 @@
-"""Optimizers of fused replicas.
-
-::
-
-    opt_fn(model) per replica ─┬─ element-wise: one StackedOptimizer per LR schedule, on slices of
-                               │  the stacked parameters
-                               └─ any other: a SeparateOptimizer per replica, on views
+"""Optimizers of fused replicas, on slices of the stacked parameters.
 
 A stacked optimizer steps consecutive replicas under one LR schedule. It has the class, the groups
 and the settings of the optimizer that ``opt_fn`` made for the plain model; only its tensors have
@@ -19,11 +13,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn, optim
+from torch import optim
 from torch.optim import Optimizer
 
+from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.fusion.module import FusedModule
-from asynckfold.training.optimizers import follow_parameters
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -47,8 +41,8 @@ SHARED_STATE = frozenset({"step", "mu_product"})
 
 def fuse_optimizers(
     fused: FusedModule, optimizers: Sequence[Optimizer], ranges: Iterable[range]
-) -> tuple[list[ReplicaOptimizer], str | None]:
-    """Return the optimizers of a fused module, and why they could not be stacked, if so.
+) -> list[StackedOptimizer]:
+    """Return the optimizers of a fused module; raise `NotFusible` where they cannot be stacked.
 
     Parameters
     ----------
@@ -58,43 +52,40 @@ def fuse_optimizers(
         What ``opt_fn`` returned for each plain model, without an LR schedule yet.
     ranges : iterable of range
         Replicas with the same LR schedule and number of steps; together all of them, in order. Each
-        gets an optimizer, or each of its replicas where they cannot be stacked.
+        gets an optimizer; where the settings of its replicas differ, each of these has one.
     """
-    ranges = list(ranges)
-    reasons = (why_not_stackable(fused, optimizers, part) for part in ranges)
-    if (reason := next(filter(None, reasons), None)) is not None:
-        return [SeparateOptimizer(fused, i, optimizers[i]) for i in range(fused.width)], reason
-    return [StackedOptimizer(fused, optimizers, part) for part in ranges], None
+    stacked = []
+    for part in ranges:
+        settings = [_settings(fused, optimizers, replica) for replica in part]
+        alike = all(item == settings[0] for item in settings)
+        parts = [part] if alike else [range(replica, replica + 1) for replica in part]
+        stacked += [StackedOptimizer(fused, optimizers, replicas) for replicas in parts]
+    return stacked
 
 
-def why_not_stackable(
-    fused: FusedModule, optimizers: Sequence[Optimizer], replicas: range
-) -> str | None:
-    """Return why one optimizer cannot step these replicas, or None when it can."""
-    first = optimizers[replicas.start]
-    kind = type(first).__name__
-    if type(first) not in ELEMENTWISE:
-        return f"{kind} is not known to step each element separately"
-    if any(value for name, value in vars(first).items() if name.endswith("_hooks")):
-        return f"{kind} has hooks"
-    if any(group.get("differentiable") for group in first.param_groups):
-        return f"{kind} is differentiable"
-    try:
-        groups = _settings(fused, optimizers, replicas.start)
-        alike = all(_settings(fused, optimizers, replica) == groups for replica in replicas)
-    except KeyError:
-        return f"{kind} steps a tensor that is no parameter of the model"
-    return None if alike else f"{kind} has other groups or settings for other replicas"
+def _refuse_unstackable(optimizer: Optimizer) -> None:
+    kind = type(optimizer).__name__
+    if type(optimizer) not in ELEMENTWISE:
+        raise NotFusible(f"{kind} is not known to step each element separately")
+    if any(value for name, value in vars(optimizer).items() if name.endswith("_hooks")):
+        raise NotFusible(f"{kind} has hooks")
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        raise NotFusible(f"{kind} is differentiable")
 
 
 def _settings(
     fused: FusedModule, optimizers: Sequence[Optimizer], replica: int
 ) -> list[dict[str, Any]]:
     """Return the parameter groups of a replica's optimizer, with names for parameters."""
+    optimizer = optimizers[replica]
+    _refuse_unstackable(optimizer)
     names = {id(p): name for name, p in fused.models[replica].named_parameters()}
+    if any(id(p) not in names for group in optimizer.param_groups for p in group["params"]):
+        kind = type(optimizer).__name__
+        raise NotFusible(f"{kind} steps a tensor that is no parameter of the model")
     return [
         {**group, "params": [names[id(p)] for p in group["params"]]}
-        for group in optimizers[replica].param_groups
+        for group in optimizer.param_groups
     ]
 
 
@@ -174,35 +165,3 @@ class StackedOptimizer:
                 f"and must be at the same step with the same settings: received {values}. Give "
                 "them optimizers of their own"
             )
-
-
-class SeparateOptimizer:
-    """The optimizer of one replica, of any kind, on its plain model's views of the stack."""
-
-    def __init__(self, fused: FusedModule, replica: int, optimizer: Optimizer) -> None:
-        self.replicas, self.optimizer = range(replica, replica + 1), optimizer
-        self._fused = fused
-        self._parameters: dict[str, nn.Parameter] = dict(fused.models[replica].named_parameters())
-
-    def step(self) -> None:
-        """Take one step with the replica's gradients."""
-        gradients = self._fused.gradients_of(self.replicas.start)
-        for name, parameter in self._parameters.items():
-            parameter.grad = gradients.get(name)
-        self.optimizer.step()
-        for parameter in self._parameters.values():
-            parameter.grad = None
-
-    def state_dict_of(self, replica: int) -> dict[str, Any]:
-        """Return a copy of the optimizer's ``state_dict``."""
-        state: dict[str, Any] = copy.deepcopy(self.optimizer.state_dict())
-        return state
-
-    def load(self, states: Sequence[dict[str, Any]]) -> None:
-        """Load the one replica's ``state_dict``."""
-        self.optimizer.load_state_dict(copy.deepcopy(states[0]))
-        follow_parameters(self.optimizer)
-
-
-ReplicaOptimizer = StackedOptimizer | SeparateOptimizer
-"""The optimizer of consecutive ``replicas``, which step together."""

@@ -1,8 +1,8 @@
 """A model as a graph of torch calls, with the shape of every value.
 
-Built on torch.fx (Reed et al. 2022). Cases that symbolic tracing would silently get wrong are
-caught here: in-place operators, which a proxy would turn into copies; a changed grad or autocast
-mode, which a graph does not hold; fast paths of attention, which depend on values.
+Built on torch.fx (Reed et al. 2022). Each call is also carried out on an example as it is recorded,
+so that a forward may ask for ranks. What a graph does not hold, such as a changed grad mode or the
+memory that views share, changes numbers: the comparison with plain steps finds it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from asynckfold.training import seeding
 from asynckfold.training.calls import POSITIONS, call_by, way_of
+from asynckfold.training.fusion.decompositions import DECOMPOSED, multihead
 from asynckfold.training.fusion.layouts import NotFusible
 from asynckfold.training.model_state import describe
 
@@ -29,13 +29,11 @@ from asynckfold.training.model_state import describe
 class Trace:
     """One forward of one model.
 
-    Every node of ``graph`` has ``meta["layer"]``, and after `with_examples` ``meta["example"]``;
-    ``leaves`` are the modules that were not traced into, by path; ``constants`` are tensors that
-    are neither parameters nor buffers.
+    Every node of ``graph`` has ``meta["layer"]`` and ``meta["example"]``; ``constants`` are tensors
+    that are neither parameters nor buffers.
     """
 
     graph: fx.Graph
-    leaves: dict[str, nn.Module]
     constants: dict[str, torch.Tensor]
 
     def text(self) -> list[tuple[Any, ...]]:
@@ -46,45 +44,50 @@ class Trace:
 
 
 class _Proxy(fx.Proxy):  # type: ignore[no-any-unimported,misc,unused-ignore]
-    """Records in-place operators, which Python would turn into copies."""
+    """Knows its rank, and records in-place operators, which Python would turn into copies."""
 
-    def _in_place(self, function: Callable[..., Any], other: Any) -> Any:
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
+    def dim(self) -> int:
+        return int(self.node.meta["example"].dim())
 
-    def __iadd__(self, other: Any) -> Any:
-        return self._in_place(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> Any:
-        return self._in_place(operator.isub, other)
-
-    def __imul__(self, other: Any) -> Any:
-        return self._in_place(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> Any:
-        return self._in_place(operator.itruediv, other)
+    ndim = property(dim)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
 
 
+def _recorded(function: Callable[..., Any]) -> Any:
+    return lambda self, other: self.tracer.create_proxy(
+        "call_function", function, (self, other), {}
+    )
+
+
+for _name in ("iadd", "isub", "imul", "itruediv"):
+    setattr(_Proxy, f"__{_name}__", _recorded(getattr(operator, _name)))
+
+
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
-    def __init__(self, leaf_types: frozenset[type], arguments: Arguments) -> None:
+    def __init__(self, root: nn.Module, arguments: Arguments) -> None:
         super().__init__()
-        self.leaf_types = leaf_types
         self.arguments = arguments
         self.layers: list[str] = []
-        self.mode = _mode()
+        self.inputs = iter([item.clone() for item in arguments.example])
+        self.known: dict[str, torch.Tensor] = {
+            **dict(root.named_parameters(remove_duplicate=False)),
+            **dict(root.named_buffers(remove_duplicate=False)),
+        }
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return type(m) in self.leaf_types
+        return False
 
     def call_module(
         self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         # When the forward raises, the last entry names the layer.
         self.layers.append(describe(self.path_of_module(m), m))
+        if type(m) is nn.MultiheadAttention:
+            forward = partial(multihead, m)
         result = super().call_module(m, forward, args, kwargs)
         self.layers.pop()
         return result
@@ -101,12 +104,36 @@ class _Tracer(fx.Tracer):
 
         return forward, [self.root, *proxies]
 
+    def create_proxy(
+        self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **names: Any
+    ) -> Any:
+        if target in DECOMPOSED:
+            return DECOMPOSED[target](*args, **kwargs)
+        return super().create_proxy(kind, target, args, kwargs, *rest, **names)
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if _mode() != self.mode:
-            raise NotFusible(f"{self.layer} changes the grad or autocast mode in its forward")
         node = super().create_node(*args, **kwargs)
         node.meta["layer"] = self.layer
+        with torch.no_grad():
+            node.meta["example"] = self._example(node)
         return node
+
+    def _example(self, node: fx.Node) -> Any:
+        name: Any = node.target
+        args, kwargs = fx.node.map_arg(
+            (node.args, node.kwargs), lambda other: other.meta["example"]
+        )
+        if node.op == "placeholder":
+            return next(self.inputs)
+        if node.op == "get_attr":
+            return self.known[name] if name in self.known else operator.attrgetter(name)(self.root)
+        if node.op == "output":
+            return None
+        return (
+            getattr(args[0], name)(*args[1:], **kwargs)
+            if node.op == "call_method"
+            else name(*args, **kwargs)
+        )
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
@@ -114,11 +141,6 @@ class _Tracer(fx.Tracer):
     @property
     def layer(self) -> str:
         return self.layers[-1] if self.layers else "the model"
-
-
-def _mode() -> tuple[bool, ...]:
-    devices = ("cpu", "cuda")
-    return (torch.is_grad_enabled(), *(torch.is_autocast_enabled(device) for device in devices))
 
 
 @contextmanager
@@ -132,65 +154,26 @@ def _slow_attention() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(enabled)
 
 
-def trace(
-    model: nn.Module, arguments: Arguments, *, training: bool, leaf_types: frozenset[type]
-) -> Trace:
-    """Trace a copy of the model in one mode, without tracing into modules of `leaf_types`."""
+def trace(model: nn.Module, arguments: Arguments, *, training: bool) -> Trace:
+    """Trace a copy of the model in one mode."""
     root = copied(model).train(training)
-    known = dict(root.named_parameters()) | dict(root.named_buffers())
-    drawn = _generator_states(arguments.example)
-    tracer = _Tracer(leaf_types, arguments)
+    tracer = _Tracer(root, arguments)
     # The user's code may raise anything on proxies; that becomes the reason.
     try:
-        with _slow_attention(), torch.enable_grad():
+        with _slow_attention():
             graph = tracer.trace(root)
-    except NotFusible:
-        raise
     except Exception as error:
         raise NotFusible(f"{tracer.layer} cannot be traced: {first_sentence(error)}") from error
-    if not all(map(torch.equal, _generator_states(arguments.example), drawn)):
-        raise NotFusible("the forward draws random numbers that no input leads to")
-    after = dict(root.named_parameters()) | dict(root.named_buffers())
-    for name, tensor in known.items():
-        if after.get(name) is not tensor:
-            raise NotFusible(f"the forward replaces {name}")
-    constants, leaves = {}, {}
+    constants = {
+        node.target: node.meta["example"]
+        for node in graph.nodes
+        if node.op == "get_attr" and node.target not in tracer.known
+    }
     for node in graph.nodes:
-        if node.op == "get_attr" and node.target not in known:
-            constants[node.target] = operator.attrgetter(node.target)(root)
-        elif node.op == "call_module":
-            leaves[node.target] = root.get_submodule(node.target)
-    return Trace(graph, leaves, constants)
-
-
-def _generator_states(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    devices = {item.device: None for item in inputs}
-    return [seeding.state_on(device) for device in (torch.device("cpu"), *devices)]
-
-
-def with_examples(
-    traced: Trace, model: nn.Module, inputs: Sequence[torch.Tensor], *, training: bool
-) -> Trace:
-    """Store at each node the shape and dtype of what a copy of the model computes there."""
-    root = copied(model).train(training)
-    for name, constant in traced.constants.items():
-        owner, _, last = name.rpartition(".")
-        setattr(root.get_submodule(owner), last, constant)
-    with torch.no_grad(), _slow_attention():
-        try:
-            _Examples(root, graph=traced.graph).run(*inputs)
-        except Exception as error:
-            raise NotFusible(f"the model's trace fails: {first_sentence(error)}") from error
-    return traced
-
-
-class _Examples(fx.Interpreter):
-    def run_node(self, n: fx.Node) -> Any:
-        result = super().run_node(n)
-        n.meta["example"] = pytree.tree_map_only(
-            torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), result
+        node.meta["example"] = pytree.tree_map_only(
+            torch.Tensor, partial(torch.empty_like, device="meta"), node.meta["example"]
         )
-        return result
+    return Trace(graph, constants)
 
 
 def copied(model: nn.Module) -> nn.Module:

@@ -410,10 +410,9 @@ class Recurrent(nn.Module):
 FUSIBLE: dict[str, tuple[dict[str, Any], Any, str]] = {
     "linear": ({}, True, ""),
     "not asked": ({}, False, "fuse is False"),
-    "recurrent": ({"models": {"m": Recurrent}}, True, "recurrent"),
+    "recurrent": ({"models": {"m": Recurrent}}, True, "layer (LSTM) cannot be traced"),
     "noisy": ({"models": {"m": Noisy}}, True, "draws random numbers from Python"),
     "optimizer": ({"opt_fn": lambda model: optim.LBFGS(model.parameters())}, True, "LBFGS"),
-    "on views": ({"opt_fn": lambda model: optim.Adafactor(model.parameters())}, True, ""),
     "one fold": ({"cv": [(np.arange(40), np.arange(40, 60))]}, True, "there is one job"),
 }
 
@@ -426,8 +425,6 @@ def test_facts_say_why_a_model_is_not_fused(tmp_path: Path) -> None:
         assert bool(reason) == bool(part) != bool(compared)
         assert part in reason
         assert not facts.failures
-        separate = "each job steps its own optimizer: Adafactor is not known"
-        assert (separate in compared) == (name == "on views")
         # Asked for by more than "auto", it is no reason to train otherwise but an error.
         refused = name in ("recurrent", "noisy", "optimizer")
         (model,) = tiny.bundle.recipe.models

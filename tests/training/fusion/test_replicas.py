@@ -25,9 +25,9 @@ def test_replicas_must_be_alike() -> None:
     frozen = nn.Linear(4, 2).requires_grad_(False)
     assert "names, shapes, types or ties" in why(linear, frozen)
     two = [nn.Sequential(nn.Linear(4, 2), layer) for layer in (nn.ReLU(), nn.Tanh())]
-    assert why(*two) == "the replicas differ: layer 1 (ReLU) is a Tanh"
+    assert why(*two) == "the replicas compute different things"
     two = [nn.Sequential(nn.Linear(4, 2), nn.Dropout(p)) for p in (0.1, 0.2)]
-    assert why(*two) == "the replicas differ: layer 1 (Dropout) has p 0.1 and 0.2"
+    assert why(*two) == "the replicas compute different things"
 
 
 class Scaled(nn.Module):

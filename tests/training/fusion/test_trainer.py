@@ -31,7 +31,6 @@ from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import group as fused
-from asynckfold.training.fusion.group import Replica
 from tests.size import examples
 from tests.training.tiny import (
     CLASSES,
@@ -162,24 +161,6 @@ def test_a_group_stopped_after_every_step_gives_the_same_bits(tmp_path: Path, mo
         refs = refs_of(events)
     assert digests(results) == digests(whole)
     assert attempt >= 8
-
-
-def adafactor(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adafactor(model.parameters(), 1e-2)
-
-
-def test_optimizers_of_their_own_step_the_jobs_of_a_group(tmp_path: Path) -> None:
-    whole, _ = grouped(tmp_path / "whole", "conv", opt_fn=adafactor).group()
-    plain = grouped(tmp_path / "plain", "conv", opt_fn=adafactor)
-    for job in plain.jobs:
-        mine = whole[job.id]
-        assert mine is not None
-        np.testing.assert_allclose(mine.outputs, plain.train(job).outputs, rtol=1e-3, atol=1e-4)
-    tiny = grouped(tmp_path / "stopped", "conv", opt_fn=adafactor)
-    left = iter(range(6))
-    _, events = tiny.group(stop=lambda: next(left, None) is None)
-    again, _ = tiny.group(refs_of(events), attempt=2)
-    assert digests(again) == digests(whole)
 
 
 @pytest.mark.nightly(but=["linear"])
@@ -362,36 +343,6 @@ def test_an_evaluation_that_raises_ends_its_own_job_only(tmp_path: Path) -> None
     assert done == {name: digest for name, digest in digests(whole).items() if name in done}
 
 
-def test_samples_that_cannot_be_had_end_their_own_job_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, _ = grouped(tmp_path / "whole").group()
-    plain, together = Replica.samples_of, Batches.train_together
-    gathered: list[int] = []
-
-    def train_together(batches: Batches, *asked: Any) -> Any:
-        if len(gathered) == 2:
-            raise OSError("no such image, whoever asked for it")
-        gathered.append(asked[-1])
-        return together(batches, *asked)
-
-    def samples_of(replica: Replica, batch: int) -> Any:
-        if replica.index in (1, 4) and (replica.epoch, batch) >= (0, 2):
-            raise OSError("no such image")
-        return plain(replica, batch)
-
-    monkeypatch.setattr(Batches, "train_together", train_together)
-    monkeypatch.setattr(Replica, "samples_of", samples_of)
-    tiny = grouped(tmp_path / "tiny")
-    results = tiny.execute(*tiny.jobs, trainer="fused")
-    assert [item.status for item in results] == [DONE, FAILED, DONE, DONE, FAILED, DONE]
-    errors = {item.error for item in results if item.status == FAILED}
-    assert errors == {"OSError: no such image (epoch 1, batch 3 of 4)"}
-    for item in results:
-        if item.status == DONE:
-            assert item.digest == whole[item.job_id].digest
-
-
 def test_want_of_memory_is_no_matter_of_one_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -399,7 +350,6 @@ def test_want_of_memory_is_no_matter_of_one_job(
         raise MemoryError
 
     monkeypatch.setattr(Batches, "train_together", no_memory)
-    monkeypatch.setattr(Replica, "samples_of", no_memory)
     tiny = grouped(tmp_path)
     found = tiny.execute(*tiny.jobs, trainer="fused")
     assert {item.outcome for item in found} == {"oom"}
@@ -413,4 +363,4 @@ def test_a_worker_answers_for_each_job(tmp_path: Path) -> None:
     model = Grouped(tmp_path / "lstm", {"lstm": lambda: nn.LSTM(FEATURES, CLASSES)})
     failed = model.execute(*model.jobs, trainer="fused")
     assert [item.status for item in failed] == [FAILED] * 3
-    assert "recurrent" in failed[0].error
+    assert "cannot be traced" in failed[0].error

@@ -55,7 +55,7 @@ class Residual(nn.Module):
             nn.BatchNorm2d(4),
             nn.ReLU(inplace=True),
             nn.Conv2d(4, 4, 3, padding=1),
-            nn.BatchNorm2d(4, momentum=None),
+            nn.BatchNorm2d(4, momentum=0.3),
         )
         self.shortcut = nn.Conv2d(4, 4, 1)
         self.head = nn.Linear(4, CLASSES)
@@ -212,7 +212,6 @@ class Groups(nn.Sequential):
             nn.Conv2d(2, 4, 3, padding="same"),
             nn.GroupNorm(2, 4),
             nn.SiLU(inplace=True),
-            nn.InstanceNorm2d(4, affine=True),
             nn.Conv2d(4, 6, 3),
             nn.GroupNorm(3, 6, affine=False),
             nn.LeakyReLU(0.2),
@@ -350,13 +349,6 @@ class Shapes(nn.Module):
         return self.head(z.reshape_as(z.flatten(1)).roll(1, 1) - z.flatten(1).mean(1, True))
 
 
-class AlphaDropout(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(6, 8), nn.SELU(), nn.AlphaDropout(0.3), nn.Dropout(0.2), nn.Linear(8, CLASSES)
-        )
-
-
 class Straight(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -382,7 +374,7 @@ class OwnGradient(nn.Linear):
 
 
 class Asking(nn.Module):
-    """Asks for a rank, which a trace does not know."""
+    """Asks for a rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -478,8 +470,8 @@ ZOO: dict[str, Animal] = {
     "heads": Animal(Heads, (6,)),
     "lists": Animal(Lists, (6,)),
     "shapes": Animal(Shapes, (2, 3, 4)),
-    "alpha dropout": Animal(AlphaDropout, (6,)),
     "linear": Animal(lambda: nn.Linear(6, CLASSES), (6,)),
+    "asking": Animal(Asking, (6,)),
     "weight norm": Animal(Normed, (6,)),
     "by name": Animal(TwoInputs, (1, 5, 5), form=by_name),
     "by position": Animal(TwoInputs, (1, 5, 5), form=by_position),
@@ -566,21 +558,27 @@ def hooked() -> nn.Module:
     return model
 
 
+OTHER = "differ from the plain ones"
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "part of a buffer": (PartOfBuffer, (6,), "writes into a part of sums"),
-    "replaced buffer": (ReplacedBuffer, (6,), "the forward replaces mean | as buffer 'mean'"),
-    "no grad": (NoGrad, (6,), "changes the grad or autocast mode"),
-    "asking": (Asking, (6,), "cannot be traced"),
-    "own gradient": (OwnGradient, (6,), "uses Straight, a custom autograd function"),
+    "part of a buffer": (PartOfBuffer, (6,), OTHER),
+    "replaced buffer": (ReplacedBuffer, (6,), OTHER),
+    "no grad": (NoGrad, (6,), OTHER),
+    "own gradient": (OwnGradient, (6,), OTHER),
     "data-dependent control flow": (Inner, (6,), "layer gate (Choosing)"),
-    "LSTM": (Recurrent, (5, 6), "layer cells (LSTM) is recurrent"),
+    "LSTM": (Recurrent, (5, 6), "layer cells (LSTM) cannot be traced"),
     "Python state": (lambda: Counting(6, CLASSES), (6,), "changes its attribute calls"),
     "NumPy's generator": (lambda: NumPy(6, CLASSES), (6,), "Python or NumPy"),
-    "an alias in evaluation": (lambda: SameInEvaluation(6, CLASSES), (6,), "another view reads"),
-    "noise": (lambda: Noise(6, CLASSES), (6,), "draws random numbers that no input leads to"),
-    "moving weights": (lambda: Moving(6, CLASSES), (6,), "attribute data"),
+    "an alias in evaluation": (lambda: SameInEvaluation(6, CLASSES), (6,), OTHER),
+    "noise": (lambda: Noise(6, CLASSES), (6,), OTHER),
+    "moving weights": (lambda: Moving(6, CLASSES), (6,), "accessing `data`"),
     "shared noise": (lambda: SharedNoise(6, CLASSES), (6,), "randn() received"),
     "hooks": (hooked, (6,), "layer 0 (Linear) has hooks"),
     "batch norm over one": (lambda: nn.BatchNorm1d(6), (2, 6, 3), "raises ValueError"),
+    "alpha dropout": (
+        lambda: nn.Sequential(nn.Linear(6, CLASSES), nn.AlphaDropout(0.3)),
+        (6,),
+        "random operation",
+    ),
 }
 """What cannot, and a part of the reason."""

@@ -12,18 +12,12 @@ from asynckfold.training.fusion.rules import (
     shapes,
 )
 
-RULES = Rules(
-    functions={
-        **elementwise.FUNCTIONS,
-        **linear.FUNCTIONS,
-        **convolution.FUNCTIONS,
-        **normalisation.FUNCTIONS,
-        **shapes.FUNCTIONS,
-        **random.FUNCTIONS,
-    },
-    methods={**elementwise.METHODS, **linear.METHODS, **shapes.METHODS},
-    leaves={**normalisation.LEAVES, **linear.LEAVES},
-    aliases=elementwise.ALIASES | shapes.ALIASES | random.ALIASES,
-    random=random.NAMES,
-)
+RULES: Rules = {
+    **elementwise.RULES,
+    **shapes.RULES,
+    **linear.RULES,
+    **convolution.RULES,
+    **normalisation.RULES,
+    **random.RULES,
+}
 """All of them."""

@@ -6,14 +6,13 @@ in torch's default format it was slower than they are. Images have their gradien
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from asynckfold.training.fusion.layouts import NotFusible, Value
-from asynckfold.training.fusion.lowering import Emitted, Lowering, Rule
+from asynckfold.training.fusion.layouts import Value
+from asynckfold.training.fusion.lowering import Lowering, Rule
 
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 """Whether oneDNN's kernels for three channels are as fast as others, see `_Images`."""
@@ -29,29 +28,22 @@ def _rule(function: Any, spatial: int) -> Rule:
         padding: Any = 0,
         dilation: Any = 1,
         groups: int = 1,
-    ) -> Emitted:
+    ) -> Any:
+        if input.rank != spatial + 2:
+            return NotImplemented
         of_images = spatial == 2 and not isinstance(padding, str)
-        call = convolve_images if of_images else function
-        settings = (stride, padding, dilation, groups * low.width)
-        return _emit(low, call, spatial, input, weight, bias, *settings)
+        return low.on_channels(
+            convolve_images if of_images else function,
+            input,
+            low.emit(torch.flatten, low.stacked(weight), 0, 1),
+            None if bias is None else low.emit(torch.flatten, low.stacked(bias), 0, 1),
+            stride,
+            padding,
+            dilation,
+            groups * low.width,
+        )
 
     return convolution
-
-
-def _emit(
-    low: Lowering,
-    function: Any,
-    spatial: int,
-    input: Value,
-    weight: Value,
-    bias: Value | None,
-    *settings: Any,
-) -> Emitted:
-    """Emit a convolution of all replicas with these settings, in the function's order."""
-    if input.rank != spatial + 2:
-        raise NotFusible(f"a convolution of an input without a batch dimension ({input.rank}-D)")
-    kernel, shift = _flat(low, weight), None if bias is None else _flat(low, bias)
-    return low.on_channels(function, input, kernel, shift, *settings)
 
 
 def convolve_images(
@@ -126,83 +118,25 @@ def _pair(value: Any) -> Any:
     return (value, value) if isinstance(value, int) else value
 
 
-def _transposed_rule(function: Any, spatial: int) -> Rule:
-    def transposed(
-        low: Lowering,
-        input: Value,
-        weight: Value,
-        bias: Value | None = None,
-        stride: Any = 1,
-        padding: Any = 0,
-        output_padding: Any = 0,
-        groups: int = 1,
-        dilation: Any = 1,
-    ) -> Emitted:
-        settings = (stride, padding, output_padding, groups * low.width, dilation)
-        return _emit(low, function, spatial, input, weight, bias, *settings)
+def _pooling_rule(function: Any, spatial: int) -> Rule:
+    def pooling(low: Lowering, input: Value, *args: Any, **kwargs: Any) -> Any:
+        if input.rank != spatial + 2 or kwargs.pop("return_indices", False):
+            return NotImplemented
+        return low.on_channels(function, input, *args, **kwargs)
 
-    return transposed
+    return pooling
 
-
-def _flat(low: Lowering, value: Value) -> Any:
-    """Return (R, channels, ...) as (R·channels, ...)."""
-    return low.emit(torch.flatten, low.stacked(value), 0, 1)
-
-
-FUNCTIONS: dict[Any, Rule] = {
-    torch.conv1d: _rule(F.conv1d, 1),
-    torch.conv2d: _rule(F.conv2d, 2),
-    torch.conv3d: _rule(F.conv3d, 3),
-    torch.conv_transpose1d: _transposed_rule(F.conv_transpose1d, 1),
-    torch.conv_transpose2d: _transposed_rule(F.conv_transpose2d, 2),
-    torch.conv_transpose3d: _transposed_rule(F.conv_transpose3d, 3),
-}
 
 CONVOLUTIONS = (torch.conv1d, torch.conv2d, torch.conv3d)
 
-
-def _channelwise(function: Any, spatial: int | None) -> Rule:
-    def channelwise(low: Lowering, input: Value, *args: Any, **kwargs: Any) -> Emitted:
-        if spatial is not None and input.rank != spatial + 2:
-            raise NotFusible(f"pooling of an input without a batch dimension ({input.rank}-D)")
-        if kwargs.pop("return_indices", False):
-            raise NotFusible("return_indices has no batched form")
-        return low.on_channels(function, input, *args, **kwargs)
-
-    return channelwise
-
-
-def pad(
-    low: Lowering,
-    input: Value,
-    pad: Sequence[int],
-    mode: str = "constant",
-    value: float | None = None,
-) -> Emitted:
-    """Pad the last dimensions; by mirrored or repeated values only what is no channel."""
-    if len(pad) // 2 <= input.rank - 2:
-        return low.on_channels(F.pad, input, pad, mode, value)
-    if mode != "constant":
-        raise NotFusible(f"padding of an input without a batch dimension ({input.rank}-D)")
-    return low.on_stacked(F.pad, input, pad, mode, value)
-
-
-def _pools() -> dict[Any, Rule]:
-    rules: dict[Any, Rule] = {}
-    for spatial in (1, 2, 3):
-        for kind in ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool", "lp_pool"):
-            function = getattr(F, f"{kind}{spatial}d")
-            rule = _channelwise(function, spatial)
-            rules[function] = rule
-            if (twin := getattr(torch, f"{kind}{spatial}d", None)) is not None:
-                rules[twin] = rule
-    return rules
-
-
-FUNCTIONS |= {
-    **_pools(),
-    F.interpolate: _channelwise(F.interpolate, None),
-    torch.pixel_shuffle: _channelwise(torch.pixel_shuffle, 2),
-    torch.pixel_unshuffle: _channelwise(torch.pixel_unshuffle, 2),
-    F.pad: pad,
+RULES: dict[Any, Rule] = {
+    **{function: _rule(function, spatial) for spatial, function in enumerate(CONVOLUTIONS, 1)},
+    **{
+        getattr(owner, name): _pooling_rule(getattr(F, name), spatial)
+        for spatial in (1, 2, 3)
+        for kind in ("max_pool", "avg_pool", "adaptive_avg_pool")
+        for name in [f"{kind}{spatial}d"]
+        for owner in (F, torch)
+        if hasattr(owner, name)
+    },
 }
