@@ -24,7 +24,7 @@ from asynckfold.training.batches import samples_per_epoch
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.callbacks import Callbacks, callbacks_of, try_callbacks
 from asynckfold.training.calls import ONE, outputs_of
-from asynckfold.training.dry_run import checks, criteria, outside, user_code
+from asynckfold.training.dry_run import checks, criteria, state, user_code
 from asynckfold.training.dry_run.fingerprints import tensors_of
 from asynckfold.training.dry_run.outputs import evaluation_depends_on, output_sample
 from asynckfold.training.dry_run.refusals import (
@@ -34,7 +34,6 @@ from asynckfold.training.dry_run.refusals import (
     layer_of,
     trying,
 )
-from asynckfold.training.dry_run.saved_state import changed_in_evaluation
 from asynckfold.training.dry_run.schedule_fit import check_lr_schedule, without_schedule
 from asynckfold.training.dry_run.user_code import Batch, Live
 from asynckfold.training.flops import FlopCounter
@@ -161,7 +160,7 @@ class CandidateTrial:
 
         The first step warms up, and its operations are counted.
         """
-        with outside.only_inside(self.bundle.recipe, self.name, self.live):
+        with state.only_inside(self.bundle.recipe, self.name, self.live):
             self._look(output_samples)
             with self.counter:
                 first = self._step()
@@ -267,7 +266,7 @@ class CandidateTrial:
         checks.check_trainable(self.bundle, self.name, live.model, live.optimizer)
         # A model that does not take fewer samples gets no verdict here.
         try:
-            self.changed_in_evaluation = changed_in_evaluation(
+            self.changed_in_evaluation = state.changed_in_evaluation(
                 self.name,
                 live,
                 lambda: spare.pop() if spare else self._made(),
@@ -322,9 +321,9 @@ class CandidateTrial:
     def memory(self) -> int:
         """Estimate bytes: parameters and gradients, optimizer state, some activations."""
         tensors = [*tensors_of(self.live.model).values(), *trained_parameters(self.live.criterion)]
-        state = [value for entry in self.live.optimizer.state.values() for value in entry.values()]
+        kept = [value for entry in self.live.optimizer.state.values() for value in entry.values()]
         sizes = [2 * tensor.nbytes for tensor in tensors]
-        sizes += [value.nbytes for value in state if isinstance(value, torch.Tensor)]
+        sizes += [value.nbytes for value in kept if isinstance(value, torch.Tensor)]
         return sum(sizes) + 64 * sum(item.nbytes for item in tensors_in(self.batch.inputs))
 
     def notes(self) -> Iterator[str]:

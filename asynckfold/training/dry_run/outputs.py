@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold.data.transforms.trees import tensors_in
 from asynckfold.jobs.objective import OutputSample
@@ -76,27 +75,23 @@ def evaluation_depends_on(
 ) -> str:
     """Say what else the outputs in evaluation depend on; empty if only on their samples.
 
-    Evaluates a copy of the model again with another seed, in halves of the batch, and in reverse
-    order. `batch` makes the model's inputs of `samples`; `changes`: an evaluation changes the
-    model, and restores it.
+    Evaluates a copy of the model again with another seed, and in halves of the batch. `batch` makes
+    the model's inputs of `samples`; `changes`: an evaluation changes the model, and restores it.
 
     Examples
     --------
     >>> evaluation_depends_on(nn.BatchNorm1d(3, track_running_stats=False), torch.randn(8, 3))[:67]
     'in evaluation, its outputs for a sample depend on the other samples'
     """
-    half = len(samples) // 2
 
     def outputs_on(part: torch.Tensor, seed: int = 0) -> torch.Tensor:
         seeding.seed_all(seed)
-        outputs = outputs_of(twin, batch(part), precision)
+        outputs = tensors_in(outputs_of(twin, batch(part), precision))
         before.restore()
-        if isinstance(outputs, list) and len(outputs) == len(part):
-            flat = [torch.cat([i.double().flatten() for i in tensors_in(one)]) for one in outputs]
-            return pad_sequence(flat, batch_first=True)
-        parts = [item.double().reshape(len(item), -1) for item in tensors_in(outputs)]
-        return torch.cat(parts, dim=1)
+        return torch.cat([item.double().reshape(len(part), -1) for item in outputs], dim=1)
 
+    if len(samples) < 2:
+        return ""
     # A model that cannot be copied or evaluated like this gets no verdict here.
     with suppress(Exception), seeding.preserved(), torch.no_grad():
         twin = copied(model).eval()
@@ -104,10 +99,8 @@ def evaluation_depends_on(
         whole = outputs_on(samples)
         if _differ(whole, outputs_on(samples, 1), precision):
             return _AT_RANDOM
-        halves = torch.cat([outputs_on(samples[:half]), outputs_on(samples[half:])])
-        reverse = outputs_on(samples.flip(0)).flip(0)
-        if half and any(_differ(whole, other, precision) for other in (halves, reverse)):
-            return _BY_BATCH
+        halves = torch.cat([outputs_on(half) for half in samples.chunk(2)])
+        return _BY_BATCH if _differ(whole, halves, precision) else ""
     return ""
 
 

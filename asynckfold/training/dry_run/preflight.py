@@ -28,7 +28,7 @@ from asynckfold.planning import fusion_rule
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.system.plain_text import one_line
 from asynckfold.training.bundle import Bundle
-from asynckfold.training.dry_run import checks, criteria, fingerprints, outside, user_code
+from asynckfold.training.dry_run import checks, criteria, fingerprints, state, user_code
 from asynckfold.training.dry_run.candidate import CandidateTrial
 from asynckfold.training.dry_run.fusibility import fusibility
 from asynckfold.training.dry_run.refusals import TooFewOutputs
@@ -113,7 +113,7 @@ class _DryRun:
         self.settings[trial.candidate] = fingerprints.lr_schedule_settings(trial.lr_schedule)
         checks.check_storable({f"LR schedule {schedule}": trial.lr_schedule})
         recipe, params = self.bundle.recipe, self.bundle.plan.params
-        outside.check_optimized(name, trial.live, recipe, params)
+        state.check_optimized(name, trial.live, recipe, params)
         trial.check_lr_schedule()
         return trial
 

@@ -165,11 +165,9 @@ def train_step(step: TrainingStep, model: nn.Module, batch: tuple[Any, Any]) -> 
             hooks.callback(hook.remove)
         loss = step.loss(model, batch, 0, 0)
     if step.is_several:
-        if not state.backwards:
-            raise Refusal(SEVERAL_RULE, "a step that never calls it", SEVERAL_REMEDY)
-        if len(stepped) != state.backwards:
-            received = f"{len(stepped)} steps of optimizers and {state.backwards} calls of "
-            raise Refusal(SEVERAL_RULE, f"{received}state.backward", SEVERAL_REMEDY)
+        if not 0 < len(stepped) == state.backwards:
+            received = f"{len(stepped)} steps of optimizers and {state.backwards} calls of it"
+            raise Refusal(SEVERAL_RULE, received, SEVERAL_REMEDY)
         return loss
     parameters = [item for group in state.optimizer.param_groups for item in group["params"]]
     if stepped or any(item.grad is not None for item in parameters):
