@@ -15,7 +15,7 @@ from asynckfold.jobs.grid import Grid, Parts
 from asynckfold.jobs.objective import CUSTOM, RECONSTRUCTION
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.trainer_params import TrainerParams
-from asynckfold.results.score_fit import reported_names
+from asynckfold.results.scoring import reported_names
 from asynckfold.store.lock import shared_problems
 from asynckfold.system.machine import resolve_n_jobs
 

@@ -15,7 +15,7 @@ from asynckfold.jobs.criteria import Criterion, criterion_of, is_factory
 from asynckfold.jobs.objective import RECONSTRUCTION, Transform
 from asynckfold.jobs.schema import with_leaves
 from asynckfold.jobs.trainer_params import JobTrainer
-from asynckfold.results.score_fit import with_reported
+from asynckfold.results.scoring import with_reported
 from asynckfold.system.units import gibibytes, in_bytes
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from asynckfold.jobs.result import MakeAccumulator
 from asynckfold.planning.feasibility import held_bytes, outputs_problems, why_not_kept
 from asynckfold.results import scoring as scores
 from asynckfold.results.batch_scores import accumulates
-from asynckfold.results.score_fit import (
+from asynckfold.results.scoring import (
     accumulator_of,
     fit_problems,
     score_notes,

@@ -5,9 +5,9 @@
     batch of outputs ─┬─ metrics, of torchmetrics or of that shape: update
                       └─ scores of pixels: counts (classes, classes)
 
-A fold gets a copy of each metric, reset: no state is shared. Metrics take probabilities where the
-scale of outputs is known, numbers for a regression, and class indices as targets; trees of outputs
-and targets as they are. A score of pixels treats those of a fold as one sample.
+Metrics take probabilities where the scale of outputs is known, numbers for a regression, and class
+indices as targets; trees of outputs and targets as they are. A score of pixels treats those of a
+fold as one sample.
 """
 
 from __future__ import annotations
@@ -52,64 +52,6 @@ def name_of(item: Any, name: str = "") -> str:
     return f"neg_{name}" if is_error else name
 
 
-class BatchedMetric:
-    """A copy of a metric, reset, which gets outputs batch by batch; `name` is that of its score."""
-
-    def __init__(
-        self, item: Any, objective: Objective, transform: Transform | None, name: str = ""
-    ) -> None:
-        self._name = name
-        self._metric, self._objective, self._transform = copy.deepcopy(item), objective, transform
-        self._metric.reset()
-
-    def update(self, targets: npt.NDArray[Any], outputs: npt.NDArray[np.float32]) -> None:
-        """Add the targets (b, ...) and outputs (b, ...) of some samples."""
-        import torch
-
-        arrays = _for_metric(self._objective, self._transform, targets, outputs)
-        tensors = with_leaves(lambda part: torch.from_numpy(np.ascontiguousarray(part)), arrays)
-        with torch.no_grad():
-            self._metric.update(*tensors)
-
-    def value(self) -> float:
-        """Return the value over all samples, negated if less is better."""
-        import torch
-
-        value = self._metric.compute()
-        if isinstance(value, Mapping):
-            value = self._named(value)
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            shape = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-            raise ValueError(f"{type(self._metric).__name__} must compute one number, not {shape}")
-        return -float(value) if self._metric.higher_is_better is False else float(value)
-
-    def _named(self, values: Mapping[str, Any]) -> Any:
-        """Return the value of the score's name, of a metric that computes several."""
-        name = self._name if self._name in values else self._name.removeprefix("neg_")
-        if name not in values:
-            raise ValueError(
-                f"{type(self._metric).__name__} computes several numbers: name one of them, "
-                f"scoring={{{next(iter(values))!r}: metric}}; there are {', '.join(values)}"
-            )
-        return values[name]
-
-
-def accumulated_score(
-    name: str,
-    item: Any,
-    objective: Objective,
-    transform: Transform | None,
-    targets: npt.NDArray[Any],
-    outputs: npt.NDArray[np.float32],
-) -> float:
-    """Return the value over all samples, negated if less is better."""
-    metric = BatchedMetric(item, objective, transform, name)
-    for low in range(0, len(targets), CHUNK):
-        rows = slice(low, low + CHUNK)
-        metric.update(targets[rows], outputs[rows])
-    return metric.value()
-
-
 def _for_metric(
     objective: Objective,
     transform: Transform | None,
@@ -129,16 +71,6 @@ def _for_metric(
         return outputs, objective.codes(targets)
     shares = probabilities(objective, outputs, transform).astype(np.float32)
     return shares[:, 1] if objective.kind == BINARY else shares, objective.codes(targets)
-
-
-def metric_problems(name: str, item: Any) -> Iterator[Problem]:
-    """Yield that a metric does not say whether more or less of it is better."""
-    if item.higher_is_better is None:
-        yield Problem(
-            "a metric must say by higher_is_better whether more of it is better",
-            f"{name}, whose higher_is_better is None",
-            "Pass a function (targets, outputs) → float, or set higher_is_better on a subclass.",
-        )
 
 
 Counts = npt.NDArray[np.int64]
@@ -215,27 +147,16 @@ PIXEL_SCORES: Mapping[str, Mapping[str, Callable[[Counts], float]]] = {
 """Names of scores by kind, beside those of scikit-learn that compare labels."""
 
 
-def score_of_counts(item: Any, kind: str, counts: Counts) -> float:
-    """Return a named score, or scikit-learn's scorer of labels weighted by their pixels."""
+def _of_counts(item: Any, kind: str, counts: Counts) -> float:
+    """Return a named score, or scikit-learn's score of labels weighted by their pixels."""
     named = PIXEL_SCORES[kind].get(item) if isinstance(item, str) else None
     if named is not None:
         return named(counts)
-    from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.metrics import get_scorer
 
-    true, guess = counts.nonzero()
-
-    class FixedClasses(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-        classes_ = np.arange(len(counts))
-
-        def predict(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            return guess[rows]
-
-        def __sklearn_is_fitted__(self) -> bool:
-            return True
-
-    rows = np.arange(len(true))
-    return float(get_scorer(item)(FixedClasses(), rows, true, sample_weight=counts[true, guess]))
+    scorer, (true, guess) = get_scorer(item), counts.nonzero()
+    weighted = {**scorer._kwargs, "sample_weight": counts[true, guess]}
+    return float(scorer._sign * scorer._score_func(true, guess, **weighted))
 
 
 def pixel_problems(pairs: Sequence[tuple[Any, Any]], objective: Objective) -> Iterator[Problem]:
@@ -267,17 +188,22 @@ class BatchScores:
         self, pairs: Sequence[tuple[str, Any]], objective: Objective, transform: Transform | None
     ) -> None:
         self._pairs, self._objective, self._transform = pairs, objective, transform
-        self._metrics = {
-            name: BatchedMetric(item, objective, transform, name)
-            for name, item in pairs
-            if accumulates(item)
-        }
-        self._counts: npt.NDArray[np.int64] | None = None
+        # A copy of each metric: no state is shared.
+        self._metrics = {name: copy.deepcopy(item) for name, item in pairs if accumulates(item)}
+        for metric in self._metrics.values():
+            metric.reset()
+        self._counts: Counts | None = None
 
     def update(self, targets: npt.NDArray[Any], outputs: npt.NDArray[np.float32]) -> None:
         """Add the targets (b, ...) and outputs (b, ...) of a batch."""
-        for metric in self._metrics.values():
-            metric.update(targets, outputs)
+        if self._metrics:
+            import torch
+
+            arrays = _for_metric(self._objective, self._transform, targets, outputs)
+            tensors = with_leaves(lambda part: torch.from_numpy(np.ascontiguousarray(part)), arrays)
+            with torch.no_grad():
+                for metric in self._metrics.values():
+                    metric.update(*tensors)
         if len(self._metrics) < len(self._pairs):
             counts = count_pixels(self._objective, targets, outputs, self._transform)
             self._counts = counts if self._counts is None else self._counts + counts
@@ -287,8 +213,39 @@ class BatchScores:
         scores = {}
         for name, item in self._pairs:
             if name in self._metrics:
-                scores[name] = self._metrics[name].value()
+                scores[name] = _computed(name, self._metrics[name])
             else:
                 assert self._counts is not None
-                scores[name] = score_of_counts(item, self._objective.kind, self._counts)
+                scores[name] = _of_counts(item, self._objective.kind, self._counts)
         return scores
+
+
+def _computed(name: str, metric: Any) -> float:
+    """Return the value of a metric, negated if less is better.
+
+    Of several numbers that it computes, the one of the score's name.
+    """
+    value, kind = metric.compute(), type(metric).__name__
+    if isinstance(value, Mapping):
+        if (key := name if name in value else name.removeprefix("neg_")) not in value:
+            raise ValueError(
+                f"{kind} computes several numbers: name one of them, "
+                f"scoring={{{next(iter(value))!r}: metric}}; there are {', '.join(value)}"
+            )
+        value = value[key]
+    return -float(value) if metric.higher_is_better is False else float(value)
+
+
+def batch_score(
+    name: str, item: Any, objective: Objective, transform: Transform | None
+) -> Callable[[npt.NDArray[Any], npt.NDArray[np.float32]], float]:
+    """Return the function (targets, outputs) → float of a score that accumulates."""
+
+    def score(targets: npt.NDArray[Any], outputs: npt.NDArray[np.float32]) -> float:
+        batches = BatchScores([(name, item)], objective, transform)
+        step = CHUNK if accumulates(item) else len(targets)
+        for low in range(0, len(targets), step):
+            batches.update(targets[low : low + step], outputs[low : low + step])
+        return batches.scores()[name]
+
+    return score

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.errors import InputError, Problem, nearest, refuse
+from asynckfold.errors import InputError, nearest
 from asynckfold.jobs.candidate_names import Value, candidate_name, params_of
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import CANCELLED, DIVERGED, DONE, FAILED, Result
@@ -177,40 +177,25 @@ def find_job(plan: Plan, candidate: str, fold: int | str = 0, repeat: int = 0) -
     raise InputError.one(rule, repr(candidate), remedy)
 
 
-def done_job(
-    plan: Plan, results: Mapping[str, Result], candidate: str, fold: int | str, repeat: int
-) -> Job:
-    """Return a job that has trained weights; raise `InputError` if it has none."""
-    job = find_job(plan, candidate, fold, repeat)
-    if state := _unfinished(results.get(job.id)):
-        done = [item.candidate for item in plan.jobs if not _unfinished(results.get(item.id))]
-        shown = ", ".join(dict.fromkeys(done)) or "none yet"
-        rule = "only a job that is done has trained weights"
-        remedy = f"Choose another; candidates with finished folds: {shown}."
-        raise InputError.one(rule, f"{candidate}, {_place(job)}, which {state}", remedy)
-    return job
-
-
-def done_jobs(plan: Plan, results: Mapping[str, Result], candidate: str) -> list[Job]:
-    """Return all jobs of a candidate; raise `InputError` unless all are done."""
-    find_job(plan, candidate)
-    jobs = [job for job in plan.jobs if job.candidate == candidate]
-    missing = [
-        f"{_place(job)} {state}" for job in jobs if (state := _unfinished(results.get(job.id)))
-    ]
-    if missing:
-        rule = f"an ensemble of {candidate} needs all of its {len(jobs)} folds"
-        remedy = "The same call continues the run; or choose another candidate."
-        refuse([Problem(rule, "; ".join(missing), remedy)])
+def done_jobs(
+    plan: Plan,
+    results: Mapping[str, Result],
+    candidate: str,
+    fold: int | str | None = None,
+    repeat: int = 0,
+) -> list[Job]:
+    """Return the job of a fold, by default those of all; raise `InputError` unless all are done."""
+    jobs = [find_job(plan, candidate, 0 if fold is None else fold, repeat)]
+    if fold is None:
+        jobs = [job for job in plan.jobs if job.candidate == candidate]
+    unfinished = []
+    for job in jobs:
+        result = results.get(job.id)
+        if result is None or result.status != DONE:
+            state = f"{result.status}: {result.error}" if result else "pending"
+            unfinished.append(f"{job.id}, which is {state}")
+    if unfinished:
+        rule = "only jobs that are done have trained weights"
+        remedy = "The same call continues the run; or choose another candidate or fold."
+        raise InputError.one(rule, "; ".join(unfinished), remedy)
     return jobs
-
-
-def _unfinished(result: Result | None) -> str:
-    """Say why a job has no trained weights; empty if it has."""
-    if result is None:
-        return "is pending"
-    return "" if result.status == DONE else f"is {result.status}: {result.error}"
-
-
-def _place(job: Job) -> str:
-    return f"repeat {job.repeat}, fold {job.fold}" if job.repeated else f"fold {job.fold}"

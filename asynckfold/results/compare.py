@@ -10,9 +10,9 @@ import numpy as np
 from asynckfold.errors import InputError
 from asynckfold.jobs import reproducibility
 from asynckfold.jobs.reproducibility import Reproducibility
-from asynckfold.jobs.result import Epoch, Result, StageEpoch
+from asynckfold.jobs.result import Result
 from asynckfold.results.candidates import Candidate, candidates, rank
-from asynckfold.results.outcome import Outcome
+from asynckfold.results.cv_results import CVResults
 from asynckfold.results.statistics import (
     Difference,
     compare_levels,
@@ -72,44 +72,31 @@ def _difference(name: str, one: Result | None, other: Result | None) -> str:
         return f"{name}: {states[0]} there, {states[1]} here"
     if one is None or other is None or one.digest == other.digest:
         return ""
-    where = (
-        _stages(one.pretraining, other.pretraining)
-        or _epochs(one.epochs, other.epochs)
-        or _ends(one, other)
-    )
-    return f"{name}: {where}"
+    return f"{name}: {_epochs(one, other) or _ends(one, other)}"
 
 
-def _stages(one: tuple[StageEpoch, ...], other: tuple[StageEpoch, ...]) -> str:
-    for mine, theirs in zip(one, other, strict=False):
-        there, here = ((item.stage, item.number, dict(item.measures)) for item in (mine, theirs))
-        # Compared as text, in which NaN equals NaN.
-        if repr(there) != repr(here):
-            return f"pretraining {there} there, {here} here"
-    counts = len(one), len(other)
-    return "" if counts[0] == counts[1] else "{} epochs pretrained there, {} here".format(*counts)
-
-
-def _epochs(one: tuple[Epoch, ...], other: tuple[Epoch, ...]) -> str:
-    for mine, theirs in zip(one, other, strict=False):
+def _epochs(one: Result, other: Result) -> str:
+    if repr(one.pretraining) != repr(other.pretraining):
+        return "other pretraining"
+    for mine, theirs in zip(one.epochs, other.epochs, strict=False):
         for metric in ("lr", "train_loss", "valid_loss", "accuracy"):
-            a, b = getattr(mine, metric), getattr(theirs, metric)
-            if a != b and not (a != a and b != b):
-                return f"epoch {mine.number}, {metric} {a!r} there, {b!r} here"
-    return "" if len(one) == len(other) else f"{len(one)} epochs there, {len(other)} here"
+            # Compared as text, in which NaN equals NaN.
+            a, b = repr(getattr(mine, metric)), repr(getattr(theirs, metric))
+            if a != b:
+                return f"epoch {mine.number}, {metric} {a} there, {b} here"
+    counts = len(one.epochs), len(other.epochs)
+    return "" if counts[0] == counts[1] else "{} epochs there, {} here".format(*counts)
 
 
 def _ends(one: Result, other: Result) -> str:
     if one.weights != other.weights:
         return "other weights after equal epochs"
-    if one.outputs is not None and other.outputs is not None:
-        if one.outputs.shape != other.outputs.shape:
-            return f"outputs of shape {one.outputs.shape} there, {other.outputs.shape} here"
-        rows = np.flatnonzero((one.outputs != other.outputs).reshape(len(one.outputs), -1).any(1))
-        if rows.size:
-            return f"out-of-fold outputs of {rows.size} samples, first in row {rows[0]}"
-    elif one.outputs is not other.outputs:
-        return f"outputs kept {'here' if one.outputs is None else 'there'} only"
+    ours, theirs = one.outputs, other.outputs
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return "other scores or outputs from equal weights"
+    rows = np.flatnonzero((ours != theirs).reshape(len(ours), -1).any(1))
+    if rows.size:
+        return f"out-of-fold outputs of {rows.size} samples, first in row {rows[0]}"
     return "other scores from equal outputs"
 
 
@@ -149,7 +136,7 @@ class ScoreComparison:
     sentences: tuple[str, ...]
 
 
-def compare_scores(first: Outcome, second: Outcome, names: tuple[str, str]) -> ScoreComparison:
+def compare_scores(first: CVResults, second: CVResults, names: tuple[str, str]) -> ScoreComparison:
     """Compare two runs, in pairs of folds if both have the same folds.
 
     `names` are those of the runs.
@@ -166,7 +153,7 @@ def compare_scores(first: Outcome, second: Outcome, names: tuple[str, str]) -> S
     repeats = len({fold.repeat for fold in first.folds})
     every = np.array([row.scores[metric] for row in rows[0].values()])
     in_points = largest_difference(metric, every) == 1
-    text = VerdictText(metric, one_line(metric), in_points, len(first.folds), repeats)
+    text = VerdictText(metric, in_points, len(first.folds), repeats)
     pairs = [[table[name] for name in common] if common else _best(table, metric) for table in rows]
     difference, compared, single = None, 0, dict[str, Difference]()
     if is_paired and all(pairs):
@@ -180,21 +167,24 @@ def compare_scores(first: Outcome, second: Outcome, names: tuple[str, str]) -> S
             for place in range(len(levels))
         )
         single = dict(zip(levels, holm(list(each)), strict=True))
-    sentences = [
-        *_on_runs(text, difference, compared, names, pairs, common),
-        *_on_folds(text, first, second, is_paired),
-        *_on_rest(rows, common, names),
-    ]
+    said = ""
+    if difference is not None and common:
+        over = f"Over the {compared} candidates of both, " if len(common) > 1 else ""
+        said = f"{over}{text.of_pair(difference)}"
+    elif difference is not None:
+        best = {name: f"{side[0].name} of {name}" for name, side in zip(names, pairs, strict=True)}
+        renamed = replace(difference, first=best[difference.first], second=best[difference.second])
+        said = f"Their best candidates: {text.of_pair(renamed)}"
     return ScoreComparison(
-        text.name,
+        one_line(metric),
         names,
         difference,
         tuple(_scores_of(name, rows, metric, single.get(name)) for name in {**rows[0], **rows[1]}),
-        tuple(map(one_line, sentences)),
+        tuple(map(one_line, _sentences(runs, rows, names, common, said))),
     )
 
 
-def _common_metric(first: Outcome, second: Outcome) -> str:
+def _common_metric(first: CVResults, second: CVResults) -> str:
     for metric in first.plan.scoring:
         if metric in second.plan.scoring:
             return metric
@@ -214,47 +204,30 @@ def _best(table: dict[str, Candidate], metric: str) -> list[Candidate]:
     return [min(complete, key=lambda pair: pair[0])[1]] if complete else []
 
 
-def _on_runs(
-    text: VerdictText,
-    pair: Difference | None,
-    compared: int,
+def _sentences(
+    runs: tuple[CVResults, CVResults],
+    rows: Sequence[dict[str, Candidate]],
     names: tuple[str, str],
-    pairs: Sequence[Sequence[Candidate]],
     common: Sequence[str],
+    pair: str,
 ) -> Iterator[str]:
-    """Say which run has the better scores."""
+    """Say which run has the better scores, what limits the comparison, and what only one has."""
+    first, second = runs
     if not common:
         yield f"{names[0]} and {names[1]} have no candidate in common."
-    if pair is None:
-        return
-    if common:
-        over = f"Over the {compared} candidates of both, " if len(common) > 1 else ""
-        yield f"{over}{text.of_pair(pair)}."
-        return
-    best = {name: f"{side[0].name} of {name}" for name, side in zip(names, pairs, strict=True)}
-    renamed = replace(pair, first=best[pair.first], second=best[pair.second])
-    yield f"Their best candidates: {text.of_pair(renamed)}."
-
-
-def _on_folds(text: VerdictText, first: Outcome, second: Outcome, is_paired: bool) -> Iterator[str]:
-    """Say what limits the comparison."""
-    if not is_paired:
+    if pair:
+        yield f"{pair}."
+    if first.plan.folds != second.plan.folds:
         seeds = first.plan.random_state, second.plan.random_state
         why = f" (random_state {seeds[0]} and {seeds[1]})" if seeds[0] != seeds[1] else ""
         yield (
             f"The runs have different folds{why}: no test in pairs is possible, and a difference "
             "of means may come from the folds."
         )
-    elif text.folds == 2:
+    elif len(first.folds) == 2:
         yield "Two folds make a weak test."
     if first.plan.dataset != second.plan.dataset:
         yield "The samples or transforms of the runs differ."
-
-
-def _on_rest(
-    rows: Sequence[dict[str, Candidate]], common: Sequence[str], names: tuple[str, str]
-) -> Iterator[str]:
-    """Name the candidates that only one run has, and incomplete ones."""
     for table, name in zip(rows, names, strict=True):
         only = [candidate for candidate in table if candidate not in common]
         if only and common:

@@ -1,31 +1,60 @@
-"""`CVResults`, what a call returns: the outcome, trained models, figures, the report."""
+"""`CVResults`, what a call returns: scores, ranking, times, trained models, figures, the report."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from asynckfold.errors import AbsentError, AsyncKFoldError, InputError
-from asynckfold.jobs import reproducibility
-from asynckfold.jobs.plan import Job
-from asynckfold.jobs.result import Result
+import numpy as np
+import numpy.typing as npt
+
+from asynckfold.errors import AbsentError, AsyncKFoldError, InputError, refuse
+from asynckfold.jobs.candidate_names import candidate_name
+from asynckfold.jobs.folds import Fold
+from asynckfold.jobs.plan import Job, Plan
+from asynckfold.jobs.reproducibility import Reproducibility, reproducibility_of
+from asynckfold.jobs.result import ENDED, Baseline, Result, counts_line, fingerprint
 from asynckfold.results import tables
-from asynckfold.results.candidates import Candidate, done_job, done_jobs, find_job
-from asynckfold.results.outcome import Outcome
+from asynckfold.results.candidates import (
+    Candidate,
+    candidates,
+    done_jobs,
+    find_job,
+    rank,
+)
+from asynckfold.results.out_of_fold import (
+    kept_problems,
+    layers_of,
+    mean_of_layers,
+    out_of_fold,
+    ragged_problems,
+)
+from asynckfold.results.speedup import AgainstSerial, Speedup, against_serial, speedup_of
+from asynckfold.results.statistics import (
+    Difference,
+    holm,
+    largest_difference,
+    paired_differences,
+    train_valid_ratio,
+)
+from asynckfold.results.verdict import Verdict, make_verdict
 from asynckfold.store import RunReader
+from asynckfold.system.plain_text import one_line
 
 if TYPE_CHECKING:
-    from asynckfold.results.ensemble import FoldEnsemble, FoldModels
+    import pandas as pd
+
+    from asynckfold.results.ensemble import FoldEnsemble
     from asynckfold.results.estimator_scores import EstimatorComparison
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CVResults(Outcome):
+class CVResults:
     """The results of a sweep, complete or not.
 
     Parameters
@@ -50,11 +79,227 @@ class CVResults(Outcome):
         Whether the run is reproducible bit for bit, and if not, why.
     """
 
+    plan: Plan
+    folds: tuple[Fold, ...]
+    n_samples: int
+    results: Mapping[str, Result]
+    seconds: float
+    baseline: Baseline | None
+    root_dir: Path
+    error_score: float = float("nan")
+    bit_identity: Reproducibility = field(default_factory=lambda: Reproducibility(()))
     _build_report: Callable[[], Path] | None = None
     _draw: Callable[[str, Any], Any] | None = None
     _load_weights: Callable[[Result, str], dict[str, Any]] | None = None
     _load_refit: Callable[[Candidate], CVResults | None] | None = None
-    _load_models: Callable[[], FoldModels] | None = None
+    _load_models: Callable[[], Any] | None = None
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """One `Candidate` per model × LR schedule, in the caller's order."""
+        return candidates(self.plan, self.results, self.error_score)
+
+    @property
+    def cv_results_(self) -> dict[str, Any]:
+        """Scores and times under scikit-learn's keys (``mean_test_accuracy``), by candidate."""
+        return tables.score_table(self.candidates, self.plan.scoring)
+
+    @property
+    def has_best(self) -> bool:
+        """Whether any candidate has a score on every fold."""
+        return any(row.ranks_by(self.plan.scoring[0]) for row in self.candidates)
+
+    @property
+    def best_index_(self) -> int:
+        """Position of the best complete candidate; `AbsentError` if there is none."""
+        if not self.has_best:
+            raise AbsentError.one(
+                "no candidate has a score on every fold, so none is best",
+                counts_line(self.counts),
+                "Continue the run, or read in results.to_frame('fold') why jobs failed.",
+            )
+        return int(np.argmin(rank(self.candidates, self.plan.scoring[0])))
+
+    @property
+    def best_params_(self) -> dict[str, Any]:
+        """``{"model": …, "scheduler": …}`` of the best complete candidate, and its parameters."""
+        return self.candidates[self.best_index_].params
+
+    @property
+    def best_score_(self) -> float:
+        """Mean score of the best complete candidate, by the first metric."""
+        return self.candidates[self.best_index_].mean(self.plan.scoring[0])
+
+    @property
+    def verdict(self) -> Verdict:
+        """Which model is better, which LR schedule, by how much, and whether it may be chance.
+
+        ``print(results.verdict)`` prints it in words.
+        """
+        # Without `error_score`, which is not a sample.
+        rows = candidates(self.plan, self.results)
+        return make_verdict(rows, self.plan.scoring[0], self.folds)
+
+    def compare(self) -> pd.DataFrame:
+        """Return a pandas table of all pairs of candidates, compared fold by fold.
+
+        Returns
+        -------
+        pandas.DataFrame
+            ``mean`` is the difference of the first metric, the higher mean ``first``; ``ci_low``
+            and ``ci_high`` are its 95 % interval, ``p`` is corrected by Holm's method over all
+            rows, ``won`` counts the folds where the first is better, of ``folds`` that both have.
+            Interval and p are of the corrected resampled t test (Nadeau and Bengio 2003), a
+            heuristic for k-fold; NaN where no test is possible.
+        """
+        import pandas as pd
+
+        columns = [item.name for item in fields(Difference)]
+        frame: pd.DataFrame = pd.DataFrame(map(vars, pairs_of(self)), columns=columns)
+        return frame
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Jobs by state: planned = done + failed + diverged + cancelled + pending."""
+        statuses = [result.status for result in self.results.values()]
+        ended = {status: statuses.count(status) for status in ENDED}
+        planned = len(self.plan.jobs)
+        return {"planned": planned, **ended, "pending": planned - sum(ended.values())}
+
+    @property
+    def speedup(self) -> float | None:
+        """Serial seconds / packed seconds for equal work, both measured on an idle machine.
+
+        None if there is no such number; `speedup_note` says why.
+        """
+        return self.timing.ratio
+
+    @property
+    def speedup_note(self) -> str:
+        """Speedup with both times, its estimate, or the reason for having neither."""
+        return self.timing.text
+
+    @property
+    def timing(self) -> Speedup:
+        """Serial against packed wall time: what `speedup`, the tables and the report show."""
+        jobs = [job.id for job in self.plan.jobs]
+        return speedup_of(jobs, self.results, self.seconds, self.baseline)
+
+    @property
+    def fingerprint(self) -> str:
+        """One hash over all jobs' canonical results: equal hashes, equal bits."""
+        return fingerprint({name: item.digest for name, item in self.results.items()})
+
+    @property
+    def classes_(self) -> npt.NDArray[Any] | None:
+        """Class labels of the data, in the order of the outputs' columns.
+
+        With one output for two classes, the labels of 0 and of 1. None for regression and for
+        several labels per sample.
+        """
+        objective = self.plan.objective_of("")
+        if not objective.is_classes:
+            return None
+        planned = self.plan.objective
+        # Their columns are no classes.
+        several = {model for model, _ in (planned.outputs if planned is not None else ())}
+        kept = [self.results.get(job.id) for job in self.plan.jobs if job.model not in several]
+        outputs = [item.outputs for item in kept if item is not None and item.outputs is not None]
+        columns = max((each.shape[1] for each in outputs if each.ndim == 2), default=0)
+        return objective.all_labels(max(columns, len(self.plan.classes)))
+
+    @property
+    def oof(self) -> dict[str, Any]:
+        """Out-of-fold outputs by candidate: the outputs that the scores are computed from.
+
+        Shape (n_samples, ...), in the order of the dataset; columns are those of `classes_`. If
+        samples are held out more than once, as by repeats, (n_repeats, n_samples, ...), since each
+        score is that of a single model. Samples that no finished fold held out are NaN. Of a model
+        of several outputs, a dict or tuple of such arrays.
+
+        Raises
+        ------
+        InputError
+            The run kept no outputs; see ``keep_outputs_gib`` of `AsyncKFold`.
+        """
+        return self._as_given(self._kept())
+
+    @property
+    def oof_mean(self) -> dict[str, Any]:
+        """Mean of `oof` over the repeats, by candidate, of shape (n_samples, ...).
+
+        With repeats these are the outputs of an ensemble of ``n_repeats`` models, which mostly
+        scores higher than this cross-validation says. Without repeats, the same as `oof`.
+        """
+        outputs = self._kept()
+        if max(layers_of(self.folds), default=0) > 0:
+            objective = self.plan.objective
+            if objective is not None and any(one.ragged for _, one in objective.outputs):
+                refuse(ragged_problems(max(layers_of(self.folds)) + 1))
+            outputs = {name: mean_of_layers(item) for name, item in outputs.items()}
+        return self._as_given(outputs)
+
+    def _kept(self) -> dict[str, npt.NDArray[np.float32]]:
+        refuse(kept_problems(self.results))
+        return out_of_fold(self.plan, self.folds, self.results, self.n_samples)
+
+    def _as_given(self, outputs: dict[str, npt.NDArray[np.float32]]) -> dict[str, Any]:
+        models = {candidate_name(*pair): pair[0] for pair in self.plan.candidates}
+        return {
+            name: self.plan.objective_of(models[name]).as_returned(each)
+            for name, each in outputs.items()
+        }
+
+    def to_frame(self, level: str = "candidate") -> pd.DataFrame:
+        """Return a pandas table: one row per candidate, per fold, or per epoch.
+
+        Parameters
+        ----------
+        level : {"candidate", "fold", "epoch"}
+            What a row is. Candidates are sorted by rank.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Seconds in ``*_seconds``, bytes in ``peak_memory`` and, of jobs on GPUs,
+            ``peak_gpu_memory``. With a serial baseline, candidates have its seconds, of the kind in
+            ``baseline``, and their share of the packed run's wall time (``packed_seconds``), in
+            proportion to the cores and GPUs that their jobs held; ``speedup`` only from an
+            undisturbed, measured baseline. Pretraining epochs precede those of the training;
+            ``stage`` names their phase, and each of their measures is a column. If jobs were
+            trained by averaging, folds have ``rounds`` and ``samples_epochs``, the samples × epochs
+            of each process.
+        """
+        import pandas as pd
+
+        rows: Iterable[tables.Row]
+        if level == "candidate":
+            rows = self._candidate_rows()
+        elif level == "fold":
+            rows = tables.fold_rows(self.plan, self.results, self.baseline, self.error_score)
+        elif level == "epoch":
+            rows = tables.epoch_rows(self.plan, self.results)
+        else:
+            rule = "level must be 'candidate', 'fold' or 'epoch'"
+            raise ValueError(f"{rule}: received {level!r}. The default is 'candidate'.")
+        frame: pd.DataFrame = pd.DataFrame(list(rows))
+        return frame
+
+    def _candidate_rows(self) -> list[tables.Row]:
+        ratio = train_valid_ratio(self.folds)
+        return tables.candidate_rows(self.candidates, self.plan.scoring, ratio, times_of(self))
+
+    def _text(self) -> tuple[str, list[list[str]], str]:
+        """Return title, cells and verdict of the table that is printed."""
+        title = f"{counts_line(self.counts)} in {self.seconds:.1f} s"
+        if self.baseline is not None:
+            title += f"; {self.speedup_note}"
+        title = one_line(f"{title}; fingerprint {self.fingerprint[:12]}, {self.bit_identity}")
+        cells = tables.ranking(self._candidate_rows(), self.plan.scoring[0])
+        return title, cells, str(self.verdict)
+
+    def __repr__(self) -> str:
+        return tables.as_text(*self._text())
 
     @property
     def refitted(self) -> CVResults | None:
@@ -98,7 +343,7 @@ class CVResults(Outcome):
             raise InputError.one(rule, repr(of), remedy)
         if fold == "all":
             return self.on_all_samples(candidate).state_dict(of=of)
-        job = done_job(self.plan, self.results, _name_of(self, candidate), fold, repeat)
+        (job,) = done_jobs(self.plan, self.results, _name_of(self, candidate), fold, repeat)
         return self._load_weights(self.results[job.id], of)
 
     def model(self, candidate: str | None = None, fold: int | str = 0, repeat: int = 0) -> Any:
@@ -135,7 +380,7 @@ class CVResults(Outcome):
         if fold == "all":
             return self.on_all_samples(candidate).model()
         name = _name_of(self, candidate)
-        return models.model(done_job(self.plan, self.results, name, fold, repeat))
+        return models.model(*done_jobs(self.plan, self.results, name, fold, repeat))
 
     def ensemble(self, candidate: str | None = None) -> FoldEnsemble:
         """Return the models of all folds and repeats of a candidate as one predictor.
@@ -212,7 +457,8 @@ class CVResults(Outcome):
             Something is no estimator, a classifier for numbers or the like, or the run is scored by
             a function of your own; or these results were read from the run's folder.
         """
-        return _live_models(self).compare_with(estimators)
+        comparison: EstimatorComparison = _live_models(self).compare_with(estimators)
+        return comparison
 
     def on_all_samples(self, candidate: str | None = None) -> CVResults:
         """Return the results of training a candidate on all samples, by default the best.
@@ -269,7 +515,7 @@ class CVResults(Outcome):
 
     def _repr_html_(self) -> str:
         page = tables.link_html(self.root_dir / "report" / "index.html")
-        return super()._repr_html_() + tables.image_html(_scores_svg(self)) + page
+        return tables.as_html(*self._text()) + tables.image_html(_scores_svg(self)) + page
 
 
 def _scores_svg(results: CVResults) -> bytes:
@@ -285,7 +531,7 @@ def _name_of(results: CVResults, candidate: str | None) -> str:
     return results.candidates[results.best_index_].name if candidate is None else candidate
 
 
-def _live_models(results: CVResults) -> FoldModels:
+def _live_models(results: CVResults) -> Any:
     if results._load_models is None:
         rule = "models come from results of a call, since a run's folder holds none"
         remedy = "Make the call again, which trains nothing twice; or load state_dict into a model."
@@ -315,7 +561,7 @@ def single(results: CVResults, candidate: str | None, fold: int | str, repeat: i
         refit = results.on_all_samples(candidate)
         return _ensemble_of(refit, refit.plan.jobs)
     name = _name_of(results, candidate)
-    return _ensemble_of(results, [done_job(results.plan, results.results, name, fold, repeat)])
+    return _ensemble_of(results, done_jobs(results.plan, results.results, name, fold, repeat))
 
 
 def refit_of(results: CVResults, name: str) -> CVResults | None:
@@ -337,10 +583,23 @@ def read_results(store: RunReader) -> CVResults:
         seconds=math.fsum(item.packed_seconds for item in store.sessions()),
         baseline=store.baseline,
         root_dir=store.root,
-        bit_identity=reproducibility.reproducibility_of(store.plan, store.software()),
+        bit_identity=reproducibility_of(store.plan, store.software()),
     )
 
 
 def refit_note(store: RunReader) -> str:
     """Return how the refit of the best candidate ended; ``""`` if there was none."""
     return next((item.text for item in reversed(store.events()) if item.kind == "refit"), "")
+
+
+def pairs_of(results: CVResults) -> tuple[Difference, ...]:
+    """Compare all pairs of candidates."""
+    rows, metric = candidates(results.plan, results.results), results.plan.scoring[0]
+    names, scores = [row.name for row in rows], np.array([row.scores[metric] for row in rows])
+    largest = largest_difference(metric, scores)
+    return holm(paired_differences(names, scores, results.folds, largest))
+
+
+def times_of(results: CVResults) -> dict[str, AgainstSerial]:
+    """Compare each candidate with the serial loop, by its name."""
+    return against_serial(results.plan, results.results, results.seconds, results.baseline)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,50 +21,9 @@ from asynckfold.jobs.objective import (
     predicted,
     probabilities,
 )
-from asynckfold.jobs.plan import Job
 from asynckfold.results.out_of_fold import of_one_width, ragged_problems
 
-if TYPE_CHECKING:
-    from asynckfold.results.estimator_scores import EstimatorComparison
-
 Outputs = npt.NDArray[np.float32]
-
-
-class Predictor(Protocol):
-    """The models of an ensemble."""
-
-    def __call__(self, inputs: Any) -> Iterator[Outputs]:
-        """Yield batches of every model's outputs for samples: shapes (models, batch, ...)."""
-
-    @property
-    def modules(self) -> list[Any]:
-        """The modules, in evaluation mode, on the CPU."""
-
-    def save(self, ensemble: FoldEnsemble, path: Path, *, overwrite: bool) -> None:
-        """Write the models to a file."""
-
-    def export_onnx(self, path: Path, *, overwrite: bool) -> None:
-        """Write the first model as ONNX."""
-
-    def expects(self) -> dict[str, str]:
-        """Describe what the first module takes, see `FoldEnsemble.expects`."""
-
-
-class FoldModels(Protocol):
-    """Rebuilds the trained models of a run from the objects it was started with."""
-
-    @property
-    def transform(self) -> Transform | None:
-        """The user's `output_transform`, of arrays."""
-
-    def model(self, job: Job) -> Any:
-        """Return the trained module of a job that is done."""
-
-    def predictor(self, jobs: Sequence[Job]) -> Predictor:
-        """Return a function that runs the models of these jobs."""
-
-    def compare_with(self, estimators: Any) -> EstimatorComparison:
-        """Fit scikit-learn estimators on the folds of the run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +75,7 @@ class FoldEnsemble:
     classes: tuple[str, ...] = field(repr=False)
     size: int
     objective: Objective = field(repr=False)
-    _outputs: Predictor = field(repr=False)
+    _outputs: Any = field(repr=False)  # runs the models, see `api.fold_models`
     _transform: Transform | None = field(default=None, repr=False)
     classes_: npt.NDArray[Any] | None = field(default=None, repr=False)
 
@@ -127,7 +85,7 @@ class FoldEnsemble:
 
         They get samples after the eval transform and ``preprocess``.
         """
-        return self._outputs.modules
+        return list(self._outputs.modules)
 
     @property
     def module(self) -> Any:
@@ -148,7 +106,7 @@ class FoldEnsemble:
             ``classes``: as JSON, their names by index. Each only where there is such.
         """
         classes = {"classes": json.dumps(self.classes)} if self.classes else {}
-        return self._outputs.expects() | classes
+        return {**self._outputs.expects(), **classes}
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write all that predicts to one file, for `asynckfold.load_model`.

@@ -18,6 +18,7 @@ from asynckfold.results.statistics import (
     paired_differences,
     train_valid_ratio,
 )
+from asynckfold.results.verdict import VerdictText
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -106,20 +107,10 @@ class EstimatorComparison:
         if ready:
             best = ready[int(np.argmin(rank(ready, self.metric)))].name
             pairs = [item for item in self.differences if best in (item.first, item.second)]
-            lines += map(_sentence, pairs)
+            scores = np.array([row.scores[self.metric] for row in self.candidates])
+            in_points = largest_difference(self.metric, scores) == 1
+            repeats = len({fold.repeat for fold in self.folds})
+            text = VerdictText(self.metric, in_points, len(self.folds), repeats)
+            lines += [f"{text.of_pair(pair)}." for pair in pairs]
         lines += [f"{name}: {text}" for name, text in self.errors.items()]
         return "\n".join(lines)
-
-
-def _sentence(item: Difference) -> str:
-    if item.conclusion == "equal":
-        return f"{item.first} and {item.second}: equal on every fold"
-    if item.conclusion == "untestable":
-        if not item.folds:
-            return f"{item.first} and {item.second}: no fold in common"
-        return f"{item.first} ahead of {item.second} by {item.mean:.4f}; no test possible"
-    word = "beats" if item.conclusion == "beats" else "ahead of, no clear difference from,"
-    return (
-        f"{item.first} {word} {item.second} by {item.mean:.4f} "
-        f"[{item.ci_low:.4f}, {item.ci_high:.4f}], p = {item.p:.2g}"
-    )

@@ -8,8 +8,8 @@ of ``predict``, ``predict_proba`` and ``decision_function`` it needs, what it re
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,15 @@ from asynckfold.jobs.objective import (
     predicted,
     probabilities,
 )
+from asynckfold.jobs.result import MakeAccumulator
 from asynckfold.jobs.schema import with_leaves
 from asynckfold.results.batch_scores import (
     PIXEL_SCORES,
-    accumulated_score,
+    BatchScores,
     accumulates,
-    count_pixels,
-    metric_problems,
+    batch_score,
     name_of,
-    score_of_counts,
+    pixel_problems,
 )
 from asynckfold.results.direction import direction_problems
 
@@ -101,22 +101,15 @@ def named_scores(scoring: Any, kind: str) -> list[tuple[Any, Any]]:
     """Return (name, score) pairs of what the user passed."""
     if scoring is None:
         scoring = DEFAULTS[kind]
-    if isinstance(scoring, Mapping):
-        return [
-            (
-                name_of(item, str(name)) if accumulates(item) else name,
-                _of_pixels(item, kind),
-            )
-            for name, item in scoring.items()
-        ]
-    many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
-    return [(_name_of(item), item) for item in (scoring if many else [scoring])]
-
-
-def _of_pixels(item: Any, kind: str) -> Any:
-    """Return the name of a score of pixels that was taken for one which the user reports."""
-    is_known = isinstance(item, ReportedScore) and item.__name__ in PIXEL_SCORES.get(kind, ())
-    return item.__name__ if is_known else item
+    if not isinstance(scoring, Mapping):
+        many = isinstance(scoring, Sequence) and not isinstance(scoring, str)
+        return [(_name_of(item), item) for item in (scoring if many else [scoring])]
+    pairs = []
+    for name, item in scoring.items():
+        if isinstance(item, ReportedScore) and item.__name__ in PIXEL_SCORES.get(kind, ()):
+            item = item.__name__  # not one that the user reports
+        pairs.append((name_of(item, str(name)) if accumulates(item) else name, item))
+    return pairs
 
 
 def is_custom(item: Any) -> bool:
@@ -166,18 +159,22 @@ def _problems(pairs: Sequence[tuple[Any, Any]], kind: str) -> list[Problem]:
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    metrics = [(name, item) for name, item in pairs if accumulates(item)]
-    for name, item in metrics:
-        problems += metric_problems(str(name), item)
+    problems += [
+        Problem(
+            "a metric must say by higher_is_better whether more of it is better",
+            f"{name}, whose higher_is_better is None",
+            "Pass a function (targets, outputs) → float, or set higher_is_better on a subclass.",
+        )
+        for name, item in pairs
+        if accumulates(item) and item.higher_is_better is None
+    ]
     others = [(name, item) for name, item in pairs if not accumulates(item)]
     return [*problems, *direction_problems(others)]
 
 
 def _score(name: str, item: Any, objective: Objective, transform: Transform | None) -> Score:
-    if accumulates(item):
-        return lambda targets, outputs: accumulated_score(
-            name, item, objective, transform, targets, outputs
-        )
+    if accumulates(item) or (objective.is_dense and not is_custom(item)):
+        return batch_score(name, item, objective, transform)
     if is_custom(item):
         if objective.is_of_trees:
             return lambda targets, outputs: item(
@@ -190,10 +187,6 @@ def _score(name: str, item: Any, objective: Objective, transform: Transform | No
         return lambda targets, outputs: item(objective.originals(targets), outputs)
     if item == "accuracy" and objective.kind == MULTICLASS and transform is None:
         return _accuracy
-    if objective.is_dense:
-        return lambda targets, outputs: score_of_counts(
-            item, objective.kind, count_pixels(objective, targets, outputs, transform)
-        )
     scorer = _scorer_for(item, objective)
 
     def score(targets: npt.NDArray[Any], outputs: Outputs) -> float:
@@ -355,3 +348,132 @@ def _is_ranking(objective: Objective) -> bool:
     return objective.scale in (LOGITS, LOG_PROBABILITIES, MARGINS) or (
         objective.kind != MULTICLASS and objective.scale == PROBABILITIES
     )
+
+
+# Whether scores fit what the models return
+
+
+def why_not_by_batch(scoring: Any, objective: Objective, measured: Collection[str] = ()) -> str:
+    """Return which scores need all outputs of a fold at once; ``""`` if none.
+
+    `measured` are the scores that a `validation_step` computes.
+
+    Examples
+    --------
+    >>> why_not_by_batch(["dice", "f1_macro"], Objective("segmentation", "logits"))
+    ''
+    >>> why_not_by_batch(["accuracy", "roc_auc"], Objective("binary", "logits"), {"accuracy"})
+    'roc_auc'
+    """
+    return ", ".join(
+        str(name)
+        for name, item in named_scores(scoring, objective.kind)
+        if name not in measured
+        and not accumulates(item)
+        and (is_custom(item) or not objective.is_dense)
+    )
+
+
+def accumulator_of(
+    scoring: Any,
+    objective: Objective,
+    transform: Transform | None = None,
+    measured: Collection[str] = (),
+) -> MakeAccumulator:
+    """Return what makes the accumulators of the jobs of a model; parameters as in `resolve`."""
+    pairs = [
+        (str(name), item)
+        for name, item in named_scores(scoring, objective.kind)
+        if name not in measured
+    ]
+    return partial(BatchScores, pairs, objective, transform)
+
+
+def with_reported(scoring: Any) -> Any:
+    """Return `scoring` with unknown names as reported scores, except near misses of known names.
+
+    >>> with_reported("accuracy"), with_reported("acuracy"), with_reported(None)
+    ('accuracy', 'acuracy', None)
+    >>> list(with_reported(["accuracy", "inception"]))
+    ['accuracy', 'inception']
+    """
+    from sklearn.metrics import get_scorer_names
+
+    if scoring is None:
+        return None
+    known = get_scorer_names()
+    pairs = named_scores(scoring, "")
+    unknown = {item for _, item in pairs if isinstance(item, str) and not nearest(item, known)}
+    if not unknown or len({str(name) for name, _ in pairs}) < len(pairs):
+        return scoring
+    return {name: ReportedScore(item) if item in unknown else item for name, item in pairs}
+
+
+def reported_names(scoring: Any, kind: str = "") -> list[str]:
+    """Return the names of scores that the user's code is to report, for a kind of targets.
+
+    >>> reported_names(with_reported(["accuracy", "inception"])), reported_names("accuracy")
+    (['inception'], [])
+    """
+    if scoring is None:
+        return []
+    return [
+        str(name) for name, item in named_scores(scoring, kind) if isinstance(item, ReportedScore)
+    ]
+
+
+def fit_problems(scoring: Any, objective: Objective, models: Sequence[str]) -> Iterator[Problem]:
+    """Yield why scikit-learn's scores cannot be computed from models' outputs."""
+    pairs = [
+        (name, item) for name, item in named_scores(scoring, objective.kind) if not is_custom(item)
+    ]
+    if not pairs:
+        return
+    names = ", ".join(str(name) for name, _ in pairs)
+    function = "scoring={'name': function}, of (targets, outputs) → float"
+    remedy = (
+        "Pass output_transform= with a function from outputs to probabilities or numbers, such as "
+        f"torch.sigmoid; or {function}."
+    )
+    if objective.targets is not None:
+        rule = "targets of several parts need scores of your own"
+        yield Problem(rule, f"{names}, and targets {objective.targets.text}", f"Pass {function}.")
+        return
+    objectives = {model: objective.of(model) for model in models} or {"": objective}
+    trees = {model: each.columns for model, each in objectives.items() if each.columns is not None}
+    if trees and objective.scale != TRANSFORMED:
+        model, columns = next(iter(trees.items()))
+        rule = "scores need to know which of several outputs they are of"
+        yield Problem(rule, f"{names}, and model {model}, which returns {columns.text}", remedy)
+        return
+    if not trees and any(each.scale == UNKNOWN for each in objectives.values()):
+        rule = "scores need the meaning of outputs, which this criterion does not define"
+        yield Problem(rule, f"{names} of outputs of an unknown scale", remedy)
+    if objective.is_dense:
+        yield from pixel_problems(pairs, objective)
+    is_two = objective.kind == BINARY or len(objective.labels) == 2
+    labels = objective.all_labels(2).tolist() if is_two else [1]
+    unclear = [str(name) for name, item in pairs if 1 not in labels and takes_pos_label(item)]
+    if unclear and objective.pos_label is None:
+        yield Problem(
+            f"{', '.join(unclear)} needs to know which class is positive: scikit-learn takes 1",
+            f"labels {' and '.join(map(repr, labels))}",
+            f"Pass pos_label={labels[-1]!r}, or a score such as 'f1_macro'.",
+        )
+
+
+def score_notes(
+    scoring: Any, objective: Objective, models: Sequence[str], is_known: bool = True
+) -> Iterator[str]:
+    """Yield what probabilities are computed from, if the criterion (`is_known`) did not say it."""
+    from sklearn.metrics import get_scorer
+
+    logits = [model for model in models if objective.of(model).scale == LOGITS]
+    if scoring is None or is_known or objective.kind != MULTICLASS or not logits:
+        return
+    items = [item for _, item in named_scores(scoring, objective.kind) if not is_custom(item)]
+    if any(getattr(get_scorer(item), "_response_method", "") == "predict_proba" for item in items):
+        yield (
+            f"probabilities are taken to be the softmax of outputs of {', '.join(logits)}, "
+            "since this criterion does not define it; output_transform= overrides this"
+        )

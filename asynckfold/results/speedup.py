@@ -16,7 +16,7 @@ from statistics import fmean
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Baseline, Result
 
-MEASURED, ESTIMATED = "measured", "estimated"
+MEASURED = "measured"
 NOT_TAKEN = "no serial loop was run; baseline='measure' (--baseline measure) runs it, too"
 
 
@@ -32,6 +32,7 @@ class Speedup:
     estimated_serial_seconds: float | None  # the same where it was estimated
     packed_seconds: float  # of the packed run, failed jobs included
     serial_threads: int
+    disturbance: str = ""  # use by other programs during the timing; empty if there was none
 
     @property
     def text(self) -> str:
@@ -88,7 +89,9 @@ def against_serial(
     by_name = {}
     for name, jobs in by_candidate.items():
         packed = packed_seconds * (held[name] / total) if held[name] else math.nan
-        seconds = _serial_seconds(name, jobs, results, baseline)
+        done = [job for job in jobs if _is_done(results, job.id)]
+        by_serial = baseline.seconds_by_job if baseline else {}
+        seconds = math.fsum(by_serial.get(job.id, math.nan) for job in done) if done else math.nan
         measured = baseline is not None and baseline.kind == MEASURED
         serial = seconds if measured else math.nan
         by_name[name] = AgainstSerial(
@@ -97,7 +100,7 @@ def against_serial(
             math.nan if measured else seconds,
             packed,
             math.nan if whole.ratio is None else serial / packed,
-            *_accuracies(name, jobs, results, baseline),
+            *_accuracies(name, done, results, baseline),
         )
     return by_name
 
@@ -154,24 +157,11 @@ def _gpu_of(result: Result) -> tuple[str, str]:
     return result.node, result.device
 
 
-def _serial_seconds(
-    name: str, jobs: Sequence[Job], results: Mapping[str, Result], baseline: Baseline | None
-) -> float:
-    done = [job.id for job in jobs if _is_done(results, job.id)]
-    if baseline is None or not done:
-        return math.nan
-    return math.fsum(baseline.seconds_by_job.get(job, math.nan) for job in done)
-
-
 def _accuracies(
     name: str, jobs: Sequence[Job], results: Mapping[str, Result], baseline: Baseline | None
 ) -> tuple[float, float]:
-    """Return the mean accuracy, packed and serial, over the same jobs."""
-    packed = {
-        job.id: accuracy
-        for job in jobs
-        if _is_done(results, job.id) and (accuracy := accuracy_of(results[job.id])) is not None
-    }
+    """Return the mean accuracy of jobs that are done, packed and serial, over the same ones."""
+    packed = {job.id: it for job in jobs if (it := accuracy_of(results[job.id])) is not None}
     serial = baseline.by_job if baseline else {}
     both = [job for job in packed if job in serial]
     if both:
@@ -200,9 +190,27 @@ def speedup_of(
     if baseline is None:
         return Speedup("", None, None, NOT_TAKEN, None, None, packed_seconds, 0)
     done = [name for name in planned if _is_done(results, name)]
-    serial, why = _equal_work(planned, done, results, baseline)
-    why = why or _bad_timing(serial, packed_seconds, baseline)
-    ratio = None if why or serial is None else serial / packed_seconds
+    seconds = [baseline.seconds_by_job.get(name, math.nan) for name in done]
+    serial = math.fsum(seconds) if done and not any(map(math.isnan, seconds)) else None
+    why, ratio = "", None
+    if any(name not in results for name in planned):
+        why, serial = "the run is not complete", None
+    elif not done:
+        why = "no job succeeded"
+    elif serial is None:
+        why = "the serial loop did not time all finished jobs"
+    elif len(done) < len(planned):
+        why = (
+            f"{len(planned) - len(done)} of {len(planned)} jobs did not succeed: the packed time "
+            "includes what was spent on them, the serial time does not"
+        )
+    elif baseline.disturbance:
+        where = ", in a new folder" if baseline.is_run_disturbed else ""
+        why = f"{baseline.disturbance}. Measure again on an idle machine{where}"
+    elif not (0 < serial < math.inf and 0 < packed_seconds < math.inf):
+        why = "the time of the serial loop or of the packed run is not known"
+    else:
+        ratio = serial / packed_seconds
     measured = baseline.kind == MEASURED
     return Speedup(
         kind=baseline.kind,
@@ -213,42 +221,5 @@ def speedup_of(
         estimated_serial_seconds=None if measured else serial,
         packed_seconds=packed_seconds,
         serial_threads=baseline.threads,
+        disturbance=baseline.disturbance,
     )
-
-
-def _equal_work(
-    planned: Collection[str],
-    done: Collection[str],
-    results: Mapping[str, Result],
-    baseline: Baseline,
-) -> tuple[float | None, str]:
-    """Return the serial seconds of the jobs that are done, and why the work was not equal."""
-    if any(name not in results for name in planned):
-        return None, "the run is not complete"
-    if not done:
-        return None, "no job succeeded"
-    lost = len(planned) - len(done)
-    why = ""
-    if lost:
-        why = (
-            f"{lost} of {len(planned)} jobs did not succeed: the packed time includes what was "
-            "spent on them, the serial time does not"
-        )
-    missing = [name for name in done if name not in baseline.seconds_by_job]
-    if missing:
-        return None, (
-            f"the serial loop did not time {len(missing)} of the {len(done)} finished jobs, first "
-            f"{missing[0]}"
-        )
-    return math.fsum(baseline.seconds_by_job[name] for name in done), why
-
-
-def _bad_timing(serial: float | None, packed: float, baseline: Baseline) -> str:
-    if baseline.disturbance:
-        where = ", in a new folder" if baseline.is_run_disturbed else ""
-        return f"{baseline.disturbance}. Measure again on an idle machine{where}"
-    if baseline.kind not in (MEASURED, ESTIMATED):
-        return f"the serial time is of an unknown kind, {baseline.kind!r}"
-    times = (("serial loop", serial), ("packed run", packed))
-    unknown = [name for name, value in times if value is None or not 0 < value < math.inf]
-    return f"the time of the {' and of the '.join(unknown)} is not known" if unknown else ""

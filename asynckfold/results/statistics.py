@@ -9,7 +9,7 @@ heuristic for the folds of one cross-validation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -113,10 +113,9 @@ def largest_difference(name: str, scores: Floats) -> float:
 def confidence_interval(
     scores: npt.NDArray[np.float64],
     train_valid_ratio: float,
-    level: float = 0.95,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> tuple[float, float]:
-    """Return the corrected resampled t interval of a mean over folds.
+    """Return the corrected resampled t interval, of 95 %, of a mean over folds.
 
     The naive interval is too narrow; the correction adds ``n_valid / n_train`` to ``1 / k``.
 
@@ -128,7 +127,7 @@ def confidence_interval(
     if count < 2 or np.isnan(scores).any():
         return math.nan, math.nan
     error = np.sqrt((1 / count + train_valid_ratio) * scores.var(ddof=1))
-    half = float(stdtrit(count - 1, (1 + level) / 2) * error)
+    half = float(stdtrit(count - 1, 0.975) * error)
     mean, (least, most) = float(scores.mean()), bounds
     if scores.min() < least or scores.max() > most:
         return mean - half, mean + half
@@ -253,16 +252,6 @@ class Factor:
         """The leader's comparisons, the closest first."""
         pairs = [pair for pair in self.pairs if self.leader in (pair.first, pair.second)]
         return sorted(pairs, key=lambda pair: math.inf if math.isnan(pair.mean) else pair.mean)
-
-    def shown_by(self, shown: Callable[[str], str]) -> Factor:
-        """Return this factor under names that are safe to show."""
-        names, over, unbeaten = (
-            tuple(map(shown, each)) for each in (self.names, self.over, self.unbeaten)
-        )
-        pairs = (
-            replace(pair, first=shown(pair.first), second=shown(pair.second)) for pair in self.pairs
-        )
-        return Factor(names, over, shown(self.leader), tuple(pairs), unbeaten)
 
 
 def compare_levels(

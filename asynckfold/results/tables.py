@@ -97,6 +97,9 @@ def fold_rows(
     for job in plan.jobs:
         known = results.get(job.id)
         result = known or pending
+        rounds, samples = (it.rounds, it.samples) if (it := result.averaged) else (math.nan, ())
+        # The blank keeps a spreadsheet from reading it as one number.
+        averaged = {"rounds": rounds, "samples_epochs": ", ".join(map(str, samples))}
         yield {
             **_place(job, parameters),
             "status": result.status,
@@ -111,7 +114,7 @@ def fold_rows(
             "threads": result.threads,
             "attempt": result.attempt,
             "fused": len(plan.group_of(job.id)),
-            **(_averaging_columns(result) if averaging else {}),
+            **(averaged if averaging else {}),
             **({"serial_accuracy": serial.get(job.id, math.nan)} if serial else {}),
             "error": result.error,
         }
@@ -136,15 +139,6 @@ def _place(job: Job, parameters: Sequence[str]) -> Row:
         **_names_of(job.model, job.lr_schedule, parameters),
         "repeat": job.repeat,
         "fold": job.fold,
-    }
-
-
-def _averaging_columns(result: Result) -> Row:
-    averaged = result.averaged
-    return {
-        "rounds": averaged.rounds if averaged else math.nan,
-        # The blank keeps a spreadsheet from reading it as one number.
-        "samples_epochs": ", ".join(map(str, averaged.samples)) if averaged else "",
     }
 
 

@@ -9,7 +9,6 @@ from itertools import pairwise, starmap
 
 from asynckfold.jobs.decoding import decoded
 from asynckfold.jobs.messages import Facts
-from asynckfold.jobs.result import job_by_id
 from asynckfold.planning.forecast import Forecast, forecast
 from asynckfold.planning.fusion_groups import grouped
 from asynckfold.planning.workload import Choice, TimeEstimate, Workload
@@ -46,20 +45,6 @@ def mean_use(samples: Sequence[Sample], phase: str) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class ModelAccount:
-    """Predicted and measured cost of one model's jobs; means are over those that have ended."""
-
-    model: str
-    threads: int  # of each job
-    why: str  # reason for that number; empty if it was not recorded
-    jobs: int  # that have ended
-    predicted_seconds: float  # mean of a job; the jobs of a fusion group share its seconds equally
-    seconds: float  # the same as measured, failed attempts included
-    memory: int  # bytes reserved for a job, or the largest fusion group, on top of its process
-    peak_memory: int  # bytes of a whole process, torch included
-
-
-@dataclass(frozen=True)
 class Packing:
     """How a run used its allotted cores."""
 
@@ -74,7 +59,6 @@ class Packing:
     # Mean share of the allotted cores that jobs held, 0 to 1: core-seconds / (cores × makespan).
     # A worker that waits for its disk holds its core; cores left to other processes do not count.
     held: float | None
-    models: tuple[ModelAccount, ...]
 
 
 def packing_of(store: RunReader) -> Packing | None:
@@ -104,7 +88,6 @@ def packing_of(store: RunReader) -> Packing | None:
         longest,
         max(core_seconds / cores, longest) if cores else None,
         core_seconds / (cores * makespan) if cores and makespan else None,
-        _models(store, groups, attempts, seconds, decided),
     )
 
 
@@ -152,40 +135,6 @@ def _makespan(attempts: Sequence[Attempt], ends: Sequence[float]) -> float:
         first, last = spans.get(attempt.session, (math.inf, -math.inf))
         spans[attempt.session] = min(first, attempt.started), max(last, end)
     return math.fsum(last - first for first, last in spans.values())
-
-
-def _models(
-    store: RunReader,
-    groups: Mapping[str, _Group],
-    attempts: Sequence[Attempt],
-    seconds: Mapping[_Group, float],
-    decided: Choice | None,
-) -> tuple[ModelAccount, ...]:
-    plan, results = store.plan, store.results()
-    jobs = job_by_id(plan)
-    newest = {item.job_id: item for item in attempts}
-    accounts = []
-    for model in dict.fromkeys(job.model for job in plan.jobs):
-        widest = max(len(groups[job.id]) for job in plan.jobs if job.model == model)
-        ended = [name for name in results if jobs[name].model == model and name in newest]
-        cost = decided.costs.get(model) if decided else None
-        accounts.append(
-            ModelAccount(
-                model,
-                plan.threads_of(model),
-                decided.why.get(model, "") if decided else "",
-                len(ended),
-                _mean([newest[name].expected / len(groups[name]) for name in ended]),
-                _mean([seconds[groups[name]] / len(groups[name]) for name in ended]),
-                cost.memory * widest if cost else 0,
-                max((results[name].peak_memory for name in ended), default=0),
-            )
-        )
-    return tuple(accounts)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
 
 
 def decided_of(store: RunReader) -> Choice | None:

@@ -10,7 +10,7 @@ well: then candidates are compared, as if each were a model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,23 +67,12 @@ class Verdict:
         return " ".join(self.sentences)
 
 
-def make_verdict(
-    rows: Sequence[Candidate],
-    metric: str,
-    folds: Sequence[Fold],
-    shown: Callable[[str], str] = str,
-) -> Verdict:
-    """Compare models, then LR schedules; `shown` makes names safe to show.
-
-    Scores of `rows` are NaN where a fold has none.
-    """
+def make_verdict(rows: Sequence[Candidate], metric: str, folds: Sequence[Fold]) -> Verdict:
+    """Compare models, then LR schedules; scores of `rows` are NaN where a fold has none."""
     rows = _crossed(rows)
     scores = np.array([row.scores[metric] for row in rows])
     in_points = largest_difference(metric, scores) == 1
-    models, lr_schedules = (each.shown_by(shown) for each in _factors(rows, metric, folds))
-    rows = [
-        replace(row, model=shown(row.model), lr_schedule=shown(row.lr_schedule)) for row in rows
-    ]
+    models, lr_schedules = _factors(rows, metric, folds)
     pairs, best = models.pairs + lr_schedules.pairs, models.unbeaten + lr_schedules.unbeaten
     first = _sole_first(rows, metric)
     levels = (first.model, first.lr_schedule) if first else ()
@@ -93,10 +82,10 @@ def make_verdict(
         if level in factor.beaten
     ]
     repeats = len({fold.repeat for fold in folds})
-    text = VerdictText(metric, shown(metric), in_points, len(folds), repeats)
+    text = VerdictText(metric, in_points, len(folds), repeats)
     sentences = text.of_sweep(models, lr_schedules, rows, first.name if first else "", beaten)
     return Verdict(
-        text.name,
+        text.metric,
         models.pairs,
         lr_schedules.pairs,
         models.unbeaten,
@@ -153,8 +142,8 @@ class VerdictText:
 
     Parameters
     ----------
-    metric, name : str
-        The score, and its name as it is shown.
+    metric : str
+        The score.
     in_points : bool
         Whether scores are shares, so that differences are percentage points.
     folds, repeats : int
@@ -162,7 +151,6 @@ class VerdictText:
     """
 
     metric: str
-    name: str
     in_points: bool
     folds: int
     repeats: int
@@ -247,15 +235,15 @@ class VerdictText:
         scored = [row for row in rows if self._folds_of(row)]
         if len(scored) == 1 and not is_compared:
             (row,) = scored
-            mean = f"{self.name} {row.mean(self.metric):.4g}"
+            mean = f"{self.metric} {row.mean(self.metric):.4g}"
             only = "the only candidate" + " with a score" * (len(rows) > 1)
             yield f"{row.name} is {only}: {mean} over {_count(self._folds_of(row))}."
 
     def _of_incomplete(self, rows: Sequence[Candidate]) -> Iterator[str]:
         """Name the candidates that lack folds."""
         if not any(row.ranks_by(self.metric) for row in rows):
-            article = "an" if self.name[:1].lower() in "aeiou" else "a"
-            yield f"No candidate has {article} {self.name} on every fold, so none is best."
+            article = "an" if self.metric[:1].lower() in "aeiou" else "a"
+            yield f"No candidate has {article} {self.metric} on every fold, so none is best."
         missing = [
             f"{row.name} ({'' if row.status == DONE else f'{row.status}, '}"
             f"{self._folds_of(row)} of {_count(self.folds)})"
@@ -288,9 +276,9 @@ class VerdictText:
     @property
     def _unit(self) -> str:
         if self.in_points:
-            return "points" if self.name == "accuracy" else f"points in {self.name}"
-        error = self.name.removeprefix("neg_")
-        return f"in {self.name if error == self.name else error.replace('_', ' ')}"
+            return "points" if self.metric == "accuracy" else f"points in {self.metric}"
+        error = self.metric.removeprefix("neg_")
+        return f"in {self.metric if error == self.metric else error.replace('_', ' ')}"
 
 
 def _exponent(value: float) -> int:

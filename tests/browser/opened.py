@@ -48,7 +48,7 @@ class Opened:
     """An open page; `page` is playwright's."""
 
     def __init__(self, page: Any, file: Path) -> None:
-        self.page, self._address = page, file.as_uri()
+        self.page, self._address, self._file = page, file.as_uri(), file
         self.requests: list[str] = []
         self.said: list[str] = []
         page.on("request", lambda request: self.requests.append(request.url))
@@ -61,6 +61,11 @@ class Opened:
         """Assert that the page fetched nothing but itself, and that the console is empty."""
         assert self.requests == [self._address] * len(self.requests)
         assert not self.said
+
+    @property
+    def numbers(self) -> Any:
+        """What ``results.json`` says."""
+        return json.loads(self._file.with_name("results.json").read_text("utf-8"))
 
     def show(self, tab: str) -> None:
         """Open ``"Results"`` or ``"Run details"``."""

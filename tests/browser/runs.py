@@ -6,10 +6,8 @@ import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from asynckfold import Job, RunStore
-from asynckfold.jobs.result import CANCELLED, DIVERGED, DONE, FAILED
-from asynckfold.results.report.page import render
-from asynckfold.results.report.summary import summarize
+from asynckfold import Job
+from asynckfold.cli import main
 from tests.synthetic import PENDING, FakeClockStore, Synthetic, write_run
 
 HOSTILE = (
@@ -31,12 +29,12 @@ CONFUSED += (
 
 
 def _of(status: Callable[[Job], bool], other: str) -> Callable[[Job], str]:
-    return lambda job: other if status(job) else DONE
+    return lambda job: other if status(job) else "done"
 
 
 def _mixed(job: Job) -> str:
-    states = (DONE, FAILED, DONE, DIVERGED, CANCELLED)
-    return states[job.fold % 5] if job.model == "MLP" else DONE
+    states = ("done", "failed", "done", "diverged", "cancelled")
+    return states[job.fold % 5] if job.model == "MLP" else "done"
 
 
 SWEEP = Synthetic(
@@ -66,9 +64,9 @@ RUNS: Mapping[str, Synthetic] = {
     "nothing done": Synthetic(
         status=lambda job: PENDING, baseline=None, cpu_samples=False, events=()
     ),
-    "all failed": Synthetic(status=lambda job: FAILED, traceback=CONFUSED, baseline=None),
+    "all failed": Synthetic(status=lambda job: "failed", traceback=CONFUSED, baseline=None),
     "half failed": Synthetic(
-        status=_of(lambda job: bool(job.fold % 2), FAILED), traceback=CONFUSED, folds=4
+        status=_of(lambda job: bool(job.fold % 2), "failed"), traceback=CONFUSED, folds=4
     ),
     "one model failed": Synthetic(status=_mixed, traceback=CONFUSED, baseline=None),
     "killed": Synthetic(
@@ -83,7 +81,7 @@ RUNS: Mapping[str, Synthetic] = {
         lr_schedules=('"><img src=x onerror=alert(1)>',),
         classes=HOSTILE,
         error="ValueError: <b>\u202e" + "x" * 300,
-        status=_of(lambda job: job.model == HOSTILE[0] and job.fold == 1, FAILED),
+        status=_of(lambda job: job.model == HOSTILE[0] and job.fold == 1, "failed"),
         events=((HOSTILE[0], HOSTILE[1]),),
     ),
 }
@@ -103,10 +101,8 @@ def write_page(name: str, folder: Path) -> Path:
             for core, job in enumerate(left[:2]):
                 store.start_attempt(job.id, (core,), 1, "cpu", 2.0)
             store.clock += 3.0
-    with RunStore.read(root) as store:
-        page = folder / f"{name}.html"
-        page.write_text(render(summarize(store)), "utf-8")
-    return page
+    assert main(["report", str(root)]) == 0
+    return root / "report" / "index.html"
 
 
 @functools.cache

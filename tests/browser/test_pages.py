@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import Any
 
 import pytest
 
-from tests.browser import keep
 from tests.browser.conftest import Open
 from tests.browser.runs import RUNS, jobs_of
 
-TABS = keep.TABS
-WIDTHS = (390, 820, 1440)
+TABS = ("Results", "Run details")
 PRINTED = 718
 """Pixels between the margins of an A4 page."""
 
@@ -26,22 +23,15 @@ def test_a_page_opens_quietly(opened: Open) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_cut_off(opened: Open, name: str, width: int) -> None:
-    with opened(name, width=width) as seen:
+@pytest.mark.parametrize(("width", "theme"), [(390, "light"), (820, "dark"), (1440, "light")])
+def test_nothing_is_cut_off_and_axe_finds_no_serious_fault(
+    opened: Open, name: str, width: int, theme: str
+) -> None:
+    with opened(name, width=width, theme=theme) as seen:
         for tab in TABS:
             seen.show(tab)
             seen.fits()
             seen.charts_can_be_read()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_no_serious_fault(opened: Open, name: str, theme: str) -> None:
-    with opened(name, theme=theme) as seen:
-        for tab in TABS:
-            seen.show(tab)
             seen.is_accessible()
 
 
@@ -65,7 +55,7 @@ def test_without_script_everything_can_be_read(opened: Open, name: str, width: i
 def test_the_first_screen_answers(opened: Open, name: str) -> None:
     with opened(name) as seen:
         page = seen.page
-        numbers = json.loads(page.locator("#numbers").text_content())
+        numbers = seen.numbers
         first = page.evaluate(ON_FIRST_SCREEN)
         counts = numbers["counts"]
         # Which model, by how much, is it real.
@@ -122,30 +112,7 @@ def test_paper_opens_what_a_screen_folds_up(opened: Open) -> None:
 
 
 @pytest.mark.nightly
-def test_paper_shows_the_colours_that_tell_candidates_apart(opened: Open) -> None:
-    with opened("sweep", width=PRINTED) as seen:
-        seen.page.emulate_media(media="print")
-        found = seen.page.evaluate(PRINTED_COLOURS)
-    assert len(found) > 12
-    assert {*found} == {"exact"}
-
-
-PRINTED_COLOURS = """() => [...document.querySelectorAll(".legend button, tr.best > *")]
-    .map((item) => getComputedStyle(item, item.tagName === "BUTTON" ? "::before" : null))
-    .map((style) => style.printColorAdjust)"""
-
-
-@pytest.mark.nightly
 def test_pages_are_small(page_of: Any) -> None:
     sizes = {name: page_of(name).stat().st_size for name in RUNS}
     allowed = {name: 400_000 if jobs_of(name) <= 50 else 3_000_000 for name in RUNS}
     assert {name: size for name, size in sizes.items() if size > allowed[name]} == {}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("width", keep.WIDTHS)
-@pytest.mark.parametrize("tab", TABS)
-def test_the_page_is_laid_out_as_it_was_kept(opened: Open, width: int, tab: str) -> None:
-    with opened(keep.RUN, width=width) as seen:
-        seen.show(tab)
-        assert keep.outline(seen.page) == keep.kept()[f"{tab}, {width}"]

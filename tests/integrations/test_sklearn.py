@@ -105,7 +105,7 @@ def test_each_candidate_is_tested_against_each_estimator(run: CVResults) -> None
     assert guess.mean == pytest.approx(np.mean(mine - 1 / 3))
     assert guess.folds == 3
     text = str(found)
-    assert re.search(r"tiny/step (beats|ahead of).* guess by 0\.\d{4} \[", text)
+    assert re.search(r"tiny/step (beats guess by [\d.]+ points|against guess: undecided)", text)
     assert re.search(r"candidate +tiny/step +0\.\d{4}", text)
 
 
@@ -121,7 +121,7 @@ def test_what_fails_is_named_and_the_others_are_fitted(tmp_path: Path) -> None:
     assert np.isnan(frame.loc["Broken", "ci_low"])
     assert frame.loc["LinearSVC", "folds_done"] == 0
     assert "LinearSVC: 3 of 3 folds failed" in str(found)
-    assert "no fold in common" in str(found)
+    assert "no fold has a score of both" in str(found)
     # Without a random_state, too, the numbers are the same each time.
     again = results.compare_with(DummyClassifier(strategy="stratified"))
     np.testing.assert_array_equal(

@@ -14,7 +14,6 @@ from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, RunStore, TrainerParams, load_results
 from asynckfold.cli import main
-from asynckfold.jobs.result import StageEpoch
 from tests.outcomes import NAN, divided, results_of, written
 from tests.results.test_verdict import LENET, MLP, plus
 from tests.toy import Tiny, adam, samples
@@ -141,7 +140,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed in (0, 1):
         kfold = AsyncKFold(
             3, samples(), root / f"seed-{seed}", nn.CrossEntropyLoss(), 10,
-            random_state=seed, engine="serial", baseline=None, verbose=0,
+            random_state=seed, engine="serial", baseline=None, report=False, verbose=0,
         )  # fmt: skip
         kfold([Tiny], ["cosine"], adam, {"epochs": 2})
     return root
@@ -178,20 +177,3 @@ def test_one_changed_output_and_an_incomplete_run_are_reported(golden: Path, sai
     assert not said(Path("none"), Path("none"), bits=True)["identical"]
     found = said(golden / "seed-0", Path("none"), bits=True)
     assert found["results"] == "Tiny/cosine/fold-0: done there, pending here"
-
-
-def test_different_pretraining_is_reported(golden: Path, said: Said) -> None:
-    results, runs = load_results(golden / "seed-0"), []
-    for gap in (0.25, 0.5):
-        stages = (StageEpoch("layer 1", 1, {"gap": NAN}, gap),
-                  StageEpoch("layer 2", 1, {"gap": gap}, 1.0))  # fmt: skip
-        pretrained = {
-            name: replace(item, pretraining=stages) for name, item in results.results.items()
-        }
-        runs.append(replace(results, results=pretrained))
-    assert said(*runs, bits=True)["results"] == (
-        "Tiny/cosine/fold-0: pretraining ('layer 2', 1, {'gap': 0.25}) there, "
-        "('layer 2', 1, {'gap': 0.5}) here"
-    )
-    found = said(Path("old"), golden / "seed-0", bits=True)["results"]
-    assert "2 epochs pretrained there, 0 here" in found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import GridSearchCV
 
@@ -119,44 +116,6 @@ def test_without_a_complete_candidate_the_error_counts_jobs_by_state() -> None:
         _ = make_results({}).best_index_
 
 
-def test_a_failed_job_is_never_averaged_away() -> None:
-    results = make_results(all_scores())
-    failed = replace(results.results["A/warm/fold-0"], status="failed", scores={}, outputs=None)
-    found = replace(results, results={**results.results, failed.job_id: failed}, error_score=0.0)
-    row = found.candidates[3]
-    assert (row.status, row.done, row.planned, row.complete) == ("failed", 2, 3, False)
-    assert row.scores["accuracy"][0] == 0.0
-    assert found.best_params_ == {"model": "A", "scheduler": "cosine"}
-    assert found.to_frame()["rank"].isna().tolist() == [False, False, False, True]
-
-
-# Ranking
-
-
-values = st.one_of(st.floats(0, 1), st.just(float("nan")), st.sampled_from([0.25, 0.5]))
-
-
-def ranks(means: list[float]) -> list[int]:
-    results = results_of({f"m{place}/x": [mean] for place, mean in enumerate(means)}, "a")
-    return list(results.cv_results_["rank_test_a"])
-
-
-@given(st.lists(values, min_size=1, max_size=6), st.randoms(use_true_random=False))
-def test_ranks_do_not_depend_on_the_order_and_nan_is_last(means: list[float], random: Any) -> None:
-    order = list(range(len(means)))
-    random.shuffle(order)
-    known = ranks(means)
-    assert ranks([means[position] for position in order]) == [known[at] for at in order]
-    for (mean, place), (other, other_place) in itertools.product(
-        zip(means, known, strict=True), repeat=2
-    ):
-        if mean > other or (math.isnan(other) and not math.isnan(mean)):
-            assert place < other_place
-        if mean == other or (math.isnan(mean) and math.isnan(other)):
-            assert place == other_place
-    assert min(known) == 1
-
-
 def interval(scores: list[float], metric: str = "profit", ratio: float = 0.25) -> list[float]:
     folds = folds_of(len(scores), ratio)
     frame = results_of({"m/x": scores}, metric, folds=folds).to_frame()
@@ -193,14 +152,6 @@ def test_oof_outputs_are_in_dataset_order() -> None:
     for array in outputs.values():
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array, np.arange(12, dtype=np.float32)[:, None])
-
-
-def test_oof_outputs_keep_repeats_apart() -> None:
-    results = make_results(all_scores(2), 2)
-    outputs = results.oof["A/warm"]
-    assert outputs.shape == (2, 12, 1)
-    np.testing.assert_array_equal(outputs[:, :, 0], [np.arange(12), np.arange(12) + 1])
-    np.testing.assert_allclose(results.oof_mean["A/warm"][:, 0], np.arange(12) + 0.5)
 
 
 def test_samples_that_no_finished_fold_held_out_are_nan() -> None:
@@ -283,26 +234,6 @@ def test_a_run_without_results_can_be_shown() -> None:
     assert "n/a" in repr(results)
     assert len(results.to_frame()) == 4
     assert results.oof == {}
-
-
-ENDED = ("done", "failed", "diverged", "cancelled")
-
-
-@given(st.dictionaries(st.sampled_from(sorted(all_scores())), st.sampled_from(ENDED)))
-def test_the_counts_add_up(ends: dict[str, str]) -> None:
-    results = make_results(all_scores())
-    chosen = {name: replace(results.results[name], status=end) for name, end in ends.items()}
-    counts = replace(results, results=chosen).counts
-    assert counts["planned"] == sum(counts[state] for state in (*ENDED, "pending")) == 12
-
-
-def test_the_speedup_needs_a_baseline_and_all_jobs() -> None:
-    baseline = Baseline("measured", 25.0, 2)
-    scores = all_scores()
-    assert make_results(scores, baseline=baseline).speedup == 2.5
-    assert make_results(scores).speedup is None
-    del scores["A/warm/fold-1"]
-    assert make_results(scores, baseline=baseline).speedup is None
 
 
 def test_pretraining_epochs_precede_training_epochs() -> None:

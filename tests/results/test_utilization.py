@@ -47,18 +47,6 @@ def packing_of(root: Path) -> Any:
     return report_again(root).numbers["packing"]
 
 
-def account(model: str, threads: int, *numbers: float) -> dict[str, Any]:
-    """What the report says of the cost of a model."""
-    names = ("jobs", "predicted_seconds", "seconds", "memory", "peak_memory")
-    why = f"{threads} thread{'s' * (threads > 1)}: as asked"
-    return {
-        "model": model,
-        "threads": threads,
-        "why": why,
-        **dict(zip(names, numbers, strict=True)),
-    }
-
-
 def record(store: RunStore, job: str, attempt: int) -> None:
     assert store.record(Result(job, attempt, "done", {"accuracy": 1.0}, peak_memory=50))
 
@@ -121,7 +109,6 @@ def test_all_attempts_count_in_seconds_and_core_seconds(root: Path) -> None:
     assert found["longest"] == pytest.approx(4 + 3)
     assert found["lower_bound"] == pytest.approx(18 / 2)
     assert found["held"] == pytest.approx(18 / (2 * 10))
-    assert found["models"] == [account("A", 2, 1, 2.5, 3.0, 7, 50), account("B", 1, 2, 5, 6, 7, 50)]
     assert (
         "The jobs took 10.0 s from first start to last end, 11.0 s predicted and at least 9.0 s "
         "needed in any order; they held 90.0 % of 2 cores, the tail included"
@@ -149,7 +136,6 @@ def test_seconds_of_a_fusion_group_count_once(root: Path) -> None:
     assert found["core_seconds"] == pytest.approx((5 - 1) + (9 - 6))
     assert found["longest"] == pytest.approx(4 + 3)
     assert found["held"] == pytest.approx(7 / (2 * 8))
-    assert found["models"][1] == account("B", 1, 2, 5.0, 3.5, 14, 50)
 
 
 def test_without_a_recorded_decision_core_use_is_unknown(root: Path) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from asynckfold.jobs.placement import Wait
 from asynckfold.jobs.plan import Job, Plan
 from asynckfold.jobs.result import DONE, Result, cause
-from asynckfold.results.outcome import Outcome
-from asynckfold.results.report.sanitize import ERROR_LIMIT, TEXT_LIMIT, clean, shown
-from asynckfold.results.utilization import Packing, end_of, mean_use, packing_of
+from asynckfold.results.utilization import end_of, mean_use
 from asynckfold.store import RunReader, Sample
 
 
@@ -45,16 +43,6 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class AveragedJob:
-    """What parameter averaging did in one job."""
-
-    job: str
-    rounds: int
-    seconds: float  # of its epochs, over all attempts
-    samples: tuple[int, ...]  # samples × epochs of each process
-
-
-@dataclass(frozen=True)
 class FailureGroup:
     """Jobs that ended with the same status and error text."""
 
@@ -74,16 +62,6 @@ class LogLine:
     text: str
 
 
-def shown_packing(store: RunReader) -> Packing | None:
-    """Return how the jobs were packed, under names that are safe to show."""
-    packing = packing_of(store)
-    models = (
-        replace(item, model=clean(item.model), why=clean(item.why, ERROR_LIMIT))
-        for item in (packing.models if packing else ())
-    )
-    return packing and replace(packing, models=tuple(models))
-
-
 def bars(
     store: RunReader, results: Mapping[str, Result], jobs: Mapping[str, Job]
 ) -> tuple[Bar, ...]:
@@ -95,7 +73,7 @@ def bars(
     for item in attempts:
         if item.job_id not in jobs:
             continue
-        job, result = shown(jobs[item.job_id]), results.get(item.job_id)
+        job, result = jobs[item.job_id], results.get(item.job_id)
         is_last = result is not None and result.attempt == item.attempt
         drawn.append(
             Bar(
@@ -103,37 +81,21 @@ def bars(
                 candidate=job.candidate,
                 attempt=item.attempt,
                 cores=item.cores,
-                device=clean(item.device),
+                device=item.device,
                 start=item.started,
                 end=end_of(item, sessions),
                 outcome=item.outcome or open_outcome,
-                error=clean(item.error, ERROR_LIMIT),
+                error=item.error,
                 expected=item.expected,
                 memory=item.memory,
                 peak_memory=result.peak_memory if result and is_last else None,
-                waits=tuple(
-                    replace(wait, text=clean(wait.text, ERROR_LIMIT)) for wait in item.waits
-                ),
+                waits=item.waits,
                 changes=item.changes,
                 score=result.scores.get(metric, math.nan) if result and is_last else math.nan,
-                node=clean(item.node),
+                node=item.node,
             )
         )
     return tuple(drawn)
-
-
-def averaged(outcome: Outcome) -> tuple[AveragedJob, ...]:
-    """Return the jobs that were trained by averaging."""
-    return tuple(
-        AveragedJob(
-            shown(job).id,
-            result.averaged.rounds,
-            math.fsum(item.seconds for item in result.epochs),
-            result.averaged.samples,
-        )
-        for job in outcome.plan.jobs
-        if (result := outcome.results.get(job.id)) and result.averaged
-    )
 
 
 def failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, ...]:
@@ -146,26 +108,19 @@ def failures(plan: Plan, results: Mapping[str, Result]) -> tuple[FailureGroup, .
     grouped = [
         FailureGroup(
             status,
-            clean(error, ERROR_LIMIT) or "no error text was recorded",
-            tuple(shown(job).id for job, _ in failed),
-            clean(next((item.traceback for _, item in failed if item.traceback), ""), TEXT_LIMIT),
+            error or "no error text was recorded",
+            tuple(job.id for job, _ in failed),
+            next((item.traceback for _, item in failed if item.traceback), ""),
         )
         for (status, error), failed in groups.items()
     ]
     return tuple(sorted(grouped, key=lambda group: -len(group.jobs)))
 
 
-def event_log(store: RunReader, jobs: Mapping[str, Job]) -> tuple[LogLine, ...]:
-    """Return the run's events, in text that is safe to show."""
-    names = {name: shown(job).id for name, job in jobs.items()}
+def event_log(store: RunReader) -> tuple[LogLine, ...]:
+    """Return the run's events."""
     return tuple(
-        LogLine(
-            item.at,
-            clean(item.kind),
-            names.get(item.job_id or "") or clean(item.job_id or ""),
-            clean(item.text, ERROR_LIMIT),
-        )
-        for item in store.events()
+        LogLine(item.at, item.kind, item.job_id or "", item.text) for item in store.events()
     )
 
 
@@ -216,14 +171,14 @@ def gpu_uses(samples: Sequence[Sample]) -> tuple[GpuUse, ...]:
 
 def uses(samples: Sequence[Sample]) -> tuple[CpuUse, ...]:
     """Return the CPU use of each phase that was sampled, serial first."""
-    phases = {phase: [x for x in samples if x.phase == phase] for phase in ("serial", "packed")}
-    return tuple(_use(*item, mean_use(samples, item[0])) for item in phases.items() if item[1])
-
-
-def _use(phase: str, samples: Sequence[Sample], means: tuple[float, float]) -> CpuUse:
-    seconds, used, by_run = _thinned([(item.at, item.used, item.own) for item in samples])
-    cores = max(len(item.cores) for item in samples)
-    return CpuUse(phase, seconds, used, by_run, cores, *means)
+    cpu = []
+    for phase in ("serial", "packed"):
+        of_phase = [item for item in samples if item.phase == phase]
+        if of_phase:
+            at, used, by_run = _thinned([(item.at, item.used, item.own) for item in of_phase])
+            cores = max(len(item.cores) for item in of_phase)
+            cpu.append(CpuUse(phase, at, used, by_run, cores, *mean_use(samples, phase)))
+    return tuple(cpu)
 
 
 def _thinned(rows: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.plan import Job, Plan
-from asynckfold.jobs.result import DONE, Epoch
+from asynckfold.jobs.result import Epoch
 from asynckfold.results.candidates import Candidate, rank
-from asynckfold.results.outcome import Outcome, pairs_of, times_of
+from asynckfold.results.cv_results import CVResults, pairs_of, times_of
 from asynckfold.results.report.predictions import Points, class_accuracy
-from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, shown
-from asynckfold.results.speedup import AgainstSerial, Speedup, accuracy_of
+from asynckfold.results.speedup import AgainstSerial
 from asynckfold.results.statistics import Difference, train_valid_ratio
 
 
@@ -68,7 +66,7 @@ class CandidateRow:
 
 
 def candidate_rows(
-    outcome: Outcome, confusions: Mapping[str, npt.NDArray[np.int64]]
+    outcome: CVResults, confusions: Mapping[str, npt.NDArray[np.int64]]
 ) -> tuple[CandidateRow, ...]:
     """Return a row for each candidate, best first, unranked ones last."""
     metric, ratio = outcome.plan.scoring[0], train_valid_ratio(outcome.folds)
@@ -76,23 +74,21 @@ def candidate_rows(
     jobs = _with_epochs(outcome)
     rows = []
     for candidate, position in by_rank(outcome):
-        name = candidate.name
-        model, lr_schedule = clean(candidate.model), clean(candidate.lr_schedule)
-        scores, (low, high) = candidate.scores, candidate.interval(metric, ratio)
-        confusion, pair = confusions.get(name), pairs.get(name)
+        name, scores, confusion = candidate.name, candidate.scores, confusions.get(candidate.name)
+        low, high = candidate.interval(metric, ratio)
         by_class = confusion is not None and class_accuracy(confusion, len(outcome.plan.classes))
         rows.append(
             CandidateRow(
-                name=candidate_name(model, lr_schedule),
-                model=model,
-                lr_schedule=lr_schedule,
+                name=name,
+                model=candidate.model,
+                lr_schedule=candidate.lr_schedule,
                 rank=position,
                 status=candidate.status,
                 folds_done=candidate.done,
                 folds=candidate.planned,
-                scores={clean(each): tuple(values.tolist()) for each, values in scores.items()},
-                mean={clean(each): candidate.mean(each) for each in scores},
-                std={clean(each): candidate.std(each) for each in scores},
+                scores={each: tuple(values.tolist()) for each, values in scores.items()},
+                mean={each: candidate.mean(each) for each in scores},
+                std={each: candidate.std(each) for each in scores},
                 ci_low=low,
                 ci_high=high,
                 fit_seconds=candidate.total_fit_seconds,
@@ -100,15 +96,15 @@ def candidate_rows(
                 confusion=None if confusion is None else tuple(map(tuple, confusion.tolist())),
                 class_accuracy=by_class or None,
                 serial_class_accuracy=serial.get(name),
-                **{**vars(times[name]), "baseline": clean(times[name].baseline)},
-                device=clean(candidate.device),
-                to_first=pair and replace(pair, first=clean(pair.first), second=clean(pair.second)),
+                **vars(times[name]),
+                device=candidate.device,
+                to_first=pairs.get(name),
             )
         )
     return tuple(rows)
 
 
-def by_rank(outcome: Outcome) -> list[tuple[Candidate, int | None]]:
+def by_rank(outcome: CVResults) -> list[tuple[Candidate, int | None]]:
     """Return the candidates with their rank, best first; unranked ones last, with None."""
     metric, listed = outcome.plan.scoring[0], outcome.candidates
     worst = len(listed) + 1
@@ -119,7 +115,7 @@ def by_rank(outcome: Outcome) -> list[tuple[Candidate, int | None]]:
     return sorted(ranked, key=lambda item: (item[1] or worst, -item[0].done))
 
 
-def _to_first(outcome: Outcome) -> dict[str, Difference]:
+def _to_first(outcome: CVResults) -> dict[str, Difference]:
     """Return how the first candidate compares with each of the others, by their name."""
     if not outcome.has_best:
         return {}
@@ -143,7 +139,7 @@ def _curves(histories: Sequence[Sequence[Epoch]]) -> tuple[Curve, ...]:
     return tuple(curves)
 
 
-def _with_epochs(outcome: Outcome) -> dict[str, list[Job]]:
+def _with_epochs(outcome: CVResults) -> dict[str, list[Job]]:
     """Return the jobs that recorded epochs, by candidate."""
     jobs: dict[str, list[Job]] = {}
     for job in outcome.plan.jobs:
@@ -164,62 +160,9 @@ def fold_names(plan: Plan) -> tuple[str, ...]:
 
 def class_names(plan: Plan, confusions: Mapping[str, npt.NDArray[np.int64]]) -> tuple[str, ...]:
     """Return the names of classes, and of outputs beyond them that models predict."""
-    names = tuple(clean(name) for name in plan.classes)
+    names = plan.classes
     size = max(map(len, confusions.values()), default=len(names))
     return names + tuple(f"output {index}" for index in range(len(names), size))
-
-
-@dataclass(frozen=True)
-class AccuracyPair:
-    """Mean accuracy of a candidate in the packed run and in the serial baseline."""
-
-    candidate: str
-    packed: float
-    serial: float
-    folds: tuple[FoldPair, ...] = ()  # each fold that both have
-
-
-@dataclass(frozen=True)
-class FoldPair:
-    """Accuracy of one job in the packed run and in the serial baseline."""
-
-    fold: str  # "3", or "repeat.fold"
-    together: int  # size of its fusion group, 1 without one
-    packed: float
-    serial: float
-
-
-@dataclass(frozen=True)
-class TimedSpeedup(Speedup):
-    """Serial against packed wall time, and the accuracy of both."""
-
-    accuracy: tuple[AccuracyPair, ...] = ()  # empty for an estimate, and if it is not scored
-    disturbance: str = ""  # use by other programs during the timing; empty if there was none
-
-
-def timing_of(outcome: Outcome, rows: Sequence[CandidateRow]) -> TimedSpeedup | None:
-    """Return serial against packed wall time; None without a baseline."""
-    baseline, timing = outcome.baseline, outcome.timing
-    if baseline is None:
-        return None
-    timing = replace(timing, kind=clean(timing.kind), why_not=clean(timing.why_not, ERROR_LIMIT))
-    repeated = len({job.repeat for job in outcome.plan.jobs}) > 1
-    pairs: dict[str, list[FoldPair]] = {}
-    for job in outcome.plan.jobs:
-        result, serial = outcome.results.get(job.id), baseline.by_job.get(job.id)
-        if result is None or serial is None or result.status != DONE:
-            continue
-        accuracy = accuracy_of(result)
-        if accuracy is not None:
-            fold = f"{job.repeat}.{job.fold}" if repeated else str(job.fold)
-            pair = FoldPair(fold, len(outcome.plan.group_of(job.id)), accuracy, serial)
-            pairs.setdefault(shown(job).candidate, []).append(pair)
-    accuracies = tuple(
-        AccuracyPair(row.name, *both, tuple(pairs.get(row.name, ())))
-        for row in rows
-        if all(map(math.isfinite, both := (row.packed_accuracy, row.serial_accuracy)))
-    )
-    return TimedSpeedup(**vars(timing), accuracy=accuracies, disturbance=baseline.disturbance)
 
 
 @dataclass(frozen=True)
@@ -237,7 +180,7 @@ class LossOverTime:
 
 
 def loss_over_time(
-    outcome: Outcome, times: Mapping[str, AgainstSerial]
+    outcome: CVResults, times: Mapping[str, AgainstSerial]
 ) -> tuple[LossOverTime, ...]:
     """Return a pair of lines for each candidate with epochs, over the jobs that both trained."""
     recorded = outcome.baseline.epochs if outcome.baseline else {}
@@ -249,11 +192,11 @@ def loss_over_time(
         spent = math.fsum(line[-1][0] for line in (_line(outcome, job) for job in jobs))
         scale = times[name].packed_seconds / spent if spent else math.nan
         packed = tuple((seconds * scale, loss) for seconds, loss in _together(ours))
-        lines.append(LossOverTime(shown(jobs[0]).candidate, packed, _together(theirs)))
+        lines.append(LossOverTime(name, packed, _together(theirs)))
     return tuple(lines)
 
 
-def _line(outcome: Outcome, job: Job) -> Points:
+def _line(outcome: CVResults, job: Job) -> Points:
     epochs = outcome.results[job.id].epochs
     ends = accumulate(item.seconds for item in epochs)
     return tuple(zip(ends, (item.train_loss for item in epochs), strict=True))
@@ -273,7 +216,7 @@ def _together(lines: Sequence[Sequence[Sequence[float]]]) -> Points:
     return tuple(zip(seconds.tolist(), losses.tolist(), strict=True))
 
 
-def serial_class_accuracy(outcome: Outcome) -> dict[str, tuple[float, ...]]:
+def serial_class_accuracy(outcome: CVResults) -> dict[str, tuple[float, ...]]:
     """Return the recall of each class in the serial loop by candidate; NaN without samples."""
     counts = outcome.baseline.class_counts if outcome.baseline else {}
     tables: dict[str, list[Sequence[Sequence[int]]]] = {}

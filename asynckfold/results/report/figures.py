@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.attempts import Bar, CpuUse, GpuUse
 from asynckfold.results.report.candidate_rows import CandidateRow, Curve, LossOverTime
-from asynckfold.results.report.predictions import Points, Predictions
+from asynckfold.results.report.predictions import Points
 from asynckfold.results.report.sentences import number, percent
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.report.svg import COLOURS, Scale
@@ -40,6 +41,7 @@ class Line:
     said: Sequence[str] = ()  # tooltip of each point
     band: Points = ()  # lowest and highest value at each point
     dashed: bool = False
+    joined: bool = True  # whether a line joins the points
 
 
 @dataclass(frozen=True)
@@ -130,27 +132,27 @@ def comparable_losses(summary: Summary) -> list[LossOverTime]:
 
 def loss_over_time(pairs: Sequence[LossOverTime], places: Mapping[str, int]) -> Panel | None:
     """Return the training loss over seconds, packed and in the serial loop."""
-    lines = [
-        Line(
-            pair.candidate,
-            places[pair.candidate],
-            points,
-            [
-                f"{pair.candidate}, {kind}: training loss {number(loss)} after {duration(seconds)}"
-                for seconds, loss in points
-            ],
-            dashed=kind == "serial",
-        )
+    drawn = [
+        (pair.candidate, kind, points)
         for pair in pairs
         for kind, points in (("packed", pair.packed), ("serial", pair.serial))
         if points
     ]
-    if not lines:
+    if not drawn:
         return None
-    divisor, unit = say.time_unit(max(line.points[-1][0] for line in lines))
+    divisor, unit = say.time_unit(max(points[-1][0] for _, _, points in drawn))
     lines = [
-        replace(line, points=tuple((at / divisor, loss) for at, loss in line.points))
-        for line in lines
+        Line(
+            name,
+            places[name],
+            tuple((seconds / divisor, loss) for seconds, loss in points),
+            [
+                f"{name}, {kind}: training loss {number(loss)} after {duration(seconds)}"
+                for seconds, loss in points
+            ],
+            dashed=kind == "serial",
+        )
+        for name, kind, points in drawn
     ]
     return Panel(
         "mean training loss; solid: packed"
@@ -162,52 +164,32 @@ def loss_over_time(pairs: Sequence[LossOverTime], places: Mapping[str, int]) -> 
     )
 
 
-def cpu_use(uses: Sequence[CpuUse]) -> list[Panel]:
-    """Return the cores in use over time, of the serial loop and of the packed run."""
-    if not uses:
-        return []
-    divisor, unit = say.time_unit(max(use.seconds[-1] for use in uses))
-    x = Scale.over([0.0, *(at / divisor for use in uses for at in use.seconds)])
-    return [_phase(use, x, divisor, unit) for use in uses]
-
-
-def _phase(use: CpuUse, x: Scale, divisor: float, unit: str) -> Panel:
-    moments = [at / divisor for at in use.seconds]
-    said = [
-        f"after {duration(at)}: {say.cpu_use(by_run, used, use.cores)}"
-        for at, by_run, used in zip(use.seconds, use.own, use.used, strict=True)
-    ]
-    points = tuple(zip(moments, use.own, strict=True))
-    return Panel(
-        f"{use.phase}: {say.cpu_use(use.mean_own, use.mean_used, use.cores)}",
-        [
-            Line("", 0, points, said, tuple((0.0, value) for value in use.own)),
-            Line("", 1, tuple(zip(moments, use.used, strict=True)), dashed=True),
-        ],
-        x,
-        Scale.over([0.0, float(use.cores), *use.used]),
-        f"{unit} since the phase began",
-    )
-
-
-def gpu_use(uses: Sequence[GpuUse]) -> list[Panel]:
-    """Return how busy each GPU was over time."""
-    if not uses:
-        return []
-    divisor, unit = say.time_unit(max(use.seconds[-1] for use in uses))
-    x = Scale.over([0.0, *(at / divisor for use in uses for at in use.seconds)])
-    panels = []
+def over_time(uses: Sequence[CpuUse | GpuUse]) -> list[Panel]:
+    """Return the cores in use in each phase, or how busy each GPU was, over time."""
+    longest = max((use.seconds[-1] for use in uses), default=0.0)
+    divisor, unit = say.time_unit(longest)
+    x, panels = Scale.over([0.0, longest / divisor]), []
     for use in uses:
-        points = tuple(
-            (at / divisor, share) for at, share in zip(use.seconds, use.used, strict=True)
-        )
-        said = [
-            f"after {duration(at)}: GPU {use.index} busy {percent(share)} of the time"
-            for at, share in zip(use.seconds, use.used, strict=True)
-        ]
-        line = Line("", 0, points, said, tuple((0.0, share) for share in use.used))
-        title = f"GPU {use.index}: busy {percent(use.mean)} of the time"
-        panels.append(Panel(title, [line], x, UNIT, f"{unit} since the sweep began"))
+        moments = [at / divisor for at in use.seconds]
+        if isinstance(use, GpuUse):
+            title, values, y = (
+                f"GPU {use.index}: busy {percent(use.mean)} of the time",
+                use.used,
+                UNIT,
+            )
+            said = [f"GPU {use.index} busy {percent(share)} of the time" for share in values]
+            others, begun = [], "the sweep"
+        else:
+            title = f"{use.phase}: {say.cpu_use(use.mean_own, use.mean_used, use.cores)}"
+            values, y = use.own, Scale.over([0.0, float(use.cores), *use.used])
+            pairs = zip(use.own, use.used, strict=True)
+            said = [say.cpu_use(by_run, used, use.cores) for by_run, used in pairs]
+            others = [Line("", 1, tuple(zip(moments, use.used, strict=True)), dashed=True)]
+            begun = "the phase"
+        tips = [f"after {duration(at)}: {text}" for at, text in zip(use.seconds, said, strict=True)]
+        points, band = zip(moments, values, strict=True), tuple((0.0, value) for value in values)
+        lines = [Line("", 0, tuple(points), tips, band), *others]
+        panels.append(Panel(title, lines, x, y, f"{unit} since {begun} began"))
     return panels
 
 
@@ -254,47 +236,75 @@ def probabilities(summary: Summary) -> Iterator[Panel]:
         yield panel(title, lines, under, EDGE)
 
 
-def root_mean_squared_error(predictions: Predictions) -> float:
-    """Return the error over the points."""
-    pairs = zip(predictions.true, predictions.predicted, strict=True)
-    return math.hypot(*(a - b for a, b in pairs)) / math.sqrt(len(predictions.true))
+# Predicted against true numbers
+
+
+def predicted_numbers(summary: Summary) -> Panel | None:
+    """Return held-out samples of the best candidate; on the dashed line they are equal."""
+    predictions = summary.predictions
+    if predictions is None:
+        return None
+    points = tuple(zip(predictions.true, predictions.predicted, strict=True))
+    said = [f"true {number(true)}, predicted {number(guess)}" for true, guess in points]
+    scale = Scale.over([*predictions.true, *predictions.predicted])
+    equal = ((scale.low, scale.low), (scale.high, scale.high))
+    error = math.hypot(*(true - guess for true, guess in points)) / math.sqrt(len(points))
+    return Panel(
+        f"{predictions.candidate}: predicted numbers, root mean squared error {number(error)}",
+        [Line("", 0, points, said, joined=False), Line("", len(COLOURS), equal, dashed=True)],
+        scale,
+        scale,
+        "true",
+        320,
+    )
 
 
 # Against the serial loop
 
 
 @dataclass(frozen=True)
-class SpeedupBars:
-    """(serial, packed) seconds of the first `MODELS` models, and of the whole sweep."""
+class SecondsBar:
+    """Seconds of a model or of the whole sweep."""
 
-    rows: Mapping[str, tuple[float, float]]
-    kind: str  # of the serial seconds, "measured" or "estimated"
-    ideal: float | None = None  # speedup of one job on each core; None if not known
-    models: int = 0  # those without bars included
-
-    @classmethod
-    def of(
-        cls,
-        models: Mapping[str, tuple[float, float]],
-        whole: tuple[float, float],
-        kind: str = "measured",
-        ideal: float | None = None,
-    ) -> SpeedupBars:
-        """Return the bars of models; a single one is the whole sweep."""
-        rows = dict(list(models.items())[:MODELS])
-        return cls(rows if len(models) == 1 else {**rows, WHOLE: whole}, kind, ideal, len(models))
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the serial loop was run in full."""
-        return self.kind == "measured"
+    kind: str  # "serial", "packed" or "ideal"
+    seconds: float
+    words: str
+    dashed: bool = False  # whether they were not measured
 
 
-def speedup_bars(summary: Summary) -> SpeedupBars | None:
-    """Return the seconds of each model and of the whole sweep; None if they are not known."""
+def seconds_bars(
+    models: Mapping[str, tuple[float, float]],
+    whole: tuple[float, float],
+    kind: str = "measured",
+    ideal: float | None = None,
+) -> dict[str, list[SecondsBar]]:
+    """Return bars of the first models and of the whole sweep, which a single model is.
+
+    `models` and `whole` are serial and packed seconds; `kind` is that of the serial ones.
+    """
+    rows = dict(list(models.items())[:MODELS])
+    rows |= {WHOLE: whole} if len(models) != 1 else {}
+    return {name: list(_bars(*pair, kind, ideal)) for name, pair in rows.items()}
+
+
+def _bars(serial: float, packed: float, kind: str, ideal: float | None) -> Iterator[SecondsBar]:
+    is_measured = kind == "measured"
+    about = "" if is_measured else "about "
+    words = f"{about}{duration(serial)} serial ({kind})"
+    yield SecondsBar("serial", serial, words, not is_measured)
+    ratio = f", {serial / packed:.2f}× as fast" if is_measured else ""
+    yield SecondsBar("packed", packed, f"{duration(packed)} packed{ratio}")
+    if ideal is not None:
+        least = serial / ideal
+        words = f"{duration(least)} ideal: one job per core, {ideal:g}× as fast"
+        yield SecondsBar("ideal", least, words, True)
+
+
+def speedup_bars(summary: Summary) -> dict[str, list[SecondsBar]]:
+    """Return the seconds of each model and of the whole sweep; empty if they are not known."""
     speedup = summary.speedup
     if speedup is None or speedup.why_not:
-        return None
+        return {}
     is_measured = speedup.ratio is not None
     pairs: dict[str, tuple[float, float]] = {}
     for row in summary.candidates:
@@ -305,14 +315,63 @@ def speedup_bars(summary: Summary) -> SpeedupBars | None:
     models = {name: pair for name, pair in pairs.items() if min(pair) > 0}
     serial_seconds = speedup.serial_seconds if is_measured else speedup.estimated_serial_seconds
     whole = serial_seconds or 0.0, speedup.packed_seconds
-    ideal = say.ideal(summary) if speedup.kind == "measured" else None
-    return SpeedupBars.of(models, whole, speedup.kind, ideal)
+    return seconds_bars(models, whole, speedup.kind, say.ideal(summary) if is_measured else None)
 
 
 # The timeline
 
 
-def together(bars: Sequence[Bar]) -> list[list[Bar]]:
+@dataclass(frozen=True)
+class Span:
+    """An attempt at a job, or those at the jobs of a fusion group, in units of the timeline."""
+
+    start: float
+    end: float
+    place: int  # of its candidate in the ranking
+    ended_well: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Which job ran on which GPU or core when."""
+
+    title: str
+    under: str  # label of the x axis
+    length: float
+    lanes: Sequence[tuple[str, Sequence[Span]]]
+
+
+def timeline(summary: Summary) -> Timeline | None:
+    """Return a row for each GPU and core; None if no job was started."""
+    bars, packing = summary.bars, summary.packing
+    if not bars:
+        return None
+    first, last = min(bar.start for bar in bars), max(bar.end for bar in bars)
+    divisor, unit = say.time_unit(last - first)
+    places = places_of(summary)
+
+    def span(group: list[Bar]) -> Span:
+        start, end = ((at - first) / divisor for at in (group[0].start, group[-1].end))
+        place, well = places[group[0].candidate], all(bar.ended_well for bar in group)
+        return Span(start, end, place, well, facts_of(group, summary.metric))
+
+    title = f"{say.plural(len({bar.job for bar in bars}), 'job')} in {duration(last - first)}"
+    if packing is not None and packing.cores is not None and packing.held is not None:
+        title = (
+            f"{say.plural(len({bar.job for bar in bars}), 'job')} on "
+            f"{say.plural(packing.cores, 'core')} in {duration(packing.makespan)}; "
+            f"jobs held {percent(packing.held)} of the core time"
+        )
+    return Timeline(
+        title,
+        f"{unit} since the first job began",
+        max((last - first) / divisor, 1e-3),
+        [(label, list(map(span, _together(lane)))) for label, lane in _lanes(bars)],
+    )
+
+
+def _together(bars: Sequence[Bar]) -> list[list[Bar]]:
     """Group the jobs that began and ended at the same time: those of a fusion group."""
     groups: list[list[Bar]] = []
     for bar in sorted(bars, key=lambda bar: (bar.start, bar.end)):
@@ -344,78 +403,26 @@ def facts_of(group: Sequence[Bar], metric: str) -> str:
     return "\n".join([*lines, *([first.error[:200]] if first.error else [])])
 
 
-def lanes_of(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by GPU, then by core."""
-    return [*_gpu_lanes(bars), *_lanes(bars)]
-
-
-def timeline_title(summary: Summary, longest: float) -> str:
-    """Say how long the jobs took, and which share of the cores they held."""
-    lanes = _lanes(summary.bars)
-    jobs = len({bar.job for bar in summary.bars})
-    rows, busy = len(lanes), math.fsum(_covered(bars) for _, bars in lanes)
-    share = busy / (longest * rows) if longest else math.nan
-    known = summary.packing
-    if known is not None and known.cores is not None and known.held is not None:
-        rows, longest, share = known.cores, known.makespan, known.held
-    return (
-        f"{say.plural(jobs, 'job')} on {say.plural(rows, 'core')} in "
-        f"{duration(longest)}; jobs held {say.percent(share)} of the core time"
-    )
-
-
-def _covered(bars: Sequence[Bar]) -> float:
-    """Return the seconds covered by bars; those of a fusion group overlap.
-
-    >>> from dataclasses import replace
-    >>> bar = Bar("a", "A", 1, (0,), "cpu", 1.0, 3.0, "ok", "", 2.0, None, None, ())
-    >>> _covered([bar, bar, replace(bar, start=2.0, end=5.0), replace(bar, start=7.0, end=8.0)])
-    5.0
-    """
-    total, end = 0.0, -math.inf
-    for bar in sorted(bars, key=lambda bar: bar.start):
-        total += max(0.0, bar.end - max(bar.start, end))
-        end = max(end, bar.end)
-    return total
-
-
 def _lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by node and core; unpinned ones go to the first free row of their node."""
-    cores: dict[tuple[str, int], list[Bar]] = {}
-    rows: dict[str, list[list[Bar]]] = {}
-    for bar in bars:
-        for piece in _pieces(bar):
-            for core in piece.cores:
-                cores.setdefault((bar.node, core), []).append(piece)
-        if not bar.cores:
-            there = rows.setdefault(bar.node, [])
-            free = next((row for row in there if row[-1].end <= bar.start), None)
-            if free is None:
-                there.append(free := [])
-            free.append(bar)
-    is_cluster = len({node for node, _ in cores} | {*rows}) > 1
-    lanes = [(node, f"core {core}", cores[node, core]) for node, core in sorted(cores)]
-    for node in sorted(rows):
-        lanes += [(node, f"unpinned {at}", row) for at, row in enumerate(rows[node], 1)]
-    return [
-        (f"{named_node(node)}, {label}" if is_cluster else label, row) for node, label, row in lanes
-    ]
-
-
-def _gpu_lanes(bars: Sequence[Bar]) -> list[tuple[str, list[Bar]]]:
-    """Group attempts by node and GPU."""
-    lanes: dict[tuple[str, str], list[Bar]] = {}
+    """Group attempts by GPU and by core; unpinned ones go to the first free row of their node."""
+    lanes: dict[tuple[int, str, int], list[Bar]] = {}
     for bar in bars:
         if bar.device != "cpu":
-            lanes.setdefault((bar.node, bar.device.partition(":")[2]), []).append(bar)
+            number = int(bar.device.partition(":")[2] or 0)
+            lanes.setdefault((0, bar.node, number), []).append(bar)
+        for piece in _pieces(bar):
+            for core in piece.cores:
+                lanes.setdefault((1, bar.node, core), []).append(piece)
+        if not bar.cores:
+            rows = (lanes.setdefault((2, bar.node, at), []) for at in count(1))
+            next(row for row in rows if not row or row[-1].end <= bar.start).append(bar)
     is_cluster = len({bar.node for bar in bars}) > 1
-    return [
-        (
-            f"{named_node(node)}, GPU {number}" if is_cluster else f"GPU {number}",
-            lanes[node, number],
-        )
-        for node, number in sorted(lanes, key=lambda lane: (lane[0], len(lane[1]), lane[1]))
-    ]
+    labelled = []
+    for kind, node, number in sorted(lanes):
+        label = f"{('GPU', 'core', 'unpinned')[kind]} {number}"
+        where = f"{named_node(node)}, " if is_cluster else ""
+        labelled.append((f"{where}{label}", lanes[kind, node, number]))
+    return labelled
 
 
 def _pieces(bar: Bar) -> list[Bar]:

@@ -19,12 +19,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from asynckfold.errors import StorageError
 from asynckfold.jobs.result import Epoch
 from asynckfold.results.cv_results import CVResults
-from asynckfold.results.report.sanitize import ERROR_LIMIT, clean
+from asynckfold.results.report import page_tables
+from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import Summary
-from asynckfold.results.verdict import p_value
 from asynckfold.system import background
 from asynckfold.system.files import alone, read_plain, write_whole
 from asynckfold.system.plain_text import one_line
@@ -32,8 +34,8 @@ from asynckfold.system.plain_text import one_line
 if TYPE_CHECKING:
     import pandas as pd
 
-_WORDS = 3
-"""Columns that are aligned to the left: rank, model, LR schedule."""
+_WORDS = 2
+"""Columns that are aligned to the left: rank and candidate."""
 
 _LATEX = str.maketrans(
     {
@@ -62,7 +64,9 @@ def table_files(results: CVResults, summary: Summary) -> dict[str, bytes]:
     if epochs.empty:
         names = ["model", "scheduler", "repeat", "fold", "epoch"]
         epochs = pd.DataFrame(columns=[*names, *(item.name for item in fields(Epoch)[1:-1])])
-    header, *rows = ranking(summary)
+    ranking = page_tables.ranking(summary)
+    header = [Markup(title).striptags() for title, _ in ranking.columns]
+    rows = [[str(cell) for cell in row] for row in ranking.rows]
     return {
         "results.csv": csv_table(candidates),
         "folds.csv": csv_table(results.to_frame("fold")),
@@ -86,7 +90,7 @@ def csv_table(frame: pd.DataFrame) -> bytes:
 def _cell(value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    text = clean(value, ERROR_LIMIT)
+    text = clean(value)
     return f"'{text}" if text.startswith(_FORMULA) and not _is_number(text) else text
 
 
@@ -97,43 +101,13 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def ranking(summary: Summary) -> list[list[str]]:
-    """Return header and rows: the candidates, best first, against the best of them."""
-    metrics, rows = summary.metrics, summary.candidates
-    tested = ("95 % interval", "difference", "p")
-    table = [["rank", "model", "LR schedule", *metrics, *tested, "folds", "seconds"]]
-    for row in rows:
-        scores = (_mean_std(row.mean[metric], row.std[metric]) for metric in metrics)
-        behind = row.mean[summary.metric] - rows[0].mean[summary.metric]
-        is_compared = row.to_first is not None and math.isfinite(behind)
-        interval = f"{row.ci_low:.4f} to {row.ci_high:.4f}"
-        table.append(
-            [
-                str(row.rank or ""),
-                row.model,
-                row.lr_schedule,
-                *scores,
-                interval if math.isfinite(row.ci_low) else "",
-                f"{behind:+.4f}" if is_compared else "",
-                p_value(row.to_first.p) if row.to_first and is_compared else "",
-                f"{row.folds_done} of {row.folds}",
-                f"{row.fit_seconds:.1f}" if math.isfinite(row.fit_seconds) else "",
-            ]
-        )
-    return table
-
-
-def _mean_std(mean: float, std: float) -> str:
-    return f"{mean:.4f} ± {std:.4f}" if math.isfinite(mean) else "n/a"
-
-
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table in GitHub's Markdown.
 
-    >>> print(markdown(["rank", "model", "LR schedule", "p"], [["1", "a|b", "step", ""]]))
-    | rank | model | LR schedule | p |
-    | --- | --- | --- | ---: |
-    | 1 | a\\|b | step |  |
+    >>> print(markdown(["rank", "candidate", "p"], [["1", "a|b/step", ""]]))
+    | rank | candidate | p |
+    | --- | --- | ---: |
+    | 1 | a\\|b/step |  |
     <BLANKLINE>
     """
     aligned = ["---" if place < _WORDS else "---:" for place in range(len(header))]
@@ -152,8 +126,7 @@ def latex(header: Sequence[str], rows: Sequence[Sequence[str]], verdict: str) ->
 
 
 def _latex_cell(text: str) -> str:
-    cell = one_line(text).translate(_LATEX)
-    return f"$-${cell[1:]}" if cell.startswith("-") else cell
+    return re.sub(r"(?<!\S)-(?=\d)", "$-$", one_line(text).translate(_LATEX))
 
 
 STAMP = ".figures"

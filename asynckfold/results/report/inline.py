@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from markupsafe import Markup
 
@@ -14,15 +14,11 @@ from asynckfold.results.report.figures import (
     HEIGHT,
     Line,
     Panel,
-    facts_of,
-    lanes_of,
     places_of,
-    timeline_title,
-    together,
 )
-from asynckfold.results.report.sentences import interval, number, plural
+from asynckfold.results.report.predictions import spread
+from asynckfold.results.report.sentences import interval, number, plural, shorten
 from asynckfold.results.report.summary import Summary
-from asynckfold.system.units import duration
 
 FOREST = 12
 """Candidates in the forest plot."""
@@ -38,21 +34,17 @@ LANES, LABELLED = 128, 16
 
 def inline(summary: Summary) -> dict[str, Markup]:
     """Draw the figures of the page as SVG, by name; those without numbers are left out."""
-    places = places_of(summary)
-    losses = figures.comparable_losses(summary)
-    loss = figures.loss_over_time(losses, places)
-    with_curves = [row.name for row in summary.candidates if row.curves][: figures.CANDIDATES]
-    probabilities = list(figures.probabilities(summary))
-    sure = [line.name for panel in probabilities for line in panel.lines if line.name]
+    loss = figures.loss_over_time(figures.comparable_losses(summary), places_of(summary))
+    predicted = figures.predicted_numbers(summary)
     drawn = {
         "forest": forest(summary.candidates, summary.metric, summary.fold_names),
-        "curves": _panels(figures.curves(summary), with_curves, places),
-        "loss_vs_time": _panels([loss] if loss else [], [it.candidate for it in losses], places),
-        "predictions": _scatter(summary),
-        "probabilities": _panels(probabilities, sure, places),
-        "timeline": timeline(summary),
-        "cpu_usage": _panels(figures.cpu_use(summary.use)),
-        "gpu_usage": _panels(figures.gpu_use(summary.gpu_use)),
+        "curves": _panels(figures.curves(summary)),
+        "loss_vs_time": _panels([loss] if loss else []),
+        "predictions": _panels([predicted] if predicted else []),
+        "probabilities": _panels(list(figures.probabilities(summary))),
+        "timeline": _timeline(summary),
+        "cpu_usage": _panels(figures.over_time(summary.use)),
+        "gpu_usage": _panels(figures.over_time(summary.gpu_use)),
         "speedup": _speedup(summary),
     }
     return {name: figure for name, figure in drawn.items() if figure is not None}
@@ -113,7 +105,7 @@ def _forest_axis(scale: svg.Scale, bottom: float, metric: str) -> Iterator[Marku
         x = _across(scale, tick)
         yield svg.rule(x, 18, bottom)
         yield svg.text(f"{tick:.6g}", x, bottom + 15, svg.anchor(x), class_="faint")
-    yield svg.text(svg.fitted(metric, NAME_COLUMNS), 0.5, bottom + 31, "middle", class_="faint")
+    yield svg.text(shorten(metric, NAME_COLUMNS), 0.5, bottom + 31, "middle", class_="faint")
 
 
 def _forest_row(
@@ -147,7 +139,7 @@ def _forest_row(
     diamond = svg.element("path", d="M0-7 7 0 0 7-7 0z", fill=fill, stroke=edge)
     place = {"x": svg.percent(_across(scale, row.mean[metric])), "y": y, "overflow": "visible"}
     marks.append(svg.element("svg", words, diamond, **place))
-    name = svg.fitted(row.name, NAME_COLUMNS)
+    name = shorten(row.name, NAME_COLUMNS)
     return svg.element(
         "g",
         words,
@@ -160,15 +152,13 @@ def _forest_row(
 # Panels of lines
 
 
-def _panels(
-    panels: Sequence[Panel], names: Iterable[str] = (), places: Mapping[str, int] | None = None
-) -> Markup | None:
+def _panels(panels: Sequence[Panel]) -> Markup | None:
     """Return panels side by side, above their legend; None without panels."""
     if not panels:
         return None
     drawn = svg.element("div", *map(_panel, panels), class_="panels")
-    legend = [svg.legend({name: places[name] for name in names})] if places else []
-    return Markup().join([drawn, *legend])
+    names = {line.name: line.place for panel in panels for line in panel.lines if line.name}
+    return Markup().join([drawn, *([svg.legend(names)] if names else [])])
 
 
 def _panel(panel: Panel) -> Markup:
@@ -199,7 +189,7 @@ def _axes(panel: Panel) -> Iterator[Markup]:
 
 def _series(line: Line, panel: Panel, points: int, marks: int) -> Markup:
     has_colour = line.place < len(svg.COLOURS)
-    kept = _spread(len(line.points), points)
+    kept = spread(len(line.points), points)
     thin = [line.points[place] for place in kept]
     box: dict[str, object] = {"x": svg.percent(LEFT), "width": svg.percent(1 - LEFT - RIGHT)}
     box |= {"y": TOP, "height": panel.height, "viewBox": "0 0 1000 1000"}
@@ -212,7 +202,7 @@ def _series(line: Line, panel: Panel, points: int, marks: int) -> Markup:
         shapes.append(svg.element("polygon", points=outline, **look))
     look = {"fill": "none", "stroke": "currentColor", "stroke_width": 2 if has_colour else 1}
     look |= {"stroke_dasharray": "5 4"} if line.dashed else {}
-    for piece in _pieces(thin):
+    for piece in _pieces(thin) if line.joined else ():
         path = {"points": " ".join(_places(piece, panel)), "vector_effect": "non-scaling-stroke"}
         shapes.append(svg.element("polyline", **path, **look))
     drawn = svg.element("svg", *shapes, **box, preserveAspectRatio="none")
@@ -222,26 +212,17 @@ def _series(line: Line, panel: Panel, points: int, marks: int) -> Markup:
 
 
 def _marks(line: Line, panel: Panel, marks: int) -> Iterator[Markup]:
+    marks = marks if line.joined else len(line.points)
     seen = len(line.points) <= marks
-    for place in _spread(len(line.points), marks):
+    for place in spread(len(line.points), marks):
         at, value = line.points[place]
         if line.said and math.isfinite(value):
             where = {"cx": svg.percent(LEFT + (1 - LEFT - RIGHT) * panel.x(at))}
             level = TOP + panel.height * (1 - panel.y(value))
             where |= {"cy": f"{level:.5g}", "r": "3" if seen else "5"}
-            look = {"fill": "currentColor", "fill_opacity": "1" if seen else "0"}
+            opacity = 0.5 if not line.joined else 1 if seen else 0
+            look = {"fill": "currentColor", "fill_opacity": str(opacity)}
             yield svg.element("circle", svg.element("title", line.said[place]), **where, **look)
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most `most` evenly spaced places of a list, the last included.
-
-    >>> _spread(3, 5), _spread(10, 4)
-    ([0, 1, 2], [0, 3, 6, 9])
-    """
-    if count <= most:
-        return list(range(count))
-    return [round(step * (count - 1) / (most - 1)) for step in range(most)]
 
 
 def _places(points: Sequence[tuple[float, float]], panel: Panel) -> Iterator[str]:
@@ -261,121 +242,64 @@ def _pieces(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float,
             piece = []
 
 
-# Predicted against true numbers
-
-
-def _scatter(summary: Summary) -> Markup | None:
-    """Draw held-out samples of the best candidate; on the dashed line they are equal."""
-    predictions = summary.predictions
-    if predictions is None:
-        return None
-    scale = svg.Scale.over([*predictions.true, *predictions.predicted])
-    top, height = 12, 320
-    bottom = top + height
-
-    def place(true: float, predicted: float) -> tuple[float, float]:
-        return LEFT + (1 - LEFT - RIGHT) * scale(true), top + height * (1 - scale(predicted))
-
-    parts = []
-    for tick in scale.ticks(5):
-        across, up = place(tick, tick)
-        ends = {"x1": svg.percent(LEFT), "x2": "100%", "y1": up, "y2": up}
-        parts.append(svg.element("line", **ends, stroke=svg.GRID))
-        parts.append(svg.rule(across, top, bottom))
-        parts.append(svg.text(f"{tick:.4g}", across, bottom + 15, "middle", class_="faint"))
-        parts.append(svg.text(f"{tick:.4g}", 0, up + 4, class_="faint"))
-    ends = {"x1": svg.percent(LEFT), "x2": svg.percent(1 - RIGHT), "y1": bottom, "y2": top}
-    parts.append(svg.element("line", **ends, stroke=svg.FAINT, stroke_dasharray="4 3"))
-    for true, predicted in zip(predictions.true, predictions.predicted, strict=True):
-        across, up = place(true, predicted)
-        said = svg.element("title", f"true {number(true)}, predicted {number(predicted)}")
-        point = {"cx": svg.percent(across), "cy": up, "r": 3}
-        look = {"fill": svg.colour(0), "fill_opacity": 0.5}
-        parts.append(svg.element("circle", said, **point, **look))
-    parts.append(svg.text("true", 0.5, bottom + 31, "middle", class_="faint"))
-    parts.append(svg.text("predicted", 0, 8, class_="faint"))
-    error = number(figures.root_mean_squared_error(predictions))
-    label = f"Predicted against true numbers of {predictions.candidate}: root mean squared error"
-    return svg.figure(bottom + 36, f"{label} {error} over the points", *parts)
-
-
 # Seconds of the serial loop and of the packed run
 
 
 def _speedup(summary: Summary) -> Markup | None:
     """Draw the seconds; where they were measured, the ideal ones, too."""
-    speedup = figures.speedup_bars(summary)
-    if speedup is None:
+    rows = figures.speedup_bars(summary)
+    if not rows:
         return None
-    longest = max(map(max, speedup.rows.values())) or 1.0
-    grey = svg.colour(len(svg.COLOURS))
-    step = 62 if speedup.ideal is None else 80
-    parts = []
-    for line, (name, (serial, packed)) in enumerate(speedup.rows.items()):
-        top = step * line
-        parts.append(svg.text(svg.fitted(name, 40), 0, top + 14, font_weight="600"))
-        ratio = f", {serial / packed:.2f}× as fast" if speedup.is_measured else ""
-        about = "" if speedup.is_measured else "about "
-        words = f"{about}{duration(serial)} serial ({speedup.kind})"
-        bars = [
-            (serial, grey, not speedup.is_measured, words),
-            (packed, svg.colour(0), False, f"{duration(packed)} packed{ratio}"),
-        ]
-        if speedup.ideal is not None:
-            ideal = serial / speedup.ideal
-            words = f"{duration(ideal)} ideal: one job per core, {speedup.ideal}× as fast"
-            bars.append((ideal, grey, True, words))
-        for place, (seconds, colour, is_dashed, words) in enumerate(bars):
-            y = top + 20 + 18 * place
-            wide = max(0.4 * seconds / longest, 0.002)
-            shape = {"fill": "none" if is_dashed else colour}
-            shape |= {"stroke": colour, "stroke_dasharray": "3 2"} if is_dashed else {}
+    longest = max(bar.seconds for bars in rows.values() for bar in bars) or 1.0
+    parts, top = [], 0
+    for name, bars in rows.items():
+        parts.append(svg.text(shorten(name, 40), 0, top + 14, font_weight="600"))
+        for place, bar in enumerate(bars):
+            y, wide = top + 20 + 18 * place, max(0.4 * bar.seconds / longest, 0.002)
+            colour = svg.colour(0 if bar.kind == "packed" else len(svg.COLOURS))
+            look = {"fill": colour}
+            if bar.dashed:
+                look = {"fill": "none", "stroke": colour, "stroke_dasharray": "3 2"}
             where = {"x": 0, "y": y, "width": svg.percent(wide), "height": 14}
-            parts.append(svg.element("rect", **where, **shape))
-            parts.append(svg.text(words, wide, y + 11, dx=6))
-    return svg.figure(step * len(speedup.rows), say.speed(summary), *parts)
+            parts.append(svg.element("rect", **where, **look))
+            parts.append(svg.text(bar.words, wide, y + 11, dx=6))
+        top += 26 + 18 * len(bars)
+    return svg.figure(top, say.speed(summary), *parts)
 
 
 # Which job ran on which core when
 
 
-def timeline(summary: Summary) -> Markup | None:
+def _timeline(summary: Summary) -> Markup | None:
     """Draw a bar for each attempt at a job; those of a fusion group are one bar."""
-    if not summary.bars:
+    timeline = figures.timeline(summary)
+    if timeline is None:
         return None
-    lanes = lanes_of(summary.bars)
-    first = min(bar.start for bar in summary.bars)
-    longest = max(bar.end for bar in summary.bars) - first
-    title = timeline_title(summary, longest)
-    divisor, unit = say.time_unit(longest)
-    scale = svg.Scale(0, max(longest / divisor, 1e-3))
-    places = places_of(summary)
-    room = len(lanes) <= LABELLED
+    scale, lanes = svg.Scale(0, timeline.length), timeline.lanes[:LANES]
+    room = len(timeline.lanes) <= LABELLED
     step, thick, top = (38, 16, 20) if room else (8, 7, 6)
-    bottom = top + step * min(len(lanes), LANES)
+    bottom = top + step * len(lanes)
     parts = []
     for tick in scale.ticks(6):
         x = scale(tick)
         parts.append(svg.rule(x, 0, bottom))
         parts.append(svg.text(f"{tick:g}", x, bottom + 15, svg.anchor(x, 0.05), class_="faint"))
-    under = f"{unit} since the first job began"
-    parts.append(svg.text(under, 0.5, bottom + 31, "middle", class_="faint"))
-    for line, (label, bars) in enumerate(lanes[:LANES]):
+    parts.append(svg.text(timeline.under, 0.5, bottom + 31, "middle", class_="faint"))
+    for line, (label, spans) in enumerate(lanes):
         y = top + step * line
         if room:
             parts.append(svg.text(label, 0, y - 5, class_="faint tick"))
-        for group in together(bars):
-            start, end = ((at - first) / divisor for at in (group[0].start, group[-1].end))
-            where = {"x": svg.percent(scale(start)), "y": y, "height": thick}
-            where |= {"width": svg.percent(max(scale(end) - scale(start), 0.001))}
-            place = places[group[0].candidate]
-            colour = svg.colour(place)
-            good = all(bar.ended_well for bar in group)
-            look: dict[str, object] = {"fill": colour, "stroke": svg.PAPER if good else colour}
-            look |= {} if good else {"fill_opacity": 0.25, "stroke_dasharray": "3 2"}
-            said = svg.element("title", facts_of(group, summary.metric))
-            parts.append(svg.element("rect", said, **where, **look, data_series=place))
-    drawn = svg.figure(bottom + 36, f"{title}. A bar per attempt at a job, a row per core.", *parts)
+        for span in spans:
+            where = {"x": svg.percent(scale(span.start)), "y": y, "height": thick}
+            where |= {"width": svg.percent(max(scale(span.end) - scale(span.start), 0.001))}
+            colour = svg.colour(span.place)
+            look: dict[str, object] = {"fill": colour, "stroke": svg.PAPER}
+            if not span.ended_well:
+                look |= {"stroke": colour, "fill_opacity": 0.25, "stroke_dasharray": "3 2"}
+            said = svg.element("title", span.said)
+            parts.append(svg.element("rect", said, **where, **look, data_series=span.place))
+    label = f"{timeline.title}. A bar per attempt at a job, a row per core."
+    drawn = svg.figure(bottom + 36, label, *parts)
     held = {bar.candidate for bar in summary.bars}
-    legend = svg.legend({name: place for name, place in places.items() if name in held})
-    return Markup().join([svg.element("p", title), drawn, legend])
+    legend = svg.legend({name: at for name, at in places_of(summary).items() if name in held})
+    return Markup().join([svg.element("p", timeline.title), drawn, legend])

@@ -19,6 +19,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,15 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 
-NOTICE = "<!DOCTYPE html><html lang=en><head><meta charset=utf-8><title>{0}</title></head><p>{0}"
-
+NOTICE = (
+    "<!DOCTYPE html><html lang=en><head><meta charset=utf-8><title>{0}</title>"
+    f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}"><p>{{0}}'
+)
 AGAIN = (
     f'<meta name="renewal-seconds" content="{REFRESH_SECONDS}">'
     f'<noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript></head>'
 )
-AGAIN_WITHOUT_SCRIPT = f'<meta http-equiv="refresh" content="{REFRESH_SECONDS}"></head>'
-"""Ends of the head of a page that may change; a notice has no script."""
+"""The end of the head of a page that may change."""
 
 
 class LivePage:
@@ -100,17 +102,14 @@ class LivePage:
         return render(summary, pictures), summary.counts["pending"] > 0
 
 
-def _state(root: Path) -> object:
+def _state(root: Path) -> list[object]:
     """Return a value that differs after every change of the run's database."""
-    state: list[tuple[int, int, int] | None] = []
+    state: list[object] = []
     for name in (DATABASE, f"{DATABASE}-wal"):
-        try:
+        with suppress(OSError):
             status = (root / name).stat()
-        except OSError:
-            state.append(None)
-        else:
-            state.append((status.st_ino, status.st_size, status.st_mtime_ns))
-    return tuple(state)
+            state.append((name, status.st_ino, status.st_size, status.st_mtime_ns))
+    return state
 
 
 class LiveServer(ThreadingHTTPServer):
@@ -154,12 +153,6 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def _answer(self, *, with_body: bool) -> None:
         is_path = secrets.compare_digest(self.path.encode(), self.server.path.encode())
         if not is_path or self.headers.get("Host") != self.server.host:
             self.send_response_only(404)
@@ -168,16 +161,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         text, goes_on = self.server.page.now()
         if goes_on:
-            again = AGAIN if "<script>" in text else AGAIN_WITHOUT_SCRIPT
-            text = text.replace("</head>", again, 1)
+            text = text.replace("</head>", AGAIN, 1)
         body = text.encode()
         self.send_response_only(200)
         for name, value in HEADERS.items():
             self.send_header(name, value)
         self.send_header("Content-Length", f"{len(body)}")
         self.end_headers()
-        if with_body:
-            self.wfile.write(body)
+        self.wfile.write(body)
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Print nothing."""

@@ -1,8 +1,8 @@
 """The page of a run and its accompanying files.
 
-``index.html`` is self-contained: it embeds figures and numbers, fetches nothing, and runs one
-script, whose hash stands in its policy. Without script everything can still be read. All text
-passes jinja2's autoescape; no character of the ``application/json`` block can end it.
+``index.html`` is self-contained: it embeds its figures, fetches nothing, and runs one script, whose
+hash stands in its policy. Without script everything can still be read. All text passes jinja2's
+autoescape.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import jinja2
 from markupsafe import Markup
@@ -25,14 +24,10 @@ from asynckfold.results.report import page_tables, sentences
 from asynckfold.results.report.files import table_files
 from asynckfold.results.report.files import update as update_figures
 from asynckfold.results.report.inline import inline
+from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import Summary, pictures_of, summarize
 from asynckfold.store import RunReader
 from asynckfold.system.files import alone, make_folder, write_whole
-
-EMBEDDED_BYTES, EMBEDDED_BYTES_PER_JOB = 112 << 10, 1 << 10
-BULKY = ["curves", "confusion", "bars", "use", "gpu_use", "events", "loss_over_time", "averaged"]
-BULKY += ["class_accuracy", "serial_class_accuracy", "predictions", "two_classes", "verdict"]
-"""Numbers that the page leaves out, in this order, until the rest fits."""
 
 _FOLDER = Path(__file__).parent
 
@@ -77,8 +72,6 @@ def write_report(
 
 def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({})) -> str:
     """Return the page as text; `pictures` are those of hard samples, see `pictures_of`."""
-    limit = EMBEDDED_BYTES + EMBEDDED_BYTES_PER_JOB * summary.counts["planned"]
-    numbers, left_out = embedded_numbers(summary, limit)
     script = (_FOLDER / "page.js").read_text("utf-8")
     digest = hashlib.sha256(script.encode()).digest()
     return _template().render(
@@ -90,8 +83,6 @@ def render(summary: Summary, pictures: Mapping[int, str] = MappingProxyType({}))
         pictures=pictures,
         script=Markup(script),
         script_hash=f"sha256-{base64.b64encode(digest).decode()}",
-        numbers=numbers,
-        left_out=left_out,
     )
 
 
@@ -101,6 +92,7 @@ def _template() -> jinja2.Template:
         loader=jinja2.FileSystemLoader(_FOLDER),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=lambda value: clean(value) if type(value) is str else value,
     )
     environment.filters["capitalize_first"] = lambda text: text[:1].upper() + text[1:]
     environment.filters["together"] = _together
@@ -114,32 +106,3 @@ def _together(text: str) -> str:
     '0.94 ±~0.01 (p~=~0.2; 95~% interval 1 to~2)'
     """
     return text if isinstance(text, Markup) else _TIED.sub("\u00a0", text)
-
-
-# The numbers inside the page
-
-
-def embedded_numbers(summary: Summary, limit: int) -> tuple[Markup, list[str]]:
-    """Return the summary as inert JSON of at most `limit` bytes, and the parts left out for it."""
-    numbers = summary.to_dict()
-    left_out: list[str] = []
-    for part in BULKY:
-        text = inert_json(numbers)
-        if len(text.encode()) <= limit:
-            return Markup(text), left_out
-        left_out.append(part)
-        for place in (numbers, *numbers["candidates"]):
-            place.pop(part, None)
-    return Markup(inert_json(numbers)), left_out
-
-
-def inert_json(value: Any) -> str:
-    """Return JSON that can neither end its block nor start markup.
-
-    >>> inert_json({"name": "</script>"})
-    '{"name":"\\\\u003c/script\\\\u003e"}'
-    """
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&\u2028\u2029":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return text

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from asynckfold.results.report import sentences as say
 from asynckfold.results.report.candidate_rows import CandidateRow
-from asynckfold.results.report.sanitize import clean
+from asynckfold.results.report.sanitize import clean, flat
 from asynckfold.results.report.summary import Summary
 from asynckfold.results.verdict import p_value
 
@@ -188,33 +188,16 @@ def confused(run: Summary) -> PageTable:
 
 def hard_samples(run: Summary, pictures: Mapping[int, str]) -> PageTable:
     """Return the samples that most candidates got wrong, or whose numbers they missed by most."""
-    hard = run.hard_samples
-    columns = _numbers("sample")
-    rows: list[tuple[object, ...]] = []
-    if hard and hard.of_classes:
-        names = run.class_names
-        columns += [("true class", "text"), ("mostly taken for", "text"), *_numbers("wrong")]
-        rows = [
-            (
-                _with_picture(item.index, pictures),
-                names[int(item.true)],
-                names[int(item.predicted)],
-                f"{item.wrong} of {item.predictions}",
-            )
-            for item in hard.samples
-        ]
-    elif hard:
-        columns += _numbers("true", "mean prediction", "mean absolute error", "predictions")
-        rows = [
-            (
-                _with_picture(item.index, pictures),
-                say.number(item.true),
-                say.number(item.predicted),
-                say.number(item.error),
-                item.predictions,
-            )
-            for item in hard.samples
-        ]
+    hard, names = run.hard_samples, run.class_names
+    titles, rows = ["true", "mean prediction", "mean absolute error"], []
+    for item in hard.samples if hard else ():
+        cells = [say.number(value) for value in (item.true, item.predicted, item.error)]
+        if hard and hard.of_classes:
+            titles = ["true class", "mostly taken for", "wrong"]
+            cells = [names[int(item.true)], names[int(item.predicted)]]
+            cells.append(f"{item.wrong} of {item.predictions}")
+        rows.append((_with_picture(item.index, pictures), *cells))
+    columns = [*_numbers("sample"), *((title, "text") for title in titles)]
     return PageTable("Hard samples", columns, rows, narrow=True)
 
 
@@ -223,87 +206,6 @@ def _with_picture(index: int, pictures: Mapping[int, str]) -> str:
         return str(index)
     tag = Markup('{0} <img class="picture" src="{1}" alt="picture of sample {0}">')
     return tag.format(index, pictures[index])
-
-
-def use(run: Summary) -> PageTable:
-    """Return the mean use of the cores in each phase."""
-    titles = ("allowed cores", "this run, mean cores", "other programs, mean cores")
-    rows = [
-        (
-            item.phase,
-            item.cores,
-            f"{item.mean_own:.2f}",
-            f"{max(0.0, item.mean_used - item.mean_own):.2f}",
-            say.percent(item.mean_own / item.cores if item.cores else 0),
-        )
-        for item in run.use
-    ]
-    columns = [("phase", "name"), *_numbers(*titles, "this run, share")]
-    return PageTable("CPU use", columns, rows)
-
-
-def forecast(run: Summary) -> PageTable:
-    """Compare the predicted and the measured seconds of the whole run."""
-    packing = run.packing
-    rows = []
-    if packing is not None:
-        known = packing.predicted
-        rows = [
-            ("first start to last end", known.makespan if known else None, packing.makespan),
-            ("lower bound", known.lower_bound if known else None, packing.lower_bound),
-            ("longest job", known.longest if known else None, packing.longest),
-        ]
-    cells = [(name, _seconds(predicted), _seconds(seen)) for name, predicted, seen in rows]
-    return PageTable(
-        "Forecast", [("span", "name"), *_numbers("predicted, s", "measured, s")], cells
-    )
-
-
-def _seconds(value: float | None) -> str:
-    return "n/a" if value is None else say.seconds(value)
-
-
-def models(run: Summary) -> PageTable:
-    """Compare predicted and measured cost of each model's jobs."""
-    titles = ("threads", "jobs ended", "predicted, s", "measured, s", "memory reserved", "peak")
-    rows = [
-        (
-            item.model,
-            item.threads,
-            item.jobs,
-            say.seconds(item.predicted_seconds),
-            say.seconds(item.seconds),
-            say.gibibytes(item.memory),
-            say.gibibytes(item.peak_memory),
-        )
-        for item in (run.packing.models if run.packing else ())
-    ]
-    return PageTable("Cost of each model", [("model", "name"), *_numbers(*titles)], rows)
-
-
-def averaged(run: Summary) -> PageTable:
-    """Return what parameter averaging did."""
-    columns = [("job", "name"), *_numbers("rounds", "seconds")]
-    columns += _numbers("samples × epochs of each process")
-    rows = [
-        (item.job, item.rounds, say.seconds(item.seconds), ", ".join(map(str, item.samples)))
-        for item in run.averaged[:ROWS]
-    ]
-    return PageTable("Parameter averaging", columns, rows, total=len(run.averaged))
-
-
-def waits(run: Summary) -> PageTable:
-    """Return what jobs waited for, the reason of most jobs first."""
-    seconds_by_reason: dict[str, list[float]] = {}
-    for bar in run.bars:
-        for wait in bar.waits:
-            seconds_by_reason.setdefault(wait.text, []).append(wait.seconds)
-    rows = [
-        (reason, len(seconds), say.seconds(max(seconds)))
-        for reason, seconds in sorted(seconds_by_reason.items(), key=lambda item: -len(item[1]))
-    ]
-    columns: list[Column] = [("waited for", "name"), *_numbers("attempts", "longest wait, s")]
-    return PageTable("Waits", columns, rows[:ROWS], total=len(rows))
 
 
 def attempts(run: Summary) -> PageTable:
@@ -318,7 +220,7 @@ def attempts(run: Summary) -> PageTable:
             say.ran_on(bar),
             f"{say.seconds(bar.end - bar.start)} ({say.seconds(bar.expected)})",
             f"{say.gibibytes(bar.peak_memory)} ({say.gibibytes(bar.memory)})",
-            bar.outcome,
+            f"{bar.outcome}: {say.shorten(bar.error, 160)}" if bar.error else bar.outcome,
             "; ".join(map(str, bar.waits)),
         )
         for bar in run.bars[:ROWS]
@@ -355,33 +257,6 @@ def _accuracies(row: CandidateRow) -> tuple[str, str, str]:
     return say.number(serial), say.number(packed), say.signed(packed - serial)
 
 
-def baseline_folds(run: Summary) -> PageTable:
-    """Return the accuracy of each fold, packed and serial."""
-    titles = ("fold", "fused", "accuracy, packed", "accuracy, serial", "difference")
-    rows = [
-        (
-            pair.candidate,
-            fold.fold,
-            fold.together,
-            say.number(fold.packed),
-            say.number(fold.serial),
-            say.signed(fold.packed - fold.serial),
-        )
-        for pair in (run.speedup.accuracy if run.speedup else ())
-        for fold in pair.folds
-    ]
-    columns = [("candidate", "name"), *_numbers(*titles)]
-    return PageTable("Accuracy of each fold", columns, rows[:ROWS], total=len(rows))
-
-
-def retried(run: Summary) -> PageTable:
-    """Return the attempts that another followed."""
-    columns = [("job", "name"), *_numbers("attempt"), ("outcome", ""), ("error", "text")]
-    bars = say.retried(run)
-    rows = [(bar.job, bar.attempt, bar.outcome, bar.error) for bar in bars[:ROWS]]
-    return PageTable("Attempts that were retried", columns, rows, total=len(bars))
-
-
 def log(run: Summary) -> PageTable:
     """Return the last events."""
     columns = [*_numbers("at, s"), ("kind", ""), ("job", "short"), ("what happened", "text")]
@@ -397,29 +272,11 @@ def settings(label: str, values: Mapping[str, Any]) -> PageTable:
 
 def _broken(name: str) -> Markup:
     """Let a long name break after its dots and underscores."""
-    return Markup(re.sub(r"([._])(?=.)", r"\1<wbr>", str(escape(name))))
+    return Markup(re.sub(r"([._])(?=.)", r"\1<wbr>", str(escape(clean(name)))))
 
 
 def plan(run: Summary) -> PageTable:
     """Return what the plan says."""
-    facts = run.facts
-    repeats = f" × {facts['repeats']}" if facts["repeats"] > 1 else ""
-    values = {
-        "models": ", ".join(facts["models"]),
-        "LR schedules": ", ".join(facts["lr_schedules"]),
-        "folds": f"{facts['folds']}{repeats}",
-        "samples": facts["samples"],
-        "targets": facts["targets"],
-        "classes": len(facts["classes"]) or "none",
-        "outputs": facts["outputs"],
-        "batch size": facts["batch_size"],
-        "random state (seed)": facts["random_state"],
-        "threads per job": facts["threads_per_job"],
-        "device": facts["device"],
-        "scoring": ", ".join(run.metrics),
-        **{name: clean(value) for name, value in facts["params"].items()},
-        "fingerprint of the plan": facts["plan_fingerprint"],
-        "fingerprint of the data": facts["dataset"],
-        "fingerprint of the folds": facts["folds_fingerprint"],
-    }
-    return settings("Plan", values)
+    hidden = ("recipe", "stopped_early")
+    facts = {name: value for name, value in run.facts.items() if name not in hidden}
+    return settings("Plan", flat({**facts, "scoring": run.metrics}))

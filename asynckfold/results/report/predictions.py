@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.objective import (
     BINARY,
@@ -21,11 +20,9 @@ from asynckfold.jobs.objective import (
     predicted,
     probabilities,
 )
-from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import DONE
 from asynckfold.results.candidates import Candidate
-from asynckfold.results.outcome import Outcome
-from asynckfold.results.report.sanitize import clean
+from asynckfold.results.cv_results import CVResults
 
 SCATTERED, HARDEST = 400, 24
 """Predicted numbers that are drawn, and hard samples that are listed."""
@@ -37,20 +34,75 @@ Counts = npt.NDArray[np.int64]
 Targets = npt.NDArray[Any]
 Points = tuple[tuple[float, float], ...]
 """(x, y) of each point of a line."""
-Guesses = tuple[Job, Counts, Targets, Targets]
-"""A job, its held-out samples by index, their truth, and what the job predicts."""
 
 
-def finished(outcome: Outcome) -> Iterator[tuple[Job, Targets, Counts]]:
-    """Yield the jobs that kept outputs: job, outputs, and the held-out samples by index."""
+def spread(count: int, most: int) -> list[int]:
+    """Return at most `most` evenly spaced places of a list, its ends included.
+
+    >>> spread(3, 5), spread(10, 4)
+    ([0, 1, 2], [0, 3, 6, 9])
+    """
+    places: list[int] = np.linspace(0, count - 1, min(count, most)).round().astype(int).tolist()
+    return places
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Predictions of a finished job for its held-out samples, where outputs are finite."""
+
+    candidate: str
+    objective: Objective
+    rows: Counts  # samples by index
+    outputs: Targets
+    true: Targets  # classes by index, or numbers
+    guess: Targets
+
+
+def held_out(outcome: CVResults, targets: Targets) -> Iterator[HeldOut]:
+    """Yield the predictions of one class or number a sample; `targets` are those of training.
+
+    Jobs without outputs are left out, and those of which only the user's `output_transform` could
+    tell what they predict.
+    """
     valid = {fold.key: fold.valid for fold in outcome.folds}
+    of_classes = has_one_class(outcome, targets)
     for job in outcome.plan.jobs:
-        result = outcome.results.get(job.id)
-        if result is not None and result.status == DONE and result.outputs is not None:
-            yield job, result.outputs, valid[job.repeat, job.fold]
+        result, objective = outcome.results.get(job.id), outcome.plan.objective_of(job.model)
+        if result is None or result.status != DONE or result.outputs is None:
+            continue
+        outputs, rows, kind = result.outputs, valid[job.repeat, job.fold], objective.kind
+        many = outputs.ndim == 2 and outputs.shape[1] > 1
+        fits = many if kind == MULTICLASS else outputs.size == len(rows)
+        known = (TRANSFORMED,) if kind == MULTICLASS else (TRANSFORMED, UNKNOWN)
+        is_one = of_classes or (kind == REGRESSION and targets.size == len(targets))
+        if objective.is_of_trees or not is_one or not fits or objective.scale in known:
+            continue
+        outputs = outputs.reshape(len(rows), -1) if of_classes else outputs
+        finite = np.isfinite(outputs.reshape(len(rows), -1)).all(axis=1)
+        guess = predicted(objective, outputs[finite]).reshape(-1)
+        true = objective.codes(targets[rows[finite]]) if of_classes else targets[rows[finite]]
+        pair = np.stack([true.reshape(-1), guess])
+        kept = np.isfinite(pair).all(axis=0)
+        true, guess = pair[:, kept] if of_classes else pair[:, kept].astype(np.float64)
+        places = finite.nonzero()[0][kept]
+        yield HeldOut(job.candidate, objective, rows[places], outputs[places], true, guess)
 
 
-def count_classes(outcome: Outcome, targets: Targets) -> dict[str, Counts]:
+def has_one_class(outcome: CVResults, targets: Targets) -> bool:
+    """Whether each sample has one class, in a shape that is counted."""
+    is_column = targets.size == len(targets) and outcome.plan.objective_of("").kind == BINARY
+    return bool(outcome.plan.classes) and (targets.ndim == 1 or is_column)
+
+
+def by_candidate(held: Iterable[HeldOut]) -> dict[str, list[HeldOut]]:
+    """Gather the predictions of all folds."""
+    parts: dict[str, list[HeldOut]] = {}
+    for part in held:
+        parts.setdefault(part.candidate, []).append(part)
+    return parts
+
+
+def count_classes(outcome: CVResults, targets: Targets) -> dict[str, Counts]:
     """Return a confusion matrix for each candidate that has outputs.
 
     A row per true class, a column per predicted class; all of one size: the classes, or the outputs
@@ -59,40 +111,16 @@ def count_classes(outcome: Outcome, targets: Targets) -> dict[str, Counts]:
     """
     if not has_one_class(outcome, targets):
         return {}
-    parts: dict[str, list[Counts]] = {}
-    for job, _, true, guess in _predicted_classes(outcome, targets):
-        parts.setdefault(job.candidate, []).append(np.stack([true, guess]))
-    joined = {name: np.concatenate(pairs, axis=1) for name, pairs in parts.items()}
+    joined = {
+        name: np.concatenate([np.stack([part.true, part.guess]) for part in parts], axis=1)
+        for name, parts in by_candidate(held_out(outcome, targets)).items()
+    }
     known = [int(pairs.max()) + 1 for pairs in joined.values() if pairs.size]
     size = max(len(outcome.plan.classes), *known, 0)
     return {
         name: np.bincount(true * size + guess, minlength=size * size).reshape(size, size)
         for name, (true, guess) in joined.items()
     }
-
-
-def has_one_class(outcome: Outcome, targets: Targets) -> bool:
-    """Whether each sample has one class, in a shape that is counted."""
-    is_column = targets.size == len(targets) and outcome.plan.objective_of("").kind == BINARY
-    return bool(outcome.plan.classes) and (targets.ndim == 1 or is_column)
-
-
-def guesses(objective: Objective, outputs: Targets, truth: Targets) -> Counts | None:
-    """Return place in `truth`, true and predicted class of each held-out sample, shape (3, n).
-
-    None if the outputs do not fit, and if only the user's `output_transform` could tell the class.
-    """
-    if objective.is_of_trees:
-        return None
-    columns = outputs[:1].size
-    fits = outputs.ndim == 2 and columns > 1 if objective.kind == MULTICLASS else columns == 1
-    if not fits or len(outputs) != len(truth):
-        return None
-    if objective.scale == TRANSFORMED or (objective.kind, objective.scale) == (BINARY, UNKNOWN):
-        return None
-    known = np.isfinite(outputs.reshape(len(outputs), -1)).all(axis=1)
-    places = known.nonzero()[0]
-    return np.stack([places, objective.codes(truth[known]), predicted(objective, outputs[known])])
 
 
 def class_accuracy(confusion: Counts, n_classes: int) -> tuple[float, ...]:
@@ -108,30 +136,6 @@ def class_accuracy(confusion: Counts, n_classes: int) -> tuple[float, ...]:
     return tuple(shares[:n_classes].tolist())
 
 
-# What each job predicts
-
-
-def _predicted_numbers(outcome: Outcome, targets: Targets) -> Iterator[Guesses]:
-    """Yield finite predictions of jobs with one number a sample, without `output_transform`."""
-    for job, outputs, rows in finished(outcome):
-        objective = outcome.plan.objective_of(job.model)
-        is_number = objective.kind == REGRESSION and not objective.is_of_trees
-        if not is_number or objective.scale in (TRANSFORMED, UNKNOWN) or outputs.size != len(rows):
-            continue
-        pair = np.stack([targets[rows].reshape(-1), predicted(objective, outputs).reshape(-1)])
-        known = np.isfinite(pair).all(axis=0)
-        true, guess = pair[:, known].astype(np.float64)
-        yield job, rows[known], true, guess
-
-
-def _predicted_classes(outcome: Outcome, targets: Targets) -> Iterator[Guesses]:
-    for job, outputs, rows in finished(outcome):
-        table = guesses(outcome.plan.objective_of(job.model), outputs, targets[rows])
-        if table is not None:
-            places, true, guess = table
-            yield job, rows[places], true, guess
-
-
 # Predicted numbers
 
 
@@ -145,17 +149,20 @@ class Predictions:
     total: int  # predictions of finite numbers
 
 
-def predictions(outcome: Outcome, targets: Targets) -> Predictions | None:
+def predictions(outcome: CVResults, targets: Targets) -> Predictions | None:
     """Return the predictions of the best candidate; None unless it predicts one number a sample."""
-    if not outcome.has_best or targets.size != len(targets):
+    if not outcome.has_best or has_one_class(outcome, targets):
         return None
     best = outcome.candidates[outcome.best_index_].name
-    parts = [part for part in _predicted_numbers(outcome, targets) if part[0].candidate == best]
-    true, guess = (np.concatenate([[], *(part[place] for part in parts)]) for place in (2, 3))
-    count = len(true)
-    places = np.unique(np.linspace(0, count - 1, min(count, SCATTERED)).round().astype(int))
-    pair = tuple(true[places].tolist()), tuple(guess[places].tolist())
-    return Predictions(clean(best), *pair, count) if count else None
+    parts = by_candidate(held_out(outcome, targets)).get(best, [])
+    pairs = [
+        (float(true), float(guess))
+        for part in parts
+        for true, guess in zip(part.true, part.guess, strict=True)
+    ]
+    kept = [pairs[place] for place in spread(len(pairs), SCATTERED)]
+    true, guess = (tuple(pair[side] for pair in kept) for side in (0, 1))
+    return Predictions(best, true, guess, len(pairs)) if pairs else None
 
 
 # Hard samples
@@ -183,63 +190,37 @@ class HardSamples:
     total: int  # samples with predictions
 
 
-def hard_samples(outcome: Outcome, targets: Targets) -> HardSamples | None:
+def hard_samples(outcome: CVResults, targets: Targets) -> HardSamples | None:
     """Return the hardest samples; None without predictions of one class or number a sample."""
-    if has_one_class(outcome, targets):
-        return _hard_classes(list(_predicted_classes(outcome, targets)), outcome.n_samples)
-    if targets.size != len(targets):
+    parts, count = list(held_out(outcome, targets)), outcome.n_samples
+    if not parts:
         return None
-    return _hard_numbers(list(_predicted_numbers(outcome, targets)), outcome.n_samples)
-
-
-def _hard_classes(parts: list[Guesses], count: int) -> HardSamples | None:
-    seen, wrong = np.zeros((2, count), np.int64)
-    for _, rows, true, guess in parts:
-        np.add.at(seen, rows, 1)
-        np.add.at(wrong, rows, true != guess)
-    if not seen.any():
-        return None
+    rows, true, guess = (
+        np.concatenate([vars(part)[name] for part in parts]) for name in ("rows", "true", "guess")
+    )
+    seen = np.bincount(rows, minlength=count)
+    total = int((seen > 0).sum())
+    if not has_one_class(outcome, targets):
+        with np.errstate(invalid="ignore"):
+            columns = (true, guess, np.abs(true - guess))
+            truth, mean, error = (np.bincount(rows, each, count) / seen for each in columns)
+        hardest = np.argsort(-error, kind="stable")[:HARDEST].tolist()
+        samples = [
+            HardSample(at, float(truth[at]), float(mean[at]), 0, int(seen[at]), float(error[at]))
+            for at in hardest
+            if seen[at]
+        ]
+        return HardSamples(False, tuple(samples), 0, total)
+    missed = true != guess
+    wrong = np.bincount(rows[missed], minlength=count)
     by_most = np.flatnonzero(2 * wrong > seen)
-    hardest = by_most[np.lexsort((by_most, seen[by_most], -wrong[by_most]))][:HARDEST]
-    mistakes: dict[int, Counter[int]] = {index: Counter() for index in hardest.tolist()}
-    truth: dict[int, int] = {}
-    for _, rows, true, guess in parts:
-        for place in np.flatnonzero(np.isin(rows, hardest) & (guess != true)):
-            truth[int(rows[place])] = int(true[place])
-            mistakes[int(rows[place])][int(guess[place])] += 1
-    samples = tuple(
-        HardSample(
-            index,
-            truth[index],
-            taken_for.most_common(1)[0][0],
-            int(wrong[index]),
-            int(seen[index]),
-            math.nan,
-        )
-        for index, taken_for in mistakes.items()
-    )
-    return HardSamples(True, samples, len(by_most), int((seen > 0).sum()))
-
-
-def _hard_numbers(parts: list[Guesses], count: int) -> HardSamples | None:
-    seen, truth, total, missed = np.zeros((4, count))
-    for _, rows, true, guess in parts:
-        np.add.at(seen, rows, 1)
-        truth[rows] = true
-        np.add.at(total, rows, guess)
-        np.add.at(missed, rows, np.abs(true - guess))
-    known = np.flatnonzero(seen)
-    if not len(known):
-        return None
-    error, mean = missed[known] / seen[known], total[known] / seen[known]
-    samples = tuple(
-        HardSample(index, float(truth[index]), mean, 0, int(seen[index]), error)
-        for index, mean, error in (
-            (int(known[place]), float(mean[place]), float(error[place]))
-            for place in np.argsort(-error, kind="stable")[:HARDEST]
-        )
-    )
-    return HardSamples(False, samples, 0, len(known))
+    samples = []
+    for at in by_most[np.lexsort((by_most, seen[by_most], -wrong[by_most]))][:HARDEST].tolist():
+        of_sample = missed & (rows == at)
+        taken_for, _ = Counter(guess[of_sample].tolist()).most_common(1)[0]
+        numbers = int(wrong[at]), int(seen[at]), math.nan
+        samples.append(HardSample(at, int(true[of_sample][0]), taken_for, *numbers))
+    return HardSamples(True, tuple(samples), len(by_most), total)
 
 
 # How sure the candidates are
@@ -282,66 +263,63 @@ class TwoClasses:
 
 
 def calibration(
-    outcome: Outcome, targets: Targets, rows: Iterable[Candidate]
+    outcome: CVResults, targets: Targets, rows: Sequence[Candidate]
 ) -> Calibration | None:
     """Return the calibration of the first candidate that predicts probabilities."""
-
-    def confidence(objective: Objective, outputs: Floats, table: Counts) -> Floats:
-        sure = probabilities(objective, outputs).max(axis=1)
-        return np.stack([sure, table[1] == table[2]], axis=1)
-
-    for row in rows if has_one_class(outcome, targets) else ():
-        pairs = _measured(outcome, targets, row.name, confidence)
-        if pairs is not None and len(pairs):
-            return _binned(_shown(row), *pairs.T)
+    if not has_one_class(outcome, targets):
+        return None
+    held = by_candidate(held_out(outcome, targets))
+    for name in (row.name for row in rows if row.name in held):
+        try:
+            shares = [probabilities(part.objective, _outputs(part)) for part in held[name]]
+        except ValueError:
+            # Margins are no probabilities.
+            continue
+        sure = np.concatenate(shares).max(axis=1)
+        right = np.concatenate([part.true == part.guess for part in held[name]]).astype(float)
+        if not len(sure):
+            continue
+        places = np.minimum((sure * BINS).astype(int), BINS - 1)
+        counts = np.bincount(places, minlength=BINS)
+        used = counts > 0
+        confidence = np.bincount(places, sure, BINS)[used] / counts[used]
+        accuracy = np.bincount(places, right, BINS)[used] / counts[used]
+        return Calibration(
+            name,
+            tuple(confidence.tolist()),
+            tuple(accuracy.tolist()),
+            tuple(counts[used].tolist()),
+            float(sure.mean()),
+            float(right.mean()),
+            float(np.abs(accuracy - confidence) @ counts[used] / counts.sum()),
+        )
     return None
 
 
-def _binned(candidate: str, sure: Floats, right: Floats) -> Calibration:
-    places = np.minimum((sure * BINS).astype(int), BINS - 1)
-    counts = np.bincount(places, minlength=BINS)
-    used = counts > 0
-    confidence = np.bincount(places, sure, BINS)[used] / counts[used]
-    accuracy = np.bincount(places, right, BINS)[used] / counts[used]
-    return Calibration(
-        candidate,
-        tuple(confidence.tolist()),
-        tuple(accuracy.tolist()),
-        tuple(counts[used].tolist()),
-        float(sure.mean()),
-        float(right.mean()),
-        float(np.abs(accuracy - confidence) @ counts[used] / counts.sum()),
-    )
-
-
-def two_classes(outcome: Outcome, targets: Targets, rows: Iterable[Candidate]) -> TwoClasses | None:
+def two_classes(
+    outcome: CVResults, targets: Targets, rows: Sequence[Candidate]
+) -> TwoClasses | None:
     """Return the curves of the first candidates; None unless there are two classes."""
     classes, objective = outcome.plan.classes, outcome.plan.objective_of("")
     if len(classes) != 2 or not has_one_class(outcome, targets):
         return None
-
-    def odds(objective: Objective, outputs: Floats, table: Counts) -> Floats:
-        columns = outputs.reshape(len(outputs), -1)
-        of_last = columns[:, -1] - (columns[:, 0] if columns.shape[1] == 2 else 0)
-        return np.stack([of_last, table[1]], axis=1)
-
     labels = objective.all_labels(2).tolist()
     positive = labels.index(objective.pos_label) if objective.pos_label in labels else 1
     curves: list[BinaryCurves] = []
     share = math.nan
-    for row in rows:
-        pairs = _measured(outcome, targets, row.name, odds)
-        if pairs is None or len(curves) == CURVES:
-            continue
-        score, true = pairs[:, 0] * (1 if positive else -1), pairs[:, 1] == positive
-        if true.any() and not true.all():
-            curves.append(_curves(_shown(row), score, true))
+    held = by_candidate(held_out(outcome, targets))
+    for name in (row.name for row in rows if row.name in held):
+        outputs = np.concatenate(list(map(_outputs, held[name])))
+        odds = outputs[:, -1] - (outputs[:, 0] if outputs.shape[1] == 2 else 0)
+        true = np.concatenate([part.true for part in held[name]]) == positive
+        if true.any() and not true.all() and len(curves) < CURVES:
+            curves.append(_curves(name, odds if positive else -odds, true))
             share = float(true.mean())
-    return TwoClasses(clean(classes[positive]), share, tuple(curves)) if curves else None
+    return TwoClasses(classes[positive], share, tuple(curves)) if curves else None
 
 
-def _shown(row: Candidate) -> str:
-    return candidate_name(clean(row.model), clean(row.lr_schedule))
+def _outputs(part: HeldOut) -> Floats:
+    return part.outputs.astype(np.float64)
 
 
 def _curves(candidate: str, score: Floats, true: npt.NDArray[np.bool_]) -> BinaryCurves:
@@ -359,28 +337,5 @@ def _curves(candidate: str, score: Floats, true: npt.NDArray[np.bool_]) -> Binar
 
 
 def _thinned(across: Floats, up: Floats) -> Points:
-    places = np.unique(np.linspace(0, len(across) - 1, CURVE_POINTS).round().astype(int))
+    places = spread(len(across), CURVE_POINTS)
     return tuple(zip(across[places].round(4).tolist(), up[places].round(4).tolist(), strict=True))
-
-
-def _measured(
-    outcome: Outcome,
-    targets: Targets,
-    name: str,
-    measure: Callable[[Objective, Floats, Counts], Floats],
-) -> Floats | None:
-    """Join what `measure` returns for each finished fold of a candidate; None if it cannot."""
-    parts = []
-    for job, outputs, rows in finished(outcome):
-        if job.candidate != name:
-            continue
-        objective = outcome.plan.objective_of(job.model)
-        table = guesses(objective, outputs, targets[rows])
-        if table is None:
-            return None
-        try:
-            parts.append(measure(objective, outputs[table[0]].astype(np.float64), table))
-        except ValueError:
-            # Margins are no probabilities.
-            return None
-    return np.concatenate(parts) if parts else None

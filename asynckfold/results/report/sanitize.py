@@ -1,27 +1,24 @@
 """Make text of users and their code safe to show: no control characters, capped, no surrogates.
 
-Applied once, where the numbers of a report are gathered.
+Applied where text leaves: by the page, its figures, results.json and the tables.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from asynckfold.jobs.placement import Wait
-from asynckfold.jobs.plan import Job
 from asynckfold.system.plain_text import plain
 
-NAME_LIMIT = 256
-ERROR_LIMIT = 4096
-TEXT_LIMIT = 64 * 1024
+LIMIT = 64 * 1024
 
 
-def clean(value: object, limit: int = NAME_LIMIT) -> str:
+def clean(value: object, limit: int = LIMIT) -> str:
     """Return text without control characters, capped, with the home folder as ``~``.
 
     >>> clean("a\\x1b[31mred\\x00")
@@ -35,21 +32,19 @@ def clean(value: object, limit: int = NAME_LIMIT) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"
 
 
-def shown(job: Job) -> Job:
-    """Return the job under names that are safe to show."""
-    return replace(job, model=clean(job.model), lr_schedule=clean(job.lr_schedule))
+def plain_data(value: Any, text: Callable[[object], str] = str) -> Any:
+    """Return dataclasses and mappings as plain data for JSON: NaN and infinities become None.
 
-
-def plain_data(value: Any) -> Any:
-    """Return dataclasses and mappings as plain data for JSON: NaN and infinities become None."""
-    if isinstance(value, Wait):
-        return str(value)
+    `text` makes text safe to show.
+    """
+    if isinstance(value, (Wait, str)):
+        return text(value)
     if is_dataclass(value):
-        return {item.name: plain_data(getattr(value, item.name)) for item in fields(value)}
+        return {item.name: plain_data(getattr(value, item.name), text) for item in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain_data(item) for key, item in value.items()}
+        return {text(key): plain_data(item, text) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [plain_data(item) for item in value]
+        return [plain_data(item, text) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -63,7 +58,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             level |= flat(value, f"{name}.")
         else:
-            level[clean(name)] = clean(_joined(value), ERROR_LIMIT)
+            level[name] = _joined(value)
     return level
 
 

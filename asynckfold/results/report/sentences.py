@@ -170,23 +170,18 @@ def times(row: CandidateRow, disturbance: str = "") -> tuple[str, str, str]:
     return serial, seconds(row.packed_seconds), ratio
 
 
-def accuracies(summary: Summary) -> str:
-    """Return the mean accuracy over all candidates, packed and serial; ``""`` if not known."""
-    means = _mean_accuracies(summary)
-    return f"accuracy {number(means[0])} against {number(means[1])} serial" if means else ""
-
-
-def costs_accuracy(summary: Summary) -> bool:
-    """Whether packed jobs are clearly less accurate, as jobs of several processes may be."""
-    means = _mean_accuracies(summary)
-    return bool(means) and means[0] - means[1] < -ACCURACY_LOSS
-
-
-def _mean_accuracies(summary: Summary) -> tuple[float, ...]:
-    pairs = () if summary.speedup is None else summary.speedup.accuracy
-    if not pairs:
-        return ()
-    return fmean(pair.packed for pair in pairs), fmean(pair.serial for pair in pairs)
+def accuracies(summary: Summary) -> tuple[str, bool]:
+    """Return the mean accuracy, packed and serial, and whether packed jobs are clearly worse."""
+    pairs = [(row.packed_accuracy, row.serial_accuracy) for row in summary.candidates]
+    known = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    if not known:
+        return "", False
+    packed, serial = map(fmean, zip(*known, strict=True))
+    # As jobs of several processes may be.
+    text, is_worse = f"accuracy {number(packed)} against {number(serial)} serial", False
+    if packed - serial < -ACCURACY_LOSS:
+        text, is_worse = f"{text}: less accurate than the serial loop", True
+    return text, is_worse
 
 
 def jobs(summary: Summary) -> str:
@@ -215,24 +210,20 @@ def unfinished(summary: Summary) -> list[str]:
     return [f"{summary.counts[state]} {state}" for state in states if summary.counts[state]]
 
 
-def retried(summary: Summary) -> list[Bar]:
-    """Return the attempts that were followed by another of the same job."""
-    newest: dict[str, int] = {}
-    for bar in summary.bars:
-        newest[bar.job] = max(newest.get(bar.job, 0), bar.attempt)
-    return [bar for bar in summary.bars if bar.attempt < newest[bar.job]]
-
-
 def shorten(name: str, limit: int) -> str:
-    """Cut the middle out of a long name.
+    """Cut the middle out of a name that is too wide; wide letters count twice.
 
-    >>> shorten("a-very-long-model-name/cosine", 16)
-    'a-very-…e/cosine'
+    >>> shorten("a-very-long-model-name/cosine", 16), shorten("漢字漢字漢字", 9)
+    ('a-very-…e/cosine', '漢字…漢字')
     """
-    if len(name) <= limit:
+    if columns_of(name) <= limit:
         return name
-    head = (limit - 1) // 2
-    return f"{name[:head]}…{name[len(name) - (limit - 1 - head) :]}"
+    head, tail = name[: (limit - 1) // 2], name[-(limit // 2) :]
+    while columns_of(head) > (limit - 1) // 2:
+        head = head[:-1]
+    while columns_of(tail) > limit // 2:
+        tail = tail[1:]
+    return f"{head}…{tail}"
 
 
 def columns_of(text: str) -> int:
@@ -251,12 +242,6 @@ def forest_marks(summary: Summary) -> str:
     has_interval = any(math.isfinite(row.ci_low) for row in summary.candidates)
     bar = " bar: its 95 % interval;" if has_interval else ""
     return f"Diamond: mean over the folds;{bar} dots: folds."
-
-
-def hardest(classes: Sequence[str], accuracy: Sequence[float]) -> tuple[str, float] | None:
-    """Return the class with the lowest accuracy."""
-    known = [pair for pair in zip(classes, accuracy, strict=False) if math.isfinite(pair[1])]
-    return min(known, key=lambda pair: pair[1]) if known else None
 
 
 def mistakes(confusion: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:

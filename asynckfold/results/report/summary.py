@@ -13,44 +13,30 @@ from typing import Any
 import numpy as np
 
 from asynckfold.errors import AsyncKFoldError
-from asynckfold.jobs.objective import (
-    BINARY,
-    MASKS,
-    MULTICLASS,
-    MULTILABEL,
-    REGRESSION,
-    SEGMENTATION,
-)
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.reproducibility import Reproducibility
 from asynckfold.jobs.result import DONE, job_by_id
-from asynckfold.results.cv_results import read_results, refit_note
-from asynckfold.results.outcome import Outcome, times_of, verdict_of
+from asynckfold.results.cv_results import CVResults, read_results, refit_note, times_of
 from asynckfold.results.report.attempts import (
-    AveragedJob,
     Bar,
     CpuUse,
     FailureGroup,
     GpuUse,
     LogLine,
-    averaged,
     bars,
     event_log,
     failures,
     gpu_uses,
-    shown_packing,
     uses,
 )
 from asynckfold.results.report.candidate_rows import (
     CandidateRow,
     LossOverTime,
-    TimedSpeedup,
     by_rank,
     candidate_rows,
     class_names,
     fold_names,
     loss_over_time,
-    timing_of,
 )
 from asynckfold.results.report.predictions import (
     Calibration,
@@ -63,8 +49,9 @@ from asynckfold.results.report.predictions import (
     predictions,
     two_classes,
 )
-from asynckfold.results.report.sanitize import ERROR_LIMIT, clean, flat, plain_data
-from asynckfold.results.utilization import Packing
+from asynckfold.results.report.sanitize import clean, flat, plain_data
+from asynckfold.results.speedup import Speedup
+from asynckfold.results.utilization import Packing, packing_of
 from asynckfold.results.verdict import Verdict
 from asynckfold.store import RunReader
 from asynckfold.system.files import read_plain
@@ -85,7 +72,7 @@ class Summary:
     verdict: Verdict
     class_names: tuple[str, ...]  # rows and columns of confusion matrices; empty for regression
     packed_seconds: float  # wall time over all sessions
-    speedup: TimedSpeedup | None
+    speedup: Speedup | None
     packing: Packing | None
     use: tuple[CpuUse, ...]
     gpu_use: tuple[GpuUse, ...]  # empty for a run that used no GPU
@@ -98,7 +85,6 @@ class Summary:
     fingerprint: str
     bit_identity: Reproducibility
     loss_over_time: tuple[LossOverTime, ...]
-    averaged: tuple[AveragedJob, ...]
     predictions: Predictions | None
     calibration: Calibration | None
     two_classes: TwoClasses | None
@@ -117,14 +103,14 @@ class Summary:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain data for JSON: NaN and infinities become None."""
-        return dict(plain_data(self))
+        return dict(plain_data(self, clean))
 
 
 _UNSHOWN = ("cli", "command", "folder", "decision")
 """Recorded facts that the report shows elsewhere, or that are private."""
 
 
-def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
+def summarize(store: RunReader, results: CVResults | None = None) -> Summary:
     """Compute all numbers of a run's report, from its store alone.
 
     The run may be incomplete or still running; `results` spares reading them again.
@@ -138,52 +124,49 @@ def summarize(store: RunReader, results: Outcome | None = None) -> Summary:
     ranked = [candidate for candidate, _ in by_rank(outcome)]
     is_on_gpus = any(item.device != "cpu" for item in store.attempts())
     return Summary(
-        root=clean(store.root.absolute().name),
-        metric=clean(plan.scoring[0]),
-        metrics=tuple(clean(name) for name in plan.scoring),
+        root=store.root.absolute().name,
+        metric=plan.scoring[0],
+        metrics=plan.scoring,
         counts=store.counts(),
         going=store.holder() is not None,
         candidates=rows,
         fold_names=fold_names(plan),
         highest=rows[0].name if rows and rows[0].rank == 1 else None,
-        verdict=verdict_of(outcome, clean),
+        verdict=outcome.verdict,
         class_names=class_names(plan, confusions),
         packed_seconds=outcome.seconds,
-        speedup=timing_of(outcome, rows),
-        packing=shown_packing(store),
+        speedup=outcome.timing if outcome.baseline else None,
+        packing=packing_of(store),
         use=uses(store.samples()),
         gpu_use=gpu_uses(store.gpu_samples()) if is_on_gpus else (),
         bars=bars(store, outcome.results, jobs),
         failures=failures(plan, outcome.results),
-        events=event_log(store, jobs),
+        events=event_log(store),
         facts=facts_of(plan, outcome),
         command=command(about),
         about=flat({key: value for key, value in about.items() if key not in _UNSHOWN}),
         fingerprint=store.fingerprint(),
-        bit_identity=Reproducibility(
-            tuple(clean(why, ERROR_LIMIT) for why in outcome.bit_identity.reasons)
-        ),
+        bit_identity=outcome.bit_identity,
         loss_over_time=loss_over_time(outcome, times_of(outcome)),
-        averaged=averaged(outcome),
         predictions=predictions(outcome, targets),
         calibration=calibration(outcome, targets, ranked),
         two_classes=two_classes(outcome, targets, ranked),
         hard_samples=hard_samples(outcome, targets),
-        refit=clean(refit_note(store), ERROR_LIMIT),
+        refit=refit_note(store),
     )
 
 
-def facts_of(plan: Plan, outcome: Outcome) -> dict[str, Any]:
+def facts_of(plan: Plan, outcome: CVResults) -> dict[str, Any]:
     """Return what the plan says, in text that is safe to show."""
     keys = {fold.key for fold in outcome.folds}
     params = {item.name: getattr(plan.params, item.name) for item in fields(plan.params)}
     return {
-        "models": tuple(dict.fromkeys(clean(job.model) for job in plan.jobs)),
-        "lr_schedules": tuple(dict.fromkeys(clean(job.lr_schedule) for job in plan.jobs)),
+        "models": tuple(dict.fromkeys(job.model for job in plan.jobs)),
+        "lr_schedules": tuple(dict.fromkeys(job.lr_schedule for job in plan.jobs)),
         "folds": len({index for _, index in keys}),
         "repeats": len({repeat for repeat, _ in keys}),
         "samples": outcome.n_samples,
-        "classes": tuple(clean(name) for name in plan.classes),
+        "classes": plan.classes,
         "targets": _targets(plan),
         "outputs": _outputs(plan),
         "batch_size": plan.batch_size,
@@ -195,53 +178,38 @@ def facts_of(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         ),
         "random_state": plan.random_state,
         "threads_per_job": plan.threads_text,
-        "device": clean(plan.device_text),
+        "device": plan.device_text,
         "params": {
             **params,
-            "channels_last": ", ".join(map(clean, plan.channels_last)) or "no model",
+            "channels_last": ", ".join(plan.channels_last) or "no model",
         },
         "recipe": flat(plan.recipe),
-        "dataset": clean(plan.dataset),
-        "folds_fingerprint": clean(plan.folds),
+        "dataset": plan.dataset,
+        "folds_fingerprint": plan.folds,
         "plan_fingerprint": plan.fingerprint,
     }
-
-
-_KINDS = {
-    MULTICLASS: "one class for each sample",
-    BINARY: "one of two classes for each sample, by one output",
-    MULTILABEL: "several labels for each sample",
-    REGRESSION: "numbers",
-    SEGMENTATION: "a class for each pixel",
-    MASKS: "0 or 1 for each pixel",
-}
 
 
 def _targets(plan: Plan) -> str:
     objective = plan.objective_of("")
     if objective.targets is not None:
-        return clean(objective.targets.text)
+        return objective.targets.text
     positive = "" if objective.pos_label is None else f"; positive is {objective.pos_label}"
-    return clean(f"{_KINDS[objective.kind]}{positive}")
+    return f"{objective.kind}{positive}"
 
 
 def _outputs(plan: Plan) -> str:
-    """Return the scale of outputs, and the models of each if there are several."""
-    models: dict[str, list[str]] = {}
-    for name in dict.fromkeys(job.model for job in plan.jobs):
-        objective = plan.objective_of(name)
-        meaning = objective.scale if objective.columns is None else objective.columns.text
-        models.setdefault(meaning, []).append(name)
-    if len(models) < 2:
-        return clean("".join(models))
-    return clean("; ".join(f"{scale}: {', '.join(names)}" for scale, names in models.items()))
+    """Return the scales of the models' outputs."""
+    objectives = [plan.objective_of(name) for name in dict.fromkeys(job.model for job in plan.jobs)]
+    scales = [each.scale if each.columns is None else each.columns.text for each in objectives]
+    return "; ".join(dict.fromkeys(scales))
 
 
 def command(about: Mapping[str, Any]) -> str:
     """Return the shell command; empty if the run was started from Python."""
     parts = about.get("command") or ""
     text = parts if isinstance(parts, str) else shlex.join(map(str, parts))
-    return clean(text, ERROR_LIMIT)
+    return text
 
 
 PICTURES, LARGEST = "oof/pictures.npz", 64

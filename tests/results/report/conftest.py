@@ -9,8 +9,10 @@ from tests.results.report.reports import Report, report_of
 
 @pytest.fixture(scope="session")
 def complete(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    """The report of a complete classification run with a measured baseline, PNG files included."""
-    return report_of(tmp_path_factory.mktemp("complete") / "run")
+    """The report of a complete classification run with a measured baseline, without PNG files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("asynckfold.results.report.page.update_figures", lambda *_, **__: None)
+        return report_of(tmp_path_factory.mktemp("complete") / "run")
 
 
 @pytest.fixture(autouse=True)

@@ -4,62 +4,22 @@ import base64
 import csv
 import hashlib
 import io
-import json
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import matplotlib
-import pandas as pd
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from PIL import Image
 
-from asynckfold import Job
 from asynckfold.cli import main
-from asynckfold.jobs.result import AveragingSummary
-from asynckfold.results.report.files import csv_table
-from asynckfold.results.report.page import embedded_numbers, inert_json
-from asynckfold.results.report.sanitize import clean
-from asynckfold.results.report.summary import summarize
-from asynckfold.store import open_run
 from tests.results.report.reports import Report, report_of
 from tests.synthetic import Synthetic, write_run
 
-ALLOWED: Mapping[str, set[str]] = {
-    "html": {"lang"},
-    "meta": {"charset", "name", "content", "http-equiv"},
-    "a": {"href"},
-    "img": {"class", "src", "alt"},
-    "nav": {"aria-label", "class"},
-    "script": {"type", "id"},
-    "figure": {"id"},
-    "h2": {"id"},
-    "ul": {"class"},
-    "li": {"data-legend", "style"},
-    "th": {"class", "scope", "data-label"},
-    "td": {"class", "data-label", "style"},
-    "div": {"aria-label", "class", "id", "role", "tabindex"},
-    "section": {"class", "id", "aria-label"},
-    "table": {"class", "aria-label"},
-    **{name: {"class"} for name in ("tr", "p")},
-}
-PLAIN = {
-    "head", "title", "style", "body", "header", "main", "footer", "h1", "h3",
-    "thead", "tbody", "figcaption", "pre", "code", "details", "summary", "wbr",
-}  # fmt: skip
-DRAWN = {"svg", "g", "text", "line", "circle", "path", "rect", "polyline", "polygon"}
-LOOKS = {
-    "aria-label", "class", "color", "cx", "cy", "d", "data-series", "dx", "fill", "fill-opacity",
-    "font-family", "font-size", "font-weight", "height", "overflow", "points",
-    "preserveaspectratio", "r", "role", "stroke", "stroke-dasharray", "stroke-opacity",
-    "stroke-width", "style", "text-anchor", "vector-effect", "viewbox", "width", "x", "x1",
-    "x2", "y", "y1", "y2",
-}  # fmt: skip
+ACTIVE = {"iframe", "object", "embed", "link", "form", "base", "input", "button", "audio", "video"}
+"""Elements that the template does not write."""
 VOID = {"meta", "img", "wbr"}
 
 PAYLOADS = [
@@ -73,6 +33,9 @@ PAYLOADS = [
     "</title></style></pre></td>--><!-- ]]>",
     "\u2028\u2029\x00\x1b[31m",
     "=HYPERLINK(1)",
+    "@SUM(1)",
+    "+x",
+    "-x",
     "网络 🎉 \u202eabc",
 ]
 
@@ -88,10 +51,11 @@ class Walker(HTMLParser):
         self.ids: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert tag in {*ALLOWED, *PLAIN, *DRAWN}, f"<{tag}> is not in the template"
-        names = {name for name, _ in attrs}
-        assert names <= (LOOKS if tag in DRAWN else ALLOWED.get(tag, set())), f"<{tag}> has {names}"
+        assert tag not in ACTIVE, f"<{tag}> is not in the template"
+        assert tag != "script" or "script" not in self.texts
         values = {name: value or "" for name, value in attrs}
+        assert not any(name.startswith("on") for name in values)
+        assert values.get("src", "data:").startswith("data:")
         self.ids.add(values.get("id", ""))
         if tag == "a":
             self.links.append(values["href"])
@@ -120,18 +84,7 @@ def walk(report: Report) -> Walker:
     walker.close()
     assert walker.open == []
     assert all(link.startswith("#") and link[1:] in walker.ids for link in walker.links)
-    assert embedded(walker)["counts"] == report.numbers["counts"]
     return walker
-
-
-def embedded(walker: Walker) -> Any:
-    """Return the numbers inside the page, which are JSON."""
-    _, text = walker.texts["script"]
-    return json.loads(text, parse_constant=_refuse)
-
-
-def _refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is not JSON")
 
 
 def rows_of(report: Report, table: str) -> list[dict[str, str]]:
@@ -161,7 +114,6 @@ def test_the_first_screen_shows_best_lead_speedup_and_failures(complete: Report)
 
 def test_the_page_is_self_contained_and_its_files_lie_beside_it(complete: Report) -> None:
     walker, page = walk(complete), complete.page
-    assert embedded(walker) == complete.numbers
     assert len([name for name in walker.ids if name.startswith("figure-")]) == 7
     assert len(page.encode()) < 400_000
     script = base64.b64encode(hashlib.sha256(walker.texts["script"][0].encode()).digest()).decode()
@@ -170,7 +122,6 @@ def test_the_page_is_self_contained_and_its_files_lie_beside_it(complete: Report
     assert "http://" not in page
     assert "https://" not in page
     folder = complete.root / "report"
-    assert len(list(folder.glob("*.png"))) == 9
     assert not list(folder.glob("*.tmp"))
     candidates, folds = rows_of(complete, "results.csv"), rows_of(complete, "folds.csv")
     assert [len(rows) for rows in (candidates, folds)] == [4, 20]
@@ -186,36 +137,10 @@ def test_the_page_is_self_contained_and_its_files_lie_beside_it(complete: Report
     assert float(candidates[0]["mean_accuracy"]) == pytest.approx(sum(mine) / 5)
 
 
-@pytest.mark.nightly
-def test_averaging_is_shown_in_the_page_and_the_tables(root: Path) -> None:
-    run = Synthetic(
-        processes=3,
-        averaged=AveragingSummary(77, (200, 100, 100)),
-        folds=2,
-        epochs=1,
-        baseline=None,
-        status=all_but_the_first,
-    )
-    report = report_of(root, run)
-    assert "samples × epochs of each process" in report.page
-    assert report.page.count('data-label="rounds">77</td>') == 7
-    assert report.page.count('process">200, 100, 100</td>') == 7
-    first, *others = report.numbers["averaged"]
-    assert (first["job"], len(others)) == ("LeNet5/cosine/fold-1", 6)
-    assert (first["rounds"], first["samples"]) == (77, [200, 100, 100])
-    folds = rows_of(report, "folds.csv")
-    assert [row["samples_epochs"] for row in folds] == ["", *["200, 100, 100"] * 7]
-    assert [row["rounds"] and float(row["rounds"]) for row in folds] == ["", *[77] * 7]
-
-
-def all_but_the_first(job: Job) -> str:
-    return "failed" if (job.candidate, job.fold) == ("LeNet5/cosine", 0) else "done"
-
-
 def test_user_text_is_inert(root: Path) -> None:
     together = " ".join(PAYLOADS)
     run = Synthetic(
-        models=[*PAYLOADS, *(f"{payload}/2" for payload in PAYLOADS)],
+        models=PAYLOADS,
         lr_schedules=(together,),
         folds=2,
         epochs=1,
@@ -229,12 +154,13 @@ def test_user_text_is_inert(root: Path) -> None:
     )
     report = report_of(root, run)
     text = walk(report).text()
-    for payload in PAYLOADS:
-        assert clean(payload) in text
+    for payload in filter(str.isprintable, PAYLOADS):
+        assert payload in text
+    assert "\x1b" not in report.page
     assert report.numbers["counts"]["failed"] == 1
     for table in ("results.csv", "folds.csv", "epochs.csv"):
         cells = [cell for row in rows_of(report, table) for cell in row.values()]
-        assert not any(cell.startswith(("=", "@")) for cell in cells)
+        assert not any(cell.startswith(("=", "@", "+", "-x")) for cell in cells)
 
 
 INTERVAL = "bar: its 95 % interval"
@@ -246,7 +172,9 @@ STATES = {
     "all failed": Synthetic(status=lambda job: "failed"),
     "NaN scores": Synthetic(score=float("nan"), folds=2, models=("A",)),
     "one fold": Synthetic(folds=[(list(range(200)), list(range(200, 300)))], baseline=None),
-    "regression": Synthetic(classes=(), metrics=("r2",), folds=2, epochs=1),
+    "regression": Synthetic(
+        classes=(), metrics=("r2", "neg_mean_absolute_error"), folds=2, epochs=1
+    ),
     "incomplete": Synthetic(
         status=lambda job: "failed" if job.id == "MLP/warm/fold-3" else "done", epochs=1
     ),
@@ -289,40 +217,13 @@ def test_every_state_of_a_run_has_a_page_that_says_so(root: Path, name: str) -> 
     said, unsaid = SAID[name]
     assert all(part in text for part in said)
     assert not any(part in text for part in unsaid)
+    assert (">neg_<wbr>mean_<wbr>absolute_<wbr>error</th>" in report.page) == (name == "regression")
     assert counts["planned"] == sum(
         counts[state] for state in ("done", "failed", "diverged", "cancelled", "pending")
     )
     for table in ("results.csv", "folds.csv", "epochs.csv"):
         header = (root / "report" / table).read_text("utf-8").splitlines()[0]
         assert header.count("model") == 1
-
-
-def test_long_names_of_scores_may_break(root: Path) -> None:
-    run = Synthetic(classes=(), metrics=("neg_mean_absolute_error",), folds=2, epochs=1)
-    page = report_of(root, run).page
-    assert ">neg_<wbr>mean_<wbr>absolute_<wbr>error</th>" in page
-    assert 'data-label="neg_mean_absolute_error"' in page
-
-
-@pytest.mark.nightly
-def test_a_thousand_jobs_and_many_epochs_make_pages_of_moderate_size(tmp_path: Path) -> None:
-    few = Synthetic(epochs=1, samples=400, cpu_samples=False, models=tuple("ABCDE"))
-    runs = {
-        "jobs": (replace(few, lr_schedules=("x",), folds=200), 3_000_000),
-        "models": (Synthetic(epochs=120, folds=2, models=tuple("ABCDE")), 400_000),
-        "epochs": (Synthetic(epochs=120), 400_000),
-    }
-    for name, (run, most) in runs.items():
-        assert len(report_of(tmp_path / name, run).page.encode()) < most
-
-
-def test_bulky_numbers_are_left_out_of_the_page_by_name(complete: Report) -> None:
-    with open_run(complete.root) as store:
-        summary = summarize(store)
-    text, left_out = embedded_numbers(summary, limit=12_000)
-    assert left_out[0] == "curves"
-    assert len(text) <= 12_000
-    assert "curves" not in json.loads(text)["candidates"][0]
 
 
 def test_a_file_in_the_way_of_the_report_is_an_error(
@@ -334,7 +235,7 @@ def test_a_file_in_the_way_of_the_report_is_an_error(
 
 
 def test_a_report_needs_neither_torch_nor_a_display(root: Path, tmp_path: Path) -> None:
-    write_run(root, STATES["one fold"])
+    write_run(root, Synthetic())
     code = (
         "import sys; from asynckfold.cli import main; main(['report', sys.argv[1]]);"
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)"
@@ -354,25 +255,6 @@ def test_a_report_needs_neither_torch_nor_a_display(root: Path, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     assert (root / "report" / "index.html").exists()
-    assert (root / "report" / "scores.png").exists()
-
-
-@given(st.recursive(st.text() | st.none() | st.integers(), st.lists))
-def test_inert_json_is_json_without_markup(value: Any) -> None:
-    text = inert_json(value)
-    assert not set("<>&\u2028\u2029") & set(text)
-    assert json.loads(text) == value
-
-
-@given(st.text())
-def test_no_cell_is_a_formula(text: str) -> None:
-    table = csv_table(pd.DataFrame({"a": [text]})).decode()
-    cell = next(csv.reader(io.StringIO(table.split("\r\n", 1)[1], newline="")), [""])
-    first = cell[0][:1] if cell else ""
-    if first in ("=", "+", "-", "@", "\t"):
-        float(cell[0])
-
-
-def test_numbers_stay_numbers_in_tables() -> None:
-    table = csv_table(pd.DataFrame({"a": [-0.5, float("nan")], "b": ["-0.5", "-x"]}))
-    assert table == b"a,b\r\n-0.5,-0.5\r\n,'-x\r\n"
+    images = sorted((root / "report").glob("*.png"))
+    assert len(images) == 9
+    assert all(np.asarray(Image.open(path).convert("L")).std() > 5 for path in images)

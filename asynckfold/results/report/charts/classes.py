@@ -17,6 +17,8 @@ from asynckfold.results.report.charts import style
 from asynckfold.results.report.summary import Summary
 
 SERIAL_LOOP = "serial loop"
+TITLED = 3
+"""Most candidates that a title names."""
 
 
 def draw_classes(summary: Summary) -> Figure | None:
@@ -26,14 +28,7 @@ def draw_classes(summary: Summary) -> Figure | None:
         return None
     packed = {row.name: row.class_accuracy or () for row in rows}
     serial = {row.name: row.serial_class_accuracy for row in rows if row.serial_class_accuracy}
-    title = "No class has held-out samples"
-    if hardest := say.hardest(summary.facts["classes"], rows[0].class_accuracy or ()):
-        name, share = hardest
-        title = f"{rows[0].name} recognises every class without a mistake"
-        if share < 1:
-            title = f"Hardest class for {style.plotted(rows[0].name)}: {style.plotted(name)}, "
-            title += f"{say.percent(share)} recognised"
-    return class_rows(packed, serial, summary.facts["classes"], title)
+    return class_rows(packed, serial, summary.facts["classes"])
 
 
 @style.applied
@@ -41,7 +36,6 @@ def class_rows(
     packed: Mapping[str, Sequence[float]],
     serial: Mapping[str, Sequence[float]],
     classes: Sequence[str],
-    title: str,
 ) -> Figure:
     """Draw a row of shares per candidate, and below it one of the serial loop where it is known."""
     most = style.SHOWN // 2 if serial else style.SHOWN
@@ -54,13 +48,12 @@ def class_rows(
     if len(columns) > style.SHOWN:
         worst = np.argsort(np.nan_to_num(table[0], nan=2.0), kind="stable")
         columns = sorted(worst[: style.SHOWN].tolist())
-    figure = style.new_figure(1.5 + 0.28 * len(named), title)
+    of = ", ".join(packed) if len(packed) <= TITLED else f"{len(packed)} candidates"
+    figure = style.new_figure(1.5 + 0.28 * len(named), f"Accuracy of each class: {of}")
     axes = figure.subplots()
-    hidden = [f"the {style.SHOWN} hardest of {len(classes)} classes"] * (
-        len(classes) > style.SHOWN
-    ) + [f"the first {most} of {len(packed)} candidates"] * (len(packed) > most)
-    what = "share of held-out samples recognised, in percent"
-    axes.set_title("; ".join([*hidden, what]), loc="left")
+    is_part = len(classes) > len(columns) or len(packed) > most
+    part = "; the hardest classes of the first candidates" if is_part else ""
+    axes.set_title(f"share of held-out samples recognised, in percent{part}", loc="left")
     low = float(np.nanmin(table)) if np.isfinite(table).any() else 0.0
     look: Any = {"cmap": "Blues", "vmin": min(low, 0.9), "vmax": 1, "aspect": "auto"}
     image = axes.imshow(table[:, columns], **look)

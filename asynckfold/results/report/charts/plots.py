@@ -16,25 +16,23 @@ Examples
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy import typing as npt
 from numpy.typing import ArrayLike
 
-from asynckfold.errors import InputError, Problem, nearest, refuse
-from asynckfold.jobs.argument import one_line
-from asynckfold.results.outcome import Outcome
+from asynckfold.errors import InputError, nearest
+from asynckfold.results.cv_results import CVResults
 from asynckfold.results.report.attempts import CpuUse
 from asynckfold.results.report.candidate_rows import LossOverTime
 from asynckfold.results.report.charts import drawings
 from asynckfold.results.report.charts.classes import class_rows
 from asynckfold.results.report.charts.drawings import FIGURES, ON_AXES
-from asynckfold.results.report.figures import SpeedupBars
+from asynckfold.results.report.figures import seconds_bars
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.report.svg import COLOURS
 from asynckfold.store import open_run
@@ -42,10 +40,8 @@ from asynckfold.system.units import duration
 
 __all__ = ["class_accuracy", "cpu_usage", "loss_vs_time", "speedup"]
 
-Run = str | Path | Outcome
+Run = str | Path | CVResults
 """The folder of a run, or its results."""
-TITLED = 3
-"""Most candidates that a title names."""
 Curve = tuple[ArrayLike, ArrayLike]
 """Moments in seconds, and a value at each of them."""
 
@@ -76,7 +72,7 @@ def cpu_usage(
     Raises
     ------
     InputError
-        Nothing to draw, or arrays that do not fit; or the run has no CPU samples.
+        Nothing to draw, or the run has no CPU samples.
 
     Examples
     --------
@@ -84,20 +80,17 @@ def cpu_usage(
     >>> [axes.get_ylabel() for axes in figure.axes]
     ['cores', 'cores']
     """
-    arrays = {"packed": packed, "serial": serial}
-    if _reads_run(run, arrays):
+    if _reads_run(run, packed, serial):
         return of_run(run, "cpu_usage")
-    curves = {name: _curve(name, curve) for name, curve in arrays.items() if curve is not None}
-    most = max(max(used) for _, used in curves.values())
-    if cores is not None and not 0 < cores < math.inf:
-        raise InputError.one("cores must be a number above 0", repr(cores), "Leave cores out.")
-    allowed = max(1, math.ceil(most)) if cores is None else cores
-    uses = [
-        # Whose use it is, arrays do not say.
-        CpuUse(name, times, used, used, allowed, float(np.mean(used)), math.nan)
-        for name, (times, used) in curves.items()
-    ]
-    return drawings.cpu_panels(uses)
+    uses = []
+    for name, curve in (("packed", packed), ("serial", serial)):
+        if curve is not None:
+            times, used = zip(*_points(curve), strict=True)
+            allowed = cores or max(1, math.ceil(max(used)))
+            # Whose use it is, arrays do not say.
+            uses.append(CpuUse(name, times, used, used, allowed, float(np.mean(used)), math.nan))
+    most = max(use.cores for use in uses)
+    return drawings.cpu_panels([replace(use, cores=most) for use in uses])
 
 
 def speedup(
@@ -122,7 +115,7 @@ def speedup(
     Returns
     -------
     matplotlib.figure.Figure
-        Seconds on the left; speedups on the right, unless the run's baseline is an estimate.
+        Seconds as bars; their labels have the speedup, unless the run's baseline is an estimate.
 
     Raises
     ------
@@ -132,27 +125,23 @@ def speedup(
     Examples
     --------
     >>> figure = speedup(serial={"LeNet": 165.0}, packed={"LeNet": 80.0}, ideal=5)
-    >>> figure.axes[1].get_xlabel()
-    'speedup'
+    >>> [text.get_text() for text in figure.axes[0].texts][1]
+    '1 min 20 s packed, 2.06× as fast'
     """
-    arrays = {"packed": packed, "serial": serial}
-    if _reads_run(run, arrays, needs_both=True):
+    if _reads_run(run, packed, serial):
         return of_run(run, "speedup")
-    packed, serial = _by_candidate(arrays, lambda _, seconds: seconds, "80.0")
-    if packed.keys() != serial.keys() or not all(
-        isinstance(value, (int, float, np.number)) and 0 < value < math.inf
-        for value in (*packed.values(), *serial.values())
-    ):
+    packed, serial = packed or {}, serial or {}
+    if packed.keys() != serial.keys() or min(*packed.values(), *serial.values()) <= 0:
         rule = "packed and serial must give seconds above 0 for the same models"
         remedy = "Give each model its seconds in both."
-        raise InputError([Problem(rule, f"{packed} and {serial}", remedy)])
+        raise InputError.one(rule, f"{packed} and {serial}", remedy)
     whole = math.fsum(serial.values()), math.fsum(packed.values())
     title = (
         f"{whole[0] / whole[1]:.2f}× as fast: {duration(whole[1])} packed against "
         f"{duration(whole[0])} serial"
     )
     pairs = {name: (serial[name], packed[name]) for name in serial}
-    return drawings.seconds_and_ratios(SpeedupBars.of(pairs, whole, ideal=ideal), title)
+    return drawings.seconds_figure(seconds_bars(pairs, whole, ideal=ideal), title)
 
 
 def class_accuracy(
@@ -181,7 +170,7 @@ def class_accuracy(
     Raises
     ------
     InputError
-        Nothing to draw, or arrays of different lengths; or the run counted no classes.
+        Nothing to draw, or the run counted no classes.
 
     Examples
     --------
@@ -189,27 +178,15 @@ def class_accuracy(
     >>> [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ['LeNet', 'serial loop']
     """
-    arrays = {"packed": packed, "serial": serial}
-    if _reads_run(run, arrays):
+    if _reads_run(run, packed, serial):
         return of_run(run, "class_accuracy")
-    ours, theirs = _by_candidate(
-        arrays, lambda name, shares: _numbers(name, shares).tolist(), "[0.9, 0.8]"
+    ours, theirs = (
+        {name: np.asarray(shares, float).tolist() for name, shares in (given or {}).items()}
+        for given in ((packed, serial) if packed else (serial, None))
     )
-    if not ours:
-        ours, theirs = theirs, {}
-    lengths = {len(shares) for shares in (*ours.values(), *theirs.values())}
-    lengths |= {len(classes)} if classes is not None else set()
-    if len(lengths) != 1:
-        rule = "all candidates must have a share for each class"
-        raise InputError([Problem(rule, f"lengths {sorted(lengths)}", "Use NaN for none.")])
-    outside = [x for row in (*ours.values(), *theirs.values()) for x in row if x < 0 or x > 1]
-    if outside:
-        rule = "the shares of a class must lie between 0 and 1"
-        raise InputError.one(rule, str(outside[0]), "Divide percent by 100.")
-    named = [str(number) for number in range(lengths.pop())] if classes is None else list(classes)
-    of = ", ".join(ours) if len(ours) <= TITLED else f"{len(ours)} candidates"
-    title = f"Accuracy of each class: {of}"
-    return class_rows(ours, theirs, named, title)
+    count = len(next(iter(ours.values())))
+    named = [str(number) for number in range(count)] if classes is None else list(classes)
+    return class_rows(ours, theirs, named)
 
 
 def loss_vs_time(
@@ -244,15 +221,13 @@ def loss_vs_time(
     >>> figure.get_suptitle()
     'LeNet ends at a training loss of 0.2000 after 2.0 s'
     """
-    arrays = {"packed": packed, "serial": serial}
-    if _reads_run(run, arrays):
+    if _reads_run(run, packed, serial):
         return of_run(run, "loss_vs_time")
-    ours, theirs = _by_candidate(
-        arrays,
-        lambda name, curve: tuple(zip(*_curve(name, curve), strict=True)),
-        "(seconds, losses)",
+    ours, theirs = (
+        {name: _points(curve) for name, curve in (given or {}).items()}
+        for given in (packed, serial)
     )
-    places = {name: place for place, name in enumerate(dict.fromkeys([*ours, *theirs]))}
+    places = {name: place for place, name in enumerate({**ours, **theirs})}
     pairs = [LossOverTime(name, ours.get(name, ()), theirs.get(name, ())) for name in places]
     figure = drawings.loss_lines(pairs[: len(COLOURS)], places)
     assert figure is not None
@@ -262,12 +237,14 @@ def loss_vs_time(
 def of_run(run: Run | None, kind: str, ax: Any = None) -> Figure:
     """Draw a figure of a run on disk; see `CVResults.plot`."""
     axes = () if ax is None else tuple(np.asarray(ax, dtype=object).ravel())
-    _check_axes(kind, axes)
     if kind not in FIGURES:
         rule = f"kind must be one of {', '.join(FIGURES)}"
         remedy = nearest(str(kind), FIGURES).strip() or "Pass for instance 'scores'."
-        raise InputError([Problem(rule, repr(kind), remedy)])
-    with open_run(run.root_dir if isinstance(run, Outcome) else run or "") as store:
+        raise InputError.one(rule, repr(kind), remedy)
+    if axes and (kind not in ON_AXES or (kind != "curves" and len(axes) > 1)):
+        rule = f"ax is one Axes for {', '.join(ON_AXES)}, or those of all panels of curves"
+        raise InputError.one(rule, f"{len(axes)} for {kind}", "Leave ax out.")
+    with open_run(run.root_dir if isinstance(run, CVResults) else run or "") as store:
         summary = summarize(store)
     figure = ON_AXES[kind](summary, *axes) if axes else FIGURES[kind](summary)
     if figure is None:
@@ -275,87 +252,21 @@ def of_run(run: Run | None, kind: str, ax: Any = None) -> Figure:
         if kind in ("loss_vs_time", "speedup"):
             remedy = "Run the sweep with baseline='measure' on an idle machine."
         why = summary.speedup.why_not if summary.speedup and kind == "speedup" else ""
-        why, _, advice = why.partition(". ")
-        received = f"{store.root}: {why or 'it has none'}"
-        remedy = f"{advice}." if advice else remedy
-        raise InputError([Problem(f"{kind} needs {_NEEDS[kind]}", received, remedy)])
+        received = f"{store.root}: {why}" if why else str(store.root)
+        raise InputError.one(f"{kind} needs numbers that this run does not have", received, remedy)
     return figure
 
 
-def _check_axes(kind: str, axes: Sequence[Any]) -> None:
-    if not axes:
-        return
-    if kind in FIGURES and kind not in ON_AXES:
-        rule = f"ax is for {', '.join(ON_AXES)}: {kind} has a figure of its own"
-        raise InputError.one(rule, "ax", "Leave ax out.")
-    if not all(isinstance(item, Axes) for item in axes):
-        rule = "ax must be an Axes of matplotlib"
-        raise InputError.one(rule, one_line(axes[0]), "Pass plt.subplots()[1].")
-    if kind != "curves" and len(axes) > 1:
-        raise InputError.one(f"{kind} has one panel", f"{len(axes)} of ax", "Pass one Axes.")
-
-
-_NEEDS = {
-    "scores": "a candidate with a finite score",
-    "curves": "finished jobs with epochs",
-    "loss_vs_time": "a serial loop that was run in full",
-    "class_accuracy": "out-of-fold outputs for classes",
-    "confusion": "out-of-fold outputs for classes",
-    "probabilities": "out-of-fold probabilities of classes",
-    "predictions": "a best candidate that predicts one number a sample",
-    "cpu_usage": "samples of the CPU use",
-    "timeline": "jobs that were started",
-    "speedup": "a serial loop that was timed undisturbed",
-}
-"""What each figure is drawn from."""
-
-
-def _reads_run(run: Run | None, arrays: Mapping[str, Any], *, needs_both: bool = False) -> bool:
+def _reads_run(run: Run | None, packed: Any, serial: Any) -> bool:
     """Whether the run is drawn, and not arrays; refuse both and neither."""
-    passed = [
-        name
-        for name, value in arrays.items()
-        if value is not None and (not isinstance(value, Sized) or len(value))
-    ]
-    is_enough = len(passed) == len(arrays) if needs_both else bool(passed)
-    if (run is None) == is_enough and not (run is not None and passed):
-        return run is not None
-    wanted = "packed and serial" if needs_both else "packed, serial or both"
-    received = " and ".join([*(["a run"] if run is not None else []), *passed]) or "nothing"
-    remedy = f"Pass the folder of a run, such as 'runs/x', or {wanted}."
-    if run is not None and passed:
-        remedy = "Leave one of them out."
-    raise InputError.one(f"a figure takes either a run, or {wanted}", received, remedy)
+    has_arrays = any(arrays is not None and len(arrays) > 0 for arrays in (packed, serial))
+    if (run is not None) == has_arrays:
+        received = "both" if has_arrays else "neither"
+        remedy = "Pass the folder of a run, such as 'runs/x', or arrays."
+        raise InputError.one("a figure takes either a run, or packed and serial", received, remedy)
+    return run is not None
 
 
-def _by_candidate(
-    arrays: Mapping[str, Any], convert: Callable[[str, Any], Any], example: str
-) -> list[dict[str, Any]]:
-    """Return each mapping with its values converted, by name of the candidate."""
-    for kind, values in arrays.items():
-        if values is not None and not isinstance(values, Mapping):
-            remedy = f"Pass for instance {kind}={{'LeNet': {example}}}."
-            raise InputError.one(f"{kind} must be a dict by name", one_line(values), remedy)
-    return [
-        {name: convert(f"{kind}[{name!r}]", value) for name, value in (values or {}).items()}
-        for kind, values in arrays.items()
-    ]
-
-
-def _numbers(name: str, values: Any) -> npt.NDArray[np.float64]:
-    try:
-        return np.atleast_1d(np.asarray(values, float))
-    except (TypeError, ValueError):
-        remedy = "Pass one array of numbers."
-        raise InputError.one(f"{name} must be numbers", one_line(values), remedy) from None
-
-
-def _curve(name: str, curve: Any) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    rule = f"{name} must be seconds and as many values"
-    if not isinstance(curve, (tuple, list, np.ndarray)) or len(curve) != 2:
-        raise InputError.one(rule, one_line(curve), "Pass two arrays.")
-    times, values = (_numbers(name, item) for item in curve)
-    if times.shape != values.shape or times.ndim != 1 or not times.size:
-        shapes = f"shapes {times.shape} and {values.shape}"
-        refuse([Problem(rule, shapes, "Pass two arrays of one length.")])
-    return tuple(times.tolist()), tuple(values.tolist())
+def _points(curve: Curve) -> tuple[tuple[float, float], ...]:
+    times, values = (np.asarray(item, float).tolist() for item in curve)
+    return tuple(zip(times, values, strict=True))

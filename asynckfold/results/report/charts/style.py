@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
@@ -14,18 +13,16 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
-from matplotlib.ft2font import FT2Font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from asynckfold.results.report import sentences
+from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.svg import COLOURS, OTHERS
 
 INK, FAINT, GRID = "#1c2330", "#5b6472", "#e3e6eb"
 SHOWN, WIDTH_INCHES = 40, 7.6
-BOX = "□"
-"""In place of a letter that no font has."""
 
 EAST_ASIAN = (
     *("Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Source Han Sans SC"),
@@ -87,18 +84,9 @@ def fonts() -> tuple[str, ...]:
     return "DejaVu Sans", *[name for name in EAST_ASIAN if name in installed][:1]
 
 
-@functools.cache
-def _glyphs(names: tuple[str, ...]) -> frozenset[int]:
-    charmaps = (FT2Font(fontManager.findfont(name)).get_charmap() for name in names)
-    return frozenset(chain.from_iterable(charmaps))
-
-
 def plotted(text: str, limit: int = 30) -> str:
-    """Return text on one line, in glyphs of the fonts, its middle cut out if it is long."""
-    glyphs = _glyphs(fonts())
-    line = " ".join(sentences.shorten(text, 4 * limit).split()) or BOX
-    known = "".join(sign if ord(sign) in glyphs else BOX for sign in line)
-    return sentences.shorten(known, limit)
+    """Return text on one line, its middle cut out if it is long."""
+    return sentences.shorten(" ".join(clean(text, 4096).split()), limit)
 
 
 def new_figure(height_inches: float, title: str) -> Figure:
@@ -131,42 +119,23 @@ def colour(place: int) -> str:
     return COLOURS[place] if place < len(COLOURS) else OTHERS
 
 
-def colours_of(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour per candidate, the best first; all but the first few share one."""
-    return {name: colour(place) for place, name in enumerate(names)}
-
-
-def name_candidates(
-    place: Figure | Axes, colours: Mapping[str, str], names: Iterable[str], *, lines: bool
-) -> None:
-    """Add the legend: candidates with a colour by name, the others as one."""
-    present = set(names)
-    named = [name for name, it in colours.items() if it != OTHERS and name in present]
-    labels = [(colours[name], plotted(name)) for name in named]
-    others = len(present.difference(named))
-    if others:
-        labels.append((OTHERS, f"the other {others}"))
-    add_legend(
-        place,
-        [
-            Line2D([], [], color=colour, linewidth=2, label=label)
-            if lines
-            else Patch(color=colour, label=label)
-            for colour, label in labels
-        ],
-    )
-
-
-def add_legend(place: Figure | Axes, handles: Sequence[Line2D | Patch]) -> None:
-    """Add the legend: below a figure, or beside the caller's axes."""
+def add_legend(place: Figure | Axes, names: Mapping[str, int], *, lines: bool) -> None:
+    """Name candidates by the colour of their place, the others as one: below, or beside axes."""
+    labels = [(colour(at), plotted(name)) for name, at in names.items() if at < len(COLOURS)]
+    if len(labels) < len(names):
+        labels.append((OTHERS, f"the other {len(names) - len(labels)}"))
+    handles: list[Line2D | Patch] = [
+        Line2D([], [], color=shade, linewidth=2, label=label)
+        if lines
+        else Patch(color=shade, label=label)
+        for shade, label in labels
+    ]
     if isinstance(place, Axes):
-        place.legend(handles=list(handles), loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+        place.legend(handles=handles, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
         return
-    # A box in place of a letter that no font has is as wide as two.
-    labels = [str(item.get_label()).replace(BOX, 2 * BOX) for item in handles]
-    longest = max(map(sentences.columns_of, labels), default=1)
+    longest = max((sentences.columns_of(label) for _, label in labels), default=1)
     columns = max(1, min(4, len(handles), 110 // (longest + 6)))
-    place.legend(handles=list(handles), loc="outside lower left", ncols=columns, fontsize=8)
+    place.legend(handles=handles, loc="outside lower left", ncols=columns, fontsize=8)
 
 
 def grid(axes: Axes, axis: Literal["x", "y"]) -> None:
