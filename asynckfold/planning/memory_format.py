@@ -91,7 +91,10 @@ def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
         return f"its jobs use the trainer {plan.params.trainer!r}"
     if plan.device != "cpu" and plan.params.precision == "fp32":
         return "in float32, convolutions of GPUs do not use the matrix units that it is for"
-    narrow = narrow_share(convolutions)
+    counts = [math.prod(item.outputs) for item in convolutions]
+    narrow = sum(
+        count for item, count in zip(convolutions, counts, strict=True) if item.outputs[1] < NARROW
+    ) / sum(counts)
     if narrow > MOST_NARROW:
         return (
             f"{100 * narrow:.0f} % of its convolution outputs have fewer than {NARROW} channels; "
@@ -99,37 +102,16 @@ def why_not_paying(plan: Plan, convolutions: Sequence[Convolution]) -> str:
         )
     if plan.device != "cpu":
         return ""
-    products = products_per_output(convolutions)
+    products = sum(
+        math.prod(item.weights[1:]) * count
+        for item, count in zip(convolutions, counts, strict=True)
+    ) / sum(counts)
     if products > MOST_PRODUCTS:
         return (
             f"its convolutions take {products:.0f} products per output; the limit is "
             f"{MOST_PRODUCTS}"
         )
     return ""
-
-
-def narrow_share(convolutions: Sequence[Convolution]) -> float:
-    """Return the share of all outputs with fewer than `NARROW` channels.
-
-    >>> narrow_share([Convolution((8, 6, 4, 4), (6, 3, 3, 3)), Convolution((8, 18, 4, 4), (18, 6))])
-    0.25
-    """
-    return _mean([float(item.outputs[1] < NARROW) for item in convolutions], convolutions)
-
-
-def products_per_output(convolutions: Sequence[Convolution]) -> float:
-    """Return the mean number of products per output.
-
-    >>> products_per_output([Convolution((8, 6, 4, 4), (6, 3, 5, 5))])
-    75.0
-    """
-    return _mean([math.prod(item.weights[1:]) for item in convolutions], convolutions)
-
-
-def _mean(values: Sequence[float], convolutions: Sequence[Convolution]) -> float:
-    """Return the mean, weighted by numbers of outputs."""
-    counts = [math.prod(item.outputs) for item in convolutions]
-    return sum(value * count for value, count in zip(values, counts, strict=True)) / sum(counts)
 
 
 def chosen(plan: Plan, why_not: Mapping[str, str], before: Plan | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asynckfold import Fold, Job, Plan, TrainerParams
+from asynckfold import Fold, Plan, TrainerParams
 from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning.fusion_groups import LEAST_JOBS, MOST_JOBS, grouped
 from asynckfold.planning.fusion_rule import MOST_FLOPS, Fuse, gain, why_not_paying
@@ -41,6 +41,7 @@ def test_groups_divide_the_jobs_of_a_model_in_their_order(
         f"m{number}": data.draw(st.sampled_from(["", "a reason"])) for number in range(models)
     }
     found = grouped(plan, fuse, why_not, cores)
+    groups_on_one_core = grouped(plan, fuse, why_not, 1).groups
     assert list(found.why) == list(why_not)
     order = [job.id for job in plan.jobs]
     named = [name for group in found.groups for name in group]
@@ -53,15 +54,8 @@ def test_groups_divide_the_jobs_of_a_model_in_their_order(
             assert 2 <= len(group) <= MOST_JOBS
         else:
             assert 2 <= len(group) <= fuse
-
-
-@given(st.integers(1, 12), st.integers(1, 4), st.integers(2, 20), st.integers(1, 70))
-def test_a_number_gives_the_same_groups_on_any_number_of_cores(
-    count: int, schedules: int, fuse: int, cores: int
-) -> None:
-    plan = plan_of(1, schedules, count)
-    here, there = (grouped(plan, fuse, {"m0": ""}, number) for number in (cores, 1))
-    assert here.groups == there.groups
+    if fuse not in ("auto", True):
+        assert groups_on_one_core == found.groups
 
 
 def test_a_candidate_whose_dry_run_failed_is_in_no_group() -> None:
@@ -122,18 +116,6 @@ def test_a_continued_run_keeps_its_groups_whatever_is_asked(
     assert first.obstacle(grown) is None
     old = {job.id for job in plan.jobs}
     assert all(old.issuperset(group) or not old & set(group) for group in grown.groups)
-
-
-def test_groups_are_part_of_the_plan() -> None:
-    jobs = tuple(Job("m0", "s0", 0, number, 0) for number in range(5))
-    plan = Plan(jobs, TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
-    names = [job.id for job in jobs]
-    fused = replace(plan, groups=(tuple(names[:2]), tuple(names[2:])))
-    assert plan.fingerprint != fused.fingerprint
-    assert Plan.from_json(fused.to_json()) == fused
-    assert plan.first_difference(fused) == "jobs trained as one: none there, 2 + 3 here"
-    assert fused.group_of(fused.groups[1][1]) == fused.groups[1]
-    assert plan.group_of("m0/s0/fold-1") == ("m0/s0/fold-1",)
 
 
 def test_jobs_on_gpus_are_grouped_by_gpus() -> None:

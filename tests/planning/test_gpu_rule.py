@@ -53,11 +53,11 @@ def test_a_group_gains_no_more_than_the_number_of_its_jobs(
     assert fused_gain(cost, 1) == 1
 
 
-@given(st.integers(0, 80 * GIB), st.lists(st.integers(1, 8), min_size=1, max_size=8))
+@given(st.integers(1, 80 * GIB), st.lists(st.integers(1, 8), min_size=1, max_size=8))
 def test_jobs_on_one_gpu_never_have_more_than_its_memory(total: int, limits: list[int]) -> None:
     together = limits[: min(limits)]
     shares = [memory_share(total, limit) for limit in together]
-    contexts = len(together) * GPU_CONTEXT_BYTES / total if total and min(limits) > 1 else 0
+    contexts = len(together) * GPU_CONTEXT_BYTES / total if min(limits) > 1 else 0
     assert sum(shares) <= max(1.0, 1.0 - contexts) + 1e-9
 
 

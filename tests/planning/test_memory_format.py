@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError, Job, Plan, RunStore, TrainerParams
-from asynckfold.models import VGG, LeNet, LeNet5, MobileNet
+from asynckfold import AsyncKFold, InputError, Job, Plan, TrainerParams
+from asynckfold.models import VGG, LeNet5, MobileNet
 from asynckfold.planning.memory_format import Convolution, chosen, why_not_paying
 from asynckfold.training.flops import FlopCounter
 from tests.training.tiny import Tiny, checkpoints
@@ -32,11 +32,8 @@ def plan_of(*models: str, **changes: Any) -> Plan:
     ("model", "shape", "wanted"),
     [
         (lambda: VGG(width=0.25), (3, 32, 32), True),
-        (lambda: VGG("VGG16", width=0.25), (3, 32, 32), True),
         (MobileNet, (3, 32, 32), True),
-        (VGG, (3, 32, 32), False),
         (LeNet5, (1, 32, 32), False),
-        (LeNet, (3, 32, 32), False),
     ],
 )
 def test_the_rule_takes_what_was_faster_and_leaves_what_was_slower(
@@ -79,20 +76,6 @@ def test_a_run_keeps_what_its_plan_says_and_decides_for_what_is_added() -> None:
     assert chosen(asked, {}, plan_of("A", channels_last=("A",))) == ()
 
 
-def test_a_plan_has_it_only_where_there_is_something_to_say() -> None:
-    plan = plan_of("A", "B")
-    last = replace(plan, channels_last=("A",))
-    assert Plan.from_json(plan.to_json()) == plan
-    assert Plan.from_json(last.to_json()) == last
-    assert plan.first_difference(last) == 'channels_last: [] there, ["A"] here'
-    assert last.obstacle(replace(last, jobs=last.jobs[:1])) is not None
-    smaller = replace(last, jobs=last.jobs[:1])
-    assert smaller.obstacle(last) is None
-    grouped = replace(last, groups=((last.jobs[0].id, "other"),))
-    assert [last.is_channels_last(job) for job in last.jobs] == [True, False]
-    assert not grouped.is_channels_last(grouped.jobs[0])
-
-
 class Images(nn.Module):
     """Wide enough for the rule; says how its convolution's outputs lie in memory."""
 
@@ -113,11 +96,6 @@ class Images(nn.Module):
 
     def flat(self, found: torch.Tensor) -> torch.Tensor:
         return found.mean((2, 3))
-
-
-class Viewing(Images):
-    def flat(self, found: torch.Tensor) -> torch.Tensor:
-        return found.view(len(found), -1).unflatten(1, (16, -1)).mean(2)
 
 
 class Peeking(Images):
@@ -182,18 +160,13 @@ def run(root: Path, model: type[Images] = Images, **params: Any) -> tuple[Any, s
     return kfold({"images": made}, ["step"], adam, {"epochs": 1, **params}), made.seen
 
 
-@pytest.mark.parametrize(
-    ("model", "reason"),
-    [(Viewing, "RuntimeError was raised: view size"), (Peeking, "its outputs differ")],
-)
-def test_a_model_that_does_not_compute_the_same_so_is_left_as_it_is(
-    tmp_path: Path, model: type[Images], reason: str
-) -> None:
-    results, seen = run(tmp_path / "auto", model)
+def test_a_model_that_does_not_compute_the_same_so_is_left_as_it_is(tmp_path: Path) -> None:
+    results, seen = run(tmp_path / "auto", Peeking)
     assert results.plan.channels_last == ()
     assert False in seen
-    with pytest.raises(InputError, match=f"memory_format='channels_last'.*images: {reason}"):
-        run(tmp_path / "requested", model, memory_format="channels_last")
+    refusal = "memory_format='channels_last'.*images: its outputs differ"
+    with pytest.raises(InputError, match=refusal):
+        run(tmp_path / "requested", Peeking, memory_format="channels_last")
 
 
 def test_a_run_says_it_and_keeps_it(tmp_path: Path) -> None:
@@ -211,8 +184,5 @@ def test_a_run_says_it_and_keeps_it(tmp_path: Path) -> None:
         assert result.weights == requested.results[name].weights != contiguous.weights
         # Adam makes full steps out of the rounding of a bias that the normalisation takes out.
         np.testing.assert_allclose(result.outputs, contiguous.outputs, atol=2e-2)
-    with RunStore.read(tmp_path / "auto") as store:
-        assert store.plan.channels_last == ("images",)
-    # A run that was begun before there was a rule stays what it was.
     again, _ = run(tmp_path / "auto")
     assert again.fingerprint == auto.fingerprint

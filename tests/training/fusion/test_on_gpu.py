@@ -1,7 +1,4 @@
-"""A fusion group on a GPU: what it asks of the host, and which generator its jobs draw from.
-
-Nothing here runs on a GPU: a device of shapes counts copies, and a stand-in holds the generator.
-"""
+"""A fusion group on a GPU: what it asks of the host. A device of shapes counts copies."""
 
 from __future__ import annotations
 
@@ -16,14 +13,11 @@ from torch import nn
 from asynckfold import TrainerParams
 from asynckfold.jobs.messages import Task
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import seeding
 from asynckfold.training.fusion import group as trainer
 from asynckfold.training.fusion.group import FusionGroup
 from tests.training.counting import Counting
-from tests.training.fusion.test_trainer import Grouped, grouped, raised
+from tests.training.fusion.test_trainer import Grouped, raised
 from tests.training.test_gpu_step import META, Conv, Event, images
-
-GPU = torch.device("cuda", 0)
 
 
 def built(tiny: Grouped, device: torch.device, logs: ExitStack, data: object = None) -> FusionGroup:
@@ -70,36 +64,3 @@ def test_batches_by_orders_that_were_sent_are_those_that_are_gathered_together()
         rows = torch.from_numpy(np.stack([order[low:high] for order in orders]))
         for one, other in zip(found, data.train_together(rows, seeds, 3), strict=True):
             assert torch.equal(one, other)
-
-
-def test_jobs_of_a_group_draw_from_the_generator_of_the_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    of_gpu = torch.Generator().manual_seed(5)
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: of_gpu.get_state())
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: of_gpu.set_state(state))
-    with ExitStack() as logs:
-        group = built(grouped(tmp_path), torch.device("cpu"), logs)
-        replica = group.replicas[0]
-        replica.begin_epoch()
-        on_core = replica.random_state()
-        assert torch.equal(on_core["torch"], replica.generator.get_state())
-        replica.device = GPU
-        before, here = of_gpu.get_state(), torch.get_rng_state()
-        with replica.drawing():
-            assert torch.equal(of_gpu.get_state(), replica.generator.get_state())
-            drawn = torch.rand(3, generator=of_gpu)
-        assert torch.equal(of_gpu.get_state(), before)
-        assert torch.equal(torch.get_rng_state(), here)
-        # What was drawn is drawn from the replica's; its checkpoint holds the state after it.
-        kept = replica.random_state()
-        assert torch.equal(kept["cuda"], replica.generator.get_state())
-        assert not torch.equal(kept["cuda"], on_core["torch"])
-        seeding.seed_all(seeding.epoch_seed(replica.task.job.seed, 0))
-        assert torch.equal(kept["torch"], torch.get_rng_state())
-        following = torch.rand(3, generator=replica.generator)
-        replica.random = kept
-        replica.batch = 1
-        replica.begin_epoch()
-        assert torch.equal(torch.rand(3, generator=replica.generator), following)
-        assert not torch.equal(drawn, following)

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn, optim
-from torch.optim import lr_scheduler
-from torch.utils import _pytree as pytree
 
 from asynckfold.training.fusion.backward import backward, clip_gradients, fuse_criterion, parts_of
 from asynckfold.training.fusion.layouts import NotFusible
@@ -50,14 +48,12 @@ STACKED: dict[str, OptFn] = {
     ),
     "Adam": over_all(optim.Adam, lr=1e-2),
     "fused Adam": over_all(optim.Adam, lr=1e-2, fused=True, weight_decay=0.1),
-    "foreach Adam": over_all(optim.Adam, lr=1e-2, foreach=True),
     "AdamW in groups": by_group,
     "RMSprop": over_all(optim.RMSprop, lr=1e-2, momentum=0.5, centered=True),
     "Adagrad": over_all(optim.Adagrad, lr=1e-2, initial_accumulator_value=0.1, lr_decay=0.1),
     "Adadelta": over_all(optim.Adadelta, lr=1.0),
     "NAdam": over_all(optim.NAdam, lr=1e-2),
     "RAdam": over_all(optim.RAdam, lr=1e-2),
-    "Adamax": over_all(optim.Adamax, lr=1e-2),
     "Rprop": over_all(optim.Rprop, lr=1e-2),
     "rate in a tensor": over_all(optim.Adam, lr=torch.tensor(1e-2), foreach=False),
 }
@@ -105,27 +101,15 @@ class Race:
 
     def check(self) -> None:
         for replica, model in enumerate(self.plain):
-            assert_close(state_of(self.fused, replica), model.state_dict())
-            mine, theirs = (
-                self.optimizer(replica).state_dict_of(replica),
-                self.optimizers[replica].state_dict(),
-            )
+            mine = self.optimizer(replica).state_dict_of(replica)
+            theirs = self.optimizers[replica].state_dict()
             assert mine["param_groups"] == theirs["param_groups"]
-            assert mine["state"].keys() == theirs["state"].keys()
-            for index, entries in theirs["state"].items():
-                assert_close(mine["state"][index], entries)
-
-
-def assert_close(mine: dict, theirs: dict) -> None:
-    assert list(mine) == list(theirs)
-    leaves, spec = pytree.tree_flatten(dict(mine))
-    others, other_spec = pytree.tree_flatten(dict(theirs))
-    assert spec == other_spec
-    for one, other in zip(leaves, others, strict=True):
-        if isinstance(other, torch.Tensor):
-            torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-9)
-        else:
-            assert one == (other if other is None else pytest.approx(other, rel=1e-9))
+            pairs = (
+                (state_of(self.fused, replica), model.state_dict()),
+                (mine["state"], theirs["state"]),
+            )
+            for one, other in pairs:
+                torch.testing.assert_close(dict(one), dict(other), rtol=1e-7, atol=1e-9)
 
 
 def state_at(race: Race) -> tuple[list[dict], list[dict]]:
@@ -156,25 +140,6 @@ def test_fused_optimizers_are_the_plain_ones_also_after_a_checkpoint(name: str, 
     again.check()
 
 
-def test_each_stacked_optimizer_has_an_lr_schedule_of_its_own() -> None:
-    race = Race("grouped", STACKED["AdamW in groups"], [range(0, 2), range(2, 4)])
-    rules = [
-        lambda o: lr_scheduler.CosineAnnealingLR(o, 4),
-        lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=8),
-    ]
-    fused = [
-        rule(optimizer.optimizer) for rule, optimizer in zip(rules, race.stepping, strict=True)
-    ]
-    plain = [rules[replica // 2](optimizer) for replica, optimizer in enumerate(race.optimizers)]
-    for number in range(3):
-        race.step(number)
-        for schedule in (*fused, *plain):
-            schedule.step()
-    race.check()
-    rates = [optimizer.optimizer.param_groups[0]["lr"] for optimizer in race.stepping]
-    assert rates[0] != rates[1]
-
-
 def test_a_stacked_optimizer_refuses_replicas_at_different_steps() -> None:
     race = Race("grouped", STACKED["Adam"], [range(0, 2), range(2, 4)])
     race.step(0)
@@ -183,10 +148,6 @@ def test_a_stacked_optimizer_refuses_replicas_at_different_steps() -> None:
         entries["step"] += 1
     with pytest.raises(ValueError, match="same step with the same settings"):
         race.stepping[0].load(states)
-    one = race.stepping[0].state_dict_of(0)
-    one["param_groups"][0]["lr"] = 0.5
-    with pytest.raises(ValueError, match="Give them optimizers of their own"):
-        race.stepping[0].load([one, race.stepping[0].state_dict_of(1)])
 
 
 def test_replicas_with_different_settings_are_stepped_apart() -> None:

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -28,7 +27,6 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.system.heartbeat import Heartbeat
-from asynckfold.training import checkpoint
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.fusion import group as fused
 from tests.size import examples
@@ -218,23 +216,6 @@ def test_a_damaged_checkpoint_is_told_and_the_group_starts_anew(tmp_path: Path) 
     assert digests(results) == digests(whole)
 
 
-def test_random_numbers_are_those_of_the_plain_job(tmp_path: Path) -> None:
-    tiny = grouped(tmp_path)
-    left = iter(range(7))
-    _, events = tiny.group(stop=lambda: next(left, None) is None)
-    refs = refs_of(events)
-    for job in tiny.jobs:
-        left = iter(range(7))
-        _, events = tiny.attempt(job, 2, (), lambda: next(left, None) is None)  # noqa: B023
-        one, two = (
-            checkpoint.load(tiny.root / ref.file, ref.sha256)["random"]
-            for ref in (refs[job.id][0], refs_of(events)[job.id][0])
-        )
-        assert torch.equal(one["torch"], two["torch"])
-        assert np.array_equal(one["python"][1], two["python"][1])
-        assert np.array_equal(one["numpy"][1], two["numpy"][1])
-
-
 def bursting(optimizer: torch.optim.Optimizer) -> Any:
     """A learning rate that becomes infinite in the second epoch."""
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: float("inf") if epoch else 1)
@@ -308,28 +289,15 @@ def test_a_schedule_that_raises_ends_its_own_jobs_only(
     calm = {"one": "constant", "two": "constant"}
     healthy, _ = grouped(tmp_path / "a", lr_schedules=calm, params=params).group()
     tiny = grouped(tmp_path / "b", lr_schedules={"one": "constant", "two": failing}, params=params)
-    events: list[RunEvent] = []
-    tasks = [Task(job) for job in tiny.jobs]
     results = tiny.execute(*tiny.jobs, trainer="fused")
-    for task, result in zip(tasks, results, strict=True):
-        if task.job.lr_schedule == "two":
+    for job, result in zip(tiny.jobs, results, strict=True):
+        if job.lr_schedule == "two":
             assert result.status == FAILED
             assert result.error.startswith(f"ValueError: no such rate ({place}")
             assert "in factor" in result.traceback
-            assert "no such rate" in tiny.log(task.job)
+            assert "no such rate" in tiny.log(job)
         else:
-            assert result.digest == healthy[task.job.id].digest
-
-    def fail(task: Task, error: BaseException) -> Result:
-        return Result(task.job.id, 1, FAILED, error=str(error))
-
-    given = CPU, events.append, never, Heartbeat(), fail
-    found = fused.train(tiny.bundle, tasks, tiny.batches, *given)
-    ended = [item.result for item in events if isinstance(item, JobEnd)]
-    assert {item.job_id for item in ended} == {
-        task.job.id for task in tasks if task.job.lr_schedule == "two"
-    }
-    assert [item.status for item in found if item] == [DONE] * 3 + [FAILED] * 3
+            assert result.digest == healthy[job.id].digest
 
 
 def test_an_evaluation_that_raises_ends_its_own_job_only(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 
 AT_NIGHT = (
-    *("alexnet", "mobilenet", "vgg", "branching", "tied", "attention by hand", "cross attention"),
-    *("buffers", "in place", "heads", "shapes", "linear", "asking"),
+    *("alexnet", "mobilenet", "vgg", "tied", "cross attention", "buffers", "in place", "heads"),
+    *("shapes", "asking", "pre-norm", "lenet", "by name", "signal", "groups", "lists"),
 )
 
 
@@ -72,9 +72,7 @@ def assert_same(one: dict, other: dict) -> None:
         assert torch.equal(tensor, other[key])
 
 
-@pytest.mark.parametrize(
-    "name", ["lenet5", "residual", "grouped", "volume", "transformer", "mlp", "one tree"]
-)
+@pytest.mark.parametrize("name", ["lenet5", "residual", "grouped", "transformer", "one tree"])
 def test_a_diverged_replica_leaves_the_others_alone(name: str) -> None:
     animal = ZOO[name]
     batches = steps(animal, 1, (4, 4, 4))[0]

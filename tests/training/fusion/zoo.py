@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -67,19 +66,6 @@ class Residual(nn.Module):
         return self.head(F.relu_(out).mean(dim=(2, 3)))
 
 
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.one = nn.Conv2d(2, 3, 1)
-        self.two = nn.Conv2d(2, 5, 3, padding=1)
-        self.head = nn.Linear(8 * 9 + 8, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        both = torch.cat([self.one(x).tanh(), F.gelu(self.two(x))], dim=1)
-        pooled = F.adaptive_avg_pool2d(both, 3).flatten(1)
-        return self.head(torch.cat((pooled, both.amax((-2, -1))), -1))
-
-
 class Tied(nn.Module):
     """The embedding's table is the output layer's weight, and two layers share a bias."""
 
@@ -109,24 +95,6 @@ class Transformer(nn.Module):
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         return self.head(self.block(self.table(words) + self.position)[:, 0])
-
-
-class HandMadeAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(8, 24)
-        self.register_buffer("mask", torch.ones(5, 5).tril().view(1, 1, 5, 5))
-        self.head = nn.Linear(8, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        b, t, c = x.size()
-        q, k, v = self.qkv(x).split(8, dim=2)
-        q, k, v = (item.view(b, t, 2, c // 2).transpose(1, 2) for item in (q, k, v))
-        scores = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
-        scores = scores.masked_fill(self.mask[:, :, :t, :t] == 0, float("-inf"))
-        y = F.softmax(scores, dim=-1) @ v
-        y = y + F.scaled_dot_product_attention(q, k, v, dropout_p=0.2 if self.training else 0.0)
-        return self.head(y.transpose(1, 2).contiguous().view(b, t, c).mean(1))
 
 
 class CrossAttention(nn.Module):
@@ -164,32 +132,6 @@ class Buffers(nn.Module):
         return self.linear((x - self.mean) * self.scale)
 
 
-class ReplacedBuffer(nn.Module):
-    """A buffer that the forward replaces, which no graph can hold."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, CLASSES)
-        self.register_buffer("mean", torch.zeros(6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-        return self.linear(x - self.mean)
-
-
-class PartOfBuffer(nn.Module):
-    """Writes into a part of a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, CLASSES)
-        self.register_buffer("sums", torch.zeros(2, 6))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.sums[0].add_(x.mean(0))
-        return self.linear(x)
-
-
 class Frozen(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -206,87 +148,49 @@ class Frozen(nn.Module):
         return self.head(self.features(x))
 
 
-class Groups(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(2, 4, 3, padding="same"),
-            nn.GroupNorm(2, 4),
-            nn.SiLU(inplace=True),
-            nn.Conv2d(4, 6, 3),
-            nn.GroupNorm(3, 6, affine=False),
-            nn.LeakyReLU(0.2),
-            nn.Flatten(),
-            nn.Linear(6 * 16, CLASSES),
-        )
+def groups() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding="same"),
+        nn.GroupNorm(2, 4),
+        nn.SiLU(inplace=True),
+        nn.Conv2d(4, 6, 3),
+        nn.GroupNorm(3, 6, affine=False),
+        nn.LeakyReLU(0.2),
+        nn.Flatten(),
+        nn.Linear(6 * 16, CLASSES),
+    )
 
 
-class Signal(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv1d(2, 4, 3, padding=1, padding_mode="replicate"),
-            nn.BatchNorm1d(4, affine=False),
-            nn.ELU(inplace=True),
-            nn.MaxPool1d(2),
-            nn.ConvTranspose1d(4, 3, 3, stride=2),
-            nn.AvgPool1d(2),
-            nn.Dropout1d(0.4),
-            nn.AdaptiveMaxPool1d(3),
-            nn.Flatten(),
-            nn.Linear(9, CLASSES),
-        )
+def signal() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3, padding=1, padding_mode="replicate"),
+        nn.BatchNorm1d(4, affine=False),
+        nn.ELU(inplace=True),
+        nn.MaxPool1d(2),
+        nn.ConvTranspose1d(4, 3, 3, stride=2),
+        nn.AvgPool1d(2),
+        nn.Dropout1d(0.4),
+        nn.AdaptiveMaxPool1d(3),
+        nn.Flatten(),
+        nn.Linear(9, CLASSES),
+    )
 
 
-class Volume(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv3d(1, 3, 3, padding=1),
-            nn.BatchNorm3d(3, track_running_stats=False),
-            nn.Hardtanh(),
-            nn.MaxPool3d(2),
-            nn.Conv3d(3, 4, 2),
-            nn.AdaptiveAvgPool3d(1),
-            nn.Flatten(),
-            nn.Linear(4, CLASSES),
-        )
-
-
-class Grouped(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(
-            nn.Conv2d(4, 8, 3, groups=2, dilation=2, padding=2, padding_mode="circular"),
-            nn.BatchNorm2d(8, momentum=0.3),
-            nn.PReLU(8),
-            nn.Conv2d(8, 8, (3, 1), stride=(2, 1), groups=8, padding=(1, 0), bias=False),
-            nn.ReflectionPad2d(1),
-            nn.Dropout2d(0.3),
-            nn.AvgPool2d(3, stride=2),
-            nn.Upsample(scale_factor=2),
-            nn.ConvTranspose2d(8, 2, 2, groups=2),
-            nn.AdaptiveMaxPool2d(2),
-            nn.Flatten(),
-            nn.Linear(8, CLASSES),
-        )
-
-
-class Functional(nn.Module):
-    """Parameters of its own, and nothing but functions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernel = nn.Parameter(torch.randn(4, 2, 3, 3) * 0.3)
-        self.scale = nn.Parameter(torch.rand(4, 1, 1) + 0.5)
-        self.matrix = nn.Parameter(torch.randn(16, 8) * 0.3)
-        self.weight = nn.Parameter(torch.randn(CLASSES, 8))
-        self.gain = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.conv2d(x, self.kernel, stride=2)
-        x = x * self.scale + 1
-        x = F.max_pool2d(F.leaky_relu(x, 0.1), 1)
-        x = x.view(x.size(0), -1).matmul(self.matrix)
-        x = F.dropout(F.layer_norm(x, (8,)), 0.5, self.training)
-        x = self.gain * F.linear(x, F.normalize(self.weight, dim=1)) / (1 + self.gain**2)
-        return F.log_softmax(2 - x, dim=1)
+def grouped() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(4, 8, 3, groups=2, dilation=2, padding=2, padding_mode="circular"),
+        nn.BatchNorm2d(8, momentum=0.3),
+        nn.PReLU(8),
+        nn.Conv2d(8, 8, (3, 1), stride=(2, 1), groups=8, padding=(1, 0), bias=False),
+        nn.ReflectionPad2d(1),
+        nn.Dropout2d(0.3),
+        nn.AvgPool2d(3, stride=2),
+        nn.Upsample(scale_factor=2),
+        nn.ConvTranspose2d(8, 2, 2, groups=2),
+        nn.AdaptiveMaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(8, CLASSES),
+    )
 
 
 class InPlace(nn.Module):
@@ -343,6 +247,7 @@ class Shapes(nn.Module):
         x = x.permute(0, 2, 3, 1).reshape(b, -1, 2).transpose(1, 2) + self.bias
         y = x.unsqueeze(1).expand(-1, 3, -1, -1).squeeze(1)
         y = torch.einsum("bhct,bhdt->bhcd", y, y) / x.shape[-1]
+        y = y + F.scaled_dot_product_attention(y, y, y, dropout_p=0.2 if self.training else 0.0)
         first, second, third = y.flatten(2).unbind(1)
         z = torch.cat([first, second, third, x.flip(2)[..., :6].flatten(1)], 1)
         z = z.unflatten(1, (2, 12)).movedim(1, 2).repeat(1, 1, 1)
@@ -453,28 +358,22 @@ ZOO: dict[str, Animal] = {
     "mobilenet": Animal(lambda: models.MobileNet(CLASSES, width=0.125), (3, 32, 32)),
     "vgg": Animal(lambda: models.VGG("VGG13", CLASSES, width=0.0625), (3, 32, 32)),
     "residual": Animal(Residual, (2, 5, 5)),
-    "branching": Animal(Branching, (2, 5, 5)),
     "tied": Animal(Tied, (4,), vocabulary=CLASSES),
     "transformer": Animal(Transformer, (5,), vocabulary=11),
     "pre-norm": Animal(lambda: Transformer(0.0, norm_first=True), (5,), vocabulary=11),
-    "attention by hand": Animal(HandMadeAttention, (5, 8)),
     "cross attention": Animal(CrossAttention, (5, 8)),
     "buffers": Animal(Buffers, (6,)),
     "frozen": Animal(Frozen, (6,)),
-    "groups": Animal(Groups, (2, 6, 6)),
-    "signal": Animal(Signal, (2, 12)),
-    "volume": Animal(Volume, (1, 6, 6, 6)),
-    "grouped": Animal(Grouped, (4, 8, 8)),
-    "functional": Animal(Functional, (2, 6, 6)),
+    "groups": Animal(groups, (2, 6, 6)),
+    "signal": Animal(signal, (2, 12)),
+    "grouped": Animal(grouped, (4, 8, 8)),
     "in place": Animal(InPlace, (6,)),
     "heads": Animal(Heads, (6,)),
     "lists": Animal(Lists, (6,)),
     "shapes": Animal(Shapes, (2, 3, 4)),
-    "linear": Animal(lambda: nn.Linear(6, CLASSES), (6,)),
     "asking": Animal(Asking, (6,)),
     "weight norm": Animal(Normed, (6,)),
     "by name": Animal(TwoInputs, (1, 5, 5), form=by_name),
-    "by position": Animal(TwoInputs, (1, 5, 5), form=by_position),
     "one tree": Animal(OneTree, (1, 5, 5), form=nested),
 }
 """What can be fused, and how."""
@@ -532,24 +431,11 @@ class Noise(nn.Linear):
         return super().forward(x) + torch.rand(CLASSES)
 
 
-class Moving(nn.Linear):
-    """Trains its own weight."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.weight.data.mul_(0.9)
-        return super().forward(x)
-
-
 class NumPy(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         import numpy as np
 
         return super().forward(x) * float(np.random.rand())  # noqa: NPY002
-
-
-class SharedNoise(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) + torch.randn(x.shape[0], 1)
 
 
 def hooked() -> nn.Module:
@@ -561,8 +447,6 @@ def hooked() -> nn.Module:
 OTHER = "differ from the plain ones"
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
-    "part of a buffer": (PartOfBuffer, (6,), OTHER),
-    "replaced buffer": (ReplacedBuffer, (6,), OTHER),
     "no grad": (NoGrad, (6,), OTHER),
     "own gradient": (OwnGradient, (6,), OTHER),
     "data-dependent control flow": (Inner, (6,), "layer gate (Choosing)"),
@@ -571,8 +455,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "NumPy's generator": (lambda: NumPy(6, CLASSES), (6,), "Python or NumPy"),
     "an alias in evaluation": (lambda: SameInEvaluation(6, CLASSES), (6,), OTHER),
     "noise": (lambda: Noise(6, CLASSES), (6,), OTHER),
-    "moving weights": (lambda: Moving(6, CLASSES), (6,), "accessing `data`"),
-    "shared noise": (lambda: SharedNoise(6, CLASSES), (6,), "randn() received"),
     "hooks": (hooked, (6,), "layer 0 (Linear) has hooks"),
     "batch norm over one": (lambda: nn.BatchNorm1d(6), (2, 6, 3), "raises ValueError"),
     "alpha dropout": (
