@@ -3,7 +3,7 @@
 ::
 
     models ── trace ── a batched graph by rules ── FusedModule      fuse
-    criterion ── the same, or vmap ───────────── GroupCriterion      fuse_criterion
+    criterion ── the same, or one by one ─────── GroupCriterion      fuse_criterion
     optimizers ── one per LR schedule, on slices ─────────────── fuse_optimizers
     a step:  backward(parts) ── clip_gradients ── optimizer.step()
 
@@ -17,7 +17,7 @@
 >>> batches = [(torch.ones(5, 3), torch.zeros(5, dtype=torch.long)) for _ in models]
 >>> fused = fuse(models, [batches[0][0]])
 >>> criterion = fuse_criterion(nn.CrossEntropyLoss(), 4, torch.zeros(5, 2), batches[0][1])
->>> optimizers, reason = fuse_optimizers(fused, plain, [range(0, 2), range(2, 4)])
+>>> optimizers = fuse_optimizers(fused, plain, [range(0, 2), range(2, 4)])
 >>> losses = backward(fused, criterion, parts_of(batches))
 >>> for optimizer in optimizers:
 ...     optimizer.step()

@@ -169,10 +169,11 @@ class Lowering:
 
     def _call(self, node: fx.Node) -> None:
         args, kwargs = self._values((node.args, node.kwargs))
-        leaves = pytree.tree_leaves((args, kwargs))
-        if all(item.layout is Layout.SHARED for item in leaves if isinstance(item, Value)):
-            layout, result = Layout.SHARED, self.emit(node.target, *args, **kwargs)
-            self.cells[node] = _Cell(Value(result, layout, node.meta["example"]))
+        example = node.meta["example"]
+        values = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Value)]
+        if all(value.layout is Layout.SHARED for value in values):
+            result = self.emit(node.target, *args, **kwargs)
+            self.cells[node] = _Cell(Value(result, Layout.SHARED, example))
             return
         function, args, kwargs, in_place = _ordinary(node, args, kwargs)
         rule = self.rules.get(function)
@@ -182,11 +183,10 @@ class Lowering:
         layout, result = emitted
         if in_place:
             self._overwrite(node, layout, result)
-        else:
-            tensors = [*pytree.tree_leaves(node.meta["example"])]
-            if not any(isinstance(item, torch.Tensor) for item in tensors):
-                layout = Layout.SHARED
-            self.cells[node] = _Cell(Value(result, layout, node.meta["example"]))
+            return
+        if not any(isinstance(item, torch.Tensor) for item in pytree.tree_leaves(example)):
+            layout = Layout.SHARED  # sizes, ranks and types are equal in all replicas
+        self.cells[node] = _Cell(Value(result, layout, example))
 
     def _overwrite(self, node: fx.Node, layout: Layout, result: Any) -> None:
         operand: Any = node.args[0]
