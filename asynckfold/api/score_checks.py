@@ -50,9 +50,16 @@ def must_be_numbered(
     criterion: criteria.Criterion | None,
     output_samples: Mapping[str, OutputSample],
 ) -> bool:
-    """Whether some model lacks outputs for labels as they are, so that these must be numbered."""
+    """Whether models have no outputs for labels as they are, so that these must be numbered.
+
+    Raises
+    ------
+    InputError
+        Some models have outputs for them, and some have not.
+    """
     if not data.labels.may_be_numbered:
         return False
+    refuse(objectives.output_problems(data.labels.highest, criterion, output_samples))
     return objectives.must_be_numbered(data.labels.highest, criterion, output_samples)
 
 

@@ -150,10 +150,6 @@ def _name_and_words(criterion: Any) -> tuple[str, Mapping[str, Any]]:
     if module.startswith("torch.nn.functional"):
         name = getattr(criterion, "__name__", "").replace("_", "").removesuffix("loss")
         return _FUNCTIONS.get(name, ""), words
-    base = next((kind for kind in type(criterion).__mro__ if _is_torch(kind)), None)
+    bases = (kind for kind in type(criterion).__mro__ if kind.__module__.startswith("torch.nn."))
+    base = next((kind for kind in bases if kind.__name__ in {*TABLE, *NOT_OF_PAIRS}), None)
     return ("", words) if base is None else (base.__name__, vars(criterion))
-
-
-def _is_torch(kind: type) -> bool:
-    known = kind.__name__ in TABLE or kind.__name__ in NOT_OF_PAIRS
-    return known and kind.__module__.startswith("torch.nn.")

@@ -150,7 +150,8 @@ def make_folds(
         if stratify and targets.ndim == 1:
             refuse(_class_problems(targets, int(cv), classes))
         kind = targets.ndim if stratify else 0
-        seeds = (_seed(random_state, repeat) for repeat in range(n_repeats))
+        more = (np.random.SeedSequence([random_state, repeat]) for repeat in range(1, n_repeats))
+        seeds = [random_state, *(int(seed.generate_state(1)[0]) for seed in more)][:n_repeats]
         made = (_splitter(int(cv), kind, group_array is not None, seed) for seed in seeds)
         pairs = _pairs_of(made, n_samples, targets, group_array)
     elif n_repeats != 1:
@@ -214,19 +215,8 @@ def with_inner_valid(
 ) -> tuple[Fold, ...]:
     """Set a part of each training fold aside, the same one for all candidates.
 
-    Parameters
-    ----------
-    folds : sequence of Fold
-        What `make_folds` returned.
-    share : float
-        Of the training fold, or of its groups; above 0 and below 1. Where the folds are ordered,
-        as by ``TimeSeriesSplit``, the last part is set aside.
-    strata : ndarray of shape (n_samples,) or (n_samples, n_labels), or None
-        What to stratify by, classes or rows of labels; None: nothing.
-    groups : array-like of shape (n_samples,), optional
-        No group is divided; the part is then stratified as well as whole groups allow.
-    random_state : int
-        Seed.
+    Where the folds are ordered, as by ``TimeSeriesSplit``, the last part is set aside. No group is
+    divided; `strata` are then kept as well as whole groups allow.
 
     Raises
     ------
@@ -336,12 +326,6 @@ def _class_problems(
             ", ".join(rare[:5]) + (f" and {len(rare) - 5} more" if len(rare) > 5 else ""),
             f"{fewer}merge or drop rare classes, or pass stratify=False.",
         )
-
-
-def _seed(random_state: int, repeat: int) -> int:
-    if not repeat:
-        return random_state
-    return int(np.random.SeedSequence([random_state, repeat]).generate_state(1)[0])
 
 
 def _splitter(n_splits: int, stratified: int, grouped: bool, seed: int) -> Any:

@@ -61,18 +61,9 @@ class Parts:
 class Grid:
     """The parts of a call, with the values of a grid bound.
 
-    Parameters
-    ----------
-    given : Parts
-        As the user gave them.
-    options : Mapping of str to sequence of Option
-        By parameter; drawn values, too.
-    models, lr_schedules : Mapping
-        By name with values.
-    optimizers : Mapping of str to Mapping
-        By name of the LR schedule, the keywords of ``opt_fn``.
-    pairs : tuple of tuple of str
-        The candidates: names of model and LR schedule.
+    `options` hold the values by parameter, drawn ones, too; `models` and `lr_schedules` are by name
+    with values, `optimizers` the keywords of ``opt_fn`` by name of the LR schedule, and `pairs` the
+    candidates: names of model and LR schedule.
     """
 
     given: Parts
@@ -115,7 +106,8 @@ def make_grid(
         if name not in drawn:
             wrong = list(_option_problems(name, given))
             problems += wrong
-            listed[name] = [] if wrong else _options(given)
+            named = given if isinstance(given, Mapping) else {}
+            listed[name] = [] if wrong else [(v, named.get(v, v)) for v in _listed(given)]
     if problems:
         return whole, problems, []
     if not drawn:
@@ -164,18 +156,16 @@ def _drawn(
     random_state: int,
 ) -> list[dict[str, Option]]:
     import numpy as np
+    from sklearn.model_selection import ParameterSampler
 
-    # Not that of any job.
+    # A seed distinct from every job's.
     seeds = np.random.RandomState(np.random.MT19937(np.random.SeedSequence([random_state, 2])))
     draws: dict[str, dict[str, Option]] = {}
-    for _ in range(DRAWS * n_iter):
-        draw: dict[str, Option] = {}
-        for name in sorted([*listed, *drawn]):
-            if name in drawn:
-                value = _rounded(drawn[name].rvs(random_state=seeds))
-                draw[name] = value, value
-            else:
-                draw[name] = listed[name][seeds.randint(len(listed[name]))]
+    for sample in ParameterSampler({**listed, **drawn}, DRAWS * n_iter, random_state=seeds):
+        draw = {
+            name: (_rounded(value),) * 2 if name in drawn else value
+            for name, value in sample.items()
+        }
         draws.setdefault(repr([option[0] for option in draw.values()]), draw)
         if len(draws) == n_iter:
             break
@@ -289,13 +279,6 @@ def keywords_of(function: Any, passed: int) -> tuple[set[str], bool]:
 
 def _is_distribution(value: Any) -> bool:
     return callable(getattr(value, "rvs", None))
-
-
-def _options(given: Any) -> list[Option]:
-    """Return the values of one parameter, under their names."""
-    if isinstance(given, Mapping):
-        return [(str(name), value) for name, value in given.items()]
-    return [(value, value) for value in _listed(given)]
 
 
 def _name_problems(params: Mapping[Any, Any], parts: Parts) -> Iterator[Problem]:

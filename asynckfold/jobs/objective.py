@@ -14,7 +14,7 @@ labels of the user's data.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -364,7 +364,8 @@ def decided(
     digest `transform` of `output_transform` from the user.
     """
     kind = draft.kind
-    if kind == MULTICLASS and criterion is None and _one_output(output_samples):
+    columns = {2 if sample.tree else sample.columns for sample in output_samples.values()}
+    if kind == MULTICLASS and criterion is None and columns == {1}:
         kind = BINARY
     base = TRANSFORMED if transform else natural_scale(kind, criterion)
     trees = tuple(sorted((name, s.tree) for name, s in output_samples.items() if s.tree))
@@ -379,10 +380,24 @@ def decided(
     return replace(objective, apart=apart), tuple(filter(None, notes))
 
 
-def _one_output(output_samples: Mapping[str, OutputSample]) -> bool:
-    return bool(output_samples) and all(
-        sample.columns == 1 and sample.tree is None for sample in output_samples.values()
-    )
+def output_problems(
+    highest: int, criterion: Criterion | None, output_samples: Mapping[str, OutputSample]
+) -> Iterator[Problem]:
+    """Yield that some models have enough outputs for the labels as they are, and some do not."""
+    widths = {
+        model: width(criterion, sample)
+        for model, sample in output_samples.items()
+        if sample.tree is None
+    }
+    few = [model for model, count in widths.items() if count <= highest]
+    if few and len(few) < len(widths):
+        shown = ", ".join(f"{model} has {count}" for model, count in widths.items())
+        yield Problem(
+            f"all models must have outputs for labels up to {highest}, or none of them, so that "
+            "a label means the same for all",
+            shown,
+            f"Give the last layer of {', '.join(few)} {highest + 1} outputs.",
+        )
 
 
 def must_be_numbered(

@@ -360,18 +360,22 @@ def _common(part: str, mine: Any, theirs: Any) -> Any:
 
 
 def _first(names: Sequence[str], there: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    differences = (_difference(name, there[name], here[name]) for name in names)
-    return next(filter(None, differences), None)
+    for name in names:
+        old, new = _flat(name, there[name]), _flat(name, here[name])
+        for path in dict.fromkeys([*old, *new]):
+            if old.get(path) != new.get(path):
+                return _difference(path, old.get(path), new.get(path))
+    return None
 
 
-def _difference(path: str, there: Any, here: Any) -> str | None:
-    if there == here:
-        return None
-    if isinstance(there, dict) and isinstance(here, dict):
-        keys = [*there, *(key for key in here if key not in there)]
-        values = ({key: part.get(key) for key in keys} for part in (there, here))
-        renamed = ({f"{path}.{key}": value for key, value in part.items()} for part in values)
-        return _first([f"{path}.{key}" for key in keys], *renamed)
+def _flat(path: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {path: value}
+    inner = (_flat(f"{path}.{key}", item) for key, item in value.items())
+    return {name: item for part in inner for name, item in part.items()}
+
+
+def _difference(path: str, there: Any, here: Any) -> str:
     if path == "jobs":
         names = {"model": "models", "lr_schedule": "schedulers", "repeat": "repeats"}
         for name, label in {**names, "fold": "folds"}.items():

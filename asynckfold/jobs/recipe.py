@@ -89,6 +89,9 @@ class InitialState:
             It cannot be copied.
         """
         try:
+            # Lazy modules get their weights in the first forward.
+            if any(hasattr(item, "materialize") for item in module.state_dict().values()):
+                raise ValueError("its layers have no shape before a forward")
             return cls(copy.deepcopy(module))
         except Exception as error:
             raise InputError.one(

@@ -207,19 +207,18 @@ staleness_aware, steps_per_round, target_loss, trainer.
             if key not in known
         ]
         values = {key: value for key, value in values.items() if key in known}
-        for name, of_gpu in _OF_GPU.items():
+        for name in ("processes", *_OF_GPU):
             given = values.get(name)
-            if isinstance(given, Mapping):
-                wrong += _kind_problems(name, given)
-                values[name], values[of_gpu] = (plain(given.get(kind)) for kind in KINDS)
-        given = values.get("processes")
-        if isinstance(given, Mapping):
-            wrong += _kind_problems("processes", given)
-            counts = [plain(given[kind]) for kind in KINDS if kind in given]
-            wrong += filter(None, (_process_problem(count, " of a kind") for count in counts))
-            refuse(wrong)
-            values["processes"] = sum(counts)
-            values["gpu_processes"] = plain(given["gpu"]) if "gpu" in given else None
+            if not isinstance(given, Mapping):
+                continue
+            wrong += _kind_problems(name, given)
+            counts = [plain(given.get(kind)) for kind in KINDS]
+            if name == "processes":
+                named = [count for count in counts if count is not None]
+                wrong += filter(None, (_process_problem(count, " of a kind") for count in named))
+                refuse(wrong)
+                counts = [sum(named), counts[1]]
+            values[name], values[f"gpu_{name}"] = counts
         params = cls(**values)
         refuse([*wrong, *params.problems()])
         return params
@@ -379,10 +378,7 @@ staleness_aware, steps_per_round, target_loss, trainer.
 KINDS = ("cpu", "gpu")
 """What a process of a job computes on."""
 
-_OF_GPU = {
-    "partition_size": "gpu_partition_size",
-    "epochs_per_round": "gpu_epochs_per_round",
-}
+_OF_GPU = {name: f"gpu_{name}" for name in ("partition_size", "epochs_per_round")}
 """Parameters that may be given by kind of process, and where that of the kind 'gpu' is kept."""
 
 

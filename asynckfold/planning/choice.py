@@ -46,14 +46,8 @@ def choose_devices(workload: Workload, allowed: Sequence[str], before: Plan | No
     Candidates go to GPUs in the order of what they gain there, as long as the sweep becomes
     shorter. All jobs of a candidate run on one kind of device, since it changes bits.
 
-    Parameters
-    ----------
-    workload : Workload
-        The sweep; the device of its plan does not matter.
-    allowed : sequence of {"cpu", "cuda"}
-        The kinds that the user and the trainer leave open.
-    before : Plan or None
-        Plan of this run or of another, whose kinds are kept: of candidates, and for new ones.
+    `allowed` are the kinds that user and trainer leave open. The kinds of a plan of this run or of
+    another, `before`, are kept, and hold for new candidates.
     """
     names = list(workload.plan.candidate_names)
     known = {}
@@ -136,16 +130,8 @@ def choose(
     A job on a GPU has one thread, unless another number is requested. Where its model has more on
     cores, it is among `Choice.last_threads`.
 
-    Parameters
-    ----------
-    workload : Workload
-        The sweep.
-    requested : int or None
-        Requested number of threads.
-    before : Choice or None
-        The run's choice in an earlier session, which stays.
-    other : Plan or None
-        Plan of the run whose decisions are taken over.
+    `requested` is a number of threads, `before` the run's choice in an earlier session, which
+    stays, and `other` the plan of a run whose decisions are taken over.
 
     Raises
     ------

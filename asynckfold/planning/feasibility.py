@@ -142,7 +142,7 @@ def room_problems(
             yield Problem(
                 "max_memory must be enough for one job of each model, or one fusion group",
                 f"{gibibytes(most or 0, 2)}, and {gibibytes(size, 2)} expected for "
-                f"{count} of {model}",
+                f"{'a job' if count == 1 else f'{count} jobs'} of {model}",
                 f"Pass max_memory='{math.ceil(size / MIB)}MiB' or more, fuse fewer, or leave "
                 f"{model} out.",
             )

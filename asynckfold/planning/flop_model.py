@@ -26,24 +26,12 @@ from asynckfold.jobs.cost import Cost
 
 @dataclass(frozen=True)
 class MeasuredModel:
-    """One measured model.
+    """One measured model."""
 
-    Parameters
-    ----------
-    flops : float
-        Operations of a step.
-    seconds : float
-        Duration of a step with one thread.
-    two_threads : float
-        Speed-up with two threads.
-    products : int
-        Number of convolutions and matrix products in a step.
-    """
-
-    flops: float
-    seconds: float
-    two_threads: float
-    products: int
+    flops: float  # operations of a step
+    seconds: float  # of a step with one thread
+    two_threads: float  # speed-up with two
+    products: int  # convolutions and matrix products in a step
 
 
 POINTS = (
@@ -68,16 +56,8 @@ operations alone predict a tie."""
 def rule_cost(flops: int, cores: int, eval_ratio: float = 1.0, products: int | None = None) -> Cost:
     """Return the cost of a model by the rule.
 
-    Parameters
-    ----------
-    flops : int
-        Floating-point operations of a training step.
-    cores : int
-        Allotted cores: the largest number of threads.
-    eval_ratio : float
-        Evaluation batch size / training batch size.
-    products : int, optional
-        Number of products in a training step; by default like the measured models.
+    `flops` and `products` are those of a training step; without products they are like those of the
+    measured models. `eval_ratio` is evaluation batch size / training batch size.
 
     Examples
     --------
@@ -137,35 +117,17 @@ def thread_counts(cores: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Seconds of one exchange between the processes of a job.
+    """Seconds of one exchange between the processes of a job."""
 
-    Parameters
-    ----------
-    seconds : float
-        Of an exchange of nothing.
-    per_byte : float
-        Of each byte of the parameters.
-    share : float
-        Of the step, by which processes slow each other down.
-    """
-
-    seconds: float
-    per_byte: float
-    share: float
+    seconds: float  # of an exchange of nothing
+    per_byte: float  # of each byte of the parameters
+    share: float  # of the step, by which processes slow each other down
 
     def gain(self, trainer: str, processes: int, step: float, part: float, size: int) -> float:
         """Return how many times as fast as one process a job trains.
 
-        Parameters
-        ----------
-        trainer : str
-            Its trainer.
-        processes : int
-            Of the job.
-        step, part : float
-            Seconds of a step of one process on a batch, and on a part of one.
-        size : int
-            Bytes of the parameters.
+        `step` and `part` are seconds of a step of one process on a batch, and on a part of one;
+        `size` bytes of the parameters.
 
         Examples
         --------

@@ -84,13 +84,6 @@ def names_of(nodes: Sequence[NodeSize]) -> tuple[str, ...]:
 def simulate(requests: Sequence[Request], nodes: Sequence[NodeSize]) -> Simulation:
     """Run jobs on idle nodes, placed by `place`.
 
-    Parameters
-    ----------
-    requests : sequence of Request
-        The jobs and fusion groups, with their expected seconds.
-    nodes : sequence of NodeSize
-        The machine, or the nodes of a cluster.
-
     Raises
     ------
     InputError

@@ -66,14 +66,8 @@ def decide(models: Sequence[Model], cores: int, nodes: Sequence[NodeSize] = ()) 
     others fill the cores get more threads if that shortens the sweep by more than `TIE`: five jobs
     on four cores are four with one thread, then one with four.
 
-    Parameters
-    ----------
-    models : sequence of Model
-        Their order does not matter.
-    cores : int
-        Allotted cores, used by other processes or not; the most threads of a job.
-    nodes : sequence of NodeSize, optional
-        The nodes of a cluster; a job runs on one of them.
+    `cores` are allotted, used by other processes or not, and the most threads of a job, which runs
+    on one of the `nodes` of a cluster.
 
     Examples
     --------

@@ -26,43 +26,20 @@ class TimeEstimate:
 
 @dataclass(frozen=True)
 class Choice:
-    """The threads of each model, and what follows from them.
+    """The threads of each model, and what follows from them."""
 
-    Parameters
-    ----------
-    threads : Mapping of str to int
-        By model.
-    why : Mapping of str to str
-        A sentence by model.
-    costs : Mapping of str to Cost
-        By model: by the rule, scaled to the step of the dry run.
-    cores : int
-        Allotted cores, on all nodes together.
-    prediction : Prediction
-        Of the whole sweep.
-    per_gpu : Mapping of str to int
-        Jobs that share a GPU, by model; empty without GPUs.
-    last_threads : Mapping of str to int
-        Threads by job, for the jobs that have others than their model: see `Plan.last_threads`.
-    gpu_costs : Mapping of str to Cost
-        By model that is trained on GPUs while others are trained on cores; then `costs` are those
-        on cores, where it is trained there, too.
-    devices : str
-        Why candidates are on cores or on GPUs; empty where there was no choice.
-    nodes : tuple of NodeSize
-        The nodes of the cluster that it was made for; empty for one machine.
-    """
-
-    threads: Mapping[str, int]
-    why: Mapping[str, str]
-    costs: Mapping[str, Cost]
-    cores: int
-    prediction: TimeEstimate = field(default_factory=TimeEstimate)
-    per_gpu: Mapping[str, int] = field(default_factory=dict)
+    threads: Mapping[str, int]  # by model
+    why: Mapping[str, str]  # a sentence by model
+    costs: Mapping[str, Cost]  # by model: by the rule, scaled to the step of the dry run
+    cores: int  # allotted, on all nodes together
+    prediction: TimeEstimate = field(default_factory=TimeEstimate)  # of the whole sweep
+    per_gpu: Mapping[str, int] = field(default_factory=dict)  # jobs that share a GPU, by model
+    # by job, for those that have others than their model: see `Plan.last_threads`
     last_threads: Mapping[str, int] = field(default_factory=dict)
+    # of models that are trained on GPUs while others are on cores, to which `costs` apply then
     gpu_costs: Mapping[str, Cost] = field(default_factory=dict)
-    devices: str = ""
-    nodes: tuple[NodeSize, ...] = ()
+    devices: str = ""  # why candidates are on cores or on GPUs; empty: there was no choice
+    nodes: tuple[NodeSize, ...] = ()  # of the cluster; empty for one machine
 
     def cost_of(self, job: Job, plan: Plan) -> Cost:
         """Return the cost of a job on its kind of device."""
@@ -72,34 +49,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Workload:
-    """The sweep for which a choice is made.
+    """The sweep for which a choice is made."""
 
-    Parameters
-    ----------
-    plan : Plan
-        Without its threads.
-    folds : sequence of Fold
-        Its folds.
-    facts : Facts
-        Of the dry run.
-    cores : int
-        Allotted cores by affinity, quota and ``n_jobs``, used by other processes or not. On a
-        cluster those of the smallest node: the most threads of a job.
-    gpus : int
-        Allotted GPUs, used by other processes or not.
-    gpu_memory : int
-        Bytes of the smallest of them; 0 if unknown.
-    nodes : tuple of NodeSize
-        The nodes of a cluster; empty for one machine.
-    """
-
-    plan: Plan
+    plan: Plan  # without its threads
     folds: Sequence[Fold]
-    facts: Facts
+    facts: Facts  # of the dry run
+    # allotted by affinity, quota and ``n_jobs``, used by others or not: the most threads of a job;
+    # on a cluster those of the smallest node
     cores: int
-    gpus: int = 0
-    gpu_memory: int = 0
-    nodes: tuple[NodeSize, ...] = ()
+    gpus: int = 0  # allotted, used by other processes or not
+    gpu_memory: int = 0  # bytes of the smallest of them; 0 if unknown
+    nodes: tuple[NodeSize, ...] = ()  # of a cluster; empty for one machine
 
     @property
     def each(self) -> tuple[NodeSize, ...]:

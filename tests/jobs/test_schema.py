@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from asynckfold.jobs.decoding import decoded
 from asynckfold.jobs.schema import Schema, UnfitTree, leaves_of, tree_of
 
 FORMATS = st.sampled_from(["bool", "uint8", "int32", "int64", "float32"])
@@ -169,8 +166,3 @@ def test_a_batch_of_other_parts_or_shapes_is_refused() -> None:
     for sample in ({"n": [0.5]}, {"n": [[1]]}, {"m": [1]}):
         with pytest.raises(UnfitTree, match="in place of"):
             ragged.row(sample)
-
-
-def test_it_is_stored_as_json() -> None:
-    columns = Schema.of({"a": np.zeros((2, 3)), "b": (np.zeros(2, int),)})
-    assert decoded(Schema, json.loads(json.dumps(asdict(columns)))) == columns

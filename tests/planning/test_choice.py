@@ -50,20 +50,6 @@ def test_a_requested_number_stands() -> None:
     assert choice.why == {"M": "2 threads: as asked"}
 
 
-def test_models_that_are_added_to_a_run_are_decided_and_the_others_stay() -> None:
-    before = choice_of(workload(A=SMALL), requested=2)
-    assert choice_of(workload(1000, A=SMALL), before=before).threads == before.threads
-    work = workload(A=SMALL, B=SMALL)
-    choice = choice_of(work, before=before)
-    assert choice.threads == {"A": 2, "B": 1}
-    assert choice.why["A"] == "2 threads: as asked"
-    assert choice.costs.keys() == {"A", "B"}
-    small = workload(A=SMALL).plan.with_threads(before.threads)
-    assert small.obstacle(work.plan.with_threads(choice.threads)) is None
-    obstacle = small.obstacle(work.plan.with_threads({"A": 1, "B": 1}))
-    assert obstacle == "threads_per_job: 2 there, 1 here"
-
-
 def test_another_runs_threads_are_taken_over() -> None:
     work = workload(A=SMALL, B=SMALL)
     other = work.plan.with_threads({"A": 1, "B": 2})

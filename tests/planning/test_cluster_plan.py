@@ -14,7 +14,7 @@ from asynckfold.jobs.placement import NodeSize
 from asynckfold.planning.feasibility import node_problems
 from asynckfold.planning.forecast import Forecast
 from asynckfold.planning.workload import Choice
-from tests.planning.sweeps import HUGE, LARGE, SMALL, SWEEPS, Shape
+from tests.planning.sweeps import HUGE, SMALL, SWEEPS, Shape
 
 DECIDED: dict[str, tuple[dict[str, int], dict[str, int], list[int]]] = {
     "one core": ({"a": 1, "b": 1}, {}, [5]),
@@ -63,14 +63,6 @@ def test_groups_are_made_for_all_cores() -> None:
     assert found.plan.fingerprint == replace(shape, cores=6).planned().plan.fingerprint
 
 
-def test_a_group_of_several_threads_is_on_one_node() -> None:
-    shape = Shape({"a": SMALL}, 3, folds=6, schedules=4, threads=2, fuse=True)
-    # Twice 3 cores hold 2 groups of 2 threads, and 6 cores of one machine hold 3.
-    assert widths(on(shape, 3, 3)) == [8, 8, 8]
-    assert len(widths(on(shape, 3, 3, 3, 3))) == 4
-    assert len(widths(replace(shape, cores=12).planned())) == 6
-
-
 @pytest.mark.parametrize("nodes", [(4, 4), (4, 4, 4), (4, 16), (1, 8)])
 def test_threads_are_bounded_by_the_smallest_node(nodes: tuple[int, ...]) -> None:
     few = on(Shape({"a": HUGE}, 99, folds=2), *nodes)
@@ -91,15 +83,6 @@ def test_the_last_jobs_get_the_cores_of_all_nodes_but_each_those_of_one() -> Non
     # Eight of ten at once, and then two on two nodes.
     assert [*found.choice.last_threads.values()] == [4, 4]
     assert found.choice.why["a"].endswith("; the last jobs of a, 2, have 4")
-
-
-def test_the_forecast_is_that_of_the_nodes() -> None:
-    found = on(Shape({"a": HUGE, "b": LARGE}, 4, folds=5, schedules=2), 2, 4)
-    prediction = found.choice.prediction
-    held = sum((span.end - span.start) * len(span.cores) for span in found.simulation.spans)
-    assert prediction.lower_bound == pytest.approx(held / 6)
-    assert prediction.lower_bound <= prediction.makespan == found.simulation.makespan
-    assert found.simulation.nodes == (NodeSize(2), NodeSize(4))
 
 
 def test_gpus_of_all_nodes_are_used_and_a_job_on_cores_has_none() -> None:

@@ -128,23 +128,9 @@ def sweep(kind: type[Tiny], root: Path, model: type[Images] = Images, **changes:
     return kind(root, {"images": made}, opt_fn=adam, data=images(), **changes)
 
 
-def last_of_its_own() -> nn.Module:
-    torch.manual_seed(0)
-    model = type("Own", (Images,), {"seen": set()})()
-    found: nn.Module = model.to(memory_format=torch.channels_last)
-    return found
-
-
-@pytest.mark.parametrize("kind", ["the plan's", "the user's"])
-def test_the_same_bits_where_it_is_continued(tmp_path: Path, kind: str) -> None:
+def test_the_same_bits_where_it_is_continued(tmp_path: Path) -> None:
     """What Adam's fused kernel keeps lies as parameters do, also after a checkpoint."""
-
-    def made(root: Path) -> Tiny:
-        if kind == "the plan's":
-            return sweep(Last, root)
-        return Tiny(root, {"images": last_of_its_own}, opt_fn=adam, data=images())
-
-    whole, tiny = made(tmp_path / "whole").train(), made(tmp_path / "parts")
+    whole, tiny = sweep(Last, tmp_path / "whole").train(), sweep(Last, tmp_path / "parts")
     left = iter(range(5))
     _, news = tiny.attempt(stop=lambda: next(left, None) is None)
     found, _ = tiny.attempt(None, 2, checkpoints(news))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -75,19 +74,6 @@ def test_more_operations_never_cost_less_and_more_threads_never_more(
         assert all(cost[more] <= cost[fewer] for fewer, more in pairwise(sorted(cost)))
         # Nor do threads save core-seconds.
         assert all(count * cost[count] >= cost[1] * (1 - 1e-9) for count in cost)
-
-
-@given(sweeps(), st.randoms(use_true_random=False))
-@settings(deadline=None)
-def test_the_order_of_models_and_jobs_does_not_matter(
-    sweep: tuple[list[Model], int], random: Random
-) -> None:
-    models, cores = sweep
-    mixed = [
-        replace(item, jobs=tuple(random.sample(item.jobs, len(item.jobs))))
-        for item in random.sample(models, len(models))
-    ]
-    assert decide(models, cores) == decide(mixed, cores)
 
 
 @given(sweeps(), st.booleans())

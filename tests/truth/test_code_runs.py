@@ -222,19 +222,6 @@ def test_a_kill_leaves_the_earlier_run_whole(root: Path, where: str, when: str) 
     assert run(root, resume="never").fingerprint == first.fingerprint
 
 
-def test_a_link_to_the_folder_leads_to_the_new_run(tmp_path: Path) -> None:
-    real, link = tmp_path / "disk" / "run", tmp_path / "link"
-    real.mkdir(parents=True)
-    real.chmod(0o750)
-    link.symlink_to(real)
-    with RunStore.hold(link) as store:
-        earlier = store.file.start_over()
-    assert earlier == tmp_path / "disk" / "run.earlier-1"
-    assert link.is_symlink()
-    assert (link / "run.db").is_file()
-    assert real.stat().st_mode & 0o777 == 0o750
-
-
 # What workers import by themselves
 
 

@@ -109,7 +109,7 @@ def used_parts(value: Any, method: str) -> tuple[dict[str, list[Any]], set[str]]
 
 def module_settings(module: Any, *, is_used: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield a torch module's attributes other than tensors and submodules."""
-    usual = _bare_module()
+    usual = vars(sys.modules["torch"].nn.Module())
     library = not is_own(type(module))
     changed = changed_by_use(type(module)) if is_used and not library else frozenset()
     for name in sorted(vars(module)):
@@ -119,11 +119,6 @@ def module_settings(module: Any, *, is_used: bool = False) -> Iterator[tuple[str
                 yield name.strip("_"), list(value.values())
         elif name not in changed and not (library and name.startswith("_")):
             yield name, value
-
-
-@functools.lru_cache(maxsize=1)
-def _bare_module() -> frozenset[str]:
-    return frozenset(vars(sys.modules["torch"].nn.Module()))
 
 
 def is_module(value: Any) -> bool:

@@ -117,7 +117,8 @@ class PartDigests:
         self._main = _main_of(value)
         if type(value).__name__ == "InitialState" and is_asynckfold(type(value).__module__):
             self._is_model, module = True, value.module
-            texts = {name: _tensor(item) for name, item in _named_tensors(module)}
+            weights = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+            texts = {name: _tensor(item) for name, item in weights.items()}
             self._put(WEIGHTS, f"#{sha(repr(texts))}")
             self._expand("", module)
         elif isinstance(value, (list, tuple)) and not self.is_data:
@@ -318,7 +319,9 @@ class PartDigests:
                 label = self._label(value, value.__name__ if is_class else f"the module {path}")
                 take = self._class if is_class else self._all_of
                 self._waiting.append(functools.partial(take, label if is_class else path, value))
-        return f"={self._labels.get(id(value)) or _full_name(value)}"
+        module, name = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
+        named = f"{module}.{name or value.__name__}".strip(".")
+        return f"={self._labels.get(id(value), named)}"
 
     # Functions and what they look up
 
@@ -535,11 +538,6 @@ def short_name(value: Any) -> str:
     return "lambda" if name == "<lambda>" else str(name)
 
 
-def _full_name(value: Any) -> str:
-    name = getattr(value, "__qualname__", value.__name__)
-    return f"{getattr(value, '__module__', '')}.{name}".strip(".")
-
-
 def _joined(path: str, rest: str) -> str:
     return path + rest if path else rest.lstrip(".: ")
 
@@ -589,11 +587,6 @@ def _followed(path: str, value: Any, chain: tuple[str, ...]) -> tuple[str, Any, 
     while rest and isinstance(value, ModuleType) and hasattr(value, rest[0][1:]):
         path, value = path + rest[0], getattr(value, rest.pop(0)[1:])
     return path, value, tuple(rest)
-
-
-def _named_tensors(module: Any) -> Iterator[tuple[str, Any]]:
-    yield from module.named_parameters(remove_duplicate=False)
-    yield from module.named_buffers(remove_duplicate=False)
 
 
 def _tensor(tensor: Any) -> str:
