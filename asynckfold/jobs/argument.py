@@ -35,62 +35,31 @@ GROUPS = ("data", "candidates", "training", "machine", "output", "advanced")
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument. Name, types and texts are those of its field; `argument` sets the rest.
+    """One argument. Name, types and texts are those of its field; `argument` sets the rest."""
 
-    Parameters
-    ----------
-    group : str
-        One of `GROUPS`.
-    least, most, above, below : float, optional
-        Bounds of a number: inclusive, inclusive, exclusive, exclusive.
-    unit : str
-        Unit of a number, or what a list holds: ``"seconds"``, ``"GPU numbers"``.
-    spelled : str or None
-        The flag without dashes; None derives it from the name, ``""`` leaves it out.
-    metavar : str
-        Placeholder of the value in the help, where the type does not say enough.
-    reads : callable, optional
-        Text of the flag → value, where the type does not say how to read it.
-    none : str
-        How the shell spells None; empty where None only means that nothing was given.
-    fallback : object
-        Default of the flag where the argument itself has none.
-    is_common : bool
-        Whether the first screen of the help shows the flag.
-    trainers : tuple of str
-        The only trainers that the argument applies to; empty for all.
-    remedy : str
-        What to do about a wrong value, where more can be said than the default.
-    has_own_check : bool
-        Whether the rule is written out elsewhere.
-    default : object
-        `dataclasses.MISSING` where it must be given.
-    types : tuple
-        The alternatives of the annotation.
-    typed, text : str
-        Type and paragraph in the docstring.
-    """
-
-    group: str
+    group: str  # one of `GROUPS`
+    # bounds of a number: inclusive, inclusive, exclusive, exclusive
     least: float | None = None
     most: float | None = None
     above: float | None = None
     below: float | None = None
-    unit: str = ""
+    unit: str = ""  # of a number, or what a list holds: "seconds", "GPU numbers"
+    # the flag without dashes; None derives it from the name, "" leaves it out
     spelled: str | None = None
-    metavar: str = ""
+    metavar: str = ""  # of the value in the help, where the type does not say enough
+    # text of the flag → value, where the type does not say how to read it
     reads: Callable[[str], Any] | None = None
-    none: str = "off"
-    fallback: Any = None
-    is_common: bool = False
-    trainers: tuple[str, ...] = ()
-    remedy: str = ""
-    has_own_check: bool = False
-    default: Any = None
+    none: str = "off"  # how the shell spells None; empty: None only means that nothing was given
+    fallback: Any = None  # default of the flag where the argument itself has none
+    is_common: bool = False  # the first screen of the help shows the flag
+    trainers: tuple[str, ...] = ()  # the only ones that it applies to; empty for all
+    remedy: str = ""  # for a wrong value, where more can be said than the default
+    has_own_check: bool = False  # the rule is written out elsewhere
+    default: Any = None  # `dataclasses.MISSING` where it must be given
     name: str = ""
-    types: tuple[Any, ...] = ()
-    typed: str = ""
-    text: str = ""
+    types: tuple[Any, ...] = ()  # the alternatives of the annotation
+    typed: str = ""  # type in the docstring
+    text: str = ""  # paragraph in the docstring
 
     @cached_property
     def words(self) -> tuple[str, ...]:

@@ -104,30 +104,10 @@ def make_folds(
 ) -> tuple[Fold, ...]:
     """Divide the samples, once, for the whole sweep.
 
-    Parameters
-    ----------
-    n_samples : int
-        Number of samples.
-    targets : ndarray of shape (n_samples,) or (n_samples, n_outputs)
-        Class indices, rows of 0 and 1 for several labels, or regression targets.
-    cv : int, scikit-learn splitter, or iterable of (train, valid) index arrays
-        An integer is the number of folds.
-    stratify : bool
-        Keep the proportions of classes, or of labels, in each fold; only for an integer ``cv``.
-        Labels are not stratified where there are `groups`.
-    n_repeats : int
-        How often to divide anew, with another shuffle; only for an integer ``cv``.
-    groups : array-like of shape (n_samples,), optional
-        Samples of one group are never on both sides.
-    random_state : int
-        Seed of the shuffle.
-    classes : sequence of str
-        Class names by index, for messages.
-
-    Returns
-    -------
-    tuple of Fold
-        Repeat by repeat, fold by fold.
+    `targets` are class indices, rows of 0 and 1 for several labels, or numbers; `cv` is a number of
+    folds, a scikit-learn splitter, or pairs of index arrays. Only for a number, folds keep the
+    proportions of classes, or of labels where there are no `groups`, and are repeated with another
+    shuffle. Samples of one group are never on both sides. `classes` are names for messages.
 
     Raises
     ------

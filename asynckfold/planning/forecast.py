@@ -41,21 +41,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulated sweep.
+    """A simulated sweep."""
 
-    Parameters
-    ----------
-    nodes : tuple of NodeSize
-        Where it ran.
-    spans : tuple of Span
-        In the order of their starts.
-    lower_bound : float
-        Bound on the makespan of any schedule, in seconds: the longest job, core-seconds / cores, or
-        GPU-seconds / GPUs, where one of n jobs that share a GPU counts with 1 / n.
-    """
-
-    nodes: tuple[NodeSize, ...]
-    spans: tuple[Span, ...]
+    nodes: tuple[NodeSize, ...]  # where it ran
+    spans: tuple[Span, ...]  # in the order of their starts
+    # on the makespan of any schedule, in seconds: the longest job, core-seconds / cores, or
+    # GPU-seconds / GPUs, where one of n jobs that share a GPU counts with 1 / n
     lower_bound: float
 
     @property
@@ -142,39 +133,18 @@ def _idle_load(name: str, node: NodeSize) -> Load:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a call would do.
+    """What a call would do."""
 
-    Parameters
-    ----------
-    plan : Plan
-        Its jobs, with their threads and groups.
-    folds : tuple of Fold
-        Its folds.
-    choice : Choice
-        The threads of each model, why, and the expected seconds of the sweep.
-    requests : Mapping of str to Request
-        By job id: expected seconds, threads and bytes of memory.
-    units : Mapping of str to Request
-        The same by unit of placement: a fusion group, named by its first job, or a single job.
-    fusing : Mapping of str to str
-        By model its groups, or why it has none; empty if fusion was not requested.
-    simulation : Simulation
-        The sweep on all allotted cores, with unlimited memory and no other processes.
-    failures : Mapping of str to str
-        Last line of the traceback, by candidate whose dry run failed.
-    notes : tuple of str
-        Remarks of the dry run that forbid nothing.
-    """
-
-    plan: Plan
+    plan: Plan  # its jobs, with their threads and groups
     folds: tuple[Fold, ...]
-    choice: Choice
-    requests: Mapping[str, Request]
-    units: Mapping[str, Request]
-    fusing: Mapping[str, str]
-    simulation: Simulation
+    choice: Choice  # threads of each model, why, and the expected seconds of the sweep
+    requests: Mapping[str, Request]  # by job id: expected seconds, threads and bytes of memory
+    units: Mapping[str, Request]  # the same for a fusion group, by its first job, or a single job
+    fusing: Mapping[str, str]  # by model its groups, or why none; empty if none was requested
+    simulation: Simulation  # on all allotted cores, with unlimited memory and no other processes
+    # last line of the traceback, by candidate whose dry run failed
     failures: Mapping[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # of the dry run, which forbid nothing
 
 
 def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -> Forecast:

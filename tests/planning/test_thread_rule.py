@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -62,18 +61,6 @@ def test_a_model_of_many_small_products_gets_one_thread_a_job() -> None:
     assert decide([Model("M", jobs, rule_cost(2_310_000_000, 2, 8.0))], 2).counts == {"M": 2}
     divided = rule_cost(2_310_000_000, 2, 8.0, products=84)
     assert decide([Model("M", jobs, divided)], 2).counts == {"M": 1}
-
-
-@given(flops, flops, st.integers(1, 64))
-def test_more_operations_never_cost_less_and_more_threads_never_more(
-    left: int, right: int, cores: int
-) -> None:
-    small, large = (rule_cost(value, cores).step_seconds for value in sorted([left, right]))
-    assert small[1] <= large[1] * (1 + 1e-9)
-    for cost in (small, large):
-        assert all(cost[more] <= cost[fewer] for fewer, more in pairwise(sorted(cost)))
-        # Nor do threads save core-seconds.
-        assert all(count * cost[count] >= cost[1] * (1 - 1e-9) for count in cost)
 
 
 @given(sweeps(), st.booleans())

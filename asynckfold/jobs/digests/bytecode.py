@@ -176,9 +176,9 @@ def use(code: CodeType) -> Use:
         is_mutated = after.opname in _ATTRIBUTE and after.argval in _CHANGING
         if step.opname in _VARIABLE and name not in _PLACE:
             chain = tuple(_taken(steps, place + 1))
-            reads.add((name, chain))
-            changes.update([name] * is_mutated)
             passes = passes or (name == first and not chain)
+            reads.update([(name, chain)] * (name not in hidden))
+            changes.update([name] * (is_mutated and name not in hidden))
         elif step.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
             step.opname == "STORE_DEREF" and name in code.co_freevars
         ):
