@@ -12,7 +12,7 @@ from asynckfold.jobs.argument import one_line, problems
 from asynckfold.jobs.criteria import is_factory, why_not_of_pairs
 from asynckfold.jobs.digests.ownership import sent_by_value
 from asynckfold.jobs.grid import Grid, Parts
-from asynckfold.jobs.objective import CUSTOM, RECONSTRUCTION
+from asynckfold.jobs.objective import RECONSTRUCTION
 from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.scoring import reported_names
@@ -97,7 +97,9 @@ def settings_problems(settings: Settings) -> Iterator[Problem]:
     yield from _fold_problems(settings)
     if settings.criterion is not None or not settings.trains_itself:
         yield from _criterion_problems(settings.criterion)
-    yield from _sampler_problems(settings.sampler)
+    if isinstance(settings.sampler, str) and settings.sampler != "balanced":
+        rule = "sampler must be 'balanced', an array of weights, or a function of the targets"
+        yield Problem(rule, repr(settings.sampler), "Pass sampler='balanced'.")
     yield from root_problems(settings.root)
     yield from settings.machine_problems(is_here=settings.engine != "ray")
     for name, shape in _FUNCTIONS.items():
@@ -107,12 +109,6 @@ def settings_problems(settings: Settings) -> Iterator[Problem]:
                 f"{name} must be a function {shape}", one_line(function), "Pass a function."
             )
     yield from _clashes(settings, vars(settings))
-    if settings.task == CUSTOM and settings.scoring is None:
-        yield Problem(
-            "task='custom' needs functions that score it",
-            "scoring=None",
-            "Pass scoring={'name': function}, of (targets, outputs) → float.",
-        )
 
 
 def _clashes(settings: Settings, values: Mapping[str, Any]) -> Iterator[Problem]:
@@ -170,17 +166,6 @@ def _criterion_problems(criterion: Any) -> Iterator[Problem]:
         )
     elif misfit := why_not_of_pairs(criterion):
         yield Problem("criterion must be a function of outputs, and of labels or numbers", *misfit)
-
-
-def _sampler_problems(sampler: Any) -> Iterator[Problem]:
-    is_word = isinstance(sampler, str) and sampler != "balanced"
-    if is_word or isinstance(sampler, type) or hasattr(sampler, "__next__"):
-        yield Problem(
-            "sampler must be 'balanced', an array of weights, or a function of the targets",
-            one_line(sampler),
-            "Pass sampler='balanced', or write for instance: "
-            "lambda train_targets: 1.0 + 4.0 * (train_targets == 1).",
-        )
 
 
 def root_problems(root: Path) -> Iterator[Problem]:

@@ -194,10 +194,6 @@ def _gathered(
     prediction: PredictionModels, steps: Sequence[Any], tensors: dict[str, torch.Tensor]
 ) -> Iterator[Problem]:
     """Gather all weights and fitted transformers; yield what a file cannot hold."""
-    odd = [name for name in prediction.form.columns or () if type(name) not in (str, int)]
-    if odd:
-        rule = "columns of a table must be named by text or whole numbers to be saved"
-        yield Problem(rule, f"{odd[0]!r}", "Name them so, or pass the run X.to_numpy().")
     for number, member in enumerate(prediction.members):
         for name, value in member.model.state_dict().items():
             if is_plain_tensor(name, value):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from asynckfold.cli.flags import flags
 from asynckfold.cli.output import Output
-from asynckfold.cli.parser import SHELLS, make_parser, verbs_of
-from asynckfold.cli.report import FIGURES
-from asynckfold.errors import Problem, nearest, refuse
+from asynckfold.cli.parser import make_parser, verbs_of
+from asynckfold.errors import refuse
 from asynckfold.system import terminal
 
 FOLDERS = ("A", "B", "DIR")
@@ -21,18 +20,12 @@ FILES = ("FILE", "SWEEP.py")
 
 def completion(parsed: argparse.Namespace, out: Output) -> int:
     """Print the script for one shell."""
-    refuse([*parsed.problems, *_problems(parsed.shell)])
+    refuse(parsed.problems)
     script = script_for(parsed.shell)
     out.data({"shell": parsed.shell, "script": script})
     if not out.json:
         terminal.write(f"{script}\n")
     return 0
-
-
-def _problems(shell: str) -> Iterator[Problem]:
-    if shell not in SHELLS:
-        rule = f"SHELL must be one of {', '.join(SHELLS)}"
-        yield Problem(rule, repr(shell), nearest(shell, SHELLS).strip() or "Pass bash.")
 
 
 def script_for(shell: str) -> str:
@@ -70,8 +63,6 @@ def _words() -> Mapping[str, Iterable[str] | None]:
         "models": ARCHITECTURES,
         "schedulers": LR_SCHEDULES,
         "optimizer": OPTIMIZERS,
-        "shell": SHELLS,
-        "figures": FIGURES,
     }
     declared = {dest: item.words or None for dest, item in flags().items()}
     return {**declared, **{dest: sorted(words) for dest, words in named.items()}}

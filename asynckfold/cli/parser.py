@@ -171,6 +171,7 @@ VERBS = {
                 "FORMAT",
                 f"also write the figures as {' or '.join(FIGURES[1:])} (default {FIGURES[0]} only)",
                 default=FIGURES[0],
+                choices=FIGURES,
             ),
         },
     ),
@@ -241,7 +242,7 @@ VERBS = {
         "file _asynckfold in a folder of $fpath; fish: asynckfold completion fish > "
         "~/.config/fish/completions/asynckfold.fish. The script runs no Python. Write it again "
         "after an update.",
-        {"shell": _word("SHELL", " or ".join(SHELLS))},
+        {"shell": _word("SHELL", " or ".join(SHELLS), choices=SHELLS)},
     ),
 }
 """Verbs, in the order of ``--help``."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
 
 from asynckfold.cli.output import Output
-from asynckfold.errors import InterruptedRunError, Problem, nearest
+from asynckfold.errors import InterruptedRunError
 from asynckfold.system import terminal
 
 FIGURES = ("png", "svg", "pdf")
@@ -18,7 +17,7 @@ def report(parsed: argparse.Namespace, out: Output) -> int:
     # Not for `--help`, which imports this module.
     from asynckfold.store import open_run
 
-    with open_run(parsed.directory, "DIR", [*parsed.problems, *_problems(parsed)]) as store:
+    with open_run(parsed.directory, "DIR", parsed.problems) as store:
         if not parsed.serve:
             from asynckfold.results.report.page import write_report
 
@@ -27,15 +26,6 @@ def report(parsed: argparse.Namespace, out: Output) -> int:
             out.say(path)
             return 0
     return _serve(Path(parsed.directory), out)
-
-
-def _problems(parsed: argparse.Namespace) -> Iterator[Problem]:
-    figures = parsed.figures
-    if figures not in FIGURES:
-        rule = f"--figures must be one of {', '.join(FIGURES)}"
-        yield Problem(rule, repr(figures), nearest(figures, FIGURES).strip() or "Pass pdf.")
-    elif parsed.serve and figures != FIGURES[0]:
-        yield Problem("--serve writes no files", f"--figures {figures}", "Pass one of the two.")
 
 
 def _serve(root: Path, out: Output) -> int:

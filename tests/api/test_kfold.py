@@ -314,11 +314,15 @@ def test_a_model_that_cannot_take_the_samples_is_refused_or_left_out(root: Path)
         kfold(root)(models, ["step"], adam, EPOCHS)
     assert not root.exists()
     with pytest.raises(InputError, match=refusal):
-        kfold(root, keep_going=True)({"wide": models["wide"]}, ["step"], adam, EPOCHS)
+        kfold(root, keep_going=True, parallelize=False)(
+            {"wide": models["wide"]}, ["step"], adam, EPOCHS
+        )
     # The run continues without the argument.
     for attempt, keep_going in ((1, True), (2, False)):
         with pytest.warns(JobsFailedWarning, match=f"3 of 6 jobs failed:\n  3 × model {refusal}"):
-            results = kfold(root, keep_going=keep_going)(models, ["step"], adam, EPOCHS)
+            results = kfold(root, keep_going=keep_going, parallelize=False)(
+                models, ["step"], adam, EPOCHS
+            )
         assert (results.counts["done"], results.counts["failed"]) == (3, 3)
         failed = [item for item in results.results.values() if item.status == "failed"]
         assert {(item.attempt, item.cores, item.epochs) for item in failed} == {(attempt, (), ())}

@@ -41,28 +41,6 @@ def at_batch(name: str, batch: int, epoch: int = 1, batches: int = 10) -> Progre
     return Progress(name, 1, epoch, 4, batch, batches, 0.5)
 
 
-def test_steps_follow_batches_epochs_and_ends() -> None:
-    progress = make_progress()
-    assert (progress.steps_done, progress.steps, progress.percent) == (0, 240, 0)
-    place(progress, A(0))
-    assert progress.summary() == "0 of 6 jobs finished, 1 running, 5 waiting"
-    progress.heard(at_batch(A(0), 4))
-    assert progress.steps_done == 4
-    progress.heard(ended_epoch(A(0), number=2))
-    assert progress.steps_done == 20
-    # The job knows better how many batches it has.
-    progress.heard(at_batch(A(0), 1, epoch=3, batches=11))
-    assert (progress.steps_done, progress.steps) == (23, 244)
-    progress.ended(result(A(0)))
-    assert progress.steps_done == 44
-    # A failed job is tried again from its first step.
-    place(progress, A(0))
-    assert progress.steps_done == 0
-    for job in progress.plan.jobs:
-        progress.ended(result(job.id))
-    assert (progress.percent, progress.seconds_left()) == (100, 0.0)
-
-
 def test_the_time_left_is_that_of_the_pace_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])

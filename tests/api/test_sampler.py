@@ -146,7 +146,6 @@ def fails(train_targets: Tensor) -> Any:
     ("sampler", "settings", "match"),
     [
         ("balance", {}, "sampler must be 'balanced'"),
-        (RandomSampler, {}, "a function of the targets"),
         (WEIGHTS[:-1], {}, r"one for each sample of the data set: received shape \(59,\)"),
         (-WEIGHTS, {}, "a weight of -2"),
         (WEIGHTS * np.nan, {}, "a weight of nan"),

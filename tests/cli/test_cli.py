@@ -19,9 +19,8 @@ from asynckfold import RunStore
 from asynckfold.cli import completion, main, run_folder
 from asynckfold.cli.parser import EXIT_CODES, make_parser, parse, verbs_of
 from asynckfold.cli.run_folder import continue_with, own_folder
-from asynckfold.jobs.decoding import encoded
+from tests.interrupted import interrupted
 from tests.leftovers import descendants
-from tests.records import write_checksums
 from tests.started import Nursery, Started
 from tests.synthetic import Synthetic, write_run
 
@@ -386,36 +385,23 @@ def test_status_shows_no_fingerprint_before_there_is_a_result(
 # Interrupted, continued, held
 
 
-@pytest.mark.damages("a result is deleted, so that there is something to resume")
 def test_resume_continues_a_built_in_run_from_any_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
-    line = "run --data digits --limit 60 --folds 2 --epochs 1 --baseline none --no-report"
-    assert main([*shlex.split(line), "--json"]) == 0
-    out, err = capsys.readouterr()
-    folder = json.loads(out)["root"]
+    line = "run --data digits --limit 60 --folds 2 --epochs 1 --no-report --engine serial"
+    with interrupted(monkeypatch, "training.training_run.Training", "score", 2):
+        assert main([*shlex.split(line), "--resume", "never"]) == 130
+        raise KeyboardInterrupt
+    folder = capsys.readouterr().err.splitlines()[0].removeprefix("run: ")
     assert re.fullmatch(r"runs/digits-\d{8}-\d{4}", folder)
-    assert err.splitlines()[0] == f"run: {folder}"
-    with RunStore.hold(tmp_path / "there" / folder) as store:
-        db = store.file.connection
-        db.execute("DELETE FROM results WHERE job_id LIKE '%fold-1'")
-        db.execute("UPDATE attempts SET outcome = 'died' WHERE job_id LIKE '%fold-1'")
-        write_checksums(db)
-        about = store.reader.about
-        about["cli"] += ["--resume", "never"]
-        with store.file.transaction():
-            store.file.put("about", encoded(about))
     state = printed_json(capsys, "status", folder)
-    assert state["continue_with"] == f"asynckfold {line} --json --root {folder}"
-    fingerprint = state["fingerprint"]
+    assert state["continue_with"] == f"asynckfold {line} --root {folder}"
     monkeypatch.chdir(tmp_path)
-    assert main(["resume", f"there/{folder}", "--json"]) == 0
-    out, err = capsys.readouterr()
-    result = json.loads(out)
+    result = printed_json(capsys, "resume", f"there/{folder}")
     assert (result["done"], result["pending"]) == (2, 0)
-    assert result["fingerprint"] != fingerprint
+    assert result["fingerprint"] != state["fingerprint"]
     with RunStore.read(tmp_path / "there" / folder) as store:
         tries = [attempt.job_id for attempt in store.attempts()]
     assert sorted(tries) == ["mlp/constant/fold-0", *["mlp/constant/fold-1"] * 2]

@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from asynckfold.cli import main
-from asynckfold.data.sources import load_source
 
 Capture = pytest.CaptureFixture[str]
 
@@ -63,26 +62,17 @@ def test_a_table_is_told(table: Path, capsys: Capture) -> None:
     assert "left out by --drop: column 'nr'" in out
 
 
-def test_what_is_told_is_what_is_loaded(table: Path, capsys: Capture) -> None:
-    frame = pd.read_csv(table)
-    frame["level"] = frame.index % 4
-    frame[["level", "nr", "size", "colour", "kind"]].to_csv(table, index=False)
-    for words in ([], ["--target", "colour"], ["--keep", "nr"], ["--category", "level"]):
+def test_what_is_told_is_what_a_run_takes(table: Path, capsys: Capture) -> None:
+    for words in ([], ["--target", "colour"], ["--keep", "nr"]):
         data = printed_json(capsys, f"csv:{table}", *words)
-        options: dict[str, Any] = {
-            word[2:]: value if word == "--target" else [value]
-            for word, value in zip(words[::2], words[1::2], strict=True)
-        }
-        source = load_source(f"csv:{table}", **options)
-        assert data["samples"] == len(source.targets)
-        assert data["sample_shape"] == list(source.sample_shape)
-        counts = np.bincount(source.targets).tolist()
-        assert data["classes"] == dict(zip(source.classes, counts, strict=True))
-        assert data["notes"] == list(source.notes)
+        settings = ["--folds", "2", "--epochs", "1", "--engine", "serial", "--json"]
+        assert main(["plan", "--data", f"csv:{table}", *words, *settings]) == 0
+        out, err = capsys.readouterr()
+        plan = json.loads(out)
+        assert data["samples"] == sum(fold["valid"] for fold in plan["folds"])
+        assert list(data["classes"]) == plan["classes"]
+        assert all(note in err for note in data["notes"])
         assert data["problems"] == []
-        roles = {item["name"]: item["role"] for item in data["columns"]}
-        used = {name.split("=")[0] for name in source.features}
-        assert {name for name, role in roles.items() if role == "feature"} == used
 
 
 def test_a_table_that_would_be_refused_is_told_first(tmp_path: Path, capsys: Capture) -> None:
