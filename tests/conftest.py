@@ -96,15 +96,17 @@ def without_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 # What is left to the night
 
 
+LONG = ("docs/test_pages", "faults/test_chaos", "engines/test_ray.py", "api/test_budget")
+"""Files with tests of more than ten seconds: first, so that no core waits for them at the end."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if size.NIGHTLY:
-        return
-    left = [item for item in items if is_nightly(item)]
-    if not left:
-        return
-    config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if not is_nightly(item)]
+    left = [] if size.NIGHTLY else [item for item in items if is_nightly(item)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not is_nightly(item)]
+    items.sort(key=lambda item: not item.nodeid.removeprefix("tests/").startswith(LONG))
 
 
 def pytest_collection_finish() -> None:
