@@ -194,32 +194,6 @@ def test_an_open_reader_does_not_block_the_writer(root: Path) -> None:
         assert time.monotonic() - started < 5
 
 
-PEAK = """
-import resource, sys
-from asynckfold.cli import main
-code = main(["status", sys.argv[1]])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-sys.exit(code)
-"""
-
-
-@pytest.mark.nightly
-def test_reader_memory_does_not_grow_with_the_run(root: Path, tmp_path: Path) -> None:
-    def peak(folder: Path) -> int:
-        words = [sys.executable, "-c", PEAK, folder]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=100, check=True)
-        return int(done.stdout.splitlines()[-1]) << 10
-
-    small = tmp_path / "small"
-    begin(small).close()
-    with begin(root, MANY) as store:
-        for job in MANY.jobs[:100]:
-            finish(store, job.id, outputs=np.ones((200_000, 2), np.float32))
-    size = (root / "run.db").stat().st_size
-    assert size > 150 << 20
-    assert peak(root) - peak(small) < size // 4
-
-
 READ_ONLY = """
 import sys
 from pathlib import Path
@@ -257,26 +231,6 @@ def test_a_running_run_is_read_from_a_read_only_mount(root: Path) -> None:
             timeout=60,
         )
     assert done.stdout.split() == ["30", "True"], done.stderr
-
-
-@pytest.mark.nightly
-def test_half_a_commit_on_a_read_only_mount_is_an_error(root: Path) -> None:
-    body = (
-        "store = begin(root)\nfinish(store, FIRST)\nstore.close()\n"
-        "db = sqlite3.connect(root / 'run.db', isolation_level=None)\n"
-        "db.execute('PRAGMA cache_size = 2')\ndb.execute('BEGIN IMMEDIATE')\n"
-        "for _ in range(500):\n"
-        "    db.execute('INSERT INTO events (at, kind, text) VALUES (0, ?, ?)', ('x', 'y' * 900))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    with other_process(root, body) as writer:
-        writer.wait()
-    words = mounted_read_only(root)
-    look = f"from asynckfold.store import RunStore; RunStore.read({str(root)!r})"
-    done = subprocess.run([*words, sys.executable, "-c", look], capture_output=True, text=True)
-    assert "Read-only file system" in done.stderr
-    with RunStore.read(root) as store:
-        assert set(store.results()) == {FIRST}
 
 
 # Moved, removed, copied

@@ -92,10 +92,8 @@ def at_work(root: Path) -> list[dict[str, Any]]:
     return list(until(look, 60))
 
 
-@pytest.mark.nightly(but=["True"])
-@pytest.mark.parametrize("whole_group", [False, True])
 def test_kill_9_in_the_middle_and_again_the_same_command(
-    root: Path, start: Start, golden: str, whole_group: bool
+    root: Path, start: Start, golden: str
 ) -> None:
     script = start(root)
     wait_for(root, 2)
@@ -104,7 +102,7 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     running = at_work(root)
     assert {item["pid"] for item in running} <= family
     assert len({item["pid"] for item in running}) == len(running)
-    for pid in [script.pid, *(family if whole_group else ())]:
+    for pid in [script.pid, *family]:
         os.kill(pid, signal.SIGKILL)
     script.wait()
     assert gone(family)
@@ -166,72 +164,6 @@ def test_callbacks_go_on_where_they_were(root: Path, start: Start, tmp_path: Pat
     assert here.script(script, root) == golden
     log = (root / job / "log.txt").read_text()
     assert "continues after epoch" in log
-
-
-MIXED = """
-import os, sys, time
-import pytest
-from asynckfold import AsyncKFold
-from tests import fake_gpu
-from tests.api.test_devices import Wide
-from tests.toy import Tiny, adam, samples
-
-def wait(model):
-    if model.training and "SLOW" in os.environ:
-        time.sleep(0.03)
-
-class Small(Tiny):
-    def forward(self, inputs):
-        wait(self)
-        return super().forward(inputs)
-
-class Large(Wide):
-    def forward(self, inputs):
-        wait(self)
-        return super().forward(inputs)
-
-with pytest.MonkeyPatch.context() as patch:
-    fake_gpu.install(patch)
-    kfold = AsyncKFold(
-        3, samples(), sys.argv[1], fake_gpu.StandIn(), 10, baseline=None, verbose=0, n_jobs=2,
-        report=False, fuse=False, devices=["cpu", 0],
-    )
-    results = kfold([Small, Large], ["cosine"], adam, {"epochs": 20})
-print(results.fingerprint)
-"""
-
-
-@pytest.mark.nightly
-def test_kill_9_of_a_sweep_on_cores_and_a_gpu_loses_nothing(
-    root: Path, warm: Nursery, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    golden = here.script(MIXED, tmp_path_factory.mktemp("golden") / "run")
-    script = warm.start(["-c", MIXED, root], root.with_name("printed"), {**os.environ, "SLOW": "1"})
-    wait_for(root, 2)
-    until(lambda: {item["device"] for item in at_work(root)} == {"cpu", "cuda:0"}, 60)
-    family = descendants(script.pid)
-    script.kill()
-    script.wait()
-    assert gone(family)
-    with RunStore.read(root) as store:
-        kept, plan = store.results(), store.plan
-    assert 2 <= len(kept) < 6
-    assert here.script(MIXED, root) == golden
-    with RunStore.read(root) as store:
-        found, tries = store.results(), store.attempts()
-        assert store.counts()["done"] == 6
-        assert store.plan == plan
-    assert {name: found[name].started for name in kept} == {
-        name: item.started for name, item in kept.items()
-    }
-    again = {item.job_id for item in tries if item.attempt > 1}
-    assert again
-    assert not again & set(kept)
-    # Both attempts at a job were on the same kind of device.
-    assert {(item.job_id.split("/")[0], item.device) for item in tries} == {
-        ("Small", "cpu"),
-        ("Large", "cuda:0"),
-    }
 
 
 @pytest.mark.nightly

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import resource
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -213,78 +208,3 @@ def test_the_second_time_it_fails_with_its_peak(root: Path, tmp_path: Path) -> N
     with RunStore.read(root) as store:
         tries = [item.job_id for item in store.attempts()]
     assert len(tries) == 9
-
-
-GROUP_SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-from torch import nn
-from asynckfold import AsyncKFold, RunStore
-from tests.toy import Tiny, adam, samples
-
-root, mark = Path(sys.argv[1]), Path(sys.argv[2])
-
-class Hungry(Tiny):
-    def forward(self, inputs):
-        if not self.training and len(inputs) > 8 and not mark.exists():
-            mark.touch()
-            torch.ones(1 << 30)
-        return super().forward(inputs)
-
-kfold = AsyncKFold(
-    3, samples(), root, nn.CrossEntropyLoss(), 10, baseline=None, verbose=0, report=False
-)
-print(kfold({"Hungry": Hungry}, ["step"], adam, {"epochs": 1}).counts["done"])
-with RunStore.read(root) as store:
-    for item in store.attempts():
-        print(item.outcome, item.error)
-"""
-
-
-@contextlib.contextmanager
-def memory_group(limit: int) -> Iterator[Path]:
-    """A control group of v1 below this process' own, with a memory limit; skips where refused."""
-    lines = Path("/proc/self/cgroup").read_text().splitlines()
-    own = [line.split(":", 2)[2] for line in lines if line.split(":")[1] == "memory"]
-    if not own:
-        pytest.skip("no control group of v1 for memory here")
-    group = Path(f"/sys/fs/cgroup/memory{own[0]}") / f"asynckfold-test-{os.getpid()}"
-    try:
-        group.mkdir()
-        (group / "memory.limit_in_bytes").write_text(str(limit))
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            group.rmdir()
-        pytest.skip(f"no control group may be made here: {error}")
-    try:
-        yield group
-    finally:
-        for pid in (group / "cgroup.procs").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        for _ in range(100):
-            with contextlib.suppress(OSError):
-                group.rmdir()
-                break
-            subprocess.run(["sleep", "0.05"], check=True)
-
-
-@pytest.mark.nightly
-def test_the_kernels_kill_of_a_worker_is_want_of_memory(root: Path, tmp_path: Path) -> None:
-    with memory_group(2 << 30) as group:
-        join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-        command = [sys.executable, "-c", GROUP_SCRIPT, str(root), str(tmp_path / "mark")]
-        done = subprocess.run(
-            ["sh", "-c", join, "sh", *command],
-            cwd=HOME,
-            capture_output=True,
-            text=True,
-            timeout=100,
-        )
-    assert done.returncode == 0, done.stderr
-    count, *attempts = done.stdout.splitlines()
-    assert count == "3"
-    (killed,) = [line for line in attempts if not line.startswith("ok")]
-    assert killed.startswith("oom ")
-    assert "SIGKILL, out of memory at a peak of" in killed
