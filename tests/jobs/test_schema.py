@@ -68,43 +68,6 @@ def test_split_undoes_join(tree: Any) -> None:
     assert same(tree_of([(path, leaf.numpy()) for path, leaf in leaves_of(again)]), tree)
 
 
-@given(st.data())
-def test_split_undoes_the_rows_of_samples_of_any_shape(data: Any) -> None:
-    kinds = data.draw(st.dictionaries(NAMES, FORMATS, min_size=1, max_size=3))
-    dims = {name: data.draw(st.integers(1, 2)) for name in kinds}
-    samples = [
-        {
-            name: data.draw(
-                arrays.arrays(
-                    kind,
-                    data.draw(st.tuples(*[st.integers(0, 3)] * dims[name])),
-                    elements=values(kind),
-                )
-            )
-            for name, kind in kinds.items()
-        }
-        for _ in range(data.draw(st.integers(1, 4)))
-    ]
-    columns, rows = Schema.of_samples(samples)
-    found = columns.split(rows)
-    if not columns.ragged:
-        found = [{name: part[at] for name, part in found.items()} for at in range(len(samples))]
-    # An array without numbers tells no format.
-    assert all(
-        mine[name].shape == theirs[name].shape and (mine[name] == theirs[name]).all()
-        for mine, theirs in zip(found, samples, strict=True)
-        for name in kinds
-    )
-
-
-def test_the_order_of_keys_does_not_matter_and_lists_are_tuples() -> None:
-    one, two = np.zeros((2, 1), np.float32), np.ones((2, 2), np.float32)
-    columns = Schema.of({"a": one, "b": [two, one]})
-    joined = columns.join({"b": (two, one), "a": one})
-    assert (joined == columns.join({"a": one, "b": (two, one)})).all()
-    assert isinstance(columns.split(joined)["b"], tuple)
-
-
 def test_gradients_reach_all_parts() -> None:
     parts = {"a": torch.ones(2, 2, requires_grad=True), "b": torch.ones(2, requires_grad=True)}
     columns = Schema.of(parts)
@@ -114,17 +77,6 @@ def test_gradients_reach_all_parts() -> None:
     assert parts["b"].grad is not None
     assert (parts["a"].grad == 1).all()
     assert (parts["b"].grad == 2).all()
-
-
-def test_samples_may_hold_lists_and_plain_numbers() -> None:
-    columns, rows = Schema.of_samples([{"ids": [1, 2], "age": 3.5}, {"ids": [4], "age": 1.0}])
-    assert columns.text == "['ids'] int64 (any,), ['age'] float32 ()"
-    first, second = columns.split(rows)
-    assert (first["ids"].tolist(), float(first["age"]), second["ids"].tolist()) == (
-        [1, 2],
-        3.5,
-        [4],
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,8 @@
-"""Laws of the simulated sweep: nothing is held twice, nothing idles, and Graham's bounds hold."""
+"""Laws of the simulated sweep: nothing is held twice, and nothing that could run waits."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import replace
 
 import pytest
@@ -80,31 +79,6 @@ def test_nothing_waits_that_could_run_and_the_order_does_not_matter(
                 if other.node == name and other.start < span.start <= other.end
             )
             assert node.cores - held < len(span.cores)
-
-
-@settings(max_examples=examples(300))
-@given(
-    st.lists(st.tuples(st.integers(1, 99), st.integers(1, 3)), min_size=1, max_size=60),
-    st.integers(3, 6),
-    st.integers(1, 5),
-)
-def test_the_makespan_is_within_the_bound_of_list_scheduling(
-    jobs: list[tuple[int, int]], cores: int, nodes: int
-) -> None:
-    """While the job that ends last waits, each node has fewer free cores than it needs.
-
-    So each node is busy on at least cores - threads + 1 cores until that job starts (Garey and
-    Graham 1975, for nodes).
-    """
-    pending = [Request(f"{n:03}", float(s), threads) for n, (s, threads) in enumerate(jobs)]
-    simulation = simulate(pending, [NodeSize(cores)] * nodes)
-    last = max(simulation.spans, key=lambda span: span.end)
-    others = math.fsum(
-        (min(span.end, last.start) - span.start) * len(span.cores)
-        for span in simulation.spans
-        if span.start < last.start
-    )
-    assert last.start <= others / (nodes * (cores - len(last.cores) + 1)) + 1e-9
 
 
 def test_the_bound_counts_a_shared_gpu_by_its_shares() -> None:
