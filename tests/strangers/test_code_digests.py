@@ -24,13 +24,14 @@ X, Y = samples(30)
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def run(root: Path, model: Callable[[], Any], **settings: Any) -> CVResults:
+def run(root: Path, model: Any, **settings: Any) -> CVResults:
     settings = {"dataset": (X, Y), "parallelize": False, **settings}
     kfold = AsyncKFold(
         2, settings.pop("dataset"), root, nn.CrossEntropyLoss(), 16, verbose=0, baseline=None,
         report=False, **settings,
     )  # fmt: skip
-    return kfold({"net": model}, ["constant"], adam, {"epochs": 1})
+    models = model if isinstance(model, dict) else {"net": model}
+    return kfold(models, ["constant"], adam, {"epochs": 1})
 
 
 def as_script(text: str, **values: Any) -> dict[str, Any]:
@@ -244,19 +245,17 @@ FITTED: dict[str, Callable[[Any], Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("where", FITTED)
-def test_a_fitted_object_counts_by_its_state(tmp_path: Path, where: str) -> None:
-    made = FITTED[where]
-    torch.manual_seed(0)
-    first = made(StandardScaler().fit(X))
-    torch.manual_seed(0)
-    again = made(StandardScaler().fit(X.copy()))
-    torch.manual_seed(0)
-    other = made(StandardScaler().fit(X * 30))
-    fingerprint = run(tmp_path / "run", first).fingerprint
-    assert run(tmp_path / "run", again).fingerprint == fingerprint
-    with pytest.raises(PlanMismatchError, match=r"mean_ changed.*scale_ changed"):
-        run(tmp_path / "run", other)
+def test_a_fitted_object_counts_by_its_state(tmp_path: Path) -> None:
+    def models(fitted: Any) -> dict[str, Any]:
+        torch.manual_seed(0)
+        return {where: made(fitted) for where, made in FITTED.items()}
+
+    fingerprint = run(tmp_path / "run", models(StandardScaler().fit(X))).fingerprint
+    again = run(tmp_path / "run", models(StandardScaler().fit(X.copy())))
+    assert again.fingerprint == fingerprint
+    match = r"mean_ changed.*scale_ changed.*4 of 4 candidates depend on it"
+    with pytest.raises(PlanMismatchError, match=match):
+        run(tmp_path / "run", models(StandardScaler().fit(X * 30)))
 
 
 def test_a_fitted_forest_counts_by_its_trees(tmp_path: Path) -> None:
@@ -445,19 +444,15 @@ def scaled(x): return torch.as_tensor(x) * factor(3)
 
 def test_cached_and_decorated_functions_of_a_script_work_in_every_engine(tmp_path: Path) -> None:
     scope = as_script(CACHED, X=X, Y=Y)
-    views = {"train_transform": scope["scaled"], "eval_transform": scope["scaled"]}
     text = DECORATED.replace('@torch.compile(backend="eager")', "")
     assert text != DECORATED
-    net = as_script(text)["Net"]
-    for name, model, settings in (
-        ("cached", scope["made"], {"dataset": scope["Samples"](), **views}),
-        ("decorated", net, {}),
-    ):
-        scores = [
-            run(
-                tmp_path / name / engine, model, engine=engine, parallelize=True, n_jobs=1,
-                **settings,
-            ).to_frame("fold").accuracy.tolist()
-            for engine in ("serial", "process")
-        ]  # fmt: skip
-        assert scores[0] == scores[1]
+    models = {"cached": scope["made"], "decorated": as_script(text)["Net"]}
+    settings = {"dataset": scope["Samples"](), "train_transform": scope["scaled"], "n_jobs": 1}
+    settings["eval_transform"] = scope["scaled"]
+    scores = [
+        run(tmp_path / engine, models, engine=engine, parallelize=True, **settings)
+        .to_frame("fold")
+        .accuracy.tolist()
+        for engine in ("serial", "process")
+    ]
+    assert scores[0] == scores[1]

@@ -55,16 +55,14 @@ def refused(root: Path, *positional: Any, **arguments: Any) -> str:
 # Numbers that are missing
 
 
-@pytest.mark.parametrize("index", [0, 37, 59])
+@pytest.mark.parametrize("index", [0, 59])
 def test_one_row_of_nan_is_refused_with_its_index(tmp_path: Path, index: int) -> None:
     holed = X.copy()
     holed[index, 2] = np.nan
     message = refused(tmp_path / "run", (holed, Y), nn.CrossEntropyLoss())
     assert f"NaN or infinity in the inputs of sample {index}." in message
     assert "preprocess=sklearn.impute.SimpleImputer()" in message
-    filled = train(
-        tmp_path / "filled", (holed, Y), nn.CrossEntropyLoss(), preprocess=SimpleImputer()
-    )
+    filled = train(tmp_path / "f", (holed, Y), nn.CrossEntropyLoss(), preprocess=SimpleImputer())
     assert filled.counts["done"] == 3
 
 

@@ -27,10 +27,10 @@ def sweep(root, **settings):
 """
 
 
-def call(root: Path, **settings: Any) -> CVResults:
+def call(root: Path, epochs: int = 1, **settings: Any) -> CVResults:
     words: dict[str, Any] = {"verbose": 0, "parallelize": False, "baseline": None, **settings}
     kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, **words)
-    return kfold([Tiny], ["constant"], adam, {"epochs": 1})
+    return kfold([Tiny], ["constant"], adam, {"epochs": epochs})
 
 
 def figures(root: Path) -> dict[str, int]:
@@ -38,38 +38,50 @@ def figures(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (root / "report").glob("*.png")}
 
 
-def run(script: str, *words: object) -> subprocess.CompletedProcess[str]:
+def started(script: str, *words: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SWEEP + script, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
 
 
-def test_a_call_returns_with_its_page_and_its_process_ends_with_the_figures(root: Path) -> None:
-    """A process that another one removes the folder from, or that Ctrl-C hits, says nothing."""
-    ended = run(
-        """
-import os, shutil, signal
-results = sweep(sys.argv[1])
+PAGES = """
+import os, shutil
+sweep(sys.argv[1])
 print(os.path.isfile(sys.argv[1] + "/report/index.html"), "matplotlib" in sys.modules)
 sweep(sys.argv[2])
 shutil.rmtree(sys.argv[2])
 sweep(sys.argv[3], report=False)
-""",
-        root,
-        root.with_name("removed"),
-        root.with_name("silent"),
+"""
+
+
+def test_a_call_returns_with_its_page_and_its_process_ends_with_the_figures(root: Path) -> None:
+    """Also where another removes the folder, kills the caller, or breaks matplotlib.
+
+    The fixture of all tests looks for processes and temporary files.
+    """
+    removed, silent, killed, broken = map(
+        root.with_name, ("removed", "silent", "killed", "without")
     )
-    assert (ended.stdout, ended.stderr, ended.returncode) == ("True False\n", "", 0)
+    folder = root.with_name("broken") / "matplotlib"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ValueError('no ink')")
+    processes = [
+        started(PAGES, root, removed, silent),
+        started("import os\nsweep(sys.argv[1])\nos.kill(os.getpid(), 9)", killed),
+        started(f"sys.path.insert(0, {str(folder.parent)!r})\nsweep(sys.argv[1])", broken),
+    ]
+    plain, _, unable = [process.communicate(timeout=200) for process in processes]
+    assert [process.returncode for process in processes] == [0, -9, 0]
+    assert plain == ("True False\n", "")
     assert {"scores.png", "curves.png", "timeline.png"} <= figures(root).keys()
-    assert not root.with_name("removed").exists()
-    assert not (root.with_name("silent") / "report").exists()
-
-
-def test_a_killed_caller_leaves_nothing_at_work(root: Path) -> None:
-    ended = run("import os\nsweep(sys.argv[1])\nos.kill(os.getpid(), 9)", root)
-    assert ended.returncode == -9
-    leftovers.until(lambda: "timeline.png" in figures(root))
-    # The fixture of all tests looks for processes and temporary files.
-    assert (root / "report" / "index.html").is_file()
+    assert not removed.exists()
+    assert not (silent / "report").exists()
+    leftovers.until(lambda: "timeline.png" in figures(killed))
+    assert "the figures of" in unable[1]
+    assert "tries again: ValueError: no ink" in unable[1]
+    for place in (killed, broken):
+        assert (place / "report" / "index.html").is_file()
 
 
 @pytest.mark.reports
@@ -87,31 +99,12 @@ def test_the_report_waits_for_its_figures_and_draws_only_what_has_changed(root: 
     assert figures(root) == drawn
     (root / "report" / "scores.png").unlink()
     assert main(["report", str(root)]) == 0
-    assert figures(root).keys() == drawn.keys()
-
-
-@pytest.mark.reports
-def test_more_epochs_are_drawn_anew(root: Path) -> None:
-    call(root).report()
     before = figures(root)
-    words: dict[str, Any] = {"verbose": 0, "parallelize": False, "baseline": None}
-    kfold = AsyncKFold(2, samples(30), root, nn.CrossEntropyLoss(), 8, resume="never", **words)
-    kfold([Tiny], ["constant", "cosine"], adam, {"epochs": 2}).report()
+    assert before.keys() == drawn.keys()
+    # More epochs are drawn anew.
+    call(root, epochs=2, resume="never").report()
     after = figures(root)
     assert all(after[name] > before[name] for name in before)
-
-
-def test_fonts_that_cannot_be_read_are_a_warning_at_the_exit(root: Path) -> None:
-    folder = root.with_name("broken") / "matplotlib"
-    folder.mkdir(parents=True)
-    (folder / "__init__.py").write_text("raise ValueError('no ink')")
-    ended = run(f"sys.path.insert(0, {str(folder.parent)!r})\nsweep(sys.argv[1])", root)
-    assert ended.returncode == 0
-    assert "the figures of" in ended.stderr
-    assert "tries again: ValueError: no ink" in ended.stderr
-    assert (root / "report" / "index.html").is_file()
-    assert load_results(root).report().is_file()
-    assert "scores.png" in figures(root)
 
 
 def lenet() -> nn.Module:
