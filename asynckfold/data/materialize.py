@@ -35,7 +35,7 @@ from asynckfold.data.shared_arrays import ArraySpec, SharedArray, mapped_file
 from asynckfold.data.transforms.samples import DIGEST_BYTES, Kind, Records, records_in
 from asynckfold.data.transforms.steps import Step, flatten, is_known, same_steps
 from asynckfold.data.transforms.trees import Array, TreeArrays, tensors_in
-from asynckfold.data.views import RecordedTracer, Views, make_views
+from asynckfold.data.views import Tracer, Views, make_views
 from asynckfold.errors import InputError, refuse
 
 Task = SampleCheck | Pass
@@ -121,9 +121,8 @@ def check_samples(check: SampleCheck, readers: Readers) -> CheckedDataset:
 def with_facts(check: SampleCheck, facts: SampleFacts) -> CheckedDataset:
     """Return the dataset with the facts of a check in another process; reads no sample."""
     source = redressed(open_source(check.dataset), facts.how)
-    traced = RecordedTracer(facts.traces)
-    given = check.train_transform, check.eval_transform
-    views = make_views(source, *given, traced, collates=check.collates)
+    transforms = check.train_transform, check.eval_transform
+    views = make_views(source, *transforms, Tracer(facts=facts.traces), collates=check.collates)
     return CheckedDataset(check, facts, source, views)
 
 

@@ -44,9 +44,9 @@ from asynckfold.data.transforms.samples import (
 from asynckfold.data.transforms.steps import Step, apply, is_known
 from asynckfold.data.transforms.trees import Array, is_tree, mapped
 from asynckfold.data.views import (
-    LiveTracer,
     Place,
     TraceFacts,
+    Tracer,
     View,
     make_views,
     some_samples,
@@ -67,7 +67,7 @@ class SampleFacts:
     """What some samples tell about a dataset."""
 
     how: str = ""  # to take the transform out, see `how_to_undress`
-    traces: dict[str, TraceFacts] = field(default_factory=dict)  # for `RecordedTracer`
+    traces: TraceFacts = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     random: bool = False  # the dataset itself is random
     steady: bool = True  # one seed gives one sample and one target
@@ -110,7 +110,7 @@ class SampleCheck:
             random = any(varies(partial(source.read, index)) for index in source.probes)
         begun = time.perf_counter()
         with seeded(0):
-            tracing = LiveTracer(some_samples(source), self.drawn)
+            tracing = Tracer(some_samples(source), self.drawn)
         if not self.collates and self.train_transform is None and not source.steps:
             _refuse_structure(source.probes, tracing.samples)
         beat(-1)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -24,7 +23,7 @@ from asynckfold.data.transforms.steps import (
     is_random,
     step_name,
 )
-from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.errors import InputError, Problem
 
 
 @dataclass(frozen=True)
@@ -63,14 +62,6 @@ class PipelineTrace:
     def final(self) -> Kind | None:
         """Kind of the results."""
         return self.kinds[-1]
-
-    def split(self) -> tuple[tuple[Step, ...], tuple[Step, ...]]:
-        """Return the deterministic steps and the random ones."""
-        flagged = list(zip(self.steps, self.random, strict=True))
-        return (
-            tuple(step for step, random in flagged if not random),
-            tuple(step for step, random in flagged if random),
-        )
 
 
 def trace(
@@ -147,10 +138,8 @@ _SCALED = (
 Place = tuple[str, int]
 """A step: the name of its pipeline, and where it is in it."""
 
-TraceFacts = (
-    tuple[tuple[bool, ...], tuple[Kind | None, ...], tuple[Kind, ...]] | tuple[Problem, ...]
-)
-"""The results of a trace besides the steps, or why it failed."""
+TraceFacts = dict[str, PipelineTrace | tuple[Problem, ...]]
+"""By pipeline: its trace without the steps, or why that failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,123 +160,128 @@ class Views:
         return records_in(self.eval.pipeline)
 
 
-class LiveTracer:
-    """Traces untransformed samples, and keeps the facts for a `RecordedTracer`.
+@dataclass(eq=False)
+class Tracer:
+    """Traces untransformed samples and keeps the facts; without samples, it repeats them.
 
     `drawn`: steps seen to draw random numbers.
     """
 
-    def __init__(self, samples: Sequence[Any], drawn: Collection[Place] = ()) -> None:
-        self.samples = samples
-        self.drawn = drawn
-        self.facts: dict[str, TraceFacts] = {}
+    samples: Sequence[Any] = ()
+    drawn: frozenset[Place] = frozenset()
+    facts: TraceFacts = field(default_factory=dict)
 
     def __call__(self, name: str, steps: Sequence[Step]) -> PipelineTrace:
         """Return the trace of a pipeline; raise `InputError` where a step fails."""
-        name_alone = name.removesuffix(_PACKED)
-        drawn = [place for pipeline, place in self.drawn if pipeline == name_alone]
-        try:
-            made = trace(steps, self.samples, drawn)
-        except InputError as error:
-            self.facts[name] = error.problems
-            raise
-        self.facts[name] = (made.random, made.kinds, made.apart)
-        return made
-
-
-@dataclass(frozen=True)
-class RecordedTracer:
-    """Repeats the facts of a `LiveTracer`, in another process."""
-
-    facts: Mapping[str, TraceFacts]
-
-    def __call__(self, name: str, steps: Sequence[Step]) -> PipelineTrace:
-        """Return the trace of a pipeline, or raise what it raised."""
+        if self.samples:
+            drawn = [at for pipeline, at in self.drawn if pipeline == name.removesuffix(_PACKED)]
+            try:
+                self.facts[name] = replace(trace(steps, self.samples, drawn), steps=())
+            except InputError as error:
+                self.facts[name] = error.problems
         facts = self.facts[name]
-        if not facts or isinstance(facts[0], Problem):
-            refuse(facts)
-        random, kinds, apart = facts
-        return PipelineTrace(tuple(steps), random, kinds, apart)  # type: ignore[arg-type]
-
-
-Tracer = LiveTracer | RecordedTracer
+        if isinstance(facts, tuple):
+            raise InputError(facts)
+        return replace(facts, steps=tuple(steps))
 
 
 def make_views(
     source: SampleSource,
     train_transform: Any,
     eval_transform: Any,
-    traced: Tracer | None = None,
+    tracer: Tracer,
     *,
     collates: bool = False,
 ) -> Views:
     """Divide the pipelines of both views; `prepare` says which transform goes where.
 
-    Without `traced`, some samples are read here. `collates`: a function of the user's makes batches
-    of samples, which may be anything.
+    `collates`: a function of the user's makes batches of samples, which may be anything.
     """
-    traced = traced or LiveTracer(some_samples(source))
     while True:
-        views, leaks = _made(source, train_transform, eval_transform, traced, collates)
-        if not leaks or isinstance(traced, RecordedTracer):
+        views, leaks = _made(source, train_transform, eval_transform, tracer, collates)
+        if not leaks or not tracer.samples:
             return views
         # What is random for samples that come to it without the steps before it.
-        traced.drawn = {*traced.drawn, *leaks}
+        tracer.drawn |= leaks
 
 
 def _made(
-    source: SampleSource, train_transform: Any, eval_transform: Any, traced: Tracer, collates: bool
-) -> tuple[Views, tuple[Place, ...]]:
+    source: SampleSource, train_transform: Any, eval_transform: Any, tracer: Tracer, collates: bool
+) -> tuple[Views, frozenset[Place]]:
     """Return the views, and random steps left in a derived eval view."""
-    packed = traced if collates else partial(_packed, traced)
-    steps = train_steps(source, train_transform, eval_transform)
-    train = packed(TRAIN, steps)
-    steps = train.steps
-    notes: tuple[str, ...] = ()
-    if not (steps or collates) and train.final is not None and train.final.form == "image":
+
+    def packed(name: str, steps: Sequence[Step]) -> PipelineTrace:
+        """Trace a pipeline; where it gives trees, with a step that packs them."""
+        traced = tracer(name, steps)
+        records = None if collates or traced.final is None else traced.final.records
+        return traced if records is None else tracer(name + _PACKED, (*steps, records))
+
+    train = packed(TRAIN, train_steps(source, train_transform, eval_transform))
+    notes, problems = [], []
+    if not (train.steps or collates) and train.final is not None and train.final.form == "image":
         from torchvision.transforms import ToTensor
 
-        steps, notes = (ToTensor(),), (_SCALED,)
-        train = traced(SCALED, steps)
+        train = tracer(SCALED, (ToTensor(),))
+        notes.append(_SCALED)
+    name, evaluation = TRAIN, train
     if eval_transform is not None:
-        evaluation = _given(packed(EVAL, flatten(eval_transform)))
+        name, evaluation = EVAL, packed(EVAL, flatten(eval_transform))
     elif source.steps and train_transform is not None:
-        evaluation = _derived(DATASET, packed(DATASET, source.steps), train.final, traced)
-    else:
-        evaluation = _derived(TRAIN, train, train.final, traced)
-    problems = evaluation.problems
+        name, evaluation = DATASET, packed(DATASET, source.steps)
+    flagged = list(enumerate(zip(evaluation.steps, evaluation.random, strict=True)))
+    drawing = ", ".join(step_name(step) for _, (step, random) in flagged if random)
+    if drawing and eval_transform is not None:
+        rule = "eval_transform must give the same sample each time"
+        remedy = "Leave them out of eval_transform; they belong in train_transform."
+        problems.append(Problem(rule, f"random steps: {drawing}", remedy))
+    elif drawing:
+        flagged = [item for item in flagged if not item[1][1]]
+        fits = False
+        try:
+            evaluation = tracer(EVAL, [step for _, (step, _) in flagged])
+            fits = _outline(evaluation.final) == _outline(train.final)
+            received = _kind_text(evaluation.final)
+        except InputError as error:
+            received = str(error)
+        if fits:
+            notes.append(
+                f"the evaluation view leaves out the random steps {drawing}; "
+                "pass eval_transform= to choose it yourself"
+            )
+        else:
+            rule = f"the evaluation view, which leaves out {drawing}, must give samples like the "
+            rule += f"training view's, {_kind_text(train.final)}"
+            remedy = "Pass eval_transform=, such as Compose([Resize(...), CenterCrop(...), "
+            problems.append(Problem(rule, received, remedy + "ToTensor()])."))
+    places = tuple((name, place) for place, _ in flagged)
+    leaks = frozenset(
+        place
+        for place, random in zip(places, evaluation.random, strict=False)
+        if random and not problems
+    )
     if not collates:
         problems = _sample_problems("training", train) + problems
-    problems = problems or _structure_problems(train, evaluation.traced)
-    flagged = zip(evaluation.places, evaluation.traced.random, strict=False)
-    leaks = () if evaluation.problems else tuple(place for place, random in flagged if random)
+    problems = problems or _structure_problems(train, evaluation)
+    if not (collates or problems):
+        problems = _sample_problems("evaluation", evaluation)
     return Views(
         divide(train),
-        divide(evaluation.traced),
-        evaluation.traced.final.shape if evaluation.traced.final else (),
-        (*notes, *evaluation.notes),
-        problems or (() if collates else _sample_problems("evaluation", evaluation.traced)),
-        (tuple((TRAIN, place) for place in range(len(steps))), evaluation.places),
+        divide(evaluation),
+        evaluation.final.shape if evaluation.final else (),
+        tuple(notes),
+        tuple(problems),
+        (tuple((TRAIN, place) for place in range(len(train.steps))), places),
     ), leaks
 
 
-def _packed(traced: Tracer, name: str, steps: Sequence[Step]) -> PipelineTrace:
-    """Return the trace of a pipeline; where it gives trees, with a step that packs them."""
-    made = traced(name, steps)
-    records = None if made.final is None else made.final.records
-    return made if records is None else traced(name + _PACKED, (*steps, records))
-
-
-def _structure_problems(train: PipelineTrace, evaluation: PipelineTrace) -> tuple[Problem, ...]:
+def _structure_problems(train: PipelineTrace, evaluation: PipelineTrace) -> list[Problem]:
     both = records_in(train.steps), records_in(evaluation.steps)
-    if both[0] == both[1]:
-        return ()
     problem = Problem(
         "both views must give inputs of one structure",
         " and ".join("one tensor" if records is None else records.text for records in both),
         "Return the same keys, shapes and types from train_transform and eval_transform.",
     )
-    return (problem,)
+    return [problem] * (both[0] != both[1])
 
 
 def train_steps(
@@ -304,88 +298,24 @@ def some_samples(source: SampleSource) -> list[Any]:
     return [source.read(index)[0] for index in source.probes]
 
 
-def _sample_problems(view: str, traced: PipelineTrace) -> tuple[Problem, ...]:
+def _sample_problems(view: str, traced: PipelineTrace) -> list[Problem]:
     if traced.final is None:
-        problem = Problem(
-            f"all samples of the {view} view must have one shape and type",
-            " and ".join(map(_of_kind, traced.apart)) or "samples that differ",
-            "Add Resize and CenterCrop, or padding, to the transform; or pass collate_fn=, which "
-            "makes a batch of a list of samples.",
-        )
-        return (problem,)
+        rule = f"all samples of the {view} view must have one shape and type"
+        received = " and ".join(map(_kind_text, traced.apart)) or "samples that differ"
+        remedy = "Add Resize and CenterCrop, or padding, to the transform; or pass collate_fn=, "
+        return [Problem(rule, received, f"{remedy}which makes a batch of a list of samples.")]
     if traced.final.form in ("tensor", "array", "number"):
-        return ()
-    problem = Problem(
-        f"samples of the {view} view must be tensors, arrays or numbers",
-        "a PIL image" if traced.final.form == "image" else "an object that is not an array",
-        "End the transform with torchvision's ToTensor().",
-    )
-    return (problem,)
+        return []
+    rule = f"samples of the {view} view must be tensors, arrays or numbers"
+    received = "a PIL image" if traced.final.form == "image" else "an object that is not an array"
+    return [Problem(rule, received, "End the transform with torchvision's ToTensor().")]
 
 
-@dataclass(frozen=True, eq=False)
-class _Evaluation:
-    """The eval view's pipeline, with notes and problems."""
-
-    traced: PipelineTrace
-    places: tuple[Place, ...]
-    notes: tuple[str, ...] = ()
-    problems: tuple[Problem, ...] = ()
-
-
-def _places(name: str, traced: PipelineTrace, *, kept: bool = False) -> tuple[Place, ...]:
-    flagged = enumerate(traced.random)
-    return tuple((name, place) for place, random in flagged if not (kept and random))
-
-
-def _given(traced: PipelineTrace) -> _Evaluation:
-    _, drawn = traced.split()
-    places = _places(EVAL, traced)
-    if not drawn:
-        return _Evaluation(traced, places)
-    problem = Problem(
-        "eval_transform must give the same sample each time",
-        f"random steps: {_names(drawn)}",
-        "Leave them out of eval_transform; they belong in train_transform.",
-    )
-    return _Evaluation(traced, places, problems=(problem,))
-
-
-def _derived(
-    name: str, origin: PipelineTrace, expected: Kind | None, tracer: Tracer
-) -> _Evaluation:
-    """Leave out the random steps with a note; ask for eval_transform if that fails."""
-    kept, drawn = origin.split()
-    places = _places(name, origin, kept=True)
-    if not drawn:
-        return _Evaluation(origin, places)
-    try:
-        traced = tracer(EVAL, kept)
-        received = _kind_text(traced.final)
-    except InputError as error:
-        traced, received = origin, str(error)
-    if received == _kind_text(expected):
-        note = (
-            f"the evaluation view leaves out the random steps {_names(drawn)}; "
-            "pass eval_transform= to choose it yourself"
-        )
-        return _Evaluation(traced, places, notes=(note,))
-    problem = Problem(
-        f"the evaluation view, which leaves out {_names(drawn)}, must give samples like the "
-        f"training view's, {_kind_text(expected)}",
-        received,
-        "Pass eval_transform=, such as Compose([Resize(...), CenterCrop(...), ToTensor()]).",
-    )
-    return _Evaluation(traced, places, problems=(problem,))
-
-
-def _names(steps: Sequence[Step]) -> str:
-    return ", ".join(step_name(step) for step in steps)
-
-
-def _of_kind(kind: Kind) -> str:
-    return f"{kind.form} {kind.dtype} {kind.shape}" if kind.storable else f"a {kind.form}"
+def _outline(kind: Kind | None) -> Any:
+    return kind and (kind.form, kind.shape)
 
 
 def _kind_text(kind: Kind | None) -> str:
-    return "samples that differ in shape" if kind is None else f"{kind.form} {kind.shape}"
+    if kind is None:
+        return "samples that differ in shape"
+    return f"{kind.form} {kind.dtype} {kind.shape}" if kind.storable else f"a {kind.form}"
