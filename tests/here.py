@@ -57,7 +57,9 @@ class Inspected:
 
 
 class RefusedError(Exception):
-    """A command that printed an error."""
+    """A command that printed an error; `why` says which rule a column breaks."""
+
+    why: dict[str, str]
 
 
 def inspected(source: str, **options: Any) -> Inspected:
@@ -71,9 +73,11 @@ def inspected(source: str, **options: Any) -> Inspected:
         contextlib.redirect_stderr(io.StringIO()) as errors,
     ):
         code = main(words)
+    facts = json.loads(printed.getvalue() or "{}")
     if code:
-        raise RefusedError(errors.getvalue())
-    facts = json.loads(printed.getvalue())
+        refused = RefusedError(errors.getvalue())
+        refused.why = {column["name"]: column["why"] for column in facts.get("columns", ())}
+        raise refused
     features: list[str] = []
     for column in facts["columns"]:
         if column["role"] == "feature":

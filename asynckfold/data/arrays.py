@@ -96,14 +96,7 @@ def as_given(
     if pair is not dataset:
         return DataArguments(dataset, *views, notes)
     if not transformed and not isinstance(samples, Tensor):
-        columns = unusable(pair[0])
-        if columns or samples.dtype.kind not in "biufc":
-            raise InputError.one(
-                "X must hold numbers",
-                f"columns {columns}" if columns else f"an array of {samples.dtype}",
-                "Encode other columns, for instance by pandas.get_dummies, leave them out, or pass "
-                "a train_transform that returns tensors.",
-            )
+        refuse(_number_problems("X", pair[0], samples))
     if samples.dtype != np.float64 or isinstance(samples, Tensor):
         return DataArguments((samples, labels), *views, notes)
     if preprocessed:
@@ -147,10 +140,7 @@ def plain(values: Any, name: str) -> Any:
     >>> plain([[1, 2.5], [3, 4]], "X").tolist()
     [[1.0, 2.5], [3.0, 4.0]]
     """
-    if isinstance(values, Tensor):
-        if values.layout is not torch.strided:
-            remedy = f"Pass {name}.to_dense() if it fits the memory."
-            raise InputError.one(f"{name} must be a dense tensor", str(values.layout), remedy)
+    if isinstance(values, Tensor) and values.layout is torch.strided:
         return values
     if _is_table(values):
         return _of_table(values)
@@ -174,8 +164,9 @@ def by_position(values: Any, name: str) -> Any:
     Raises `InputError` for sparse matrices and masked values.
     """
     if is_sparse(values):
-        remedy = f"Pass {name}.toarray() if it fits the memory."
-        raise InputError.one(f"{name} must be a dense array", type(values).__name__, remedy)
+        received = str(getattr(values, "layout", type(values).__name__))
+        remedy = f"Pass {name}.toarray(), or to_dense() of a tensor, if it fits the memory."
+        raise InputError.one(f"{name} must be a dense array", received, remedy)
     if isinstance(values, np.ma.MaskedArray) and np.ma.getmaskarray(values).any():
         received = f"an array with {int(np.ma.getmaskarray(values).sum())} masked values"
         remedy = f"Pass {name}.filled(numpy.nan), or leave these samples out."
@@ -197,7 +188,9 @@ def column_problems(one: Any, other: Any, name: str) -> Iterator[Problem]:
 
 
 def is_sparse(values: Any) -> bool:
-    """Return whether this is a sparse matrix of SciPy."""
+    """Return whether this is a sparse matrix of SciPy, or a sparse tensor."""
+    if isinstance(values, Tensor):
+        return values.layout is not torch.strided
     return hasattr(values, "toarray") and type(values).__module__.startswith("scipy.sparse")
 
 
@@ -312,14 +305,10 @@ def rounded(array: Array, what: str = "X", names: Any = None) -> str:
     share = f"{100 * most:.0f} %" if most >= 0.01 else f"{100 * most:.0g} %"
     if array.ndim != 2:
         return f"{what} loses up to {share} of its spread in float32"
-    called = [str(at) if names is None else repr(str(names[at])) for at in lossy]
-    more = f" and {len(called) - 5} more" if len(called) > 5 else ""
-    several = len(called) > 1
-    return (
-        f"column{'s' * several} {', '.join(called[:5])}{more} of {what} "
-        f"lose{'s' * (not several)} up to {share} of {'their' if several else 'its'} spread in "
-        "float32"
-    )
+    columns = [str(at) if names is None else repr(str(names[at])) for at in lossy]
+    more = f" and {len(columns) - 5} more" if len(columns) > 5 else ""
+    shown = ", ".join(columns[:5]) + more
+    return f"column {shown} of {what} loses up to {share} of its spread in float32"
 
 
 def _loss(column: Array) -> float:
@@ -378,7 +367,11 @@ def converted(samples: Any, labels: Any) -> tuple[Any, tuple[str, ...]]:
             ", ".join(f"{name} has {size}" for name, size in sizes.items()),
             "Pass one row of each input, and one label, for each sample.",
         )
-    refuse(_number_problems(leaves, arrays))
+    refuse(
+        problem
+        for path, array in arrays.items()
+        for problem in _number_problems(f"X{path}", leaves[path], array)
+    )
     notes: list[str] = []
     narrowed = [
         _narrow(array, f"X{path}", getattr(leaves[path], "columns", None), notes)
@@ -403,17 +396,15 @@ def _is_array_or_tree(item: Any) -> bool:
     return bool(hasattr(item, "__array__") and np.ndim(item))
 
 
-def _number_problems(leaves: dict[str, Any], arrays: dict[str, Any]) -> Iterator[Problem]:
-    for path, array in arrays.items():
-        if isinstance(array, Tensor):
-            continue
-        columns = unusable(leaves[path])
-        if array.dtype.kind not in "biuf" or columns:
-            yield Problem(
-                f"X{path} must hold numbers",
-                f"columns {columns}" if columns else f"an array of {array.dtype}",
-                "Encode other columns, for instance by pandas.get_dummies, or leave them out.",
-            )
+def _number_problems(name: str, values: Any, array: Any) -> Iterator[Problem]:
+    columns = "" if isinstance(array, Tensor) else unusable(values)
+    if columns or not (isinstance(array, Tensor) or array.dtype.kind in "biufc"):
+        yield Problem(
+            f"{name} must hold numbers",
+            f"columns {columns}" if columns else f"an array of {array.dtype}",
+            "Encode other columns, for instance by pandas.get_dummies, leave them out, or pass a "
+            "train_transform that returns tensors.",
+        )
 
 
 def _narrow(array: Any, name: str, columns: Any, notes: list[str]) -> Any:

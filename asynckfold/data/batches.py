@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,23 +38,36 @@ from asynckfold.jobs.schema import Schema
 _CPU = torch.device("cpu")
 
 
-class _ViewBatches(Protocol):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class _ViewBatches:
+    """Batches of a view, which are made on the host and moved to the device."""
+
+    device: torch.device = _CPU
+
     @property
-    def arrays(self) -> tuple[Tensor, ...]: ...
+    def arrays(self) -> tuple[Tensor, ...]:
+        """What may be kept on the device."""
+        return ()
 
     def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None]:
         """Return inputs, and targets if these come with each read."""
+        raise TypeError("samples of different length need a collate_fn")
 
-    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _ViewBatches: ...
+    def samples(self, draw: Draw) -> tuple[list[Any], Tensor | None]:
+        """Return samples, and targets if these come with each read."""
+        raise NotImplementedError
+
+    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _ViewBatches:
+        """Return the same batches on a device, with the arrays that were moved there."""
+        return replace(self, device=device)
 
 
 @dataclass(frozen=True, eq=False)
-class _ArrayView:
+class _ArrayView(_ViewBatches):
     """A view of a stored array, which is on the device or stays where it is."""
 
     array: Tensor
     view: View
-    device: torch.device = _CPU
 
     @property
     def arrays(self) -> tuple[Tensor, ...]:
@@ -72,21 +85,16 @@ class _ArrayView:
         return self.view(batch.to(self.device), draw), None
 
     def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _ArrayView:
-        return _ArrayView(moved.get(id(self.array), self.array), self.view, device)
+        return replace(self, array=moved.get(id(self.array), self.array), device=device)
 
 
 @dataclass(frozen=True, eq=False)
-class _Read:
+class _Read(_ViewBatches):
     """A view whose samples are read from the dataset, each under a seed of its sample."""
 
     source: SampleSource
     steps: tuple[Step, ...]
     encoding: Encoding | None = None
-    device: torch.device = _CPU
-
-    @property
-    def arrays(self) -> tuple[Tensor, ...]:
-        return ()
 
     def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None]:
         samples, targets = self.samples(draw)
@@ -94,7 +102,6 @@ class _Read:
         return batch.to(self.device), None if targets is None else targets.to(self.device)
 
     def samples(self, draw: Draw) -> tuple[list[Any], Tensor | None]:
-        """Return samples, and targets if these come with each read."""
         samples, labels = [], []
         with generators_kept():
             pairs = zip(draw.indices.tolist(), draw.bits().tolist(), strict=True)
@@ -108,46 +115,27 @@ class _Read:
         targets = map(self.encoding, labels, draw.indices.tolist())
         return samples, torch.from_numpy(np.stack(list(targets)))
 
-    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _Read:
-        return replace(self, device=device)
-
 
 @dataclass(frozen=True, eq=False)
-class _RaggedView:
+class _RaggedView(_ViewBatches):
     """A view of stored samples of different length, which stay on the host."""
 
     offsets: Tensor
     values: Tensor
     records: Records
 
-    @property
-    def arrays(self) -> tuple[Tensor, ...]:
-        return ()
-
-    def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, None]:
-        raise TypeError("samples of different length need a collate_fn")
-
-    def samples(self, draw: Draw) -> tuple[list[Any], Tensor | None]:
-        """Return samples; their targets are stored elsewhere."""
+    def samples(self, draw: Draw) -> tuple[list[Any], None]:
         places = torch.from_numpy(draw.indices)
         edges = zip(self.offsets[places].tolist(), self.offsets[places + 1].tolist(), strict=True)
         return [self.records.restore(self.values[low:high]) for low, high in edges], None
 
-    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _RaggedView:
-        return self
-
 
 @dataclass(frozen=True, eq=False)
-class _MappedView:
+class _MappedView(_ViewBatches):
     """A view whose batches pass through a function of arrays, on the CPU."""
 
     view: _ViewBatches
     change: Callable[[Array], Tensor]
-    device: torch.device = _CPU
-
-    @property
-    def arrays(self) -> tuple[Tensor, ...]:
-        return ()
 
     def gather(self, rows: Tensor, draw: Draw) -> tuple[Tensor, Tensor | None]:
         batch, targets = self.view.gather(torch.from_numpy(draw.indices), draw)
@@ -155,9 +143,6 @@ class _MappedView:
         count = len(draw.seeds) if isinstance(draw, JoinedDraw) else 1
         changed = [self.change(part) for part in np.split(exact(batch), count)]
         return torch.cat(changed).to(self.device), targets
-
-    def to(self, device: torch.device, moved: Mapping[int, Tensor]) -> _MappedView:
-        return replace(self, device=device)
 
 
 def _same_view(one: _ViewBatches, other: _ViewBatches) -> bool:
@@ -342,7 +327,6 @@ class Batches:
         return self.unpacked(batch), targets.to(batch.device)
 
     def _collated(self, view: _ViewBatches, rows: Tensor, draw: Draw) -> tuple[Any, Tensor]:
-        assert isinstance(view, (_Read, _RaggedView))
         assert self.collation is not None
         device = self.targets.device
         samples, targets = view.samples(draw)
@@ -355,7 +339,6 @@ class Batches:
 
     def samples_of(self, indices: Indices) -> list[Any]:
         """Return samples of the eval view of collated batches, one by one."""
-        assert isinstance(self._eval, (_Read, _RaggedView))
         return self._eval.samples(Draw(0, 0, indices))[0]
 
     def unpacked(self, batch: Tensor) -> Any:

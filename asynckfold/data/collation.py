@@ -83,10 +83,7 @@ class Collation:
         # The function may change what it gets.
         spare = None if self._lists else copied([*items, items[0]])
         inputs, returned = self._divided(self.function(items))
-        if self.schema is None:
-            _check_targets(returned, targets)
-        else:
-            _check_trees(returned, self.schema.split(targets))
+        _check_targets(returned, targets, self.schema)
         if spare is not None:
             self._lists.append(self._grows(inputs, spare))
         # A list is one argument of the model, a tuple several.
@@ -107,78 +104,54 @@ class Collation:
         if self.form.key is None:
             if isinstance(batch, (tuple, list)) and len(batch) == 2:
                 return batch[0], batch[1]
-            size = f" of length {len(batch)}" if isinstance(batch, (tuple, list)) else ""
-            raise InputError.one(
-                "collate_fn must return (inputs, targets) for items that are pairs",
-                f"{type(batch).__name__}{size}",
-                "Return several inputs as one tuple: ((ids, lengths), targets).",
-            )
+            rule = "collate_fn must return (inputs, targets) for items that are pairs"
+            remedy = "Return several inputs as one tuple: ((ids, lengths), targets)."
+            raise InputError.one(rule, type(batch).__name__, remedy)
         names = list(batch) if isinstance(batch, Mapping) else []
         key = next((name for name in (self.form.key, *TARGET_KEYS) if name in names), None)
         if key is None or len(names) == 1:
-            received = f"keys {', '.join(map(repr, names))}" if names else type(batch).__name__
-            raise InputError.one(
-                f"collate_fn must return a dict of the inputs and of {self.form.key!r} for items "
-                "that are dicts",
-                received,
-                "Return for instance {'ids': ids, " + repr(self.form.key) + ": targets}.",
-            )
+            rule = f"collate_fn must return a dict of the inputs and of {self.form.key!r} for "
+            remedy = "Return for instance {'ids': ids, " + repr(self.form.key) + ": targets}."
+            received = f"{type(batch).__name__} {names or ''}"
+            raise InputError.one(f"{rule}items that are dicts", received, remedy)
         return {name: batch[name] for name in names if name != key}, batch[key]
 
 
-def _check_targets(returned: Any, targets: Tensor) -> None:
+def _check_targets(returned: Any, targets: Tensor, schema: Schema | None) -> None:
     """Refuse targets of other samples, of fewer or more, or in another order."""
-    tensor = _tensor(returned)
-    count = len(tensor) if tensor is not None and tensor.ndim else 0
-    if tensor is None or count != len(targets):
+    leaves: dict[Any, Any] = {(): returned}
+    wanted: dict[Any, Any] = {(): targets}
+    if schema is not None:
+        wanted = dict(leaves_of(schema.split(targets)))
+        try:
+            leaves = dict(leaves_of(returned))
+        except UnfitTree:
+            leaves = {}
+    if leaves.keys() != wanted.keys() or not all(map(_are_same, leaves.values(), wanted.values())):
         raise InputError.one(
-            "collate_fn must return one target for each sample",
-            f"{type(returned).__name__} with {count} for {len(targets)} samples",
-            "Return for instance torch.tensor([target for _, target in samples]).",
-        )
-    same = tensor.numel() == targets.numel()
-    if not (same and torch.equal(tensor.reshape(targets.shape).to(targets.dtype), targets)):
-        raise _other_targets(
-            "Leave order and targets as they are; sort by length in the model, and mix samples in "
-            "a training_step."
+            "collate_fn must return one target for each sample, the targets of its samples, in "
+            "their order",
+            "other targets, or others in between",
+            "Return for instance torch.tensor([target for _, target in samples]), of targets of "
+            "several parts what default_collate gives, or a list of them where shapes differ. Sort "
+            "by length in the model, and mix samples in a training_step.",
         )
 
 
-def _check_trees(returned: Any, expected: Any) -> None:
-    """Refuse targets of several parts that are not those of the samples."""
+def _are_same(values: Any, target: Tensor) -> bool:
     try:
-        leaves, wanted = (dict(leaves_of(tree)) for tree in (returned, expected))
-    except UnfitTree:
-        leaves, wanted = {}, {(): None}
-    tensors = {path: _tensor(leaf) for path, leaf in leaves.items()}
-    if leaves.keys() != wanted.keys() or not all(
-        tensor is not None and torch.equal(tensor.to(wanted[path].dtype), wanted[path])
-        for path, tensor in tensors.items()
-    ):
-        raise _other_targets(
-            "Return a list of them where their shapes differ, such as tuple(zip(*samples)), and "
-            "else what torch.utils.data.default_collate gives."
-        )
-
-
-def _other_targets(remedy: str) -> InputError:
-    rule = "collate_fn must return the targets of its samples, in their order"
-    return InputError.one(rule, "other targets, or others in between", remedy)
+        tensor = torch.as_tensor(values if isinstance(values, Tensor) else np.asarray(values))
+    except (TypeError, ValueError):
+        return False
+    if tensor.numel() != target.numel() or tensor.shape[:1] != target.shape[:1]:
+        return False
+    return torch.equal(tensor.detach().cpu().reshape(target.shape).to(target.dtype), target)
 
 
 def _of_one(schema: Schema, row: Tensor) -> Any:
     """Return the target of one sample."""
     trees = schema.split(row[None])
     return trees[0] if schema.ragged else mapped(lambda part: part[0], trees)
-
-
-def _tensor(values: Any) -> Tensor | None:
-    if isinstance(values, Tensor):
-        return values.detach().cpu()
-    try:
-        return torch.as_tensor(np.asarray(values))
-    except (TypeError, ValueError):
-        return None
 
 
 def structure(inputs: Any) -> str:

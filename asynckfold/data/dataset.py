@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from asynckfold.data.arrays import (
     ExactArrays,
@@ -27,7 +27,6 @@ from asynckfold.data.known_datasets import subset_of, tensors_of, whole_arrays
 from asynckfold.data.target_encoding import Encoding
 from asynckfold.data.transforms.random_numbers import generators_kept, seed_generators
 from asynckfold.data.transforms.samples import (
-    Misfit,
     copied,
     kind_of,
     native,
@@ -183,14 +182,7 @@ class SampleSource:
 
 
 def unreadable(index: int, error: BaseException) -> Problem:
-    """Report that a sample could not be read or transformed, or is of another structure."""
-    if isinstance(error, Misfit):
-        return Problem(
-            f"dataset[{index}] must have the inputs that other samples have",
-            str(error),
-            "Bring all samples into one structure and shape, for instance by padding, or pass "
-            "collate_fn=.",
-        )
+    """Report that a sample could not be read or transformed."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return Problem(
@@ -324,22 +316,13 @@ def open_inputs(
 
 def _check_style(dataset: Any, name: str = "dataset") -> None:
     """Refuse what is not map-style."""
-    if isinstance(dataset, IterableDataset):
-        raise InputError.one(
-            f"{name} must be map-style: folds and the order of an epoch are sample numbers, and a "
-            "stream has none",
-            f"{type(dataset).__name__}, an IterableDataset",
-            "Read the stream into a list once and pass a Dataset with __len__ and __getitem__.",
-        )
-    if isinstance(dataset, dict):
-        rule = f"{name} must be map-style, or a tuple of inputs and targets"
-        raise InputError.one(rule, "a dict", "Pass ({'name': array, ...}, y).")
     lacking = [method for method in ("__len__", "__getitem__") if not hasattr(dataset, method)]
-    if lacking:
+    if lacking or isinstance(dataset, dict):
         raise InputError.one(
             f"{name} must be map-style: have a length and give samples by index",
-            f"{type(dataset).__name__} without {' and '.join(lacking)}",
-            "Pass a torch.utils.data.Dataset with __len__ and __getitem__, or a tuple (X, y).",
+            type(dataset).__name__ + f" without {' and '.join(lacking)}" * bool(lacking),
+            "Pass a torch.utils.data.Dataset with __len__ and __getitem__ (a stream can be read "
+            "into a list once), or a tuple (X, y), where X may be {'name': array, ...}.",
         )
 
 

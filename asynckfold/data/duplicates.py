@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ LEAST, SHARE = 3, 0.01
 
 SIDE = 8
 """Pixels from which an array of uint8 is taken as an image, which may be mirrored."""
-
-PLACES = 16
-"""Numbers of a sample to look at first."""
 
 ROOM = 100
 """Times as many different rows as samples, from which equal rows are not chance."""
@@ -45,14 +42,7 @@ def digests(samples: Array) -> npt.NDArray[np.int64]:
         pairs = ((sample, sample[..., ::-1]) for sample in samples)
         both = (min(hash(one.tobytes()), hash(other.tobytes())) for one, other in pairs)
         return np.fromiter(both, np.int64, len(samples))
-    # Most samples differ from all others in a few places, and are not read as a whole.
-    flat = samples.reshape(len(samples), math.prod(samples.shape[1:]))
-    some = flat[:, :: max(1, flat.shape[1] // PLACES)]
-    numbers = np.fromiter((hash(row.tobytes()) for row in some), np.int64, len(some))
-    _, places, counts = np.unique(numbers, return_inverse=True, return_counts=True)
-    alike = np.flatnonzero(counts[places] > 1)
-    numbers[alike] = np.fromiter((hash(samples[at].tobytes()) for at in alike), np.int64)
-    return numbers
+    return np.fromiter((hash(sample.tobytes()) for sample in samples), np.int64, len(samples))
 
 
 def _are_images(samples: Array) -> bool:
@@ -93,9 +83,8 @@ def _note(numbers: npt.NDArray[np.int64], folds: Sequence[Fold], also: str) -> s
             many.append((fold.key, count, len(fold.valid)))
     if not many:
         return ""
-    several = any(repeat for (repeat, _), _, _ in many)
     shown = [
-        f"{count} of {size} in fold {index}" + (f" of repeat {repeat}" if several else "")
+        f"{count} of {size} in fold {index}" + f" of repeat {repeat}" * bool(repeat)
         for (repeat, index), count, size in many[:5]
     ]
     more = f" and more in {len(many) - 5} other folds" if len(many) > 5 else ""
@@ -119,9 +108,6 @@ def random_note(notes: Iterable[str]) -> str:
 def _few_values(samples: Array) -> bool:
     if samples.ndim > 2:
         return False
-    room = 0.0
-    for column in samples.reshape(len(samples), -1).T:
-        room += np.log(len(np.unique(column)))
-        if room > np.log(ROOM * len(samples)):
-            return False
-    return True
+    columns = samples.reshape(len(samples), -1).T
+    values = (np.log(len(np.unique(column))) for column in columns)
+    return all(room <= np.log(ROOM * len(samples)) for room in accumulate(values))

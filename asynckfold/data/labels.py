@@ -270,9 +270,8 @@ def _stacked(values: Any) -> Array:
             "labels must be numbers or strings, all of one shape",
             f"shapes {shapes[0]} and {shapes[1]}" + " and others" * (len(shapes) > 2),
             "Pad the labels to one length in the data set, with -100, which CrossEntropyLoss "
-            "ignores, and the inputs in collate_fn to the same; pass task='segmentation'."
-            if {len(shape) for shape in shapes} == {1}
-            else "Pass targets= with one class index or name per sample.",
+            "ignores, and the inputs in collate_fn to the same; pass task='segmentation'. Or pass "
+            "targets= with one class index or name per sample.",
         )
     return np.array(items)
 
@@ -312,9 +311,7 @@ def _pixel_classes(array: Array, names: tuple[str, ...], criterion: Criterion | 
     targets = array.astype(np.int64)
     values = np.unique(targets[targets != ignored])
     if not values.size or values[0] < 0 or values[-1] >= MOST_CLASSES:
-        shown = (
-            f"{values[0]} to {values[-1]}" if values.size else f"only {ignored}, which is ignored"
-        )
+        shown = f"{values[0]} to {values[-1]}" if values.size else f"only the ignored {ignored}"
         raise InputError.one(
             "the class of a pixel must be an index from 0",
             shown,
@@ -377,7 +374,17 @@ def _two_valued(array: Array, criterion: Criterion, names: tuple[str, ...]) -> L
     if array.ndim in (1, 2) and shares and values[0] >= 0 and values[-1] <= 1:
         # Targets that are probabilities themselves: numbers, of outputs on the same scale.
         return Labels(_floats(array), (), False, objective=Objective(REGRESSION, scale))
-    _check_two_valued(array, values, codes, is_codes, several, criterion.name)
+    # One label that is no code tells not which of the two classes it is.
+    is_of_two = is_codes or (len(values) == 2 and (not several or array.dtype.kind == "b"))
+    if array.ndim not in (1, 2) or not is_of_two:
+        some = ", ".join(map(str, values[:5].tolist())) + (", …" if len(values) > 5 else "")
+        what = f"rows of {codes[0]} and {codes[1]}" if several else "two classes"
+        raise InputError.one(
+            f"{criterion.name} needs labels of {what}, of shape (n,), (n, 1) or (n, n_labels)",
+            f"{len(values)} values: {some}, of shape {array.shape}",
+            "Pass such targets=; use CrossEntropyLoss for more classes, or a criterion such as "
+            "MSELoss for numbers.",
+        )
     signs = codes == (-1, 1)
     targets = _floats(array if is_codes else np.where(array == values[-1], codes[1], codes[0]))
     if several:
@@ -397,36 +404,17 @@ def _two_valued(array: Array, criterion: Criterion, names: tuple[str, ...]) -> L
     return Labels(targets, classes, False, tuple(notes), Objective(BINARY, scale, labels, signs))
 
 
-def _check_two_valued(
-    array: Array, values: Array, codes: tuple[int, int], is_codes: bool, several: bool, name: str
-) -> None:
-    if array.ndim not in (1, 2):
-        rule = f"{name} needs labels of shape (n,), (n, 1) or (n, n_labels)"
-        raise InputError.one(rule, f"shape {array.shape}", "Pass targets= of such a shape.")
-    # One label that is no code tells not which of the two classes it is.
-    if is_codes or (len(values) == 2 and (not several or array.dtype.kind == "b")):
-        return
-    shown = ", ".join(map(str, values[:5].tolist())) + (", …" if len(values) > 5 else "")
-    what = f"rows of {codes[0]} and {codes[1]}" if several else "two classes"
-    remedy = "Use CrossEntropyLoss for classes, or a criterion such as MSELoss for numbers."
-    if several:
-        remedy = f"Pass targets= of {codes[0]} and {codes[1]}."
-    raise InputError.one(f"{name} needs labels of {what}", f"{len(values)} values: {shown}", remedy)
-
-
 # Class indices
 
 
 def _class_problems(array: Array, ignored: int) -> Iterator[Problem]:
     if array.ndim != 1:
-        received, remedy = f"shape {array.shape}", "Pass targets= of shape (n,)."
-        if array.ndim == 2 and array.dtype.kind != "U":
-            received += ", which looks like one-hot or probabilities"
-            remedy = (
-                "Pass targets.argmax(axis=1); or task='custom' and functions that score them, if "
-                "the criterion takes them as they are."
-            )
-        yield Problem("class labels must be one index per sample", received, remedy)
+        yield Problem(
+            "class labels must be one index per sample",
+            f"shape {array.shape}",
+            "Pass targets.argmax(axis=1); or task='custom' and functions that score them, if the "
+            "criterion takes them as they are.",
+        )
     elif array.dtype.kind == "f":
         yield from _float_problems(array)
     elif array.dtype.kind in "iu":
@@ -446,23 +434,15 @@ def _ignored_problems(array: Array, ignored: int, what: str) -> Iterator[Problem
 
 
 def _float_problems(array: Array) -> Iterator[Problem]:
-    bad = np.flatnonzero(~np.isfinite(array))
-    if bad.size:
-        yield Problem(
-            "class labels must not be NaN or infinite",
-            f"{array[bad[0]]} at index {bad[0]}, {bad.size} in all",
-            "Remove these samples or label them.",
-        )
-    fractions = np.flatnonzero(np.isfinite(array) & (array != np.floor(array)))
-    at = int(fractions[0]) if fractions.size else 0
-    remedy = (
-        "For regression use a criterion such as MSELoss."
-        if fractions.size
-        else f"{'Then cast' if bad.size else 'Cast'} them: targets.long() for a tensor, "
-        "targets.astype('int64') for an array, target_transform=int for a dataset."
+    missing = ~np.isfinite(array)
+    bad = missing if missing.any() else array != np.floor(array)
+    at = int(bad.argmax())
+    yield Problem(
+        "labels for a class criterion must be integers, without NaN",
+        f"{array.dtype}, such as {array[at]} at index {at}",
+        "For regression use a criterion such as MSELoss; else cast them: targets.long() for a "
+        "tensor, targets.astype('int64') for an array, target_transform=int for a dataset.",
     )
-    received = f"{array.dtype}, such as {array[at]} at index {at}"
-    yield Problem("labels for a class criterion must be integers", received, remedy)
 
 
 def _classes(

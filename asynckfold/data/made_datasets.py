@@ -3,7 +3,6 @@ whose input is the target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,35 +13,35 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from asynckfold.data.arrays import as_trees, by_position, column_problems, plain, targets_as_trees
 from asynckfold.data.dataset import open_source
-from asynckfold.data.transforms.trees import TreeArrays, leaves_by_path
-from asynckfold.errors import Problem, refuse
+from asynckfold.data.transforms.trees import TreeArrays
+from asynckfold.errors import InputError, refuse
 from asynckfold.jobs.folds import Indices
-from asynckfold.jobs.schema import path_text
 
 
 def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
     """Return one dataset with the samples of two, and where those of each are.
 
     Both are datasets, each keeping its own transform, or both are tuples (X, y). Raises
-    `InputError` where kinds or sample shapes differ.
+    `InputError` where these kinds, or the columns of tables, differ.
 
     >>> both, first, second = joined((np.zeros((3, 2)), [0, 1, 0]), (np.ones((1, 2)), [1]))
     >>> both[0].shape, both[1].tolist(), first.tolist(), second.tolist()
     ((4, 2), [0, 1, 0, 1], [0, 1, 2], [3])
     """
-    pair = _arrays(dataset), _arrays(other)
-    if None in pair and pair != (None, None):
+    mine, theirs = _arrays(dataset), _arrays(other)
+    if (mine is None) != (theirs is None):
         rule = "dataset and valid must be of one kind"
         received = f"{type(dataset).__name__} and {type(other).__name__}"
         remedy = "Pass two data sets, two tuples (X, y), or sample numbers as valid."
-        refuse([Problem(rule, received, remedy)])
-    if pair[0] is not None:
-        refuse([*_shape_problems(*pair), *column_problems(pair[0][0], pair[1][0], "valid")])
-    counts = (len(dataset), len(other)) if pair[0] is None else (len(pair[0][0]), len(pair[1][0]))
+        raise InputError.one(rule, received, remedy)
+    if mine is None:
+        both: Any = ConcatDataset([dataset, other])
+        counts = len(dataset), len(other)
+    else:
+        refuse(column_problems(mine[0], theirs[0], "valid"))
+        both = tuple(map(_stacked, mine, theirs, "Xy"))
+        counts = len(mine[0]), len(theirs[0])
     numbers = np.arange(sum(counts))
-    both: Any = (
-        ConcatDataset([dataset, other]) if pair[0] is None else tuple(map(_stacked, *pair, "Xy"))
-    )
     return both, numbers[: counts[0]], numbers[counts[0] :]
 
 
@@ -93,25 +92,6 @@ def _stacked(mine: Any, theirs: Any, name: str) -> Any:
     if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
         return cat([mine, theirs])
     return np.concatenate([np.asarray(_array(part, name)) for part in (mine, theirs)])
-
-
-def _shape_problems(mine: Any, theirs: Any) -> Iterator[Problem]:
-    for name, one, other in zip(("X", "y"), mine, theirs, strict=True):
-        shapes = _shape(one), _shape(other)
-        if shapes[0] != shapes[1]:
-            yield Problem(
-                f"{name} of dataset and of valid must have samples of one shape",
-                f"{shapes[0]} and {shapes[1]}",
-                "Bring them into one shape.",
-            )
-
-
-def _shape(part: Any) -> Any:
-    """Return the shape of a sample; of a tree, those of its parts by path."""
-    if isinstance(part, TreeArrays):
-        leaves, _ = leaves_by_path(part.tree)
-        return {path_text(path): np.shape(leaf)[1:] for path, leaf in leaves.items()}
-    return np.shape(part)[1:]
 
 
 class InputAsTarget:

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import shutil
 from collections.abc import Sequence
@@ -180,7 +179,7 @@ def _why_not_held(checked: CheckedDataset) -> str:
         return "" if alike else "training and evaluation see them differently"
     if views.train.stored is None or views.eval.stored is None:
         return "they differ in shape or cannot be stored as an array before the random steps"
-    return "" if facts.equal else "batches did not equal single samples"
+    return ""
 
 
 def _hold(
@@ -347,14 +346,12 @@ def _allocated(
         raise _CannotHoldError(text)
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
-    if need <= free:
-        try:
+    try:
+        if need <= free:
             arrays = [SharedArray(spec, folder) for spec in specs]
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                raise
-        else:
             return arrays, f"{text}: the samples are kept in an unnamed file in {folder}"
+    except OSError as error:
+        text += f" ({error})"
     raise _CannotHoldError(f"{text} and {free} are free in {folder}")
 
 

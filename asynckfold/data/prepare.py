@@ -116,14 +116,11 @@ class PreparedData:
 
     def preprocess_problems(self) -> Iterator[Problem]:
         """Yield that a scikit-learn transformer cannot have samples of several tensors."""
-        rule = "preprocess needs samples of one tensor: it gets one row of numbers each"
-        records = self._handle.records
-        if self._handle.collation is not None:
-            remedy = "Leave one of them out, or transform each sample by train_transform."
-            yield Problem(rule, "a collate_fn", remedy)
-        elif records is not None:
-            remedy = "Transform each input before, or in the model."
-            yield Problem(rule, f"inputs {records.text}", remedy)
+        inputs = self._handle.records.text if self._handle.records else ""
+        if self._handle.collation is not None or inputs:
+            rule = "preprocess needs samples of one tensor: it gets one row of numbers each"
+            remedy = "Leave one out, or transform inputs before, by train_transform."
+            yield Problem(rule, f"a collate_fn, or inputs {inputs}", remedy)
 
     def stored(self, rows: Sequence[int]) -> Array | None:
         """Return samples as the eval view stores them; None where they are read one by one."""

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torch import Tensor, from_numpy
-from torch.utils.data import default_collate
+from torch import Tensor
 
 from asynckfold.data.collation import ItemForm, item_form
 from asynckfold.data.dataset import (
@@ -39,7 +38,6 @@ from asynckfold.data.transforms.samples import (
     kind_of,
     same_sample,
     to_array,
-    unstorable,
 )
 from asynckfold.data.transforms.steps import Step, apply, is_known
 from asynckfold.data.transforms.trees import Array, is_tree, mapped
@@ -47,7 +45,6 @@ from asynckfold.data.views import (
     Place,
     TraceFacts,
     Tracer,
-    View,
     make_views,
     some_samples,
     train_steps,
@@ -71,7 +68,6 @@ class SampleFacts:
     notes: tuple[str, ...] = ()
     random: bool = False  # the dataset itself is random
     steady: bool = True  # one seed gives one sample and one target
-    equal: bool = True  # batches equal single samples
     seconds: float = 0.0  # per sample
     problems: tuple[Problem, ...] = ()  # why none could be read
     form: ItemForm = field(default_factory=ItemForm)
@@ -111,8 +107,6 @@ class SampleCheck:
         begun = time.perf_counter()
         with seeded(0):
             tracing = Tracer(some_samples(source), self.drawn)
-        if not self.collates and self.train_transform is None and not source.steps:
-            _refuse_structure(source.probes, tracing.samples)
         beat(-1)
         transforms = self.train_transform, self.eval_transform
         facts = SampleFacts(how, tracing.facts, random=random, form=form)
@@ -131,32 +125,13 @@ class SampleCheck:
             with seeded(0):
                 seen = [apply(views.eval.pipeline, copied(item)) for item in tracing.samples]
             return replace(facts, stored_as=Records.of_any_shape(seen))
-        equal = random or bool(views.problems) or _batches_equal(source, views.eval)
-        return replace(facts, equal=equal)
+        return facts
 
 
 _UNSEEDED = (
     "the training view draws from a generator that is not the global one of random, "
     "NumPy or torch: it cannot be seeded, and results differ from run to run"
 )
-
-
-def _refuse_structure(places: Sequence[int], samples: Sequence[Any]) -> None:
-    """Refuse samples that are trees which no record can hold, or unlike the first."""
-    if not is_tree(samples[0]):
-        return
-    if why := unstorable(samples[0]):
-        raise InputError.one(
-            f"the inputs of dataset[{places[0]}] must be tensors, arrays, images or numbers",
-            why,
-            "Turn it into numbers in the dataset.",
-        )
-    records = Records.of(samples[0])
-    for index, sample in zip(places, samples, strict=True):
-        try:
-            records(sample)
-        except Misfit as error:
-            raise InputError([unreadable(index, error)]) from error
 
 
 def _steadiness(source: SampleSource, steps: Sequence[Step]) -> tuple[tuple[str, ...], bool]:
@@ -167,11 +142,13 @@ def _steadiness(source: SampleSource, steps: Sequence[Step]) -> tuple[tuple[str,
     if source.known and all(map(is_known, steps)):
         return (), True
     for index in source.probes:
-        pairs = []
-        for _ in range(2):
-            with seeded(0):
-                pairs.append(source.read(index))
-        same = [same_sample(*parts) for parts in zip(*pairs, strict=True)]
+        with seeded(0):
+            sample, label = source.read(index)
+            first = apply(steps, copied(sample))
+        with seeded(0):
+            again, label_again = source.read(index)
+            second = apply(steps, copied(again))
+        same = same_sample(sample, again), same_sample(label, label_again)
         if not any(same):
             raise InputError.one(
                 "a random dataset must give the same pair (x, y) again under the same seed",
@@ -183,31 +160,9 @@ def _steadiness(source: SampleSource, steps: Sequence[Step]) -> tuple[tuple[str,
             )
         if not all(same):
             return (_UNSEEDED,), False
-        results = []
-        for _ in range(2):
-            with seeded(0):
-                results.append(apply(steps, copied(pairs[0][0])))
-        if not same_sample(*results):
+        if not same_sample(first, second):
             return (_UNSEEDED,), True
     return (), True
-
-
-def _batches_equal(source: SampleSource, view: View) -> bool:
-    """Compare a few samples of the eval view, read in both ways.
-
-    The user's steps are the reference, so a change in torchvision can cost speed but never
-    changes a number.
-    """
-    if view.stored is None:
-        return True
-    probes = np.array(source.probes, dtype=np.int64)
-    with seeded(0):
-        stored = [to_array(apply(view.prefix, source.read(index)[0])) for index in probes.tolist()]
-        ours = view(from_numpy(np.stack(stored)), Draw(0, 0, probes))
-    with seeded(0):
-        single = [apply(view.pipeline, source.read(index)[0]) for index in probes.tolist()]
-        theirs = default_collate(single)
-    return same_sample(ours, theirs)
 
 
 @dataclass(frozen=True, eq=False)

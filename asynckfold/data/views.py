@@ -307,7 +307,7 @@ def _sample_problems(view: str, traced: PipelineTrace) -> list[Problem]:
     if traced.final.form in ("tensor", "array", "number"):
         return []
     rule = f"samples of the {view} view must be tensors, arrays or numbers"
-    received = "a PIL image" if traced.final.form == "image" else "an object that is not an array"
+    received = "a PIL image" if traced.final.form == "image" else _kind_text(traced.final)
     return [Problem(rule, received, "End the transform with torchvision's ToTensor().")]
 
 
@@ -318,4 +318,6 @@ def _outline(kind: Kind | None) -> Any:
 def _kind_text(kind: Kind | None) -> str:
     if kind is None:
         return "samples that differ in shape"
-    return f"{kind.form} {kind.dtype} {kind.shape}" if kind.storable else f"a {kind.form}"
+    if kind.storable:
+        return f"{kind.form} {kind.dtype} {kind.shape}"
+    return kind.records.text if kind.records else kind.dtype or "an object that is not an array"

@@ -138,7 +138,10 @@ LOCK = threading.Lock()
         ({"collate_fn": None}, r"int64 \(2,\) and tensor int64 \(8,\)(.|\n)*collate_fn="),
         ({"collate_fn": 3}, "collate_fn must be a function of a list of samples"),
         ({"collate_fn": fails}, r"ValueError: no such word \(test_collate_fn.py, line \d+\)"),
-        ({"collate_fn": of_rows(lambda ids, y: (ids, y, 1))}, "tuple of length 3"),
+        (
+            {"collate_fn": of_rows(lambda ids, y: (ids, y, 1))},
+            "for items that are pairs: received tuple",
+        ),
         ({"collate_fn": of_rows(lambda ids, y: ids)}, r"return \(inputs, targets\)"),
         ({"collate_fn": of_rows(lambda ids, y: (ids, y[:-1]))}, "one target for each sample"),
         ({"collate_fn": of_rows(lambda ids, y: (ids, 1 - y))}, "the targets of its samples"),

@@ -190,7 +190,7 @@ def ragged(index: int, change: Callable[[dict[str, Any]], Any]) -> Items:
         ((X, Y), Misnamed, "Did you mean 'ages'"),
         ((X, Y), Narrow, r"\['image'\] float32"),
         (((*PAIR, X["age"]), Y), TwoInputs, "3 inputs by position"),
-        (Stream(), TwoInputs, "an IterableDataset"),
+        (Stream(), TwoInputs, "must be map-style"),
         (
             Items(lambda inputs, y: ({**inputs, "name": "Ann"}, y)),
             TwoInputs,

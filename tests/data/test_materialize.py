@@ -293,13 +293,13 @@ def test_labels_that_are_accepted(
 @pytest.mark.parametrize(
     ("values", "task", "text"),
     [
-        ([0.0, 1.0], "multiclass", "float64, such as 0.0 at index 0. Cast them: targets.long()"),
+        ([0.0, 1.0], "multiclass", "float64, such as 0.0 at index 0. For regression"),
         (
             [0.0, 1.5],
             "multiclass",
             "1.5 at index 1. For regression use a criterion such as MSE",
         ),
-        ([0.0, float("nan")], "multiclass", "nan at index 1, 1 in all"),
+        ([0.0, float("nan")], "multiclass", "float64, such as nan at index 1"),
         ([0, -100], "multiclass", "to be ignored (-100) cannot be scored"),
         ([[0, 1], [1, 0]], "multiclass", "argmax(axis=1)"),
         ([[0.0, 1.0], [1.0, 0.0]], "multiclass", "argmax(axis=1)"),

@@ -95,7 +95,9 @@ def test_a_crop_is_a_window_of_the_padded_image(namespace: Any, padding: Any) ->
 
 
 def test_every_corner_is_drawn_about_equally_often() -> None:
-    tops, lefts = RandomCrop.corners(5, 3, Draw(0, 0, np.arange(15_000)))
+    tops, lefts = RandomCrop.corners(
+        5, 3, Draw(0, 0, np.arange(15_000)).bits_on(torch.device("cpu"))
+    )
     counts = np.bincount(tops * 3 + lefts, minlength=15)
     # 1000 expected each, standard deviation 31.
     assert counts.min() > 850
@@ -214,7 +216,7 @@ def test_global_generators_are_left_as_they_were() -> None:
 
 def test_draws_are_those_of_runs_already_on_disk() -> None:
     draw = Draw(2024, 3, np.arange(6), 1)
-    tops, lefts = RandomCrop.corners(9, 9, draw)
+    tops, lefts = RandomCrop.corners(9, 9, draw.bits_on(torch.device("cpu")))
     assert (tops.tolist(), lefts.tolist()) == ([0, 1, 8, 0, 6, 6], [3, 0, 2, 6, 2, 1])
     left_right = torch.tensor([0, 1]).repeat(6, 1, 1, 1)
     assert RandomFlip()(left_right, draw)[:, 0, 0, 0].tolist() == [1, 1, 0, 1, 0, 0]

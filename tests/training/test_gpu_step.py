@@ -149,7 +149,8 @@ def test_a_gpu_draws_what_a_cpu_draws(bits: list[int], p: float) -> None:
     chances = (draw.bits() >> np.uint64(11)) * 2.0**-53
     assert RandomFlip(p).flips(sent).tolist() == (chances < p).tolist()
     for counts in ((1, 1), (5, 9), (4000, 3)):
-        for here, there in zip(
-            RandomCrop.corners(*counts, draw), RandomCrop.corners_on(*counts, sent), strict=True
+        words = draw.bits() >> np.uint64(32), draw.bits() & np.uint64(2**32 - 1)
+        for count, word, corners in zip(
+            counts, words, RandomCrop.corners(*counts, sent), strict=True
         ):
-            assert here.tolist() == there.tolist()
+            assert corners.tolist() == ((word * np.uint64(count)) >> np.uint64(32)).tolist()

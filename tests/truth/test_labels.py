@@ -262,7 +262,7 @@ def test_names_of_classes_may_be_more_or_fewer_than_outputs(root: Path) -> None:
         (np.array([0, 1, -100])[CODES], nn.CrossEntropyLoss(), 3, "ignored \\(-100\\)"),
         (CODES + 1, nn.CrossEntropyLoss(ignore_index=0), 3, "numbered labels must not be"),
         (CODES.astype(float), nn.CrossEntropyLoss(), 3, "targets.astype\\('int64'\\)"),
-        (CODES, nn.BCEWithLogitsLoss(), 1, "needs labels of two classes: received 3 values"),
+        (CODES, nn.BCEWithLogitsLoss(), 1, "needs labels of two classes, .* received 3 values"),
         (X[:, 0], nn.GaussianNLLLoss(), 2, "received GaussianNLLLoss. Write a function"),
     ],
 )

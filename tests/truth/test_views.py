@@ -581,7 +581,7 @@ def test_tables_of_several_types_become_numbers() -> None:
     [
         (sparse.csr_matrix(X), r"dense array: received csr_matrix\. Pass X\.toarray\(\)"),
         (sparse.coo_array(X), "dense array: received coo_array"),
-        (torch.from_numpy(X).to_sparse(), r"dense tensor: received torch\.sparse_coo"),
+        (torch.from_numpy(X).to_sparse(), r"dense array: received torch\.sparse_coo"),
         (np.ma.masked_greater(X, 2), r"not be masked: received an array with \d+ masked values"),
         (
             pd.DataFrame({"a": X[:, 0], "town": list("xyz") * 20, "day": pd.Timestamp("2020")}),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from asynckfold.data.sources.arrays import inspect_arrays, npz_samples, npz_source
-from asynckfold.data.sources.columns import matrix
+from asynckfold.data.sources.columns import FOLDS, GROUPS, matrix
 from asynckfold.data.sources.images import (
     TORCHVISION,
     digits,
@@ -233,18 +233,15 @@ def _option_problems(word: str, choice: TableOptions, limit: int | None) -> Iter
     if choice.header not in HEADER_CHOICES:
         yield Problem("header must be auto, yes or no", repr(choice.header), "The default is auto.")
     header = choice.header if choice.header != "auto" else None
-    for flag, given, words in (
-        ("--target", choice.target, ("csv",)),
-        ("--header", header, ("csv",)),
-        *((flag, ",".join(words) or None, ("csv", "npz")) for flag, words in choice.columns),
-    ):
-        if given is not None and word not in words:
-            only = " and ".join(f"{item}:" for item in words)
+    flags = [("--target", choice.target, "csv:"), ("--header", header, "csv:")]
+    for flag, columns in choice.columns:
+        flags.append((flag, ",".join(columns) or None, "csv: and npz:"))
+        if len(columns) > 1 and flag in (GROUPS, FOLDS):
+            yield Problem(f"{flag} must be one column", ", ".join(columns), "Name one.")
+    for flag, value, words in flags:
+        if value is not None and f"{word}:" not in words:
             yield Problem(
-                f"{flag} applies to {only} only", f"{flag} {given} with {word}", "Drop it."
+                f"{flag} applies to {words} only", f"{flag} {value} with {word}", "Drop it."
             )
-    for flag, words in choice.columns[-2:]:
-        if len(words) > 1:
-            yield Problem(f"{flag} must be one column", ", ".join(words), "Name one.")
     if limit is not None and limit < 1:
         yield Problem("limit must be at least 1", str(limit), "Leave it out to use all samples.")

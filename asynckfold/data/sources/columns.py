@@ -156,19 +156,15 @@ def _idle(column: Column, position: int, cells: Any, unnamed: bool) -> str:
         return "it has no name, and stands first, as row numbers do, or is empty"
     numbers = values.to_numpy() if values.dtype.kind in "iuf" else column.numbers
     names = column.dtype == NAMES and column.why in ("", _MANY)
+    is_whole = numbers is not None and numbers.dtype.kind != "b" and (numbers % 1 == 0).all()
     different = len(values) > 1 and column.different >= _NEARLY_ALL * len(values)
-    if different and _IDENTIFIER.search(column.name) and (names or _is_whole(numbers)):
+    if different and _IDENTIFIER.search(column.name) and (names or is_whole):
         return "nearly all its values differ, and its name is that of an identifier"
     if names and different and len(values) >= _FEW_ROWS:
         return "nearly all its names differ: they name the rows"
     if not names and numbers is not None and counts(numbers):
         return "it counts the samples"
     return ""
-
-
-def _is_whole(numbers: npt.NDArray[Any] | None) -> bool:
-    is_number = numbers is not None and numbers.dtype.kind != "b"
-    return is_number and bool((numbers == np.rint(numbers)).all())  # type: ignore[arg-type]
 
 
 def _encoded(column: Column, cells: Any, *, as_names: bool, is_code: bool) -> Column:
@@ -345,10 +341,8 @@ def counts(values: npt.NDArray[Any]) -> bool:
             return bool(np.abs((distinct - distinct[0]) / step - np.arange(count)).max() < 1e-3)
     if (values[1:] >= values[:-1]).all():
         return True
-    if distinct.dtype.kind == "f" and np.abs(distinct).max() >= _EXACT:
+    if max(abs(int(distinct[0])), abs(int(distinct[-1]))) >= _EXACT:
         return False
-    # Differences of int64 may need 64 bits without a sign; these wrap around as they should.
-    offsets = distinct.astype(np.int64 if distinct.dtype.kind == "f" else distinct.dtype)
-    offsets = offsets.astype(np.uint64) - offsets[0].astype(np.uint64)
+    offsets = distinct.astype(np.int64) - int(distinct[0])
     spread = int(offsets[-1]) // int(np.gcd.reduce(np.diff(offsets))) + 1
     return (count >= 9 and spread == count) or (count >= 30 and spread <= 2 * count)

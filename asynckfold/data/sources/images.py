@@ -97,22 +97,17 @@ def open_rgb(path: str) -> Any:
     """Read an image file as a PIL image in RGB, rotated by its EXIF orientation."""
     from PIL import Image, ImageOps
 
+    rule, remedy = f"{path} must be a readable image", "Replace it or take it out."
     try:
         with Image.open(path) as image:
-            if image.mode.split(";")[0] in _DEEP_MODES:
-                raise InputError.one(
-                    f"{path} must have 8 bits a channel",
-                    f"an image of mode {image.mode}",
-                    "Scale its values to 0 to 255 and save it with 8 bits, or pass its numbers as "
-                    "npz:PATH.",
-                )
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except InputError:
-        raise
+            mode = image.mode.split(";")[0]
+            rgb = ImageOps.exif_transpose(image).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError.one(
-            f"{path} must be a readable image", str(error), "Replace it or take it out."
-        ) from error
+        raise InputError.one(rule, str(error), remedy) from error
+    if mode in _DEEP_MODES:
+        rule, remedy = f"{path} must have 8 bits a channel", "Save it so, or pass npz:PATH."
+        raise InputError.one(rule, f"an image of mode {mode}", remedy)
+    return rgb
 
 
 def image_transform(source: Source, input_shape: tuple[int, ...], *, augment: bool) -> Any:

@@ -42,7 +42,7 @@ class Kind:
 
     form: str  # image (PIL), tensor, array, number, tree (of these), other
     shape: tuple[int, ...] = ()  # as stored: channels first for images
-    dtype: str = ""  # NumPy's name, as stored
+    dtype: str = ""  # NumPy's name, as stored; or why a tree cannot be stored
     records: Records | None = field(default=None, repr=False)  # of a tree
 
     @property
@@ -85,9 +85,10 @@ def kind_of(sample: Any) -> Kind:
         return Kind(form, sample.shape, str(sample.dtype)) if plain else Kind(form)
     if isinstance(sample, (bool, int, float, np.number, np.bool_)):
         return Kind("number", (), str(np.asarray(sample).dtype))
-    if is_tree(sample) and not unstorable(sample):
-        return Kind("tree", records=Records.of(sample))
-    return Kind("other")
+    if not is_tree(sample):
+        return Kind("other")
+    why = unstorable(sample)
+    return Kind("other", dtype=why) if why else Kind("tree", records=Records.of(sample))
 
 
 class Misfit(Exception):  # noqa: N818
