@@ -490,7 +490,7 @@ class Settings(MachineArguments, JobTrainer):
         if not self.parallelize:
             values["engine"] = "serial"
         if self.task == RECONSTRUCTION or (self.task is None and _lacks_targets(dataset)):
-            from asynckfold.data.made_datasets import with_input_as_target
+            from asynckfold.data.dataset import with_input_as_target
 
             values |= {"task": RECONSTRUCTION, "dataset": with_input_as_target(dataset)}
             values["scoring"] = values["scoring"] or "neg_mean_squared_error"

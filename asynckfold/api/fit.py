@@ -398,8 +398,7 @@ def _parts(dataset: Any, valid: Any) -> tuple[Any, Indices, Indices]:
     """Return one data set, the training samples and the scored samples."""
     from torch.utils.data import Dataset
 
-    from asynckfold.data.dataset import open_source
-    from asynckfold.data.made_datasets import joined, repeated
+    from asynckfold.data.dataset import joined, open_source, repeated
 
     if valid is None:
         return repeated(dataset, SEEN_AGAIN)

@@ -26,10 +26,9 @@ from torch import nn
 
 from asynckfold.api.arguments import Settings
 from asynckfold.data.arrays import DataArguments, as_given, column_problems
-from asynckfold.data.batches import Batches, one_by_one
-from asynckfold.data.collation import Collation, structure
+from asynckfold.data.batches import Batches, Collation, one_by_one, structure
 from asynckfold.data.dataset import SampleSource, open_inputs
-from asynckfold.data.materialize import CheckedDataset, Here, check_samples, with_facts
+from asynckfold.data.prepare import CheckedDataset, Here, check_samples, with_facts
 from asynckfold.data.range_reader import SampleCheck, SampleFacts
 from asynckfold.data.transforms.samples import Misfit, kind_of
 from asynckfold.data.transforms.steps import Step

@@ -74,7 +74,7 @@ def on_all_samples(
 
     `seconds` are left of the time budget; `epochs` are what `chosen_epochs` returned.
     """
-    from asynckfold.data.made_datasets import evenly, repeated
+    from asynckfold.data.dataset import evenly, repeated
     from asynckfold.training.callbacks import LastEpoch
 
     samples, train, again = repeated(settings.dataset, SEEN_AGAIN)

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch import Tensor, cat
+from torch.utils._pytree import tree_map
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from asynckfold.data.arrays import (
     ExactArrays,
     as_trees,
     by_position,
+    column_problems,
     is_sparse,
     not_half,
     plain,
     targets_as_trees,
 )
-from asynckfold.data.known_datasets import subset_of, tensors_of, whole_arrays
-from asynckfold.data.target_encoding import Encoding
+from asynckfold.data.labels import Encoding
 from asynckfold.data.transforms.random_numbers import generators_kept, seed_generators
 from asynckfold.data.transforms.samples import (
     copied,
@@ -36,7 +41,7 @@ from asynckfold.data.transforms.samples import (
 )
 from asynckfold.data.transforms.steps import Step, apply, flatten, step_name
 from asynckfold.data.transforms.trees import Array, TreeArrays, mapped
-from asynckfold.errors import InputError, Problem, nearest
+from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.folds import Indices
 
 _PROBES = 8
@@ -452,3 +457,216 @@ def _repeats(steps: Sequence[Step], sample: Any) -> bool:
         seed_generators(0)
         results.append(apply(steps, copied(sample)))
     return same_sample(*results)
+
+
+# Datasets made of others: two joined, samples repeated, and those whose input is the target
+
+
+def joined(dataset: Any, other: Any) -> tuple[Any, Indices, Indices]:
+    """Return one dataset with the samples of two, and where those of each are.
+
+    Both are datasets, each keeping its own transform, or both are tuples (X, y). Raises
+    `InputError` where these kinds, or the columns of tables, differ.
+
+    >>> both, first, second = joined((np.zeros((3, 2)), [0, 1, 0]), (np.ones((1, 2)), [1]))
+    >>> both[0].shape, both[1].tolist(), first.tolist(), second.tolist()
+    ((4, 2), [0, 1, 0, 1], [0, 1, 2], [3])
+    """
+    mine, theirs = _arrays(dataset), _arrays(other)
+    if (mine is None) != (theirs is None):
+        rule = "dataset and valid must be of one kind"
+        received = f"{type(dataset).__name__} and {type(other).__name__}"
+        remedy = "Pass two data sets, two tuples (X, y), or sample numbers as valid."
+        raise InputError.one(rule, received, remedy)
+    if mine is None:
+        both: Any = ConcatDataset([dataset, other])
+        counts = len(dataset), len(other)
+    else:
+        refuse(column_problems(mine[0], theirs[0], "valid"))
+        both = tuple(map(_stacked, mine, theirs, "Xy"))
+        counts = len(mine[0]), len(theirs[0])
+    numbers = np.arange(sum(counts))
+    return both, numbers[: counts[0]], numbers[counts[0] :]
+
+
+def repeated(dataset: Any, most: int) -> tuple[Any, Indices, Indices]:
+    """Return a dataset with up to `most` of its samples, evenly spread, appended again.
+
+    >>> both, first, second = repeated((np.arange(4.0), [0, 1, 0, 1]), 2)
+    >>> both[0].tolist(), first.tolist(), second.tolist()
+    ([0.0, 1.0, 2.0, 3.0, 0.0, 3.0], [0, 1, 2, 3], [4, 5])
+    """
+    count = len(open_source(dataset))
+    numbers = np.concatenate([np.arange(count), evenly(count, most)])
+    arrays = _arrays(dataset)
+    both: Any = (
+        Subset(dataset, numbers.tolist())
+        if arrays is None
+        else tuple(_array(part, name)[numbers] for part, name in zip(arrays, "Xy", strict=True))
+    )
+    places = np.arange(len(numbers))
+    return both, places[:count], places[count:]
+
+
+def evenly(count: int, most: int) -> Indices:
+    """Return the numbers of up to `most` of `count` samples, evenly spread."""
+    rows: Indices = np.linspace(0, count - 1, min(most, count)).round().astype(np.int64)
+    return rows
+
+
+def _arrays(dataset: Any) -> Any:
+    if isinstance(dataset, tuple) and len(dataset) == 2:
+        samples, targets = dataset
+        targets = targets_as_trees(targets, samples)
+        return as_trees(samples, targets), targets
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+        return dataset.tensors
+    return None
+
+
+def _array(part: Any, name: str) -> Any:
+    if isinstance(part, TreeArrays):
+        return part
+    return plain(part, name) if name == "X" else np.asarray(by_position(part, name))
+
+
+def _stacked(mine: Any, theirs: Any, name: str) -> Any:
+    if isinstance(mine, TreeArrays):
+        return tree_map(partial(_stacked, name=name), mine.tree, theirs.tree)
+    if isinstance(mine, Tensor) and isinstance(theirs, Tensor):
+        return cat([mine, theirs])
+    return np.concatenate([np.asarray(_array(part, name)) for part in (mine, theirs)])
+
+
+class InputAsTarget:
+    """A map-style data set whose samples are their own targets; other targets are left out."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        item = self.dataset[index]
+        sample = item[0] if isinstance(item, (tuple, list)) else item
+        return sample, sample
+
+
+def with_input_as_target(dataset: Any) -> Any:
+    """Return a data set whose targets are its inputs."""
+    if isinstance(dataset, InputAsTarget):
+        return dataset
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(tensors, tuple):
+        return tensors[0], tensors[0]
+    if isinstance(dataset, tuple):
+        return dataset[0], dataset[0]
+    is_array = hasattr(dataset, "__array__")
+    return (dataset, dataset) if is_array else InputAsTarget(dataset)
+
+
+# Datasets whose code is known: whole arrays, or a list of files, instead of reading each sample.
+# `data` and `targets` are used only where the class is exactly one of these; for a subclass or any
+# other class, `__getitem__` is the truth.
+
+
+_MNIST, _CIFAR, _SVHN = (f"torchvision.datasets.{name}" for name in ("mnist", "cifar", "svhn"))
+_OWN = "asynckfold.data.sources.datasets"
+
+_ARRAYS = {
+    **{
+        (_MNIST, name): ("targets", "NHW") for name in ("MNIST", "FashionMNIST", "KMNIST", "EMNIST")
+    },
+    (_CIFAR, "CIFAR10"): ("targets", "NHWC"),
+    (_CIFAR, "CIFAR100"): ("targets", "NHWC"),
+    (_SVHN, "SVHN"): ("labels", "NCHW"),
+    (_OWN, "ImageArrays"): ("targets", ""),
+}
+"""By class: the attribute of the labels, and the axes of ``data``, which holds pixels of a byte."""
+
+_FOLDER = "torchvision.datasets.folder"
+_FOLDERS = ((_FOLDER, "DatasetFolder"), (_FOLDER, "ImageFolder"))
+_LOADERS = (
+    (_FOLDER, "default_loader"),
+    (_FOLDER, "pil_loader"),
+    ("asynckfold.data.sources.images", "open_rgb"),
+)
+
+
+def _is_exactly(dataset: Any, known: Any) -> bool:
+    """Whether the class is one of these, with its original methods."""
+    kind = type(dataset)
+    place = kind.__module__, kind.__qualname__
+    if place not in known or getattr(sys.modules.get(place[0]), place[1], None) is not kind:
+        return False
+    methods = (getattr(kind, name, None) for name in ("__getitem__", "__len__"))
+    return all(getattr(method, "__module__", None) == place[0] for method in methods)
+
+
+def subset_of(dataset: Any) -> bool:
+    """Return whether a dataset only selects samples of another."""
+    return type(dataset) is Subset or _is_exactly_subclass(dataset, "Selection")
+
+
+def tensors_of(dataset: Any) -> tuple[Tensor, Tensor] | None:
+    """Return X and y of a dataset of two tensors."""
+    plain = type(dataset) is TensorDataset or _is_exactly_subclass(dataset, "TableRows")
+    return tuple(dataset.tensors) if plain and len(dataset.tensors) == 2 else None
+
+
+def _is_exactly_subclass(dataset: Any, name: str) -> bool:
+    return getattr(sys.modules.get(_OWN), name, ()) is type(dataset)
+
+
+def whole_arrays(dataset: Any) -> tuple[Array, Any] | None:
+    """Return pixels (n, C, H, W) and n labels of a dataset of images in one array.
+
+    None where the class is not exactly a known one, or was modified.
+    """
+    if not _is_exactly(dataset, _ARRAYS) or getattr(dataset, "target_transform", None) is not None:
+        return None
+    name, axes = _ARRAYS[type(dataset).__module__, type(dataset).__qualname__]
+    data, labels = getattr(dataset, "data", None), getattr(dataset, name, None)
+    if isinstance(data, Tensor) and axes == "NHW":
+        data = to_array(data)
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
+        return None
+    axes = axes or {3: "NHW", 4: "NHWC"}.get(data.ndim, "")
+    if data.ndim != len(axes) or not isinstance(labels, (list, tuple, np.ndarray, Tensor)):
+        return None
+    if axes != "NHW" and data.shape[axes.index("C")] != 3:
+        return None
+    if axes == "NHW":
+        data = data[:, None]
+    elif axes == "NHWC":
+        data = data.transpose(0, 3, 1, 2)
+    indices = np.asarray(to_array(labels) if isinstance(labels, Tensor) else labels)
+    # The class gives int(label), and int() of anything else would change it.
+    fits = indices.ndim == 1 and indices.dtype.kind in "iu" and len(indices) == len(data)
+    return (data, indices) if fits else None
+
+
+def file_labels(dataset: Any) -> list[int] | None:
+    """Return the labels of torchvision's image folder without reading images."""
+    if not _is_exactly(dataset, _FOLDERS) or dataset.target_transform is not None:
+        return None
+    loader = dataset.loader
+    if (getattr(loader, "__module__", ""), getattr(loader, "__qualname__", "")) not in _LOADERS:
+        return None
+    return [target for _, target in dataset.samples]
+
+
+def listing(dataset: Any, rows: Indices | None) -> bytes:
+    """Return a digest of the folder's files: relative names, sizes, modification times."""
+    digest = hashlib.sha256()
+    for row in range(len(dataset.samples)) if rows is None else rows.tolist():
+        path, target = dataset.samples[row]
+        try:
+            facts = Path(path).stat()
+        except OSError as error:
+            remedy = "Create the data set again."
+            raise InputError.one("each file must be there", str(error), remedy) from error
+        name = os.path.relpath(path, dataset.root)
+        digest.update(repr((name, target, facts.st_size, facts.st_mtime_ns)).encode())
+    return digest.digest()

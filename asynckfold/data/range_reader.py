@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from asynckfold.data.collation import ItemForm, item_form
+from asynckfold.data.batches import ItemForm, item_form
 from asynckfold.data.dataset import (
     DRESSED,
     SampleSource,
