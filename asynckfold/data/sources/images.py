@@ -319,12 +319,6 @@ def inspect_folder(name: str, path: Path) -> Inspection:
         pixels.append(hashlib.blake2b(repr(image.size).encode() + image.tobytes()).digest())
     width, height = next(iter(sizes), (0, 0))
     notes = list(folder.notes)
-    if len(sizes) > 1:
-        (small, other), (wide, high) = (ends(sizes, key=np.prod) for ends in (min, max))
-        notes.append(
-            f"images differ in size, from {other}×{small} to {high}×{wide}: all are resized, to "
-            f"the first one's {height}×{width} or what the models take, whatever their shape"
-        )
     if len(modes) > 1:
         shown = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
         notes.append(f"images differ in colour mode, which may reveal a class: {shown}")

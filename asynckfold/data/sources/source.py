@@ -56,8 +56,6 @@ class Source:
     classes: tuple[str, ...]
     sample_shape: tuple[int, ...]  # (channels, height, width) of the first image, or (features,)
     kind: str  # ``"image"`` or ``"table"``
-    standardize: bool = False  # standardise on each training fold
-    features: tuple[str, ...] = ()  # names of a row's numbers; empty for images
     notes: tuple[str, ...] = ()
     photographs: bool = False  # crops and flips keep the class
     mean: tuple[float, ...] = ()  # of each channel, for values in [0, 1]; empty: no normalisation
@@ -65,6 +63,16 @@ class Source:
     columns: tuple[Column, ...] = ()  # every column of a table, in order; empty for images
     groups: npt.NDArray[np.int64] | None = None  # group of each row
     fold_of: npt.NDArray[np.int64] | None = None  # fold that holds each row out
+
+    @property
+    def standardize(self) -> bool:
+        """Whether features are standardised on each training fold."""
+        return self.kind == TABLE
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Names of a row's numbers; empty for images."""
+        return tuple(name for column in self.columns for name in column.features)
 
     @property
     def targets(self) -> npt.NDArray[np.int64]:

@@ -162,8 +162,6 @@ def table_source(table: Inspection) -> Source:
         table.class_names,
         (rows.shape[1],),
         TABLE,
-        standardize=True,
-        features=tuple(name for column in table.columns for name in column.features),
         notes=table.notes,
         columns=tuple(replace(column, numbers=None) for column in table.columns),
         groups=table.groups,

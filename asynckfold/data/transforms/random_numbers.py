@@ -28,8 +28,8 @@ _WORD = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
-def _mix(state: int) -> int:
-    """Mix one state of `splitmix64`, as Python integers: faster than NumPy for one number."""
+def _mix(state: Any) -> Any:
+    """Mix states of `splitmix64`: an array, or a Python integer, which is faster for one number."""
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _WORD
     return state ^ (state >> 31)
@@ -44,14 +44,9 @@ def splitmix64(seed: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.uint6
     >>> hex(int(splitmix64(0, np.array([0]))[0]))
     '0xe220a8397b1dcdaf'
     """
-    state: npt.NDArray[np.uint64] = (places.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
-    state += np.uint64(seed & _WORD)
-    state ^= state >> np.uint64(30)
-    state *= np.uint64(0xBF58476D1CE4E5B9)
-    state ^= state >> np.uint64(27)
-    state *= np.uint64(0x94D049BB133111EB)
-    state ^= state >> np.uint64(31)
-    return state
+    state = (places.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    mixed: npt.NDArray[np.uint64] = _mix(state + np.uint64(seed & _WORD))
+    return mixed
 
 
 @dataclass(frozen=True, eq=False)
