@@ -141,19 +141,6 @@ def test_digits_and_a_part_of_them(capsys: Capture) -> None:
     assert "limit must leave a sample of each of the 10 classes" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["digit"], "data must be a known source: received 'digit'"),
-        (["csv:none.csv"], "csv: must name an existing path"),
-        (["digits", "--drop", "x"], "--drop applies to csv: and npz: only"),
-        (["digits", "--limit", "0"], "limit must be at least 1"),
-    ],
-)
-def test_what_cannot_be_told(words: list[str], message: str, capsys: Capture) -> None:
-    assert message in printed(capsys, *words, code=2)[1]
-
-
 def test_a_table_is_told_without_torch(table: Path) -> None:
     check = (
         "import sys; from asynckfold.cli import main; main(sys.argv[1:]); "

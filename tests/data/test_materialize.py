@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import copy
-import pickle
 import random
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +75,7 @@ def test_the_eval_view_is_never_augmented() -> None:
     assert len(said) == 1
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(rows=st.lists(st.integers(0, 19), min_size=1, max_size=8), held=st.booleans())
 def test_a_sample_is_the_same_in_any_batch(rows: list[int], held: bool) -> None:
     batches = opened(prepare(_augmented(), memory_budget=None if held else 1))
@@ -88,7 +84,7 @@ def test_a_sample_is_the_same_in_any_batch(rows: list[int], held: bool) -> None:
     assert torch.equal(together, alone)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     rows=st.lists(st.lists(st.integers(0, 19), min_size=3, max_size=3), min_size=1, max_size=4),
     held=st.booleans(),
@@ -106,17 +102,6 @@ def test_batches_gathered_together_are_those_gathered_one_by_one(
 
 def _augmented() -> Images:
     return Images(v1.Compose([*AUGMENT, v1.ColorJitter(0.3), *SCALE]))
-
-
-def test_two_transforms_make_two_views() -> None:
-    train = v1.Compose([v1.RandomResizedCrop(6), v1.ToTensor()])
-    evaluate = v1.Compose([v1.Resize(6), v1.ToTensor()])
-    batches = opened(prepare(Images(), train_transform=train, eval_transform=evaluate))
-    rows = np.arange(4)
-    expected = torch.stack([evaluate(Images()[i][0]) for i in rows])
-    assert torch.equal(batches.eval(rows)[0], expected)
-    assert batches.train(rows, 0, 0)[0].shape == (4, 3, 6, 6)
-    assert not torch.equal(batches.train(rows, 0, 0)[0], expected)
 
 
 def test_the_users_dataset_and_generators_are_untouched() -> None:
@@ -197,40 +182,6 @@ def test_without_a_folder_what_exceeds_the_budget_is_read_one_by_one() -> None:
 
 
 # ---- sharing ----
-
-WORKER = """
-import pickle, socket, sys
-import numpy as np, torch
-link = socket.socket(fileno=int(sys.argv[1]))
-size = int(sys.argv[2])
-data, fds, _, _ = socket.recv_fds(link, size, 8)
-while len(data) < size:
-    data += link.recv(size - len(data))
-batches = pickle.loads(data).open(fds)
-x, y = batches.train(np.arange(5), 3, 1)
-batches.eval(np.arange(5))[0].zero_()
-batches._eval.array.zero_()  # a worker's own pages
-print(x.double().sum().item(), y.tolist(), "torchvision" in sys.modules)
-"""
-
-
-def test_a_worker_gets_the_same_batches_by_descriptor() -> None:
-    prepared = prepare(Images(v1.Compose([*AUGMENT, *SCALE])))
-    handle = prepared.handle()
-    message = pickle.dumps(handle)
-    ours, theirs = socket.socketpair()
-    command = [sys.executable, "-c", WORKER, str(theirs.fileno()), str(len(message))]
-    with subprocess.Popen(
-        command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as worker:
-        socket.send_fds(ours, [message], list(handle.fds))
-        out, err = worker.communicate(timeout=60)
-    ours.close()
-    theirs.close()
-    x, y = opened(prepared).train(np.arange(5), 3, 1)
-    assert err == b""
-    assert out.decode().split("\n")[0] == f"{x.double().sum().item()} {y.tolist()} False"
-    assert opened(prepared).eval(np.arange(5))[0].abs().sum() > 0
 
 
 def open_descriptors() -> set[str]:
@@ -324,13 +275,6 @@ def test_mapped_labels_are_contiguous_and_say_what_they_were(values: list[int]) 
     assert set(numbered.targets.tolist()) == set(range(len(numbered.classes)))
 
 
-def test_targets_given_beside_the_dataset() -> None:
-    prepared = prepare(Images(v1.Compose(SCALE)), targets=["x", "y"] * 10)
-    assert prepared.classes == ("x", "y")
-    with pytest.raises(InputError, match="one label for each of the 20 samples"):
-        prepare(Images(v1.Compose(SCALE)), targets=[0, 1])
-
-
 # ---- refusals ----
 
 
@@ -382,11 +326,6 @@ def test_images_without_a_transform_are_scaled_tensors() -> None:
     assert not [note for note in scaled.notes if "has no transform" in note]
 
 
-def test_the_index_of_an_unreadable_sample_is_the_users() -> None:
-    with pytest.raises(InputError, match=r"dataset\[2\] must be readable"):
-        prepare(Subset(Broken(v1.Compose([v1.Resize(5), *SCALE])), [0, 1, 7, 3]))
-
-
 def test_all_problems_are_told_at_once() -> None:
     dataset = Images(v1.Compose([v1.RandomCrop(6), v1.ToTensor()]))
     dataset.targets[5] = -100
@@ -400,12 +339,3 @@ def test_features_that_are_not_numbers_are_counted() -> None:
     x[1, 0], x[4] = np.nan, np.inf
     prepared = prepare((x, np.array([0, 1] * 3)))
     assert "2 of 6 samples hold NaN or infinite features" in prepared.notes
-
-
-def test_large_finite_features_are_finite_though_their_sum_is_not() -> None:
-    x = np.full((6, 2), np.finfo(np.float32).max, np.float32)
-    prepared = prepare((x, np.array([0, 1] * 3)))
-    assert not [note for note in prepared.notes if "infinite" in note]
-    x[3, 1] = np.nan
-    prepared = prepare((x, np.array([0, 1] * 3)))
-    assert "1 of 6 samples hold NaN or infinite features" in prepared.notes

@@ -11,7 +11,7 @@ import torch
 
 from asynckfold import InputError
 from asynckfold.data.prepare import prepare
-from asynckfold.data.transforms.samples import Misfit, Records, same_sample
+from asynckfold.data.transforms.samples import Records, same_sample
 from tests.ragged import N, Texts, collate
 
 
@@ -47,13 +47,6 @@ def test_a_record_gives_its_sample_again(samples: list[Any]) -> None:
 )
 def test_what_has_no_common_layout_is_not_packed(samples: list[Any]) -> None:
     assert Records.of_any_shape(samples) is None
-
-
-def test_a_sample_of_another_type_is_no_record() -> None:
-    records = Records.of_any_shape([torch.arange(3), torch.arange(2)])
-    assert records is not None
-    with pytest.raises(Misfit, match=r"tensor float32 \(any,\) where others are tensor int64"):
-        records(torch.zeros(3))
 
 
 def test_samples_are_held_and_batches_are_collated() -> None:

@@ -19,11 +19,7 @@ from sklearn.tree import DecisionTreeClassifier
 from asynckfold import InputError, RunStore
 from asynckfold.cli import main
 from asynckfold.data.sources import Source, load_samples, load_source
-from asynckfold.data.sources.columns import counts
-from asynckfold.data.sources.text_files import header_of
 from tests.here import Inspected, RefusedError, inspected
-
-TABULAR = Path(__file__).parents[3] / "shared" / "data" / "tabular"
 
 Load = Callable[..., Source]
 Look = Callable[..., Inspected]
@@ -115,66 +111,12 @@ def test_a_shuffled_counter_would_have_told_the_class(load: Load) -> None:
     assert not any("left out" in note for note in kept.notes)
 
 
-@settings(max_examples=30, deadline=None)
-@given(
-    st.integers(10, 400),
-    st.integers(-(2**40), 2**40),
-    st.integers(1, 1000),
-    st.floats(0.5, 1.0),
-    st.booleans(),
-    st.integers(0, 99),
-)
-def test_any_counter_is_found(
-    n: int, offset: int, step: int, share: float, shuffled: bool, seed: int
-) -> None:
-    draw = np.random.default_rng(seed)
-    size = max(10, int(np.ceil(n * share)))
-    # A shuffled part of few is what ages are: there it takes more rows to be sure.
-    whole = n if not shuffled or size >= 30 else size
-    numbers = offset + step * np.sort(draw.choice(whole, size, replace=False))
-    assert counts(draw.permutation(numbers) if shuffled else numbers)
-
-
 @pytest.mark.parametrize("share", [0.02, 0.1])
 def test_rows_that_are_there_twice_do_not_hide_a_counter(look: Look, share: float) -> None:
     table = noise().assign(nr=np.arange(90), name=[f"n{at}" for at in range(90)], row=range(5, 95))
     table = pd.concat([table, table.sample(frac=share, random_state=1)])
     for order in (table, table.sample(frac=1, random_state=0)):
         assert look(order[["nr", "name", "row", "a", "kind"]]).features == ("a",)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(20, 2000), st.integers(0, 10**6))
-def test_features_are_no_counters(n: int, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    features = {
-        "ages": draw.integers(18, 90, n),
-        "amounts": np.rint(draw.lognormal(10, 1, n)).astype(int),
-        "levels": draw.integers(0, 5, n),
-        "pixels": draw.integers(0, 256, n).astype(np.uint8),
-        "normal": draw.normal(size=n),
-        "sorted normal": np.sort(draw.normal(size=n)),
-        "whole floats": draw.integers(0, 50, n) + 0.0,
-        "constant": np.ones(n, int),
-        "flags": draw.integers(0, 2, n).astype(bool),
-        "few different floats": draw.integers(0, 9, n) / 8,
-        "days": draw.integers(0, n, n),
-        "sorted levels": np.sort(draw.integers(0, 5, n)),
-        "half as many": draw.integers(0, max(2, n // 2), n),
-    }
-    found = [name for name, values in features.items() if counts(values)]
-    assert found == []
-
-
-def test_chance_calls_few_columns_counters() -> None:
-    """Whole numbers drawn from ranges of all widths: about one in a thousand is left out."""
-    draw, found, total = np.random.default_rng(0), 0, 0
-    for n in (2, 3, 5, 8, 10, 20, 50, 200):
-        for width in (n, 2 * n, 5 * n, n * n, 10**6):
-            for _ in range(100):
-                found += counts(draw.integers(0, width, n))
-                total += 1
-    assert found <= total / 250
 
 
 def test_identifiers_are_no_features_and_words_that_end_like_them_are(look: Look) -> None:
@@ -215,26 +157,6 @@ def test_real_tables_keep_their_features(load: Load) -> None:
         assert len(source.notes) == 1
 
 
-@pytest.mark.skipif(not TABULAR.is_dir(), reason=f"no {TABULAR}")
-@pytest.mark.parametrize(("name", "classes"), [("glass", 6), ("phoneme", 2), ("abalone", 28)])
-def test_real_files_are_read_as_pandas_reads_them(name: str, classes: int) -> None:
-    path = TABULAR / f"{name}.csv"
-    source = load_source(f"csv:{path}")
-    frame = pd.read_csv(path, header=None)
-    np.testing.assert_array_equal(
-        rows(source),
-        pd.get_dummies(frame.iloc[:, :-1], dtype=float)[[*range(1, 8), "0_F", "0_I", "0_M"]].iloc[
-            :, [7, 8, 9, *range(7)]
-        ]
-        if name == "abalone"
-        else frame.iloc[:, :-1],
-    )
-    assert len(source.classes) == classes
-    assert source.targets.tolist() == pd.factorize(frame.iloc[:, -1], sort=True)[0].tolist()
-    told = any("taken as classes, not as amounts" in note for note in source.notes)
-    assert told == (name == "abalone")
-
-
 # The header
 
 
@@ -263,19 +185,6 @@ def test_a_header_with_one_name_among_numbers_is_asked_for(look: Look) -> None:
     with pytest.raises(RefusedError, match="above numbers: a series, or a sample"):
         look(named)
     assert look(named, header="yes").classes == ("cat", "dog", "eel")
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(2, 8), st.integers(12, 40), st.integers(0, 999))
-def test_samples_without_a_header_are_no_header(width: int, n: int, seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    numbers = draw.normal(size=(n, width)).round(3)
-    kinds = draw.permutation(np.arange(n) % 3)
-    table = [
-        [*map(repr, row.tolist()), "xyz"[kind]] for row, kind in zip(numbers, kinds, strict=True)
-    ]
-    assert header_of(table) == (False, "")
-    assert header_of([[f"c{at}" for at in range(width + 1)], *table]) == (True, "")
 
 
 # The target
@@ -570,18 +479,6 @@ def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RefusedError, match="must name a regular file"):
         inspected(f"csv:{tmp_path}/pipe")
-
-
-def test_names_with_an_equals_sign_are_not_mixed_up(load: Load, tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    table = pd.DataFrame(
-        {"a": list("pq") * 20, "a=b": draw.normal(size=40), "kind": list("xxyy") * 10}
-    )
-    like = load(table)
-    new = tmp_path / "new.csv"
-    table.head(5).to_csv(new, index=False)
-    found = load_samples(f"csv:{new}", like).dataset.tensors[0].numpy()  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(found, rows(like)[:5])
 
 
 def test_a_run_keeps_what_was_left_out(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.preprocessing import StandardScaler
 
 from asynckfold import InputError
 from asynckfold.cli.parser import make_parser
@@ -240,39 +239,9 @@ def test_a_column_of_an_array_that_counts_is_no_feature(tmp_path: Path) -> None:
     np.testing.assert_array_equal(samples.dataset.tensors[0], X[:5][:, [0, 2]])  # type: ignore[attr-defined]
 
 
-def test_numbers_of_an_array_keep_their_digits(tmp_path: Path) -> None:
-    X = 1e9 + np.random.default_rng(0).normal(size=(60, 2))
-    source = load_source(arrays(tmp_path, X=X, y=np.arange(60) % 2))
-    rows = source.dataset.tensors[0].numpy()  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(rows, X)
-    assert StandardScaler().fit_transform(rows).std() == pytest.approx(1, rel=1e-3)
-
-
 def test_other_arrays_in_the_file_are_told(tmp_path: Path) -> None:
     X, y = np.random.default_rng(0).normal(size=(8, 2)), np.arange(8) % 2
     source = inspected(arrays(tmp_path, X=X, y=y, X_test=X, y_test=y))
     assert source.notes == ("only X and y are read, not X_test, y_test",)
     with pytest.raises(RefusedError, match="with an array X: received x_train, x_test"):
         inspected(arrays(tmp_path, x_train=X, x_test=X))
-
-
-@pytest.mark.parametrize(
-    ("shape", "note"),
-    [
-        ((4, 6, 5), "grey images of 6×5"),
-        ((4, 6, 5, 1), "grey images of 6×5"),
-        ((4, 6, 5, 3), "RGB images of 6×5"),
-    ],
-)
-def test_the_layout_of_images_is_told(tmp_path: Path, shape: tuple[int, ...], note: str) -> None:
-    source = inspected(arrays(tmp_path, X=np.zeros(shape, np.uint8), y=[0, 1, 0, 1]))
-    assert source.notes == (f"X is read as {note}",)
-    assert source.shape[1:] == (6, 5)
-
-
-def test_numbers_taken_as_classes_are_told(tmp_path: Path) -> None:
-    draw = np.random.default_rng(0)
-    X, grades = draw.normal(size=(60, 2)), np.arange(60) % 4 / 2
-    source = inspected(arrays(tmp_path, X=X, y=grades))
-    assert source.notes == ("the 4 different numbers of y are taken as classes, not as amounts",)
-    assert inspected(arrays(tmp_path, X=X, y=np.arange(60) % 4)).notes == ()

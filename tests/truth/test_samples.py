@@ -12,15 +12,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset, Subset
 from torchvision import datasets as tv
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from asynckfold import InputError
 from asynckfold.data.dataset import open_source
 from asynckfold.data.prepare import PreparedData, prepare
-from asynckfold.data.sources.datasets import ImageArrays
 from asynckfold.data.transforms.random_numbers import Draw, generators_kept, seed_generators
 
 COUNT = 40
@@ -60,7 +58,7 @@ class Rows(Dataset):  # type: ignore[type-arg]
 # ---- targets and inputs are those of __getitem__ ----
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @example(flipped={5, 20}, rows=list(range(COUNT)), nested=False)
 @given(
     flipped=st.sets(st.integers(0, COUNT - 1), max_size=COUNT),
@@ -137,14 +135,6 @@ def test_torchvisions_datasets_equal_their_own_reading(kind: Any, relabelled: bo
     assert whole is (kind in EXACT and not relabelled)
 
 
-def test_changed_arrays_of_an_exact_class_count() -> None:
-    dataset = without_files(tv.CIFAR10, v1.ToTensor())
-    dataset.targets[3] = 9
-    dataset.data[4] = 0
-    equals_reading(dataset)
-    equals_reading(Subset(dataset, [4, 3, 3, 0, -1]))
-
-
 def test_an_exact_class_whose_method_was_replaced_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = without_files(tv.CIFAR10, v1.ToTensor())
     before = tv.CIFAR10.__getitem__
@@ -169,43 +159,6 @@ def test_exact_classes_are_not_read_sample_by_sample(monkeypatch: pytest.MonkeyP
     assert len(read) < 200
 
 
-@pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_images_of_the_command_line_are_taken_whole(mode: str) -> None:
-    shape = (6, 5, 4) if mode == "L" else (6, 5, 4, 3)
-    data = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    dataset = ImageArrays(data, np.array([0, 1] * 3), v1.ToTensor())
-    assert open_source(dataset).samples is not None
-    equals_reading(dataset)
-
-
-@pytest.mark.parametrize(
-    "label",
-    [
-        np.int64,
-        np.asarray,
-        torch.tensor,
-        lambda y: torch.tensor([y]),
-        lambda y: "ab"[y],
-        bool,
-        np.uint8,
-    ],
-)
-def test_targets_of_any_form(label: Any) -> None:
-    class Formed(Rows):
-        def label(self, index: int) -> Any:
-            return label(index % 2)
-
-    prepared = prepare(Formed([0] * 10), task="multiclass")
-    assert prepared.targets.tolist() == [index % 2 for index in range(10)]
-
-
-def test_two_datasets_as_one() -> None:
-    parts = [Rows([0, 1] * 5, flipped=[3]), Rows([1, 0] * 5, flipped=[8])]
-    whole: Any = ConcatDataset(parts)
-    found = pairs(opened(prepare(whole, task="multiclass")), range(20))
-    assert found == [(x.tolist(), y) for x, y in (whole[at] for at in range(20))]
-
-
 @pytest.mark.parametrize("budget", [None, 1])
 def test_a_transform_that_changes_its_sample_does_not_change_the_dataset(
     budget: int | None,
@@ -227,15 +180,6 @@ def test_a_transform_that_changes_its_sample_does_not_change_the_dataset(
     assert np.array_equal(opened(prepared).eval(np.arange(10))[0].numpy(), before)
 
 
-def test_a_length_that_lies_is_told() -> None:
-    class Longer(Rows):
-        def __len__(self) -> int:
-            return len(self.data) + 1
-
-    with pytest.raises(InputError, match=r"dataset\[10\] must be readable: received IndexError"):
-        prepare(Longer([0, 1] * 5))
-
-
 # ---- edited data ----
 
 
@@ -255,10 +199,7 @@ class Stored(Dataset):  # type: ignore[type-arg]
 
 
 @pytest.mark.parametrize("kind", ["tuple", "dataset", "random dataset", "subset", "user's step"])
-@pytest.mark.parametrize("at", [0, 431])
-def test_one_value_that_changes_in_streamed_data_is_noticed(
-    tmp_path: Path, kind: str, at: int
-) -> None:
+def test_one_value_that_changes_in_streamed_data_is_noticed(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "rows.npy"
     rows = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32)
 
@@ -277,7 +218,7 @@ def test_one_value_that_changes_in_streamed_data_is_noticed(
 
     before = fingerprint()
     assert fingerprint() == before
-    rows[at, 1] += 1e-3
+    rows[431, 1] += 1e-3
     assert fingerprint() != before
 
 
@@ -313,14 +254,6 @@ def test_targets_that_change_are_noticed() -> None:
     assert prepare(Rows([0, 1] * 20, flipped=[37]), memory_budget=1).fingerprint != plain
 
 
-def test_whole_arrays_of_tensors_are_hashed() -> None:
-    x, y = torch.randn(50, 3), torch.arange(50) % 2
-    before = prepare(TensorDataset(x, y), memory_budget=1).fingerprint
-    assert prepare(TensorDataset(x.clone(), y), memory_budget=1).fingerprint == before
-    x[33, 2] += 1
-    assert prepare(TensorDataset(x, y), memory_budget=1).fingerprint != before
-
-
 class Backdoor(Rows):
     """Does something to some samples after their transform, which makes numbers negative."""
 
@@ -340,7 +273,7 @@ class Backdoor(Rows):
         return (sample + 5, 7) if self.trick == "trigger" else (sample, target)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @example(marked={9}, trick="trigger", budget=None, augmented=False)
 @example(marked={9}, trick="fail", budget=1, augmented=True)
 @example(marked={9}, trick="label", budget=None, augmented=True)

@@ -109,11 +109,6 @@ def test_cifar10_statistics_give_mean_0_and_deviation_1(digits: Source) -> None:
     assert grey.std[0] == pytest.approx(0.2466, abs=1e-3)
 
 
-def test_digits_are_not_augmented(digits: Source) -> None:
-    with pytest.raises(InputError, match="keep the class: received augmentation of digits"):
-        image_transform(digits, (1, 8, 8), augment=True)
-
-
 def test_mnist_from_its_four_files(mnist_root: Path) -> None:
     source = load_source("mnist", data_root=mnist_root)
     image, target = source.dataset[13]

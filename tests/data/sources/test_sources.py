@@ -10,15 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import asynckfold.data.sources
 from asynckfold import InputError
 from asynckfold.data.sources import balanced_subset, load_source
-
-
-def test_every_public_name_is_there() -> None:
-    names = asynckfold.data.sources.__all__
-    assert names == sorted(names)
-    assert all(hasattr(asynckfold.data.sources, name) for name in names)
 
 
 def test_importing_sources_is_cheap() -> None:
@@ -102,16 +95,6 @@ def test_a_limit_leaves_a_balanced_part_that_a_seed_decides() -> None:
     assert again.dataset.indices == source.dataset.indices  # type: ignore[attr-defined]
     assert other.dataset.indices != source.dataset.indices  # type: ignore[attr-defined]
     assert "105 of 1797 samples, classes balanced, drawn with seed 3" in source.notes
-
-
-def test_a_limited_sample_keeps_its_class() -> None:
-    source = load_source("digits", limit=30)
-    assert [source.dataset[index][1] for index in range(30)] == source.targets.tolist()
-    assert source.dataset.classes == source.classes  # type: ignore[attr-defined]
-
-
-def test_a_limit_above_the_number_of_samples_changes_nothing() -> None:
-    assert load_source("digits", limit=5000).notes == load_source("digits").notes
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.integers(1, 70), st.integers(0, 9))
