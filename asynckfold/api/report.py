@@ -92,7 +92,7 @@ def keep_pictures(run: RunStore, data: PreparedData) -> None:
 
 def _keep(run: RunReader, data: PreparedData) -> None:
     # Grey or coloured pictures, channels first.
-    shape = data.sample_shape
+    shape = data.checked.views.sample_shape
     if len(shape) != 3 or shape[0] not in (1, 3) or min(shape[1:]) < 8:
         return
     from asynckfold.results.cv_results import read_results

@@ -348,24 +348,21 @@ def converted(samples: Any, labels: Any) -> tuple[Any, tuple[str, ...]]:
         return samples, ()
     by_path, spec = leaves_by_path(samples, stops=lambda item: isinstance(item, list))
     leaves = {path_text(path): leaf for path, leaf in by_path.items()}
-    for path, leaf in leaves.items():
-        if not (hasattr(leaf, "__array__") and np.ndim(leaf)):
-            raise InputError.one(
-                f"X{path} must be an array with a row for each sample",
-                type(leaf).__name__,
-                "Pass a NumPy array or a tensor of shape (n_samples, ...).",
-            )
-    if not leaves:
-        raise InputError.one("X must hold an array", "an empty dict", "Pass {'name': array, ...}.")
-    arrays = {path: plain(leaf, f"X{path}") for path, leaf in leaves.items()}
-    sizes = {f"X{path}": len(array) for path, array in arrays.items()}
+    arrays = {
+        path: plain(leaf, f"X{path}") if hasattr(leaf, "__array__") and np.ndim(leaf) else None
+        for path, leaf in leaves.items()
+    }
+    sizes: dict[str, Any] = {
+        f"X{path}": type(leaves[path]).__name__ if array is None else len(array)
+        for path, array in arrays.items()
+    }
     if hasattr(labels, "__len__"):
         sizes["y"] = len(labels)
-    if len(set(sizes.values())) > 1:
+    if any(array is None for array in arrays.values()) or len(set(sizes.values())) != 1:
         raise InputError.one(
-            "all inputs and y must have one length",
-            ", ".join(f"{name} has {size}" for name, size in sizes.items()),
-            "Pass one row of each input, and one label, for each sample.",
+            "all inputs and y must have one length, as arrays with a row for each sample",
+            ", ".join(f"{name} has {size}" for name, size in sizes.items()) or "an empty dict",
+            "Pass {'name': array of shape (n_samples, ...), ...}, and one label for each sample.",
         )
     refuse(
         problem
@@ -432,24 +429,19 @@ def targets_as_trees(targets: Any, samples: Any) -> Any:
     is_tuple = isinstance(targets, (tuple, list)) and 1 < len(targets) != count
     if isinstance(targets, TreeArrays) or not (isinstance(targets, Mapping) or is_tuple):
         return targets
+    rule = "all parts of the targets must be arrays with a row for each sample"
     try:
         tree = with_arrays(targets) if isinstance(targets, Mapping) else targets
         pairs = list(leaves_of(tree))
     except UnfitTree as error:
-        raise InputError.one("targets must be a dict of arrays by name", *error.args) from error
+        raise InputError.one(rule, *error.args) from error
     leaves = [(path, by_position(leaf, f"y{path_text(path)}")) for path, leaf in pairs]
-    is_arrays = bool(leaves) and all(hasattr(leaf, "__array__") for _, leaf in leaves)
-    counts = {len(leaf) if np.ndim(leaf) else 0 for _, leaf in leaves if hasattr(leaf, "__array__")}
-    if is_tuple and not (is_arrays and counts == {count}):
+    shapes = [np.shape(leaf) if hasattr(leaf, "__array__") else () for _, leaf in leaves]
+    counts = {shape[0] if shape else None for shape in shapes}
+    if is_tuple and counts != {count}:
         return targets
-    if not is_arrays or len(counts) != 1:
-        kinds = {
-            path_text(path): np.shape(leaf) if hasattr(leaf, "__array__") else type(leaf).__name__
-            for path, leaf in leaves[:4]
-        }
-        raise InputError.one(
-            "all parts of the targets must be arrays with a row for each sample",
-            ", ".join(f"{path} {kind}" for path, kind in kinds.items()) or "an empty dict",
-            "Pass (X, {'name': array of shape (n, ...), ...}).",
-        )
+    if len(counts) != 1 or None in counts:
+        received = [f"{path_text(path)} {np.shape(leaf)}" for path, leaf in leaves[:4]]
+        remedy = "Pass (X, {'name': array of shape (n, ...), ...})."
+        raise InputError.one(rule, ", ".join(received) or "an empty dict", remedy)
     return TreeArrays(tree_of(leaves))

@@ -494,31 +494,18 @@ def item_form(source: SampleSource) -> ItemForm:
 
 @dataclass(frozen=True)
 class Collation:
-    """Makes the inputs of a batch by the user's function.
-
-    Parameters
-    ----------
-    function : callable
-        List of items → (inputs, targets), or a dict of both.
-    form : ItemForm
-        What an item is.
-    schema : Schema or None
-        Of targets of several parts.
-    """
+    """Makes the inputs of a batch by the user's function: items → (inputs, targets), or a dict."""
 
     function: Callable[[list[Any]], Any]
-    form: ItemForm
-    schema: Schema | None = None
+    form: ItemForm  # what an item is
+    schema: Schema | None = None  # of targets of several parts
     # whether inputs are a tuple with one for each sample; empty before the first batch
     _lists: list[bool] = field(default_factory=list, compare=False, repr=False)
 
     def __call__(self, samples: Sequence[Any], targets: Tensor) -> Any:
         """Return the inputs of samples with targets (B, ...).
 
-        Raises
-        ------
-        InputError
-            The function returns something else than inputs and the targets of these samples.
+        Raises `InputError` where the function gives something else than inputs and these targets.
         """
         each: Any = targets
         if self.schema is not None:

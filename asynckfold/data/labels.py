@@ -152,20 +152,20 @@ def _of_parts(values: Any, criterion: Criterion | None, task: str | None) -> Lab
             schema, rows = Schema.of_samples(list(values))
     except UnfitTree as error:
         raise InputError.one(PARTS_RULE, *error.args) from error
-    if criterion is not None:
+    if criterion is not None or task not in (None, CUSTOM):
+        name = "none" if criterion is None else criterion.name
         raise InputError.one(
-            "targets of several parts need a criterion of your own",
-            f"{criterion.name}, and targets {schema.text}",
-            "Pass a function (outputs, targets) → loss that takes the parts.",
+            "targets of several parts need a criterion of your own, and are a task of your own",
+            f"criterion {name}, task={task!r}, and targets {schema.text}",
+            "Pass a function (outputs, targets) → loss that takes the parts, and leave task out.",
         )
-    if task not in (None, CUSTOM):
-        raise InputError.one(
-            "targets of several parts are a task of your own",
-            f"task={task!r}, and targets {schema.text}",
-            "Leave task out, or pass task='custom'.",
-        )
-    objective = Objective(REGRESSION, natural_scale(REGRESSION, None), targets=schema)
-    return Labels(rows, (), False, _missing_notes(rows), objective)
+    return _as_numbers(rows, natural_scale(REGRESSION, None), schema)
+
+
+def _as_numbers(array: Array, scale: str, schema: Schema | None = None) -> Labels:
+    targets = array if schema else _floats(array)
+    objective = Objective(REGRESSION, scale, targets=schema)
+    return Labels(targets, (), False, _missing_notes(array), objective)
 
 
 def _missing_notes(array: Array) -> tuple[str, ...]:
@@ -183,13 +183,12 @@ def _resolved_or_unchanged(
     except InputError:
         if array.dtype.kind == "U" or (array.ndim == 1 and array.dtype.kind != "f"):
             raise
+    scale = natural_scale(REGRESSION, criterion)
     if array.dtype.kind == "f":
-        objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))
-        return Labels(_floats(array), (), False, _missing_notes(array), objective)
+        return _as_numbers(array, scale)
     # As one part of a tree, whose type is kept.
     schema, rows = Schema.of_arrays(array)
-    objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion), targets=schema)
-    return Labels(rows, (), False, objective=objective)
+    return _as_numbers(rows, scale, schema)
 
 
 def _resolved_as(
@@ -301,7 +300,7 @@ def dense_labels(
             "Divide a mask of 0 and 255 by 255; use CrossEntropyLoss for several classes.",
         )
     # Probabilities themselves: numbers, of outputs on the same scale.
-    return Labels(_floats(array), (), False, objective=Objective(REGRESSION, scale))
+    return _as_numbers(array, scale)
 
 
 def _pixel_classes(array: Array, names: tuple[str, ...], criterion: Criterion | None) -> Labels:
@@ -339,8 +338,7 @@ def _regression(array: Array, criterion: Criterion | None) -> Labels:
     # A criterion of the user's may leave out what is missing.
     known = array if criterion is not None else np.where(np.isnan(array), 0, array)
     _refuse_not_finite(known, "regression targets must be finite")
-    objective = Objective(REGRESSION, natural_scale(REGRESSION, criterion))
-    return Labels(_floats(array), (), False, _missing_notes(array), objective)
+    return _as_numbers(array, natural_scale(REGRESSION, criterion))
 
 
 def _refuse_not_finite(array: Array, rule: str) -> None:
@@ -373,7 +371,7 @@ def _two_valued(array: Array, criterion: Criterion, names: tuple[str, ...]) -> L
     shares = array.dtype.kind == "f" and codes == (0, 1) and not is_codes
     if array.ndim in (1, 2) and shares and values[0] >= 0 and values[-1] <= 1:
         # Targets that are probabilities themselves: numbers, of outputs on the same scale.
-        return Labels(_floats(array), (), False, objective=Objective(REGRESSION, scale))
+        return _as_numbers(array, scale)
     # One label that is no code tells not which of the two classes it is.
     is_of_two = is_codes or (len(values) == 2 and (not several or array.dtype.kind == "b"))
     if array.ndim not in (1, 2) or not is_of_two:

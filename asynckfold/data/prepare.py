@@ -79,19 +79,9 @@ class PreparedData:
         return self.labels.classes
 
     @property
-    def classification(self) -> bool:
-        """Whether targets are class indices."""
-        return self.labels.classification
-
-    @property
     def n_samples(self) -> int:
         """Number of samples."""
         return len(self.targets)
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        """Shape of one input of the eval view."""
-        return self.checked.views.sample_shape
 
     def numbered(self) -> PreparedData:
         """Return the data with renumbered labels; earlier handles must not be used any more."""
@@ -157,37 +147,16 @@ def prepare(
     readers: Readers | None = None,
     collate_fn: Any = None,
 ) -> PreparedData:
-    """Read a dataset once, check it, and divide its transform.
+    """Read a dataset once, check it, and divide its transform; the dataset is never changed.
 
-    Parameters
-    ----------
-    dataset : map-style torch Dataset of (x, y), or tuple (X, y) of arrays
-        A ``transform`` attribute is divided into a train and an eval view; the object itself is
-        never changed.
-    train_transform, eval_transform : callable, optional
-        In place of the dataset's transform, or on top of its samples where it has none. From
-        one transform alone the eval view is derived by leaving its random steps out.
-    targets : array-like, optional
-        Labels, in place of the dataset's.
-    criterion : Criterion or None
-        What the criterion needs; without one, `task` or the labels' type decides.
-    task : str, optional
-        Task of the models, where the criterion does not tell.
-    random_samples : bool
-        Whether another read of a sample may give another pair, though this does not show.
-    memory_budget : int, optional
-        Bytes that may be held in memory; beyond it the arrays go into an unnamed file in `folder`.
-    folder : Path, optional
-        Folder of that file.
-    readers : Readers, optional
-        Runs the code of the dataset and of the transforms; this process by default.
-    collate_fn : callable, optional
-        Makes a batch of a list of items; samples may then differ in shape.
-
-    Raises
-    ------
-    InputError
-        All problems of samples, transforms and labels.
+    `train_transform` and `eval_transform` stand in place of the dataset's, or on top of its samples
+    where it has none; from one transform alone the eval view is derived by leaving its random steps
+    out. `targets` stand in place of the dataset's. `criterion`, or without one `task` or the
+    labels' type, decides what targets are. `random_samples`: another read of a sample may give
+    another pair, though this does not show. Beyond `memory_budget` bytes arrays go into an unnamed
+    file in `folder`. `readers` run the code of the dataset and of the transforms; this process by
+    default. With a `collate_fn`, samples may differ in shape. Raises `InputError` with all problems
+    of samples, transforms and labels.
     """
     check = SampleCheck(
         dataset, train_transform, eval_transform, random_samples, collates=collate_fn is not None
@@ -360,11 +329,10 @@ class Readers(Protocol):
     def __call__(
         self, task: Task, count: int, arrays: Sequence[SharedArray], seconds: float
     ) -> list[Any]:
-        """Return what the task gave for consecutive ranges of `count` samples, in order.
+        """Return what the task gave for consecutive ranges of `count` samples (0: none), in order.
 
-        `count` is 0 for a task without a range, `seconds` the expected time of all samples. The
-        task writes into `arrays`. Raises `InputError`, naming the sample, where the reading process
-        died or hung.
+        It writes into `arrays`; `seconds` is the expected time of all samples. Raises `InputError`,
+        naming the sample, where the reading process died or hung.
         """
         ...
 

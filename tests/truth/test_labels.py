@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pytest
 import torch
 from sklearn import metrics
@@ -586,40 +587,23 @@ def test_probabilities_of_an_own_criterion_are_said_to_be_assumed(root: Path) ->
 # The command line
 
 
-def table(path: Path, labels: Any) -> Path:
-    head = ",".join([*(f"x{at}" for at in range(8)), "class"])
-    rows = [
-        ",".join([*(f"{value:.4f}" for value in row), str(label)])
-        for row, label in zip(X, labels, strict=True)
-    ]
-    path.write_text("\n".join([head, *rows]))
-    return path
-
-
-def ran(tmp_path: Path, labels: Any, name: str, *more: str) -> CVResults:
-    path = table(tmp_path / f"{name}.csv", labels)
-    words = ["run", "--data", f"csv:{path}", "--root", str(tmp_path / name), "--models", "mlp"]
-    words += ["--epochs", "2", "--folds", "3", "--n-jobs", "1", "--baseline", "none", "--quiet"]
-    assert main([*words, *more]) == 0
-    with RunStore.read(tmp_path / name) as store:
-        return load_results(store)
-
-
 @pytest.mark.nightly
-def test_the_command_takes_scikit_learns_positive_class_of_a_file(
+def test_the_command_takes_the_positive_class_of_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def command(labels: Any, name: str, *more: str) -> int:
+        path, root = tmp_path / f"{name}.csv", tmp_path / name
+        pd.DataFrame(X).add_prefix("x").assign(label=labels).to_csv(path, index=False)
+        words = f"run --data csv:{path} --root {root} --models mlp --epochs 2 --folds 3 --quiet"
+        return main([*words.split(), "--engine", "serial", "--scoring", "f1,accuracy", *more])
+
     labels = BITS.astype(int) + 1
-    for name, more, positive in (("one", [], 1), ("two", ["--pos-label", "2"], 2)):
-        results = ran(tmp_path, labels, name, "--scoring", "f1,accuracy", *more)
-        wanted = by_fold(
-            results,
-            lambda y, o, one=positive: metrics.f1_score(y, o.argmax(1) + 1, pos_label=one),
-            labels,
-        )
-        assert scores_of(results, "f1") == pytest.approx(wanted)
-    words = np.array(["no", "yes"])[BITS.astype(int)]
-    path = table(tmp_path / "words.csv", words)
-    flags = ["run", "--data", f"csv:{path}", "--root", str(tmp_path / "words"), "--models", "mlp"]
-    assert main([*flags, "--scoring", "f1"]) == 2
+    assert command(labels, "two", "--pos-label", "2") == 0
+    with RunStore.read(tmp_path / "two") as store:
+        results = load_results(store)
+    wanted = by_fold(
+        results, lambda y, o: metrics.f1_score(y, o.argmax(1) + 1, pos_label=2), labels
+    )
+    assert scores_of(results, "f1") == pytest.approx(wanted)
+    assert command(np.array(["no", "yes"])[BITS.astype(int)], "words") == 2
     assert "Pass --pos-label yes" in capsys.readouterr().err

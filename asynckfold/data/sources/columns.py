@@ -156,7 +156,9 @@ def _idle(column: Column, position: int, cells: Any, unnamed: bool) -> str:
         return "it has no name, and stands first, as row numbers do, or is empty"
     numbers = values.to_numpy() if values.dtype.kind in "iuf" else column.numbers
     names = column.dtype == NAMES and column.why in ("", _MANY)
-    is_whole = numbers is not None and numbers.dtype.kind != "b" and (numbers % 1 == 0).all()
+    is_whole = (
+        numbers is not None and numbers.dtype.kind != "b" and (numbers == np.rint(numbers)).all()
+    )
     different = len(values) > 1 and column.different >= _NEARLY_ALL * len(values)
     if different and _IDENTIFIER.search(column.name) and (names or is_whole):
         return "nearly all its values differ, and its name is that of an identifier"

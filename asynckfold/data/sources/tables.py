@@ -176,14 +176,13 @@ def csv_samples(
 
     Columns are matched by name, or by order where one file has no header. Columns that `like` does
     not have are left out, with a note. Labels may be missing. Where `like` is no text file, columns
-    are judged anew. ``header="auto"`` also takes the first row as header where it holds the names
-    of `like`.
+    are judged anew.
     """
     from asynckfold.data.sources.datasets import TableRows
 
     known = like.columns if like else ()
     features = [column for column in known if column.role == FEATURE]
-    head = read_head(path, header, [column.name for column in features])
+    head = read_head(path, header)
     choice = TableOptions(target)
     refuse(position_problems(head, choice))
     position = None if target is None else _position_of(head, target)

@@ -60,11 +60,10 @@ class Head:
         return tuple(map(self.name, range(len(self.names))))
 
 
-def read_head(path: Path, header: str, known: Sequence[str] = ()) -> Head:
+def read_head(path: Path, header: str) -> Head:
     """Read the first lines of a file.
 
-    `known`: names that make the first row a header where it holds them all. Raises `InputError`
-    where the file has no rows, a name twice, or an ambiguous first row.
+    Raises `InputError` where it has no rows, a name twice, or an ambiguous first row.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         rule = "csv: must name a regular file, because it is read several times"
@@ -74,12 +73,7 @@ def read_head(path: Path, header: str, known: Sequence[str] = ()) -> Head:
     if not rows:
         raise InputError.one(f"{path} must hold rows", "an empty file", "Check the path.")
     first = tuple(rows[0])
-    has_header, why = header == "yes", ""
-    if header == "auto":
-        # One or two numbers may be a coincidence.
-        telling = len(known) >= _LONG_SERIES or any(number(name) is None for name in known)
-        is_known = telling and set(known) <= set(first)
-        has_header, why = (True, "") if is_known else header_of(rows)
+    has_header, why = header_of(rows) if header == "auto" else (header == "yes", "")
     if why:
         rule = f"it must be clear whether the first row of {path} names the columns"
         remedy = "Pass --header yes if it does, --header no if it is a sample."

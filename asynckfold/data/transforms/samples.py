@@ -247,20 +247,16 @@ def unstorable(tree: Any) -> str:
     """Say why no record can hold a tree; empty if one can.
 
     >>> unstorable({"age": 1, "name": "Ann"})
-    "['name'] is a string"
+    "['name'] is a str, no dense tensor, array, image or number"
     """
     if not is_tree(tree):
-        return f"it is {_article(tree)}, no tuple or dict"
+        return f"it is a {type(tree).__name__}, no tuple or dict"
     leaves, _ = leaves_by_path(tree)
-    if not leaves:
-        return "it holds no tensor"
     for path, leaf in leaves.items():
-        what = path_text(path) or "it"
-        if isinstance(leaf, (str, bytes)):
-            return f"{what} is a string"
         if not kind_of(leaf).storable:
-            return f"{what} is {_article(leaf)}, no dense tensor, array, image or number"
-    return ""
+            what = f"{getattr(leaf, 'dtype', '')} {type(leaf).__name__}".strip()
+            return f"{path_text(path)} is a {what}, no dense tensor, array, image or number"
+    return "" if leaves else "it holds no tensor"
 
 
 def _as_stored(leaf: Any, part: Part) -> Array:
@@ -302,11 +298,6 @@ def _part_of_any_shape(path: Any, leaf: Any) -> Part | None:
         return Part(path, shape, dtype, form) if array.dtype.kind in "bif" else None
     kind = kind_of(leaf)
     return Part(path, (-1,) * len(kind.shape), kind.dtype, kind.form) if kind.storable else None
-
-
-def _article(leaf: Any) -> str:
-    kind = f"{leaf.dtype!s} " if hasattr(leaf, "dtype") else ""
-    return f"a {kind}{type(leaf).__name__}"
 
 
 def _is_pil(sample: Any) -> bool:

@@ -14,13 +14,8 @@ import numpy as np
 import torch
 from torch import nn
 
-<<<<<<< HEAD
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.trees import mapped, tensors_in
-=======
-from asynckfold.data.batches import Batches, structure
-from asynckfold.data.transforms.trees import kinds_text, mapped, tensors_in
->>>>>>> f2e8425f (Join the modules that prepare, open and encode a dataset)
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.objective import REGRESSION, OutputSample
 from asynckfold.planning import memory_format

@@ -15,11 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-<<<<<<< HEAD
 from asynckfold.data.batches import Batches
-=======
-from asynckfold.data.batches import Batches, structure
->>>>>>> f2e8425f (Join the modules that prepare, open and encode a dataset)
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.trees import tensors_in
 from asynckfold.errors import refuse

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pickle
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -151,11 +150,3 @@ def test_a_damaged_image_is_named(folder: Path) -> None:
     source = load_source(f"folder:{folder}")
     with pytest.raises(InputError, match=r"dog/1\.png must be a readable image"):
         source.dataset[3]
-
-
-@pytest.mark.parametrize("limit", [None, 40])
-def test_image_datasets_survive_pickling(digits: Source, limit: int | None) -> None:
-    dataset = load_source("digits", limit=limit).dataset
-    again = pickle.loads(pickle.dumps(dataset))
-    assert again[7][0].tobytes() == dataset[7][0].tobytes()
-    assert again.targets.tolist() == dataset.targets.tolist()
