@@ -8,6 +8,7 @@ import pytest
 
 from asynckfold import InputError
 from asynckfold.data.sources import Source, load_samples, load_source
+from tests.here import RefusedError, inspected
 
 
 def save(folder: Path, **arrays: Any) -> str:
@@ -36,9 +37,8 @@ def test_rows_of_numbers_are_a_table(tmp_path: Path) -> None:
     ],
 )
 def test_labels_of_any_plain_type(tmp_path: Path, labels: list[Any], classes: Any) -> None:
-    source = load(tmp_path, np.ones((4, 2)), labels)
-    assert source.targets.tolist() == [1, 0, 1, 0]
-    assert source.classes == classes
+    source = inspected(save(tmp_path, X=np.ones((4, 2)), y=np.array(labels)))
+    assert source.counts == dict.fromkeys(classes, 2)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ def test_bytes_of_three_or_four_axes_are_images(
 def test_arrays_that_are_no_samples_and_labels(
     tmp_path: Path, X: Any, y: Any, message: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        load(tmp_path, X, y)
+    with pytest.raises(RefusedError, match=message):
+        inspected(save(tmp_path, X=np.asarray(X), y=np.asarray(y)))
 
 
 def test_rows_to_predict_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -98,8 +98,8 @@ def test_rows_to_predict_that_are_not_finite_are_refused(tmp_path: Path) -> None
 
 
 def test_a_missing_array_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"an array X: received x, y\..*Did you mean 'x'"):
-        load_source(save(tmp_path, x=np.ones((4, 2)), y=np.ones(4)))
+    with pytest.raises(RefusedError, match=r"an array X: received x, y\..*Did you mean 'x'"):
+        inspected(save(tmp_path, x=np.ones((4, 2)), y=np.ones(4)))
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip file", b"PK\x03\x04 torn", None])
@@ -107,5 +107,5 @@ def test_what_is_no_npz_file_is_refused(tmp_path: Path, content: bytes | None) -
     path = tmp_path / "data.npz"
     with path.open("wb") as file:
         np.save(file, np.ones(3)) if content is None else file.write(content)
-    with pytest.raises(InputError, match=r"must be an \.npz file of plain arrays"):
-        load_source(f"npz:{path}")
+    with pytest.raises(RefusedError, match=r"must be an \.npz file of plain arrays"):
+        inspected(f"npz:{path}")

@@ -13,6 +13,7 @@ from torchvision import transforms
 
 from asynckfold import InputError
 from asynckfold.data.sources import Source, image_transform, load_source
+from tests.here import RefusedError, inspected
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +122,14 @@ def test_mnist_from_its_four_files(mnist_root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "kmnist", "cifar10"])
 def test_missing_files_are_refused_with_the_remedy(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match=f"files of {name} must be .*--download.*--data-root"):
-        load_source(name, data_root=tmp_path)
+    with pytest.raises(RefusedError, match=f"files of {name} must be .*--download.*--data-root"):
+        inspected(name, **{"data-root": str(tmp_path)})
 
 
 def test_damaged_files_are_refused(mnist_root: Path) -> None:
     (mnist_root / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03torn")
-    with pytest.raises(InputError, match=r"files of mnist must be under .* readable and whole"):
-        load_source("mnist", data_root=mnist_root)
+    with pytest.raises(RefusedError, match=r"files of mnist must be under .* readable and whole"):
+        inspected("mnist", **{"data-root": str(mnist_root)})
 
 
 @pytest.mark.parametrize(
@@ -141,8 +142,8 @@ def test_damaged_files_are_refused(mnist_root: Path) -> None:
 )
 def test_folders_that_hold_no_classes(folder: Path, below: str, message: str) -> None:
     (folder / "bird" / "nest").mkdir(parents=True)
-    with pytest.raises(InputError, match=message):
-        load_source(f"folder:{folder / below}")
+    with pytest.raises(RefusedError, match=message):
+        inspected(f"folder:{folder / below}")
 
 
 def test_a_damaged_image_is_named(folder: Path) -> None:
