@@ -441,7 +441,10 @@ def targets_as_trees(targets: Any, samples: Any) -> Any:
     if is_tuple and counts != {count}:
         return targets
     if len(counts) != 1 or None in counts:
-        received = [f"{path_text(path)} {np.shape(leaf)}" for path, leaf in leaves[:4]]
+        received = [
+            f"{path_text(path)} {shape or type(leaf).__name__}"
+            for (path, leaf), shape in zip(leaves[:4], shapes, strict=False)
+        ]
         remedy = "Pass (X, {'name': array of shape (n, ...), ...})."
         raise InputError.one(rule, ", ".join(received) or "an empty dict", remedy)
     return TreeArrays(tree_of(leaves))

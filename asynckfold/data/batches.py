@@ -445,24 +445,19 @@ class DataHandle:
 
     def open(self, fds: Sequence[int]) -> Batches:
         """Map the arrays; the descriptors stay the caller's and may be closed afterwards."""
-        batches = self._opened(fds)
+        targets, *arrays = [spec.map(fd) for spec, fd in zip(self.specs, fds, strict=True)]
+        both, records = (self.train, self.eval), self.records
+        views: list[_ViewBatches]
+        if self.source is not None:
+            views = [_Read(self.source, view.pipeline, self.encoding) for view in both]
+        elif records is not None and records.ragged:
+            views, records = [_RaggedView(arrays[0], arrays[1], records)] * 2, None
+        else:
+            pairs = zip(self.slots, both, strict=True)
+            views = [_ArrayView(arrays[slot - 1], view) for slot, view in pairs]
+        batches = Batches(targets, views[0], views[1], records, self.collation, self.schema)
         batches.not_finite, batches.last_is_target = self.not_finite, self.last_is_target
         return batches
-
-    def _opened(self, fds: Sequence[int]) -> Batches:
-        arrays = [spec.map(fd) for spec, fd in zip(self.specs, fds, strict=True)]
-        if self.source is not None:
-            train, evaluation = (
-                _Read(self.source, view.pipeline, self.encoding) for view in (self.train, self.eval)
-            )
-            return Batches(arrays[0], train, evaluation, self.records, self.collation, self.schema)
-        if self.records is not None and self.records.ragged:
-            _, offsets, values = arrays
-            ragged = _RaggedView(offsets, values, self.records)
-            return Batches(arrays[0], ragged, ragged, None, self.collation, self.schema)
-        train_slot, eval_slot = self.slots
-        held = _ArrayView(arrays[train_slot], self.train), _ArrayView(arrays[eval_slot], self.eval)
-        return Batches(arrays[0], *held, self.records, schema=self.schema)
 
 
 # The user's `collate_fn`: a list of samples → a batch of inputs and targets

@@ -185,7 +185,7 @@ def ragged(index: int, change: Callable[[dict[str, Any]], Any]) -> Items:
     [
         (({**X, "age": X["age"][:-1]}, Y), TwoInputs, r"X\['age'\] has 59"),
         ((PAIR, Y[:-1]), TwoInputs, "y has 59"),
-        (({**X, "name": ["Ann"] * N}, Y), TwoInputs, r"X\['name'\] must be an array"),
+        (({**X, "name": ["Ann"] * N}, Y), TwoInputs, r"X\['name'\] has list"),
         (({**X, "name": np.array(["Ann"] * N)}, Y), TwoInputs, r"X\['name'\] must hold numbers"),
         ((X, Y), Misnamed, "Did you mean 'ages'"),
         ((X, Y), Narrow, r"\['image'\] float32"),

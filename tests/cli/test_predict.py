@@ -165,7 +165,7 @@ def test_json_tells_the_score_and_the_runs_own_samples_are_no_test(
             "trained on: received width (1 cell, first in row 1, 'a')",
         ),
         ("1,2\n", "must have the 4 columns of csv:"),
-        ("width,colour,length\n", "must hold rows: received a header only"),
+        ("width,colour,length\n", "or their names: received 3"),
         ("", "must hold rows: received an empty file"),
     ],
 )

@@ -153,7 +153,9 @@ class Tiny:
     @cached_property
     def bundle(self) -> Bundle:
         data = self.prepared
-        folds = make_folds(data.n_samples, data.targets, self.cv, stratify=data.classification)
+        folds = make_folds(
+            data.n_samples, data.targets, self.cv, stratify=data.labels.classification
+        )
         plan = Plan(
             make_jobs(list(self.models), list(self.lr_schedules), folds, 0),
             self.params,

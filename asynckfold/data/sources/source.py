@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asynckfold.data.sources.columns import Column
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -110,12 +110,9 @@ class Inspection:
 
     def limited(self, limit: int, random_state: int) -> Inspection:
         """Return this inspection of a balanced subset."""
-        problems = (*self.problems, *limit_problems(limit, len(self.class_names)))
-        if limit >= self.samples or problems:
-            return replace(self, problems=problems)
-        targets = self.targets[balanced_subset(self.targets, limit, random_state)]
-        notes = (*self.notes, part_note(limit, self.samples, random_state))
-        return replace(self, samples=limit, targets=targets, notes=notes)
+        chosen, note = _part(self.targets, limit, len(self.class_names), random_state)
+        targets, notes = self.targets[chosen], (*self.notes, *note)
+        return replace(self, samples=min(limit, self.samples), targets=targets, notes=notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,37 +145,32 @@ def balanced_subset(
 
 
 def limited(source: Source, limit: int, random_state: int) -> Source:
-    """Return a source of at most `limit` samples with balanced classes.
-
-    Raises `InputError` where there are more classes than `limit`.
-    """
-    refuse(limit_problems(limit, len(source.classes)))
-    total = len(source.targets)
-    if limit >= total:
-        return source
+    """Return a source of at most `limit` samples with balanced classes."""
     from asynckfold.data.sources.datasets import Selection
 
-    chosen = balanced_subset(source.targets, limit, random_state)
-    note = part_note(limit, total, random_state)
+    chosen, note = _part(source.targets, limit, len(source.classes), random_state)
+    if not note:
+        return source
     return replace(
         source,
         groups=None if source.groups is None else source.groups[chosen],
         fold_of=None if source.fold_of is None else source.fold_of[chosen],
         dataset=Selection(source.dataset, chosen, source.targets[chosen], source.classes),
-        notes=(*source.notes, note),
+        notes=(*source.notes, *note),
     )
 
 
-def part_note(limit: int, total: int, random_state: int) -> str:
-    """Describe how a subset was drawn."""
-    return f"{limit} of {total} samples, classes balanced, drawn with seed {random_state}"
+def _part(
+    targets: npt.NDArray[np.int64], limit: int, n_classes: int, random_state: int
+) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Return the numbers of a balanced subset, and how it was drawn if it is one.
 
-
-def limit_problems(limit: int, n_classes: int) -> Iterator[Problem]:
-    """Yield that so few samples cannot hold one of each class."""
+    Raises `InputError` where there are more classes than `limit`.
+    """
     if limit < n_classes:
-        yield Problem(
-            f"limit must leave a sample of each of the {n_classes} classes",
-            str(limit),
-            f"Pass {n_classes} or more; each fold needs one of each class, too.",
-        )
+        rule = f"limit must leave a sample of each of the {n_classes} classes"
+        remedy = f"Pass {n_classes} or more; each fold needs one of each class, too."
+        raise InputError.one(rule, str(limit), remedy)
+    note = f"{limit} of {len(targets)} samples, classes balanced, drawn with seed {random_state}"
+    chosen = balanced_subset(targets, limit, random_state)
+    return chosen, (note,) * (limit < len(targets))
