@@ -188,7 +188,12 @@ class CandidateTrial:
             # In evaluation mode, which is scored.
             with seeding.preserved(), torch.no_grad():
                 evaluated = self._outputs(copied(self.live.model).eval())
-        output_samples[self.name] = self._sample_of(evaluated)
+        if isinstance(evaluated, torch.Tensor):
+            # Before the check: labels are numbered where a model has too few outputs.
+            output_samples[self.name] = output_sample(evaluated)
+            checks.check_outputs(self.name, evaluated, self.batch.targets, self.bundle)
+        else:
+            output_samples[self.name] = self._sample_of(evaluated)
         loss = self._loss(outputs)
         scorer = f"the criterion of model {self.name}"
         check_loss(loss, scorer, differentiable=is_plain, remedy=_MEAN)
@@ -220,11 +225,8 @@ class CandidateTrial:
             return copy.deepcopy(self.bundle.recipe.criterion)(outputs, self.batch.targets)
 
     def _sample_of(self, outputs: Any) -> OutputSample:
-        """Return a sample of outputs of the whole batch; refuse unfit ones."""
-        targets, count = self.batch.targets, len(self.batch.targets)
-        if isinstance(outputs, torch.Tensor):
-            checks.check_outputs(self.name, outputs, targets, self.bundle)
-            return output_sample(outputs)
+        """Return a sample of several outputs of the whole batch; refuse unfit ones."""
+        count = len(self.batch.targets)
         listed = isinstance(outputs, (list, tuple)) and len(outputs) == count
         if listed:
             # Several outputs may be as many as the samples.
