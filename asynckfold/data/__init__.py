@@ -12,6 +12,5 @@ processes end. Samples of different length, for a `collate_fn`, are held as reco
 offsets. Those that cannot be held (other structures, too large) are read one by one in the
 workers, and `Prepared.notes` says so.
 
-Read `prepare` first; `range_reader` reads samples, `views` divides transforms,
-`batches` runs in a worker.
+Read `prepare` first; `views` divides transforms, `batches` runs in a worker.
 """

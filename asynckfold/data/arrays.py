@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 from torch.utils.data import TensorDataset
 
-from asynckfold.data.transforms.samples import native
-from asynckfold.data.transforms.trees import Array, TreeArrays, is_tree, leaves_by_path
+from asynckfold.data.transforms.trees import Array, TreeArrays, is_tree, leaves_by_path, native
 from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.schema import UnfitTree, leaves_of, path_text, tree_of, with_arrays
 

@@ -25,9 +25,16 @@ from asynckfold.data.transforms.random_numbers import (
     seed_generators,
     varies,
 )
-from asynckfold.data.transforms.samples import Records, copied, records_in
 from asynckfold.data.transforms.steps import Step, apply, same_steps
-from asynckfold.data.transforms.trees import Array, leaves_by_path, mapped, on_device
+from asynckfold.data.transforms.trees import (
+    Array,
+    Records,
+    copied,
+    leaves_by_path,
+    mapped,
+    on_device,
+    records_in,
+)
 from asynckfold.data.views import (
     View,
 )

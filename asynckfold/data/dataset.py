@@ -31,16 +31,18 @@ from asynckfold.data.arrays import (
 )
 from asynckfold.data.labels import Encoding
 from asynckfold.data.transforms.random_numbers import generators_kept, seed_generators
-from asynckfold.data.transforms.samples import (
+from asynckfold.data.transforms.steps import Step, apply, flatten, step_name
+from asynckfold.data.transforms.trees import (
+    Array,
+    TreeArrays,
     copied,
     kind_of,
+    mapped,
     native,
     records_in,
     same_sample,
     to_array,
 )
-from asynckfold.data.transforms.steps import Step, apply, flatten, step_name
-from asynckfold.data.transforms.trees import Array, TreeArrays, mapped
 from asynckfold.errors import InputError, Problem, nearest, refuse
 from asynckfold.jobs.folds import Indices
 

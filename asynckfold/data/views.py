@@ -10,7 +10,6 @@ from torch import Tensor
 
 from asynckfold.data.dataset import SampleSource
 from asynckfold.data.transforms.random_numbers import Draw, seeded
-from asynckfold.data.transforms.samples import Kind, Records, copied, kind_of, records_in
 from asynckfold.data.transforms.steps import (
     BatchStep,
     NoChange,
@@ -23,6 +22,7 @@ from asynckfold.data.transforms.steps import (
     is_random,
     step_name,
 )
+from asynckfold.data.transforms.trees import Kind, Records, copied, kind_of, records_in
 from asynckfold.errors import InputError, Problem
 
 

@@ -8,7 +8,7 @@
 If the parts of samples differ in shape, such as the boxes of an image, a row starts with the shapes
 of its parts and ends with zeros; such rows are split into a list of trees. The rows hold outputs
 and targets: gradients pass through them, and files and reports hold them without torch. Inputs are
-records of bytes with the same parts (`asynckfold.data.transforms.samples`).
+records of bytes with the same parts (`asynckfold.data.transforms.trees`).
 
 Trees are taken apart here, without torch. Where torch is loaded, its pytree does so: it keeps None
 and the order of keys, too, and the types of containers, such as named tuples.

@@ -11,7 +11,7 @@ import torch
 
 from asynckfold import InputError
 from asynckfold.data.prepare import prepare
-from asynckfold.data.transforms.samples import Records, same_sample
+from asynckfold.data.transforms.trees import Records, same_sample
 from tests.ragged import N, Texts, collate
 
 

@@ -14,8 +14,8 @@ from torchvision.transforms import v2
 
 from asynckfold import InputError
 from asynckfold.data.transforms.random_numbers import Draw, splitmix64
-from asynckfold.data.transforms.samples import to_array
 from asynckfold.data.transforms.steps import RandomCrop, RandomFlip, flatten, is_random
+from asynckfold.data.transforms.trees import to_array
 from asynckfold.data.views import (
     View,
     divide,

@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from asynckfold.data.transforms.samples import same_sample
+from asynckfold.data.transforms.trees import same_sample
 from asynckfold.jobs.recipe import parts_of
 
 _WORD = (1 << 64) - 1

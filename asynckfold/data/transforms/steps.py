@@ -17,7 +17,7 @@ from asynckfold.data.transforms.random_numbers import (
     seed_generators,
     varies,
 )
-from asynckfold.data.transforms.samples import Kind, Records, copied, native, to_array
+from asynckfold.data.transforms.trees import Kind, Records, copied, native, to_array
 from asynckfold.jobs.digests.run import digest_of
 
 Step = Callable[[Any], Any]
