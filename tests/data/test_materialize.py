@@ -241,40 +241,6 @@ def test_labels_that_are_accepted(
     assert bool(note) is bool(labels.notes)
 
 
-@pytest.mark.parametrize(
-    ("values", "task", "text"),
-    [
-        ([0.0, 1.0], "multiclass", "float64, such as 0.0 at index 0. For regression"),
-        (
-            [0.0, 1.5],
-            "multiclass",
-            "1.5 at index 1. For regression use a criterion such as MSE",
-        ),
-        ([0.0, float("nan")], "multiclass", "float64, such as nan at index 1"),
-        ([0, -100], "multiclass", "to be ignored (-100) cannot be scored"),
-        ([[0, 1], [1, 0]], "multiclass", "argmax(axis=1)"),
-        ([[0.0, 1.0], [1.0, 0.0]], "multiclass", "argmax(axis=1)"),
-        (["a", "b"], "regression", "regression targets must be numbers"),
-        ([1.0, float("inf")], "regression", "inf at index 1"),
-        ([[1, 2], [3]], None, "all of one shape"),
-        ([None, 1], None, "numbers or strings"),
-    ],
-)
-def test_labels_that_are_refused(values: Any, task: str | None, text: str) -> None:
-    with pytest.raises(InputError) as caught:
-        resolve_labels(values, task=task)
-    assert text in str(caught.value)
-
-
-@given(st.lists(st.integers(0, 50) | st.integers(0, 2**40), min_size=1, max_size=30))
-def test_mapped_labels_are_contiguous_and_say_what_they_were(values: list[int]) -> None:
-    labels = resolve_labels(values, task="multiclass")
-    assert labels.objective.originals(labels.targets).tolist() == values
-    numbered = labels if labels.objective.labels else labels.numbered()
-    assert [int(numbered.classes[index]) for index in numbered.targets] == values
-    assert set(numbered.targets.tolist()) == set(range(len(numbered.classes)))
-
-
 # ---- refusals ----
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from asynckfold import InputError
 from asynckfold.data.prepare import prepare
 from asynckfold.data.transforms.trees import Records, same_sample
 from tests.ragged import N, Texts, collate
@@ -32,21 +31,6 @@ def test_a_record_gives_its_sample_again(samples: list[Any]) -> None:
         again = records.restore(torch.from_numpy(records(sample)))
         assert same_sample(again, sample)
         assert type(again) is type(sample)
-
-
-@pytest.mark.parametrize(
-    "samples",
-    [
-        ["a text", "another"],
-        [[1, 2], [0.5]],
-        [torch.zeros(2), torch.zeros(2, 2)],
-        [{"x": 1}, {"y": 1}],
-        [[[1, 2], [3]], [[1]]],
-        [2**70, 1],
-    ],
-)
-def test_what_has_no_common_layout_is_not_packed(samples: list[Any]) -> None:
-    assert Records.of_any_shape(samples) is None
 
 
 def test_samples_are_held_and_batches_are_collated() -> None:
@@ -83,17 +67,6 @@ def test_what_cannot_be_stored_is_streamed(change: Any, why: str) -> None:
     with closing(prepare(Texts(change), collate_fn=collate)) as prepared:
         assert not prepared.held
         assert any(why in note for note in prepared.notes)
-
-
-def test_ragged_arrays_that_differ_later_name_the_remedy() -> None:
-    probes = {round(39 * step / 7) for step in range(8)}
-
-    class Odd(Texts):
-        def __getitem__(self, index: int) -> Any:
-            return torch.zeros(3 if index in probes else 4), index % 2
-
-    with pytest.raises(InputError, match=r"\(4,\) where others are float32 \(3,\).*collate_fn"):
-        prepare(Odd())
 
 
 @pytest.mark.parametrize("random", [False, True], ids=["held", "streamed"])

@@ -239,9 +239,9 @@ NASTY = {
 
 def test_cells_that_are_not_plain_are_refused(look: Look) -> None:
     table = {kind: [cells[at % 3] for at in range(30)] for kind, (cells, _) in NASTY.items()}
-    rows = zip(*table.values(), strict=True)
+    records = zip(*table.values(), strict=True)
     body = "".join(
-        f"{','.join(row)},{at * at % 11},{'ab'[at % 2]}\n" for at, row in enumerate(rows)
+        f"{','.join(row)},{at * at % 11},{'ab'[at % 2]}\n" for at, row in enumerate(records)
     )
     text = ",".join(table) + ",x,kind\n" + body
     with pytest.raises(RefusedError) as caught:

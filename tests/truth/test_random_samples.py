@@ -127,21 +127,6 @@ def test_a_declared_random_dataset_is_never_held() -> None:
     assert prepare(Rows([0, 1] * 10)).held
 
 
-def test_a_dataset_that_counts_its_reads_is_random_and_cannot_be_seeded() -> None:
-    class Counting(Rows):
-        reads = 0
-
-        def __getitem__(self, index: int) -> tuple[Any, Any]:
-            type(self).reads += 1
-            return torch.tensor([float(type(self).reads)]), index % 2
-
-    prepared = prepare(Counting([0, 1] * 5), task="multiclass")
-    said = " ".join(prepared.notes)
-    assert not prepared.held
-    assert "cannot be seeded" in said
-    assert "are not detected" in said
-
-
 @pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState, random.Random])
 def test_a_pair_that_no_seed_gives_again_is_refused(make: Any) -> None:
     own = make(0)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from torchvision import transforms
 
 from asynckfold import InputError
 from asynckfold.data.sources import Source, image_transform, load_source
@@ -74,29 +73,6 @@ def test_a_folder_of_images(folder: Path) -> None:
     assert source.targets.tolist() == [0, 0, 1, 1]
     assert source.sample_shape == (3, 16, 20)
     assert [source.dataset[index][0].mode for index in range(4)] == ["RGB"] * 4
-
-
-def names(transform: transforms.Compose) -> list[str]:
-    return [type(step).__name__ for step in transform.transforms]
-
-
-def test_augmentation_stands_before_the_tensor(folder: Path) -> None:
-    source = load_source(f"folder:{folder}")
-    assert names(image_transform(source, (3, 32, 32), augment=True)) == [
-        "Resize",
-        "RandomCrop",
-        "RandomHorizontalFlip",
-        "ToTensor",
-        "Normalize",
-    ]
-    crop = image_transform(source, (3, 32, 32), augment=True).transforms[1]
-    assert (crop.size, crop.padding) == ((32, 32), 4)
-    assert names(image_transform(source, (1, 32, 32), augment=False)) == [
-        "Grayscale",
-        "Resize",
-        "ToTensor",
-        "Normalize",
-    ]
 
 
 def test_cifar10_statistics_give_mean_0_and_deviation_1(digits: Source) -> None:
