@@ -571,17 +571,16 @@ def with_input_as_target(dataset: Any) -> Any:
 
 _MNIST, _CIFAR, _SVHN = (f"torchvision.datasets.{name}" for name in ("mnist", "cifar", "svhn"))
 _OWN = "asynckfold.data.sources.datasets"
+_PLAIN = ("torch.utils.data.dataset", _OWN)
 
-_ARRAYS = {
-    **{
-        (_MNIST, name): ("targets", "NHW") for name in ("MNIST", "FashionMNIST", "KMNIST", "EMNIST")
-    },
-    (_CIFAR, "CIFAR10"): ("targets", "NHWC"),
-    (_CIFAR, "CIFAR100"): ("targets", "NHWC"),
-    (_SVHN, "SVHN"): ("labels", "NCHW"),
-    (_OWN, "ImageArrays"): ("targets", ""),
+_LABELS = {
+    **{(_MNIST, name): "targets" for name in ("MNIST", "FashionMNIST", "KMNIST", "EMNIST")},
+    (_CIFAR, "CIFAR10"): "targets",
+    (_CIFAR, "CIFAR100"): "targets",
+    (_SVHN, "SVHN"): "labels",
+    (_OWN, "ImageArrays"): "targets",
 }
-"""By class: the attribute of the labels, and the axes of ``data``, which holds pixels of a byte."""
+"""The attribute of the labels of each class whose ``data`` holds pixels of a byte."""
 
 _FOLDER = "torchvision.datasets.folder"
 _FOLDERS = ((_FOLDER, "DatasetFolder"), (_FOLDER, "ImageFolder"))
@@ -604,17 +603,13 @@ def _is_exactly(dataset: Any, known: Any) -> bool:
 
 def subset_of(dataset: Any) -> bool:
     """Return whether a dataset only selects samples of another."""
-    return type(dataset) is Subset or _is_exactly_subclass(dataset, "Selection")
+    return isinstance(dataset, Subset) and type(dataset).__module__ in _PLAIN
 
 
 def tensors_of(dataset: Any) -> tuple[Tensor, Tensor] | None:
     """Return X and y of a dataset of two tensors."""
-    plain = type(dataset) is TensorDataset or _is_exactly_subclass(dataset, "TableRows")
+    plain = isinstance(dataset, TensorDataset) and type(dataset).__module__ in _PLAIN
     return tuple(dataset.tensors) if plain and len(dataset.tensors) == 2 else None
-
-
-def _is_exactly_subclass(dataset: Any, name: str) -> bool:
-    return getattr(sys.modules.get(_OWN), name, ()) is type(dataset)
 
 
 def whole_arrays(dataset: Any) -> tuple[Array, Any] | None:
@@ -622,23 +617,21 @@ def whole_arrays(dataset: Any) -> tuple[Array, Any] | None:
 
     None where the class is not exactly a known one, or was modified.
     """
-    if not _is_exactly(dataset, _ARRAYS) or getattr(dataset, "target_transform", None) is not None:
+    if not _is_exactly(dataset, _LABELS) or getattr(dataset, "target_transform", None) is not None:
         return None
-    name, axes = _ARRAYS[type(dataset).__module__, type(dataset).__qualname__]
-    data, labels = getattr(dataset, "data", None), getattr(dataset, name, None)
-    if isinstance(data, Tensor) and axes == "NHW":
+    kind = type(dataset).__module__, type(dataset).__qualname__
+    data, labels = getattr(dataset, "data", None), getattr(dataset, _LABELS[kind], None)
+    if isinstance(data, Tensor) and kind[0] == _MNIST:
         data = to_array(data)
-    if not isinstance(data, np.ndarray) or data.dtype != np.uint8:
+    if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.ndim not in (3, 4):
         return None
-    axes = axes or {3: "NHW", 4: "NHWC"}.get(data.ndim, "")
-    if data.ndim != len(axes) or not isinstance(labels, (list, tuple, np.ndarray, Tensor)):
-        return None
-    if axes != "NHW" and data.shape[axes.index("C")] != 3:
-        return None
-    if axes == "NHW":
+    if data.ndim == 3:
         data = data[:, None]
-    elif axes == "NHWC":
+    elif kind[0] != _SVHN:
         data = data.transpose(0, 3, 1, 2)
+    is_image = data.shape[1] == 3 or (data.shape[1] == 1 and kind[0] in (_MNIST, _OWN))
+    if not is_image or not isinstance(labels, (list, tuple, np.ndarray, Tensor)):
+        return None
     indices = np.asarray(to_array(labels) if isinstance(labels, Tensor) else labels)
     # The class gives int(label), and int() of anything else would change it.
     fits = indices.ndim == 1 and indices.dtype.kind in "iu" and len(indices) == len(data)
