@@ -87,9 +87,11 @@ def as_given(
         return DataArguments((trees, labels), *views, notes, last_is_target)
     samples = plain(pair[0], "X")
     transformed = any(transform is not None for transform in views)
+    columns = getattr(pair[0], "columns", None)
+    noted: list[str] = []
     if samples.dtype in _HALVES and not transformed:
-        note = f"X was converted from {str(samples.dtype).removeprefix('torch.')} to float32"
-        return DataArguments((not_half(samples), labels), *views, (note,))
+        samples = _narrow(samples, "X", columns, noted)
+        return DataArguments((samples, labels), *views, tuple(noted))
     if not (preprocessed or transformed):
         notes = _conversion_notes(samples)
     if pair is not dataset:
@@ -100,18 +102,16 @@ def as_given(
         return DataArguments((samples, labels), *views, notes)
     if preprocessed:
         return DataArguments(ExactArrays((samples, labels)), *views)
-    lost = rounded(samples, "X", getattr(pair[0], "columns", None))
     if transformed:
+        lost = rounded(samples, "X", columns)
         train, evaluation = (
             None if transform is None else [transform, as_float32] for transform in views
         )
         unless = (f"{lost}, unless its transforms shift or scale it",) if lost else ()
         return DataArguments(ExactArrays((samples, labels)), train, evaluation, unless)
-    remedy = "scale it first, or pass preprocess=StandardScaler(), which gets it exactly"
-    with np.errstate(over="ignore"):
-        narrow = samples.astype(np.float32)
-    notes = ("X was converted from float64 to float32", *([f"{lost}: {remedy}"] if lost else []))
-    return DataArguments((narrow, labels), *views, notes)
+    more = ", or pass preprocess=StandardScaler(), which gets it exactly"
+    samples = _narrow(samples, "X", columns, noted, more)
+    return DataArguments((samples, labels), *views, tuple(noted))
 
 
 def _conversion_notes(samples: Any) -> tuple[str, ...]:
@@ -403,7 +403,7 @@ def _number_problems(name: str, values: Any, array: Any) -> Iterator[Problem]:
         )
 
 
-def _narrow(array: Any, name: str, columns: Any, notes: list[str]) -> Any:
+def _narrow(array: Any, name: str, columns: Any, notes: list[str], more: str = "") -> Any:
     """Return an array as models take it; note what that loses."""
     short = not_half(array)
     if short is not array:
@@ -413,7 +413,7 @@ def _narrow(array: Any, name: str, columns: Any, notes: list[str]) -> Any:
         return short
     notes.append(f"{name} was converted from float64 to float32")
     if lost := rounded(short, name, columns):
-        notes.append(f"{lost}: scale it first")
+        notes.append(f"{lost}: scale it first{more}")
     with np.errstate(over="ignore"):
         return short.astype(np.float32)
 

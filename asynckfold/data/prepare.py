@@ -251,7 +251,8 @@ def _read(
         tuple(array.spec for array in shared),
         _sent(views.train, reading.held),
         _sent(views.eval, reading.held),
-        reading.slots,
+        # The first shared array holds the targets.
+        (min(1, len(reading.arrays)), len(reading.arrays)),
         None if reading.held else source.without_arrays(),
         encoding=encoding,
         records=records,
@@ -375,7 +376,6 @@ class Reading:
     """What reading the dataset gave: arrays, or a note why there are none."""
 
     arrays: tuple[SharedArray, ...] = ()  # empty: samples are read one by one in the workers
-    slots: tuple[int, int] = (0, 0)  # arrays of the train view and the eval view
     labels: Any = None  # of all samples, where they were read
     notes: tuple[str, ...] = ()
     random: bool = False  # another read of a sample may give another pair
@@ -508,8 +508,7 @@ def _hold(
                 raise
     notes, first = _not_finite(arrays, views.records)
     notes = (*filter(None, [where]), *notes)
-    # The first shared array holds the targets.
-    return Reading(tuple(arrays), (1, len(arrays)), labels, notes, not_finite=first)
+    return Reading(tuple(arrays), labels, notes, not_finite=first)
 
 
 def _stored(views: Views) -> list[tuple[Pipeline, Kind]]:
@@ -559,7 +558,7 @@ def _hold_ragged(
     arrays, where = _allocated(specs, memory_budget, folder)
     arrays[0].writable()[...] = edges
     labels = _passed(checked, readers, replace(work, edges=edges), arrays[1:])
-    return Reading(tuple(arrays), (1, 2), labels, (where,) * bool(where))
+    return Reading(tuple(arrays), labels, (where,) * bool(where))
 
 
 def _passed(
