@@ -52,15 +52,6 @@ def opened(prepared: PreparedData) -> Any:
     return handle.open(handle.fds)
 
 
-def test_the_eval_view_equals_the_users_reading_to_the_bit() -> None:
-    dataset = Images(v1.Compose([v1.Resize(7), *SCALE]))
-    rows = np.array([5, 0, 19])
-    inputs, targets = opened(prepare(dataset)).eval(rows)
-    assert torch.equal(inputs, torch.stack([dataset[i][0] for i in rows]))
-    assert targets.tolist() == [1, 0, 3]
-    assert targets.dtype == torch.int64
-
-
 def test_the_eval_view_is_never_augmented() -> None:
     dataset = Images(v1.Compose([*AUGMENT, *SCALE]))
     prepared = prepare(dataset)
@@ -173,12 +164,6 @@ def test_beyond_the_memory_budget_a_nameless_file_is_used(tmp_path: Path) -> Non
     assert list(folder.iterdir()) == []
     inputs = opened(prepared).eval(np.array([3]))[0]
     assert torch.equal(inputs[0], Images(v1.Compose(SCALE))[3][0])
-
-
-def test_without_a_folder_what_exceeds_the_budget_is_read_one_by_one() -> None:
-    prepared = prepare(Images(v1.Compose(SCALE)), memory_budget=100)
-    assert not prepared.held
-    assert any("6000 bytes are needed, 100 may" in note for note in prepared.notes)
 
 
 # ---- sharing ----

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 
@@ -56,15 +55,6 @@ def test_digits_are_grey_images_scaled_to_255(digits: Source) -> None:
     assert digits.targets.tolist() == load_digits().target.tolist()
     assert digits.classes == digits.dataset.classes == tuple("0123456789")
     assert (digits.kind, digits.sample_shape) == ("image", (1, 8, 8))
-
-
-def test_grey_becomes_rgb_and_back(digits: Source, folder: Path) -> None:
-    colour = image_transform(digits, (3, 8, 8), augment=False)(digits.dataset[0][0])
-    assert colour.shape == (3, 8, 8)
-    assert torch.equal(colour[0], colour[2])
-    source = load_source(f"folder:{folder}")
-    grey = image_transform(source, (1, 32, 32), augment=False)(source.dataset[0][0])
-    assert grey.shape == (1, 32, 32)
 
 
 def test_a_folder_of_images(folder: Path) -> None:

@@ -4,11 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynckfold.data.sources import load_source
-from asynckfold.data.sources.text_files import class_indices, header_of
+from asynckfold.data.sources.text_files import header_of
 from tests.here import Inspected, RefusedError, inspected
 
 Look = Callable[..., Inspected]
@@ -70,13 +68,6 @@ def test_a_missing_target_column_is_named(look: Look, target: str, remedy: str) 
 def test_a_name_that_stands_twice_is_refused(look: Look) -> None:
     with pytest.raises(RefusedError, match="different names: received 'x' more than once"):
         look("x,x,kind\n" + PLAIN)
-
-
-@given(st.lists(st.integers(-99, 99), min_size=1))
-def test_class_indices_lead_back_to_the_labels(labels: list[int]) -> None:
-    classes, indices = class_indices([str(label) for label in labels])
-    assert [int(classes[index]) for index in indices] == labels
-    assert list(map(int, classes)) == sorted(set(labels))
 
 
 def test_too_many_names_are_refused(look: Look) -> None:
