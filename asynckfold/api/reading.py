@@ -118,17 +118,13 @@ def with_leaks_noted(
     settings: Settings, data: PreparedData, folds: tuple[Fold, ...]
 ) -> PreparedData:
     """Return the data with notes about validation samples that copy or vary training samples."""
-    from asynckfold.data.duplicates import copies_note, random_note, records_note
+    from asynckfold.data.duplicates import copies_note, random_note
 
     notes = [random_note(data.notes)]
     # Scoring training samples is intended here, and the report says so.
     if not settings.about.get("scored"):
         handle = data.handle()
-        opened = handle.open(handle.fds)
-        records = opened.ragged_samples
-        notes.append(
-            copies_note(opened.stored, folds) if records is None else records_note(records, folds)
-        )
+        notes.append(copies_note(handle.open(handle.fds).stored, folds))
     return replace(data, notes=(*data.notes, *filter(None, notes)))
 
 

@@ -265,18 +265,16 @@ class Batches:
         return exact(self.eval(indices)[0])
 
     @property
-    def stored(self) -> Array | None:
-        """All samples as the eval view stores them; None where they are read one by one."""
-        return next((array.numpy() for array in self._eval.arrays), None)
+    def stored(self) -> Array | Iterator[bytes] | None:
+        """All samples as the eval view stores them, as bytes if they may differ in shape.
 
-    @property
-    def ragged_samples(self) -> Iterator[bytes] | None:
-        """All samples as they are stored, if they may differ in shape; else None."""
+        None where they are read one by one.
+        """
         view = self._eval
-        if not isinstance(view, _RaggedView):
-            return None
-        edges = pairwise(view.offsets.tolist())
-        return (view.values[low:high].numpy().tobytes() for low, high in edges)
+        if isinstance(view, _RaggedView):
+            edges = pairwise(view.offsets.tolist())
+            return (view.values[low:high].numpy().tobytes() for low, high in edges)
+        return next((array.numpy() for array in view.arrays), None)
 
     @property
     def one_view(self) -> bool:

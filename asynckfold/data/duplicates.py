@@ -49,26 +49,18 @@ def _are_images(samples: Array) -> bool:
     return samples.dtype == np.uint8 and samples.ndim > 2 and samples.shape[-1] >= SIDE
 
 
-def copies_note(samples: Array | None, folds: Sequence[Fold]) -> str:
+def copies_note(samples: Array | Iterable[bytes] | None, folds: Sequence[Fold]) -> str:
     """Note validation samples that equal training samples; ``""`` where there are few.
 
-    Rows with few features of few values may be equal by chance; they do not count.
+    Rows with few features of few values, and short records, may be equal by chance: they do not
+    count.
     """
     if samples is None:
         return NOT_LOOKED
-    note = _note(digests(samples), folds, " or mirror one" * _are_images(samples))
-    return "" if note and _few_values(samples) else note
-
-
-def records_note(records: Iterable[bytes], folds: Sequence[Fold]) -> str:
-    """Note validation samples of any length that equal training samples; short ones do not count.
-
-    >>> fold = Fold(0, 0, np.arange(3), np.arange(3, 6))
-    >>> text = bytes(SHORT)
-    >>> records_note([text, b"a", b"b", text, text, text], [fold])[:58]
-    'validation samples that equal a training sample: 3 of 3 in'
-    """
-    numbers = [hash(item) if len(item) >= SHORT else at for at, item in enumerate(records)]
+    if isinstance(samples, np.ndarray):
+        note = _note(digests(samples), folds, " or mirror one" * _are_images(samples))
+        return "" if note and _few_values(samples) else note
+    numbers = [hash(item) if len(item) >= SHORT else at for at, item in enumerate(samples)]
     return _note(np.array(numbers, np.int64), folds, "")
 
 
