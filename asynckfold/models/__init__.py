@@ -7,14 +7,14 @@ so that the channels-last memory format works. Any other ``nn.Module`` is as wel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
 from torch import nn
 
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InputError
 from asynckfold.models.dbn import DBN, RBM, Pretraining
 from asynckfold.models.networks import MLP, VGG, AlexNet, LeNet, LeNet5, MobileNet
 
@@ -55,20 +55,14 @@ class Architecture:
         """
         if self.input_shape is None:
             return partial(self.model, math.prod(input_shape), num_classes=num_classes)
-        refuse(self._shape_problems(input_shape))
+        if len(input_shape) != 3 or input_shape[1:] != self.input_shape[1:]:
+            raise InputError.one(
+                f"{self.name} needs images of {self.input_shape[1]}×{self.input_shape[2]}",
+                f"samples of shape {'×'.join(map(str, input_shape))}",
+                "Resize images; use mlp for tables.",
+            )
         first = (self.variant,) if self.variant else ()
         return partial(self.model, *first, num_classes=num_classes, in_channels=input_shape[0])
-
-    def _shape_problems(self, given: tuple[int, ...]) -> Iterator[Problem]:
-        if self.input_shape is None or (len(given) == 3 and given[1:] == self.input_shape[1:]):
-            return
-        height, width = self.input_shape[1:]
-        remedy = "Resize them." if len(given) == 3 else "Use mlp for tables."
-        yield Problem(
-            f"{self.name} needs images of {height}×{width}",
-            f"samples of shape {'×'.join(map(str, given))}",
-            remedy,
-        )
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(

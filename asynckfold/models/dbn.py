@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +19,8 @@ Part = Callable[[Any, int, int], Sequence[Tensor]]
 """(order, rank, processes) → tensors: what one process contributes to a sum."""
 
 
-class ProcessSum(Protocol):
-    """Sums over the processes of a job what each contributes, while a context lasts."""
-
-    @property
-    def processes(self) -> int:
-        """Number of processes."""
-
-    def __call__(
-        self, part: Part, seen: Sequence[Tensor], like: Sequence[Tensor]
-    ) -> AbstractContextManager[Callable[[Any], Sequence[Tensor]]]:
-        """Return order → sum over ranks, shaped like `like`; all ranks see changes to `seen`."""
-
+ProcessSum = Any
+"""What sums over the processes of a job, see `ParallelSum` of the trainers of several processes."""
 
 VISIBLE = ("binary", "gaussian")
 CENTRE_SHARE = 0.01

@@ -8,8 +8,6 @@ from itertools import pairwise
 
 from torch import nn
 
-from asynckfold.errors import InputError, nearest
-
 
 class MLP(nn.Sequential):
     """Linear layers with ReLU between them; flattens its input.
@@ -301,11 +299,6 @@ class VGG(nn.Sequential):
     width : float
         Scales the channels of every convolution.
 
-    Raises
-    ------
-    InputError
-        There is no such variant.
-
     References
     ----------
     .. [1] Simonyan, Zisserman (2015). Very deep convolutional networks for large-scale image
@@ -325,10 +318,6 @@ class VGG(nn.Sequential):
         in_channels: int = 3,
         width: float = 1.0,
     ) -> None:
-        if variant not in _STAGES:
-            rule = "variant must be one of VGG11, VGG13, VGG16, VGG19"
-            remedy = f"The default is 'VGG19'.{nearest(str(variant).upper(), _STAGES)}"
-            raise InputError.one(rule, repr(variant), remedy)
         channels = [max(1, round(full_width * width)) for full_width in _CHANNELS]
         super().__init__(
             OrderedDict(

@@ -50,17 +50,11 @@ def epoch_order(indices: Indices, seed: int, epoch: int) -> Indices:
 
 
 def epoch_samples(sampler: Any, data: Batches, train: Indices, seed: int, epoch: int) -> Indices:
-    """Return the samples of an epoch in their order: a function of seed and epoch alone.
-
-    Raises
-    ------
-    InputError
-        The sampler gives no weights, or no places in the training fold.
-    """
+    """Return the samples of an epoch in their order: a function of seed and epoch alone."""
     if sampler is None:
         return epoch_order(train, seed, epoch)
     targets = data.asked_of(data.targets_of(train).cpu())
-    draw_seed = sampling_seed(seed, epoch)
+    draw_seed = seeding.stream(seed, 3, epoch)
     with seeded(draw_seed):
         draws = _given(sampler, targets, train)
         if not isinstance(draws, Sampler):
@@ -86,11 +80,6 @@ def length_problems(first: int, later: int) -> Iterator[Problem]:
         )
 
 
-def sampling_seed(seed: int, epoch: int) -> int:
-    """Return the seed of the draws of an epoch."""
-    return seeding.stream(seed, 3, epoch)
-
-
 def _given(sampler: Any, targets: Any, train: Indices) -> Any:
     """Return weights of the training fold, or a torch Sampler."""
     if isinstance(sampler, str):
@@ -103,38 +92,26 @@ def _given(sampler: Any, targets: Any, train: Indices) -> Any:
 
 
 def _weights(drawn_from: Any, count: int) -> torch.Tensor:
-    try:
-        weights = torch.as_tensor(drawn_from, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
-        weights = torch.empty(0)
-    usable = weights.shape == (count,) and bool(weights.isfinite().all() and (weights >= 0).all())
-    if not usable or not weights.sum() > 0:
-        shape = type(drawn_from).__name__
-        if hasattr(drawn_from, "shape"):
-            shape += f" of shape {tuple(drawn_from.shape)}"
+    weights = torch.as_tensor(drawn_from, dtype=torch.float64)
+    good = weights.shape == (count,) and bool(weights.isfinite().all() and (weights >= 0).all())
+    if not good or not weights.sum() > 0:
         raise InputError.one(
             "a sampler must give a finite weight of at least 0 for each training sample, some "
             "above 0, or a torch Sampler",
-            f"{shape} for {count} samples" if weights.shape != (count,) else _odd(weights),
+            f"weights of shape {tuple(weights.shape)} from {float(weights.min()):g} to "
+            f"{float(weights.max()):g} for {count} samples",
             "Write for instance: lambda train_targets: 1.0 + 4.0 * (train_targets == 1).",
         )
     return weights
 
 
-def _odd(weights: torch.Tensor) -> str:
-    bad = weights[~(weights.isfinite() & (weights >= 0))]
-    return f"a weight of {float(bad[0]):g}" if len(bad) else "weights of 0 only"
-
-
 def _checked(places: list[Any], count: int) -> Indices:
     array = np.asarray(places)
     whole = array.ndim == 1 and array.dtype.kind in "iu"
-    if not whole or not len(array) or array.min() < 0 or array.max() >= count:
-        size = len(places)
-        inside = f"{array.min()} to {array.max()}" if whole and size else "other items"
+    if not whole or not 0 <= array.min() <= array.max() < count:
         raise InputError.one(
             "a sampler must draw samples of the training fold, by their place in it",
-            f"{size} draws of {inside} for {count} samples",
+            f"{len(places)} draws of {array.min()} to {array.max()} for {count} samples",
             "Yield one place from 0 to len(train_targets) - 1 at a time; pass no batch sampler.",
         )
     return array.astype(np.int64)
@@ -163,16 +140,9 @@ def normalises_batches(model: nn.Module) -> bool:
 class EpochParts:
     """The parts of an epoch: which rank trains on which samples, and in which order.
 
-    Parameters
-    ----------
-    starts, sizes, passes : tuple of int
-        By rank: where its part begins in the ring of shuffled samples, its size, and the passes
-        over it.
-    bounds : tuple of (int, int)
-        By batch: where it lies in `order`. The first batches of all ranks come first, then the
-        second ones, and so on.
-    owners, turns, numbers : tuple of int
-        By batch: its rank, its index among the rank's batches, and the pass, both from 0.
+    By rank: where its part begins in the ring of shuffled samples, its size, and passes over it. By
+    batch: where it lies in `order`, its rank, its index among the rank's batches, and the pass. The
+    first batches of all ranks come first, then the second ones, and so on.
     """
 
     starts: tuple[int, ...]
@@ -184,14 +154,7 @@ class EpochParts:
     numbers: tuple[int, ...]
 
     def order(self, shuffled: Indices, seed: int, epoch: int) -> Indices:
-        """Return the samples of an epoch, pass by pass, and within a pass rank by rank.
-
-        Examples
-        --------
-        >>> parts = epoch_parts([6, 6], [1, 1], 10, lambda count: [(0, count)])
-        >>> parts.order(np.arange(10), seed=0, epoch=0)
-        array([0, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9, 0])
-        """
+        """Return the samples of an epoch, pass by pass, and within a pass rank by rank."""
         places = zip(self.starts, self.sizes, strict=True)
         parts = [shuffled.take(np.arange(low, low + size), mode="wrap") for low, size in places]
         again = [

@@ -21,41 +21,14 @@ if TYPE_CHECKING:
 class Bundle:
     """Plan, folds, live objects and a handle to the data.
 
-    Parameters
-    ----------
-    plan : Plan
-        Jobs and trainer parameters.
-    folds : tuple of Fold
-        Train and held-out indices.
-    recipe : Recipe
-        Models, LR schedules, optimizer function, criterion.
-    data : DataHandle
-        Opened by each worker with the file descriptors that are sent beside it.
-    root : Path
-        The run's folder, for checkpoints and logs.
-    ordinary : tuple of two torch Datasets, optional
-        Train view and eval view as plain datasets; only the serial baseline needs them.
-    default_dtype : str
-        ``torch.get_default_dtype`` of the caller's process.
-    deterministic : {0, 1, 2}
-        ``torch.get_deterministic_debug_mode`` of the caller's process.
-    numerics : Mapping
-        `torch_settings.current` of the caller's process.
-    fuse : "auto", bool or int
-        Which models the dry run checks for fusion.
-    job_timeout_s : float or None
-        Longest training time of a job, see `Stopwatch`.
-    code : Mapping
-        Digests of the live objects, see `asynckfold.jobs.digests`; empty where they need no module
-        of the user's.
-    highest : int
-        Greatest class index of any sample; -1 if the dry run need not check it.
-    may_be_numbered : bool
-        Whether class indices beyond a model's outputs may be renumbered.
-    refits : tuple of str
-        Candidates that may be trained on all samples, too.
-    accumulators : Mapping of str to MakeAccumulator
-        What scores the outputs of each model, where the plan scores by batch.
+    ``ordinary`` are train view and eval view as plain datasets, which only the serial baseline
+    needs; ``default_dtype``, ``deterministic`` (0 to 2) and ``numerics`` are torch's settings in
+    the caller's process, ``code`` digests of the live objects (empty where they need no module of
+    the user's). For the dry run: ``fuse`` says which models to check for fusion, ``highest`` is the
+    greatest class index of any sample (-1 if it need not check it), and ``may_be_numbered`` whether
+    class indices beyond a model's outputs may be renumbered. ``refits`` are candidates that may be
+    trained on all samples, too; ``accumulators`` score the outputs of each model, where the plan
+    scores by batch.
     """
 
     plan: Plan

@@ -39,14 +39,7 @@ class UnfitInputsError(TypeError):
 
 
 def call_model(model: Callable[..., Any], inputs: Any) -> Any:
-    """Return what a model gives for a batch: one tensor, a dict, a tuple, or an object.
-
-    Examples
-    --------
-    >>> import torch
-    >>> call_model(lambda left, right: left - right, {"right": torch.ones(1), "left": 3})
-    tensor([2.])
-    """
+    """Return what a model gives for a batch: one tensor, a dict, a tuple, or an object."""
     if isinstance(inputs, Tensor):
         return model(inputs)
     return call_by(way_of(model, inputs), model, inputs)
@@ -60,15 +53,7 @@ def call_by(way: str, model: Callable[..., Any], inputs: Any) -> Any:
 
 
 def way_of(model: Callable[..., Any], inputs: Any) -> str:
-    """Return how a model gets its inputs; raise `UnfitInputsError` where it takes them in no way.
-
-    Examples
-    --------
-    >>> way_of(lambda image, age: None, {"age": 1, "image": 2})
-    'by name'
-    >>> way_of(lambda batch: None, {"age": 1, "image": 2})
-    'as one argument'
-    """
+    """Return how a model gets its inputs; raise `UnfitInputsError` if it takes them in no way."""
     forward = model.forward if isinstance(model, nn.Module) else model
     # Bound methods of equal models compare as different.
     function = getattr(forward, "__func__", forward)
@@ -78,20 +63,17 @@ def way_of(model: Callable[..., Any], inputs: Any) -> str:
         names, count = (), len(inputs)
     else:
         return ONE
-    known = _known(function)
+    try:
+        known = _WAYS.setdefault(function, {})
+    except TypeError:
+        known = {}
     if (names, count) not in known:
         known[names, count] = _way(function, function is not forward, names, count)
     return known[names, count]
 
 
 def needs_inputs(model: nn.Module, count: int) -> bool:
-    """Whether ``forward`` takes just so many inputs by position, and needs each of them.
-
-    Examples
-    --------
-    >>> needs_inputs(nn.Bilinear(2, 2, 1), 2), needs_inputs(nn.Linear(2, 1), 2)
-    (True, False)
-    """
+    """Whether ``forward`` takes just so many inputs by position, and needs each of them."""
     parameters = inspect.signature(model.forward).parameters.values()
     needed = [item for item in parameters if item.default is item.empty]
     return len(needed) == count or any(item.kind is item.VAR_POSITIONAL for item in needed)
@@ -99,13 +81,6 @@ def needs_inputs(model: nn.Module, count: int) -> bool:
 
 _WAYS: WeakKeyDictionary[Any, dict[Any, str]] = WeakKeyDictionary()
 """Answers by function, which must not live longer for it: its globals may hold a data set."""
-
-
-def _known(function: Callable[..., Any]) -> dict[Any, str]:
-    try:
-        return _WAYS.setdefault(function, {})
-    except TypeError:
-        return {}
 
 
 def _way(function: Callable[..., Any], bound: bool, names: tuple[str, ...], count: int) -> str:
@@ -143,14 +118,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def outputs_of(model: Callable[..., Any], inputs: Any, precision: str) -> Any:
-    """Return a model's outputs, computed in a number format (`TrainerParams.precision`).
-
-    Examples
-    --------
-    >>> layer = torch.nn.Linear(2, 1)
-    >>> outputs_of(layer, torch.ones(3, 2), "bf16").dtype
-    torch.float32
-    """
+    """Return a model's outputs, computed in a number format (`TrainerParams.precision`)."""
     dtype = AUTOCAST.get(precision)
     if dtype is None:
         return call_model(model, inputs)

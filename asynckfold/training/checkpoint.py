@@ -51,20 +51,10 @@ _DAMAGE = (
 def save(path: Path, tree: Mapping[str, Any], *, is_last: bool = False) -> tuple[str, int]:
     """Write `tree` durably to a new file; return the SHA-256 and the size of the file.
 
-    Parameters
-    ----------
-    path : Path
-        A new file, in an existing folder.
-    tree : Mapping
-        Nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy numbers are
-        read back as Python numbers, named tuples as tuples, other mappings as dicts.
-    is_last : bool
-        Write the tensors of ``tree["model"]`` to ``final.safetensors`` first, under their names.
-
-    Raises
-    ------
-    TypeError
-        Something in the tree cannot be written; names its place.
+    `tree` are nested dicts, lists and tuples of tensors, arrays, numbers, text, None. NumPy numbers
+    are read back as Python numbers, named tuples as tuples, other mappings as dicts; for anything
+    else, a `TypeError` names its place. `is_last` writes the tensors of ``tree["model"]`` to
+    ``final.safetensors`` first, under their names.
     """
     state = tree["model"] if is_last else {}
     weights = {name: value for name, value in state.items() if is_plain_tensor(name, value)}
@@ -124,13 +114,7 @@ def separate(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def load(path: Path, sha256: str) -> dict[str, Any]:
-    """Read what `save` wrote, if the files have the recorded digests.
-
-    Raises
-    ------
-    StoreCorruptError
-        A file is missing, or its digest differs.
-    """
+    """Read what `save` wrote, if the files have the recorded digests."""
     data = _verified(path, sha256)
     try:
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -229,16 +213,13 @@ def _thaw(frozen: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
             tensor = tensors[content]
         return tensor if kind == "tensor" else tensor.numpy()
     if kind in ("list", "tuple"):
-        items = [_thaw(item, tensors) for item in content]
-        return tuple(items) if kind == "tuple" else items
-    pairs = [(_thaw(key, tensors), _thaw(item, tensors)) for key, item in content]
-    if kind == "counter":
-        return Counter(dict(pairs))
-    if kind == "ordered":
-        return OrderedDict(pairs)
-    if kind == "dict":
-        return dict(pairs)
-    raise ValueError(f"unknown kind {kind!r}")
+        return _SEQUENCES[kind](_thaw(item, tensors) for item in content)
+    pairs = {_thaw(key, tensors): _thaw(item, tensors) for key, item in content}
+    return _MAPPINGS[kind](pairs)
+
+
+_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple}
+_MAPPINGS: dict[str, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
 
 
 def trained_weights(
@@ -248,25 +229,15 @@ def trained_weights(
 
     `digest` is the `weights_digest` of the job's result: an older checkpoint does not match it.
     `part` is "model" or "criterion", which has none if it is a function.
-
-    Raises
-    ------
-    StoreCorruptError
-        The last checkpoint is missing or damaged.
     """
-    problems = [f"no checkpoint in {root} is recorded"] if not refs else []
     for ref in refs:
-        try:
+        with contextlib.suppress(StoreCorruptError):
             tree = load(root / ref.file, ref.sha256)
-        except StoreCorruptError as error:
-            problems.append(str(error))
-            continue
-        if weights_digest(tree["model"]) == digest:
-            return tree[part] or {}
-        problems.append(f"{root / ref.file} was written before the end of the job")
+            if weights_digest(tree["model"]) == digest:
+                return tree[part] or {}
     raise StoreCorruptError(
-        f"the trained weights are gone: {problems[0]}. The result stays; the same call on a new "
-        "folder trains them again"
+        f"the trained weights are gone: no checkpoint in {root} holds them whole. The result "
+        "stays; the same call on a new folder trains them again"
     )
 
 
@@ -295,16 +266,7 @@ often, after 99 seconds of training for each second of saving."""
 
 
 class Saver:
-    """Writes a job's checkpoints, and limits the time that they take.
-
-    Examples
-    --------
-    >>> now = iter([0, 10, 12, 100, 300])
-    >>> saver = Saver(lambda: None, lambda: next(now))
-    >>> saver.save()  # from 10 to 12: the next is due 200 seconds later
-    >>> saver.due(EPOCH_SECONDS), saver.due(EPOCH_SECONDS)
-    (False, True)
-    """
+    """Writes a job's checkpoints, and limits the time that they take."""
 
     def __init__(
         self, save: Callable[[], None], clock: Callable[[], float] = time.monotonic
@@ -329,12 +291,8 @@ class Saver:
 def load_for(task: Task, bundle: Bundle, ref: CheckpointRef) -> dict[str, Any]:
     """Read a checkpoint; raise `StoreCorruptError` if it is damaged or of another job or plan."""
     tree = load(bundle.root / ref.file, ref.sha256)
-    if tree["job"] != task.job.id:
-        raise StoreCorruptError(
-            f"{ref.file} is a checkpoint of {tree['job']}, not of {task.job.id}"
-        )
-    if tree["plan"] != bundle.plan.fingerprint:
-        raise StoreCorruptError(f"{ref.file} is a checkpoint of {tree['job']} in another plan")
+    if (tree["job"], tree["plan"]) != (task.job.id, bundle.plan.fingerprint):
+        raise StoreCorruptError(f"{ref.file} is a checkpoint of {tree['job']}, or in another plan")
     return tree
 
 

@@ -85,13 +85,7 @@ def right(objective: Objective, outputs: Any, targets: torch.Tensor) -> torch.Te
 
 
 def batch_bounds(count: int, size: int) -> list[tuple[int, int]]:
-    """Return where each batch of an evaluation lies among `count` samples.
-
-    Examples
-    --------
-    >>> batch_bounds(300, 256)
-    [(0, 256), (256, 300)]
-    """
+    """Return where each batch of an evaluation lies among `count` samples."""
     return [(low, min(low + size, count)) for low in range(0, count, size)]
 
 
@@ -141,17 +135,10 @@ def figures_of(
         hits, device = right(objective, outputs, targets), targets.device
         judged = torch.zeros(0, dtype=torch.bool, device=device) if hits is None else hits
         nans = [part.isnan().any() for part in tensors_in(outputs)] or [torch.tensor(False)]
-        numbers = [
-            criterion(outputs, targets),
-            judged.sum(),
-            torch.ones_like(judged).sum(),
-            torch.stack(nans).any(),
-        ]
-        figures.append(
-            torch.stack(
-                [torch.as_tensor(number, device=device).reshape(()).double() for number in numbers]
-            )
-        )
+        loss, has_nan = criterion(outputs, targets), torch.stack(nans).any()
+        numbers = (loss, judged.sum(), torch.ones_like(judged).sum(), has_nan)
+        row = [torch.as_tensor(number, device=device).reshape(()).double() for number in numbers]
+        figures.append(torch.stack(row))
     return torch.stack(figures)
 
 
@@ -159,11 +146,6 @@ def shares(count: int, size: int, ranks: int) -> list[slice]:
     """Divide `count` samples among processes, almost equally, in whole batches of `size`.
 
     With fewer batches than ranks, the last ranks get nothing.
-
-    Examples
-    --------
-    >>> shares(300, 256, 3)
-    [slice(0, 256, None), slice(256, 300, None), slice(300, 300, None)]
     """
     batches = -(-count // size)
     busy = max(1, min(ranks, batches))
@@ -319,13 +301,7 @@ def check_held_out(training: Training, held_out: Evaluation, loss: float, where:
 
 
 def inner_metrics(training: Training) -> dict[str, float]:
-    """Return loss and accuracy on the part that the fold sets aside; nothing without one.
-
-    Raises
-    ------
-    Diverged
-        The loss is not finite.
-    """
+    """Return loss and accuracy on the part that the fold sets aside; nothing without one."""
     if not training.bundle.folds[0].inner_valid.size:
         return {}
     inner = evaluate(training, training.inner_valid)
@@ -350,13 +326,7 @@ def step_lr_schedule(training: Training, inner_loss: float | None = None) -> Non
 
 
 def score_again(training: Training) -> None:
-    """Evaluate the held-out fold once more, by the weights that callbacks left.
-
-    Raises
-    ------
-    Diverged
-        An output is NaN, or the loss is not finite.
-    """
+    """Evaluate the held-out fold once more, by the weights that callbacks left."""
     began = mark(training.device)
     held_out = evaluate(training, training.valid)
     training.outputs = held_out.outputs

@@ -69,23 +69,10 @@ _FORMULAS: Mapping[str, _Formula] = {
 
 
 class FlopCounter(OperationWatch):
-    """Context that counts operations; unknown ones count nothing.
+    """Context that counts operations, in ``flops``; unknown ones count nothing.
 
-    Attributes
-    ----------
-    flops : int
-        Operations so far.
-    products : int
-        Calls among which `flops` are divided; a convolution's backward pass is two.
-    convolutions : list of Convolution
-        Forward convolutions of images.
-
-    Examples
-    --------
-    >>> with FlopCounter() as counter:
-    ...     _ = torch.ones(2, 3) @ torch.ones(3, 5)
-    >>> counter.flops
-    60
+    ``products`` are the calls among which they are divided; a convolution's backward pass is two.
+    ``convolutions`` are forward convolutions of images.
     """
 
     def __init__(self) -> None:

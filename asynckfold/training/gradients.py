@@ -28,12 +28,7 @@ def training_step(training: Training, inputs: Any, targets: torch.Tensor) -> tor
         clip(training)
         return loss
 
-    if isinstance(training.optimizer, torch.optim.LBFGS):
-        return update(training.optimizer, backward)
-    loss: torch.Tensor = training.gradient(training, inputs, targets)
-    clip(training)
-    take_step(training.optimizer, backward, training.scaler)
-    return loss
+    return update(training.optimizer, backward, training.scaler)
 
 
 def accumulated_step(training: Training, batches: Sequence[int]) -> list[torch.Tensor]:
@@ -70,10 +65,10 @@ def update(
     backward: Callable[[], torch.Tensor],
     scaler: GradScaler | None = None,
 ) -> torch.Tensor:
-    """Set the gradients by `backward`, take a step, return the loss of `backward`, detached."""
+    """Set the gradients by `backward`, take a step, return the loss that `backward` gave."""
     if isinstance(optimizer, torch.optim.LBFGS):
         return torch.as_tensor(optimizer.step(backward)).detach()  # type: ignore[no-untyped-call]
-    loss = backward().detach()
+    loss = backward()
     take_step(optimizer, backward, scaler)
     return loss
 
@@ -95,7 +90,9 @@ def take_step(
     try:
         step(optimizer, scaler)
     except Exception:
-        if scaler is not None or not _may_need_closure(optimizer):
+        is_own = not type(optimizer).__module__.startswith("torch.")
+        takes_one = is_own and "closure" in inspect.signature(optimizer.step).parameters
+        if scaler is not None or not takes_one:
             raise
         optimizer.step(backward)  # type: ignore[arg-type]
         setattr(optimizer, NEEDS_CLOSURE, True)
@@ -107,12 +104,6 @@ NEEDS_CLOSURE = "_asynckfold_needs_closure"
 def needs_closure(optimizer: object) -> bool:
     """Whether a step evaluates the loss itself; of optimizers of the user's, after a step."""
     return isinstance(optimizer, torch.optim.LBFGS) or hasattr(optimizer, NEEDS_CLOSURE)
-
-
-def _may_need_closure(optimizer: torch.optim.Optimizer) -> bool:
-    if type(optimizer).__module__.startswith("torch."):
-        return False
-    return "closure" in inspect.signature(optimizer.step).parameters
 
 
 def fresh_gradient(training: Training, inputs: Any, targets: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -31,49 +31,13 @@ from asynckfold.training import checkpoint, setup, step_graph
 from asynckfold.training.bundle import Bundle
 from asynckfold.training.evaluation import Divergence
 from asynckfold.training.job_log import JobLog
-from asynckfold.training.stopwatch import Stopwatch
 from asynckfold.training.training_run import Report, Training
+
+if TYPE_CHECKING:
+    from asynckfold.training.fusion.group import FusionGroup
 
 _POSITION, _SECONDS = "__asynckfold_place__", "__asynckfold_seconds__"
 """Attributes set on an exception: position and training time of the job when it was raised."""
-
-
-class Trainable(Protocol):
-    """What `run` trains: one job, or a fusion group.
-
-    ``epoch`` and ``batch`` count the finished epochs, and the finished batches of the next one.
-    """
-
-    epoch: int
-    batch: int
-    heartbeat: Heartbeat
-
-    @property
-    def stopwatch(self) -> Stopwatch:
-        """Measures and limits the training time."""
-
-    @property
-    def batches(self) -> int:
-        """Batches per epoch."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing is left to train."""
-
-    def begin_epoch(self) -> None:
-        """Begin or continue an epoch."""
-
-    def step(self) -> None:
-        """Train on the next batch."""
-
-    def report_progress(self, report: Report) -> None:
-        """Report progress, if due."""
-
-    def end_epoch(self, started: float, report: Report) -> None:
-        """Evaluate, step the LR schedule, record the epoch."""
-
-    def save(self, report: Report) -> None:
-        """Write a checkpoint."""
 
 
 def train(
@@ -114,7 +78,7 @@ def train_to_end(training: Training, report: Report, stop: Callable[[], bool]) -
         return diverged(training, error)
 
 
-def note_position(error: BaseException, training: Trainable) -> None:
+def note_position(error: BaseException, training: Training | FusionGroup) -> None:
     """Attach position and training time to an exception."""
     batch, batches = training.batch, training.batches
     where = "end of the epoch" if batch == batches else f"batch {batch + 1} of {batches}"
@@ -136,7 +100,10 @@ def seconds_of(error: BaseException, otherwise: float) -> float:
 
 
 def run(
-    training: Trainable, params: TrainerParams, report: Report, stop: Callable[[], bool]
+    training: Training | FusionGroup,
+    params: TrainerParams,
+    report: Report,
+    stop: Callable[[], bool],
 ) -> bool:
     """Train to the end; return False if `stop` asked to leave or the time limit was reached.
 
@@ -176,15 +143,13 @@ def run(
 
 def result_of(training: Training) -> Result:
     """Return the result of a finished training."""
+    step = training.user_validation
     return replace(
         _ended(training, DONE),
         outputs=training.outputs,
         weights=checkpoint.weights_digest(training.model.state_dict()),
         score_seconds=training.score_seconds,
-        scores={
-            **training.scores,
-            **({} if training.user_validation is None else training.user_validation.measures),
-        },
+        scores={**training.scores, **({} if step is None else step.measures)},
     )
 
 

@@ -43,15 +43,7 @@ _CLASSIFYING = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)
 
 
 def adds_up(criterion: Callable[..., Any], plan: Plan) -> bool:
-    """Whether a criterion sums over a batch, by its ``reduction`` or the dry run.
-
-    Examples
-    --------
-    >>> from asynckfold.jobs.trainer_params import TrainerParams
-    >>> plan = Plan((), TrainerParams(), 32, 1, 0, "cpu", ("accuracy",), "d", "f")
-    >>> adds_up(nn.MSELoss(reduction="sum"), plan), adds_up(nn.MSELoss(), plan)
-    (True, False)
-    """
+    """Whether a criterion sums over a batch, by its ``reduction`` or the dry run."""
     reduction = getattr(criterion, "reduction", "mean")
     return reduction == "sum" or plan.recipe.items() >= SUMS.items()
 
@@ -71,12 +63,6 @@ def weights(
     """Return the weight of each sample (n,) in the mean of a batch, in float64; None if equal.
 
     Unless it `waits` for a device, weights that happen to be equal are returned too.
-
-    Examples
-    --------
-    >>> criterion = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]), ignore_index=2)
-    >>> weights(criterion, torch.tensor([0, 1, 2])).tolist()
-    [1.0, 3.0, 0.0]
     """
     if not classifies(criterion):
         return None

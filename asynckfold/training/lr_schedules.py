@@ -6,12 +6,12 @@ They come from `torch.optim.lr_scheduler`; a step is an epoch, or a batch on req
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
 
-from asynckfold.errors import Problem, refuse
+from asynckfold.errors import InputError, refuse
 from asynckfold.jobs.recipe import named_lr_schedules
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.training.optimizers import (
@@ -134,19 +134,11 @@ def get_scheduler(scheduler: str, optimizer: Optimizer, steps: int = 10) -> Any:
     >>> get_scheduler("cosine", optimizer, steps=30).T_max
     30
     """
-    refuse(_request_problems(scheduler, steps))
+    refuse(named_lr_schedules(scheduler)[1])
+    if type(steps) is not int or steps < 1:
+        rule = "steps must be a whole number of at least 1"
+        raise InputError.one(rule, repr(steps), "Pass the number of epochs.")
     return make(scheduler, optimizer, steps)
-
-
-def _request_problems(name: object, steps: object) -> Iterator[Problem]:
-    if not isinstance(name, str):
-        yield Problem("an LR schedule must have a name", repr(name), "Pass 'cosine', for instance.")
-    else:
-        yield from named_lr_schedules(name)[1]
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-        yield Problem(
-            "steps must be a whole number of at least 1", repr(steps), "Pass the number of epochs."
-        )
 
 
 def needs_metric(schedule: Any) -> bool:

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.trees import on_device
 from asynckfold.jobs.criteria import TRANSFORMED, UNKNOWN
 from asynckfold.jobs.folds import Fold, Indices
-from asynckfold.jobs.messages import EpochEnd, RunEvent, Task
+from asynckfold.jobs.messages import Task
 from asynckfold.jobs.objective import REGRESSION
 from asynckfold.jobs.plan import Job
 from asynckfold.jobs.result import Baseline
@@ -36,7 +36,7 @@ from asynckfold.training.calls import outputs_of
 from asynckfold.training.isolation.guard import isolated
 from asynckfold.training.job_log import JobLog, NoLog
 from asynckfold.training.preprocessing import fit_on, transform
-from asynckfold.training.training_run import EVENT_SECONDS, Report, Training
+from asynckfold.training.training_run import Report, Training
 
 ESTIMATE_SECONDS = 0.3
 """How long an estimate times a model's batches, in training and in evaluation."""
@@ -52,12 +52,8 @@ def measure(
     device: torch.device = _CPU,
     report: Report = lambda event: None,
 ) -> Baseline | None:
-    """Run the loop over all jobs of the plan; None if `stop` asked to leave.
-
-    Reports some progress, not every epoch: a message costs time that an ordinary loop has not.
-    """
+    """Run the loop over all jobs of the plan; None if `stop` asked to leave."""
     by_job: dict[str, float] = {}
-    scores: dict[str, list[float]] = {job.candidate: [] for job in bundle.plan.jobs}
     epochs: dict[str, list[tuple[float, float]]] = {}
     class_counts: dict[str, list[tuple[int, int]]] = {}
     seconds: dict[str, float] = {}
@@ -66,7 +62,7 @@ def measure(
         try:
             with isolated(patches=True), NoLog() as log:
                 training = _built(bundle, job, data, device, log)
-                loop.run(training, training.params, _seldom(report), stop)
+                loop.run(training, training.params, report, stop)
         except (Exception, SystemExit):  # noqa: BLE001
             # It fails in the sweep, too, which records the traceback.
             continue
@@ -82,33 +78,33 @@ def measure(
         if objective.kind != REGRESSION and not objective.is_dense and known:
             assert accuracy is not None
             by_job[job.id] = accuracy
-            scores[job.candidate].append(accuracy)
             class_counts[job.id] = _class_counts(training)
-    return Baseline(
+    scores: dict[str, list[float]] = {}
+    for job in bundle.plan.jobs:
+        if job.id in by_job:
+            scores.setdefault(job.candidate, []).append(by_job[job.id])
+    return _baseline(
         "measured",
-        math.fsum(seconds.values()),
-        torch.get_num_threads(),
-        _by_candidate(bundle.plan.jobs, seconds),
-        {name: sum(each) / len(each) for name, each in scores.items() if each},
+        bundle.plan.jobs,
+        seconds,
+        accuracy={name: fmean(each) for name, each in scores.items()},
         by_job=by_job,
         epochs=epochs,
         class_counts=class_counts,
-        seconds_by_job=seconds,
     )
 
 
-def _seldom(report: Report) -> Report:
-    """Return a report without the epochs that end soon after one that was reported."""
-    reported = time.perf_counter()
-
-    def tell(event: RunEvent) -> None:
-        nonlocal reported
-        now = time.perf_counter()
-        if not isinstance(event, EpochEnd) or now - reported >= EVENT_SECONDS:
-            reported = now
-            report(event)
-
-    return tell
+def _baseline(
+    kind: str, jobs: Sequence[Job], seconds: Mapping[str, float], **measured: Any
+) -> Baseline:
+    """Return what took these seconds by job, with those of candidates whose jobs were all timed."""
+    by_candidate: dict[str, float] = {}
+    for job in jobs:
+        before = by_candidate.get(job.candidate, 0.0)
+        by_candidate[job.candidate] = before + seconds.get(job.id, math.nan)
+    timed = {name: total for name, total in by_candidate.items() if not math.isnan(total)}
+    total, threads = math.fsum(seconds.values()), torch.get_num_threads()
+    return Baseline(kind, total, threads, timed, seconds_by_job=seconds, **measured)
 
 
 def _class_counts(training: Training) -> list[tuple[int, int]]:
@@ -161,13 +157,7 @@ def estimate(
         rows = zip(batch_seconds, (fold.train, fold.valid), strict=True)
         epoch = sum(each * math.ceil(len(indices) / size) for each, indices in rows)
         seconds[job.id] = epoch * bundle.plan.params.epochs
-    return Baseline(
-        "estimated",
-        math.fsum(seconds.values()),
-        torch.get_num_threads(),
-        _by_candidate(bundle.plan.jobs, seconds),
-        seconds_by_job=seconds,
-    )
+    return _baseline("estimated", bundle.plan.jobs, seconds)
 
 
 def _steps(training: Training) -> Iterator[None]:
@@ -187,15 +177,6 @@ def _per_batch(work: Iterator[Any], stop: Callable[[], bool]) -> float:
             break
         moment = time.perf_counter()
     return median(seconds[1:] or seconds)
-
-
-def _by_candidate(jobs: Sequence[Job], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the seconds of each candidate whose jobs were all timed."""
-    by_candidate: dict[str, list[float]] = {job.candidate: [] for job in jobs}
-    for job in jobs:
-        by_candidate[job.candidate].append(seconds.get(job.id, math.nan))
-    sums = {name: sum(each) for name, each in by_candidate.items()}
-    return {name: total for name, total in sums.items() if not math.isnan(total)}
 
 
 @dataclass(eq=False)

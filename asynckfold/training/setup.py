@@ -142,22 +142,14 @@ def build_lr_schedule(
     fold: Fold,
     data: Batches,
 ) -> Any:
-    """Return the LR schedule of a job.
-
-    Raises
-    ------
-    ValueError
-        It reacts to a loss, and the fold sets no samples aside.
-    """
+    """Return the LR schedule of a job."""
     spec = bundle.recipe.lr_schedules[job.lr_schedule]
     count = samples_per_epoch(bundle.recipe.sampler, data, fold.fitted, job.seed)
     made = lr_schedules.make(spec, optimizer, steps_of(bundle.plan, count, model))
     if lr_schedules.needs_metric(made) and not fold.inner_valid.size:
         raise ValueError(
-            f"LR schedule {job.lr_schedule} sets samples of the training fold aside: the fold must "
-            f"have at least 2, it has {len(fold.train)}. Use more data or another LR schedule"
-            if len(fold.train) < 2
-            else f"LR schedule {job.lr_schedule} reacts to a loss, which it did not in the dry run"
+            f"LR schedule {job.lr_schedule} reacts to a loss, for which no samples of the training "
+            "fold are set aside: it has too few, or the dry run saw another schedule"
         )
     return made
 
@@ -214,16 +206,11 @@ def compile_whole(model: nn.Module) -> None:
 
 def restore(training: Training, report: Report) -> None:
     """Continue from the newest intact checkpoint; report the damaged ones."""
-    refs = training.task.checkpoints
-    for position, ref in enumerate(refs, 1):
+    for ref in training.task.checkpoints:
         try:
             training.load_state_dict(checkpoint.load_for(training.task, training.bundle, ref))
         except StoreCorruptError as error:
-            instead = (
-                "an older one is used"
-                if position < len(refs)
-                else "the job starts from the beginning"
-            )
+            instead = "an older one is used, or the job starts from the beginning"
             report(Note(training.task.job.id, "damage", f"{error}; {instead}"))
         else:
             training.log.write(f"continues after epoch {training.epoch}, batch {training.batch}\n")

@@ -53,12 +53,8 @@ def software(
 ) -> dict[str, str]:
     """Return versions and settings that bits depend on, by name.
 
-    Parameters
-    ----------
-    gpus : sequence of str
-        Names of the GPUs in use: asking torch would open a context in this process.
-    in_workers : bool
-        Whether worker processes train, or this one, whose threads may have started earlier.
+    `gpus` are names of those in use: asking torch would open a context in this process. If not
+    `in_workers`, this process trains, whose threads may have started earlier.
     """
     build = f"{torch.version.git_version}\n{torch.__config__.show()}"
     processor = dict(_processor(cpuinfo))

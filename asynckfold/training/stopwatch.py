@@ -12,26 +12,8 @@ class Stopwatch:
     """Training time of a job: the seconds in its checkpoint, and those since.
 
     The sum covers all attempts and sessions that led to the current position. Work that was lost
-    with a dead worker is not counted.
-
-    Parameters
-    ----------
-    limit_s : float or None
-        Longest training time; None for no limit.
-    jobs : int
-        Size of the fusion group: each job gets an equal share of the seconds.
-    clock : callable
-        Monotonic seconds.
-
-    Examples
-    --------
-    >>> now = iter([100, 103, 113, 114, 115])
-    >>> watch = Stopwatch(limit_s=10, jobs=2, clock=lambda: next(now))
-    >>> watch.continue_from(7)
-    >>> watch.call_uncounted(lambda: False)  # a pause from 103 to 113
-    False
-    >>> watch.seconds, watch.expired  # at 114: 4 seconds of two jobs; at 115
-    (9.0, False)
+    with a dead worker is not counted. Of a fusion group of several `jobs`, each gets an equal share
+    of the seconds.
     """
 
     def __init__(
@@ -79,8 +61,8 @@ def mark(device: torch.device) -> float | torch.cuda.Event:
 
 def seconds_between(one: float | torch.cuda.Event, other: float | torch.cuda.Event) -> float:
     """Return the seconds between two marks, for which a GPU has been waited."""
-    if isinstance(one, float) or isinstance(other, float):
-        assert isinstance(one, float)
-        assert isinstance(other, float)
-        return other - one
-    return float(one.elapsed_time(other)) / 1000
+    if isinstance(one, torch.cuda.Event):
+        assert isinstance(other, torch.cuda.Event)
+        return float(one.elapsed_time(other)) / 1000
+    assert isinstance(other, float)
+    return other - one

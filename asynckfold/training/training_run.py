@@ -67,39 +67,16 @@ Gradient = Callable[["Training", Any, torch.Tensor], torch.Tensor]
 class Training:
     """A job in training: the live objects, and the position.
 
-    Parameters
-    ----------
-    train, inner_valid, valid : ndarray of int64
-        Samples to train on, divided into batches by `bounds`; inner-validation samples, for an LR
-        schedule that reacts to a loss; the held-out fold.
-    epoch, batch, lr : int, int, float
-        Finished epochs, finished batches of the next one, and the learning rate at its start.
-    losses : list of Tensor
-        Loss of each finished batch of the epoch.
-    random : dict or None
-        State of the random generators in a checkpoint, until the epoch continues.
-    outputs, score_seconds : ndarray or None, float
-        Outputs on `valid`, unless they are scored by batch, and duration of the last evaluation.
-    scores : dict
-        Scores of the held-out fold at the end, where it is scored by batch.
-    order, ordered : Tensor, OrderedBatches
-        The samples in the order of the epoch, and their batches.
-    reported_at, logged : float, int
-        Time of the last progress event; lines logged about batches of the epoch.
-    pretrained, pretraining : str, tuple of StageEpoch
-        Summary and metrics of the pretraining; the summary only in the attempt that ran it.
-    scaler : GradScaler or None
-        Scales the loss in float16.
-    readings : list
-        Losses that a GPU still computes: whether each has arrived, and what reports it.
-    gradient : callable
-        What sets the gradients of a batch: `gradients.fresh_gradient`, or a CUDA graph of it.
-    user_step, user_validation : TrainingStep, ValidationStep, or None
-        The user's `training_step` and `validation_step`.
-    callbacks : Callbacks or None
-        What is called after batches and epochs.
-    like : object
-        Outputs without samples, where these are trees.
+    ``train``, ``inner_valid`` and ``valid`` are samples to train on, divided into batches by
+    ``bounds``; inner-validation samples, for an LR schedule that reacts to a loss; the held-out
+    fold. ``epoch`` and ``batch`` count finished epochs, and finished batches of the next one;
+    ``lr`` is the learning rate at its start, ``losses`` the loss of each of its batches. ``random``
+    is the state of the generators in a checkpoint, until the epoch continues. ``outputs`` are those
+    on `valid`, unless they are scored by batch, which ``scores`` then has at the end. ``order`` and
+    ``ordered`` are the samples in the order of the epoch, and their batches. ``pretrained`` sums
+    the pretraining up in the attempt that ran it. ``readings`` are losses that a GPU still
+    computes: whether each has arrived, and what reports it. ``gradient`` sets the gradients of a
+    batch; a CUDA graph may. ``like`` are outputs without samples, where these are trees.
     """
 
     task: Task
@@ -245,12 +222,7 @@ class Training:
             tell(report)
 
     def _tell(
-        self,
-        loss: torch.Tensor,
-        place: tuple[int, int, int, int],
-        logs: bool,
-        reports: bool,
-        report: Report,
+        self, loss: torch.Tensor, place: tuple[int, ...], logs: bool, reports: bool, report: Report
     ) -> None:
         number, epochs, batch, batches = place
         value = float(loss)
@@ -260,7 +232,9 @@ class Training:
         if logs:
             self.log.write(f"epoch {number}/{epochs} batch {batch}/{batches} loss {value:.4f}\n")
         if reports:
-            report(Progress(self.task.job.id, self.task.attempt, *place, value))
+            report(
+                Progress(self.task.job.id, self.task.attempt, number, epochs, batch, batches, value)
+            )
 
     def end_epoch(self, started: float, report: Report) -> None:
         """Evaluate, step the LR schedule, record the epoch."""
@@ -294,11 +268,6 @@ class Training:
         """Evaluate the held-out fold; return the losses of the epoch.
 
         A GPU is waited for once, when it has computed all of it.
-
-        Raises
-        ------
-        Diverged
-            A loss is not finite, or an output is NaN.
         """
         losses = torch.stack(self.losses).flatten().double()
         if losses.is_cpu:

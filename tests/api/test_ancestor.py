@@ -282,7 +282,7 @@ def test_a_schedule_by_name_is_that_of_a_sweep() -> None:
     optimizer = torch.optim.SGD(torch.nn.Linear(2, 1).parameters(), 0.1)
     warm = get_scheduler("warm", optimizer, steps=8)
     assert (type(warm).__name__, warm.T_0) == ("CosineAnnealingWarmRestarts", 4)
-    with pytest.raises(InputError, match=r"known name: received 'cosin'. Did you mean 'cosine'"):
+    with pytest.raises(InputError, match=r"received 'cosin'. Did you mean 'cosine'"):
         get_scheduler("cosin", optimizer)
     with pytest.raises(InputError, match="steps must be a whole number of at least 1: received 0"):
         get_scheduler("cosine", optimizer, 0)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold.models import LeNet5
 from asynckfold.training.flops import FlopCounter
 
 
@@ -46,14 +45,3 @@ def test_a_recurrent_layer_and_attention_are_counted() -> None:
         nn.functional.scaled_dot_product_attention(queries, queries, queries).sum().backward()
     product = 2 * 2 * 4 * 10 * 10 * 8
     assert counter.flops == 7 * product
-
-
-def test_counting_changes_no_bit_and_draws_no_random_number() -> None:
-    found = []
-    for counting in (False, True):
-        torch.manual_seed(0)
-        model, inputs = LeNet5(), torch.randn(4, 1, 32, 32)
-        with FlopCounter() if counting else torch.enable_grad():
-            model(inputs).sum().backward()
-        found.append([*(item.grad for item in model.parameters()), torch.get_rng_state()])
-    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))

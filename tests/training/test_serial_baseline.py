@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.preprocessing import StandardScaler
-from torch import nn, optim
+from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import Baseline
@@ -41,14 +40,11 @@ class Counting(Dataset[Any]):
         return self.inner[index]
 
 
-@pytest.mark.parametrize(("schedule", "step"), [("cosine", "epoch"), ("reduce", "batch")])
-def test_it_sees_the_batches_of_the_sweep_in_their_order(
-    tmp_path: Path, schedule: str, step: str
-) -> None:
+def test_it_sees_the_batches_of_the_sweep_in_their_order(tmp_path: Path) -> None:
     seen = Seen()
-    models, params = {"noisy": watched(Noisy, seen)}, {"lr_step": step}
-    baseline_of(tmp_path / "run", models, [schedule], params=params, batch_size=13)
-    # Three folds, two epochs of 40 samples, or 36 where some are set aside.
+    models, params = {"noisy": watched(Noisy, seen)}, {"lr_step": "batch"}
+    baseline_of(tmp_path / "run", models, ["reduce"], params=params, batch_size=13)
+    # Three folds, two epochs of 36 samples: some are set aside.
     batches = seen.of(training=True)[-2 * 3 * 2 * 3 :]
     ours, theirs = batches[: len(batches) // 2], batches[len(batches) // 2 :]
     assert ours == theirs
@@ -66,7 +62,7 @@ def test_it_reads_sample_by_sample_from_the_dataset(tmp_path: Path) -> None:
 
 
 def test_its_accuracy_and_losses_are_those_of_the_sweep(tmp_path: Path) -> None:
-    models, schedules = {"plain": Plain, "noisy": Noisy}, ["cosine"]
+    models, schedules = {"plain": Plain}, ["cosine"]
     started = time.perf_counter()
     results = sweep(
         *(tmp_path / "run", models, schedules),
@@ -124,27 +120,13 @@ def test_a_model_that_fails_is_left_to_the_sweep(tmp_path: Path, kind: str) -> N
     assert "bad/constant" not in baseline.accuracy
 
 
-def test_it_sees_preprocessed_samples(tmp_path: Path) -> None:
-    inputs, targets = samples()
-    words = {"data": (inputs * 1e4, targets), "preprocess": StandardScaler()}
-    measured = baseline_of(tmp_path / "run", params={"epochs": 8}, **words)
-    assert measured.accuracy["plain/constant"] > 0.6
-
-
-@pytest.mark.parametrize(
-    "opt_fn",
-    [lambda model: optim.LBFGS(model.parameters(), 0.1, max_iter=2), sgd],
-    ids=["lbfgs", "sgd"],
-)
-def test_any_optimizer_and_numbers_as_targets(tmp_path: Path, opt_fn: Any) -> None:
+def test_any_optimizer_and_numbers_as_targets(tmp_path: Path) -> None:
     inputs, _ = samples()
     words = {"data": (inputs / 60, inputs[:, 1:2]), "task": "regression"}
-    params = {"lr_step": "batch", "clip_grad_norm": 1.0}
-    if opt_fn is sgd:
-        params["accumulate"] = 2
+    params = {"lr_step": "batch", "clip_grad_norm": 1.0, "accumulate": 2}
     results = sweep(
         *(tmp_path / "run", {"line": lambda: nn.Linear(FEATURES, 1)}, ["onecycle"]),
-        *(opt_fn, nn.MSELoss()),
+        *(sgd, nn.MSELoss()),
         **{**words, "params": params, "baseline": "measure"},
     )
     measured = results.baseline

@@ -197,22 +197,6 @@ def test_jobs_trained_as_one_have_augmented_and_preprocessed_samples(tmp_path: P
         np.testing.assert_allclose(*outputs, atol=1e-3)  # type: ignore[call-overload]
 
 
-def test_a_transformer_that_would_see_other_training_samples_later_is_refused(
-    tmp_path: Path,
-) -> None:
-    encoder = TargetEncoder(target_type="multiclass")
-    rest = FunctionTransformer(lambda rows: rows * 1e4)
-    with pytest.raises(InputError, match=r"train_transform.*ColumnTransformer"):
-        trained(
-            tmp_path,
-            (np.round(X[:, :2]), Y),
-            lambda: nn.Linear(4, 3),
-            preprocess=ColumnTransformer([("codes", encoder, [0]), ("rest", rest, [1])]),
-            train_transform=lambda sample: sample,
-            eval_transform=lambda sample: sample + 0,
-        )
-
-
 @pytest.mark.parametrize(
     "step",
     [

@@ -11,15 +11,7 @@ rounding, for criteria that take the mean or the sum over samples, and models th
 independently; see `losses`. BatchNorm normalises each part separately, as torch's
 DistributedDataParallel does; running statistics are averaged after each step. Parts are summed in
 the order of the ranks: the same plan gives the same bits each time. One process is the plain
-trainer. With all samples in one batch this is the map-reduce form of multi-threaded RPROP [1]_.
-
-DistributedDataParallel over gloo sums the same gradients through sockets; on one machine it only
-adds a port and a timeout that may fail, and it sums in the order of a ring.
-
-References
-----------
-.. [1] Riedmiller, Braun (1993). A direct adaptive method for faster backpropagation learning: the
-   RPROP algorithm. IEEE International Conference on Neural Networks, 586-591.
+trainer. With all samples in one batch this is the map-reduce form of multi-threaded RPROP.
 """
 
 from __future__ import annotations

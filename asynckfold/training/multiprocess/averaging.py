@@ -1,5 +1,7 @@
 """Parameter averaging: each rank trains a clone for some steps, then the clones are averaged.
 
+Also called iterative parameter mixing (McDonald, Hall and Mann 2010, NAACL, section 4.2).
+
 ::
 
     rank 0   batches 0, 2, 4 … of the round ┐       ┌ mean, weighted by samples ─ next round
@@ -20,11 +22,6 @@ Parameters and running statistics are averaged; optimizer states are separate. W
 round the learning rate stays, and nothing is saved, stopped or paused. The mean is summed in the
 order of the ranks: the same plan gives the same bits each time. One process is the plain trainer.
 Random numbers of ranks > 0 are seeded for each round; rank 0 continues those of the job.
-
-References
-----------
-.. [1] McDonald, Hall, Mann (2010). Distributed training strategies for the structured perceptron.
-   NAACL, section 4.2 (iterative parameter mixing).
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ from asynckfold.training.multiprocess.base import (
     set_settings,
     settings_of,
 )
-from asynckfold.training.optimizers import leave_open
 from asynckfold.training.process_group.shared_tensors import copy_each, place, shared, tensors_of
 from asynckfold.training.training_run import Report
 
@@ -96,18 +92,17 @@ class AveragingTraining(SteppingTraining):
     def fork_ahead(self) -> None:
         """Fork the ranks that compute on a GPU, where the plan has such."""
         if self.gpu:
-            self._make_clones()
+            self.clones = [shared(tensors_of(self.model)) for _ in range(self.params.processes)]
             self.others.fork(self.on_gpu)
-
-    def _make_clones(self) -> None:
-        self.clones = [shared(tensors_of(self.model)) for _ in range(self.params.processes)]
 
     def share(self) -> None:
         """Make a clone for each rank."""
         super().share()
+        tensors = tensors_of(self.model)
+        self.clones = self.clones or [shared(tensors) for _ in range(self.params.processes)]
         if self.gpu:
             for clone in self.clones:
-                copy_each(clone, tensors_of(self.model))
+                copy_each(clone, tensors)
             # A GPU takes seconds to initialise.
             self.heartbeat.begin_long_phase()
             criterion = self.criterion
@@ -115,9 +110,7 @@ class AveragingTraining(SteppingTraining):
             entries = [self.optimizer.state_dict(), *self.loaded[1:]]
             self.others.order(("load", entries, kept))
             self.others.gather()
-        else:
-            self._make_clones()
-        place(tensors_of(self.model), self.clones[0])
+        place(tensors, self.clones[0])
 
     def enter(self) -> None:
         """Take the rank's clone; on the GPU, copy it before each round."""
@@ -144,8 +137,6 @@ class AveragingTraining(SteppingTraining):
         """On ranks > 0: train on the batches of a round from this one on; return losses."""
         self.begin(epoch, first)
         set_settings(self.optimizer, settings)
-        if self.device.type != "cpu":
-            leave_open(self.optimizer)
         self.catch_up()
         losses = self._trained(first)
         if self.rank in self.on_gpu:

@@ -15,20 +15,27 @@ batch, when the optimizer has its state. Only ranks of jobs with a GPU are forke
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
 
+from asynckfold.data.batches import Batches
 from asynckfold.jobs.folds import Indices
+from asynckfold.jobs.messages import Task
+from asynckfold.jobs.result import Result
 from asynckfold.system import process
-from asynckfold.training import evaluation, seeding
+from asynckfold.system.heartbeat import Heartbeat
+from asynckfold.training import evaluation, loop, seeding, setup
+from asynckfold.training.bundle import Bundle
+from asynckfold.training.job_log import JobLog
 from asynckfold.training.optimizers import follow_parameters
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from asynckfold.training.process_group.ranks import ProcessGroup
 from asynckfold.training.process_group.shared_tensors import share_state
-from asynckfold.training.training_run import Training
+from asynckfold.training.training_run import Report, Training
 
 
 @dataclass(eq=False)
@@ -198,13 +205,6 @@ def average(copies: Sequence[Sequence[torch.Tensor]], shares: Sequence[float]) -
 
     Integers, such as counts, become those of the first rank. ``shares`` are the weights of the
     ranks, and sum to 1; a rank of weight 0 is left out of the sum.
-
-    Examples
-    --------
-    >>> first, second = [torch.tensor([1.0, 2.0])], [torch.tensor([5.0, 2.0])]
-    >>> average([first, second], [0.75, 0.25])
-    >>> first[0].tolist(), second[0].tolist()
-    ([2.0, 2.0], [2.0, 2.0])
     """
     with torch.no_grad():
         for tensors in zip(*copies, strict=True):
@@ -216,3 +216,45 @@ def average(copies: Sequence[Sequence[torch.Tensor]], shares: Sequence[float]) -
                         total.add_(tensor, alpha=share)
             for tensor in tensors[1:]:
                 tensor.copy_(total)
+
+
+TRAINERS = {
+    "hogwild": ("hogwild", "HogwildTraining"),
+    "allreduce": ("allreduce", "AllReduceTraining"),
+    "averaging": ("averaging", "AveragingTraining"),
+    "parameter_server": ("downpour", "DownpourTraining"),
+}
+"""Module and class of each trainer; only the one that is used is imported."""
+
+
+def train(
+    bundle: Bundle,
+    task: Task,
+    data: Batches,
+    cores: Sequence[int],
+    report: Report,
+    stop: Callable[[], bool],
+    heartbeat: Heartbeat | None = None,
+    gpu: HiddenGpu | None = None,
+) -> Result | None:
+    """Train one job on the processes of its plan, and score its held-out fold.
+
+    As `loop.train`, with the samples in memory. `cores` has one for each process, or is empty for
+    no pinning; `gpu` is that of the last ranks: neither this process nor the model's pretraining
+    may have run a backward pass before.
+    """
+    heartbeat = heartbeat or Heartbeat()
+    heartbeat.begin_long_phase()
+    with JobLog(bundle.root, task.job) as log:
+        plain = setup.build(bundle, task, data, torch.device("cpu"), log, heartbeat, cores=cores)
+        module, name = TRAINERS[bundle.plan.params.trainer]
+        make: type[MultiprocessTraining] = getattr(import_module(f"{__package__}.{module}"), name)
+        training = make(**vars(plain), cores=tuple(cores), gpu=gpu)
+        try:
+            training.fork_ahead()
+            result: Result | None = loop.with_gpu_memory(
+                loop.train_to_end(training, report, stop), training.device
+            )
+            return result
+        finally:
+            training.close()

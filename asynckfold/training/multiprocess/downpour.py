@@ -11,9 +11,9 @@
 As under Hogwild the batches of an epoch are dealt out, so that all replicas together see each
 sample once, and all stop for evaluations and checkpoints; but each has separate parameters and
 optimizer. It pushes how far its parameters moved since its last push: for plain SGD the sum of
-learning rate × gradient over its steps, as in the paper [1]_. Pushes add up: rare exchanges, above
-all with momentum, need smaller learning rates than one process does. Running statistics (BatchNorm)
-are not parameters; all ranks share them.
+learning rate × gradient over its steps, as in the paper (Dean et al. 2012). Pushes add up: rare
+exchanges, above all with momentum, need smaller learning rates than one process does. Running
+statistics (BatchNorm) are not parameters; all ranks share them.
 
 Results depend on timing, as under Hogwild. One process needs no server, and has the bits of the
 plain trainer. The server is shared memory with a lock: there is no port.
@@ -21,12 +21,6 @@ plain trainer. The server is shared memory with a lock: there is no port.
 A replica that dies ends the attempt, which is retried from its last checkpoint. The others could
 continue, as those of `Server` do, but the epoch would miss the samples of its part, and candidates
 would be compared on different samples.
-
-References
-----------
-.. [1] Dean et al. (2012). Large scale distributed deep networks. NIPS 25, section 4.1.
-.. [2] Zhang, Gupta, Lian, Liu (2016). Staleness-aware async-SGD for distributed deep learning.
-   IJCAI.
 """
 
 from __future__ import annotations

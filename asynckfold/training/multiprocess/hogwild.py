@@ -1,5 +1,7 @@
 """Hogwild: processes update one shared model without locks, each on its part of every epoch.
 
+The algorithm is that of Recht, Ré, Wright and Niu (2011, NIPS 24).
+
 ::
 
     rank 0 (the worker)  batch 0 ─ share, fork ─ batch n ─ batch 2n … ┐          ┌ evaluate, LR
@@ -11,11 +13,6 @@ together see each sample once. With one process the bits are those of the plain 
 updates race, and the last digits differ from run to run; running statistics (BatchNorm) are shared
 like parameters, so a rank's update of them can be lost too. With ``accumulate``, a rank adds up the
 gradients of that many of its batches before it updates the model.
-
-References
-----------
-.. [1] Recht, Ré, Wright, Niu (2011). Hogwild!: A lock-free approach to parallelizing stochastic
-   gradient descent. NIPS 24, Algorithm 1.
 """
 
 from __future__ import annotations

@@ -14,11 +14,9 @@ work on a replica as on any optimizer. Buffers (running statistics of BatchNorm)
 each replica keeps its buffers.
 
 A replica may die: what it had not pushed is lost, and another may take its place at any time. This
-is why replicas use plain TCP (`wire`) and not ``torch.distributed``. With its gloo backend (torch
-2.15, timeout 8 s, kill -9 of a replica), a server that receives from any rank did not notice the
-death, and waited 8 s for its last replica; a new process of the same rank could not join
-(``connectFullMesh failed``, after 40 s), since all ranks connect to each other at the start. Here
-the kernel reports the death at once, and replicas may join at any time.
+is why replicas use plain TCP (`wire`) and not ``torch.distributed``: over its gloo backend a server
+did not notice the death of a replica for 8 s, and no new process could take its rank. Here the
+kernel reports the death at once.
 
 The TCP connection is unauthenticated: use it in trusted networks only.
 

@@ -55,14 +55,7 @@ class ParameterLayout:
         return sum(math.prod(shape) for _, shape in self.shapes)
 
     def part(self, index: int, count: int) -> slice:
-        """Return the slice that one of several servers holds; lengths differ by one at most.
-
-        Examples
-        --------
-        >>> layout = ParameterLayout((("weight", (2, 3)), ("bias", (1,))), "float32")
-        >>> layout.part(0, 2), layout.part(1, 2)
-        (slice(0, 3, None), slice(3, 7, None))
-        """
+        """Return the slice that one of several servers holds; lengths differ by one at most."""
         return slice(self.total * index // count, self.total * (index + 1) // count)
 
     def empty(self) -> torch.Tensor:

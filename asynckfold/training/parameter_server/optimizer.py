@@ -17,7 +17,6 @@ from torch import nn
 from asynckfold.errors import PeerLostError, Problem, refuse
 from asynckfold.system.files import write_whole
 from asynckfold.training.checkpoint import separate
-from asynckfold.training.parameter_server import discovery
 from asynckfold.training.parameter_server.flat_parameters import (
     ParameterLayout,
     as_bytes,
@@ -25,7 +24,13 @@ from asynckfold.training.parameter_server.flat_parameters import (
     refuse_other_model,
     refuse_shards,
 )
-from asynckfold.training.parameter_server.wire import Wire, connect
+from asynckfold.training.parameter_server.wire import (
+    Wire,
+    connect,
+    default_address,
+    has_group,
+    server_address,
+)
 from asynckfold.training.process_group.shared_tensors import copy_each
 
 
@@ -103,11 +108,11 @@ class Hogwild(torch.optim.Optimizer):
         self._calls = self._steps = self._unpushed = 0
         self._layout = ParameterLayout.of(model)
         self._vector = self._layout.empty()
-        in_group = address is None and discovery.has_group()
+        in_group = address is None and has_group()
         if in_group:
-            address = discovery.server_address(timeout_s)
+            address = server_address(timeout_s)
         elif address is None:
-            address = discovery.default_address()
+            address = default_address()
         self._addresses = [address] if isinstance(address, str) else list(address)
         self._wires: list[Wire] = []
         try:

@@ -12,7 +12,6 @@ import numpy as np
 from torch import nn
 
 from asynckfold.errors import InputError, PeerLostError
-from asynckfold.training.parameter_server import discovery
 from asynckfold.training.parameter_server.flat_parameters import (
     Floats,
     ParameterLayout,
@@ -20,7 +19,7 @@ from asynckfold.training.parameter_server.flat_parameters import (
     as_bytes,
     refuse_counts,
 )
-from asynckfold.training.parameter_server.wire import Wire, listen
+from asynckfold.training.parameter_server.wire import Wire, default_address, listen, published
 from asynckfold.training.process_group.shared_tensors import copy_each
 
 ACCEPT_SECONDS = 0.1
@@ -123,7 +122,7 @@ class Server:
         self._came = 0
         self._lost: list[str] = []
         self._refused: list[str] = []
-        self._listener = listen(discovery.default_address() if address is None else address)
+        self._listener = listen(default_address() if address is None else address)
         self._listener.settimeout(ACCEPT_SECONDS)
         host, port = self._listener.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -139,7 +138,7 @@ class Server:
         InputError
             There is no process group, no other rank, or another rank serves already.
         """
-        with self, discovery.published(self.address) as replicas:
+        with self, published(self.address) as replicas:
             return self.serve(replicas)
 
     def serve(self, replicas: int = 1) -> ServerSummary:

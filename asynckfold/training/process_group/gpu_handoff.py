@@ -38,13 +38,7 @@ class HiddenGpu:
     environment: Mapping[str, str | None]
 
     def take(self) -> torch.device:
-        """Make it visible, and use it until this process ends.
-
-        Raises
-        ------
-        RuntimeError
-            The parent process has used CUDA.
-        """
+        """Make it visible, and use it until this process ends."""
         _set(self.environment)
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.set_device(self.index)
@@ -56,22 +50,10 @@ _opened: list[str] = []
 
 
 def open_gpu(index: int, uuid: str, *, narrow: bool) -> int:
-    """Initialise CUDA; return torch's index of a GPU.
+    """Initialise CUDA; return torch's index of a GPU, whose `index` counts if it has no UUID.
 
-    Parameters
-    ----------
-    index : int
-        Its index, for a GPU without a UUID.
-    uuid : str
-        Which GPU it is, in whatever order CUDA counts.
-    narrow : bool
-        Whether this process shall see no other GPU from now on: a worker opens one only, and a
-        process sees a slice (MIG) in no other way.
-
-    Raises
-    ------
-    RuntimeError
-        CUDA does not show a GPU with this UUID.
+    If `narrow`, this process shall see no other GPU from now on: a worker opens one only, and a
+    process sees a slice (MIG) in no other way.
     """
     fresh = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if uuid and fresh and narrow:
@@ -101,12 +83,6 @@ def hide_gpus(gpu: int | None = None, uuid: str = "") -> Iterator[HiddenGpu | No
     """Hide all GPUs from this process; yield the one that its ranks take inside the block.
 
     Without a UUID, the index counts.
-
-    Examples
-    --------
-    >>> with hide_gpus(1) as hidden:
-    ...     hidden.index, os.environ["CUDA_VISIBLE_DEVICES"]
-    (1, '')
     """
     before = {name: os.environ.get(name) for name in _HIDDEN}
     _set(_HIDDEN)

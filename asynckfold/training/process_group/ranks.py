@@ -215,16 +215,10 @@ class ParallelSum:
     def __call__(
         self, part: Part, seen: Sequence[torch.Tensor], like: Sequence[torch.Tensor]
     ) -> Iterator[Callable[[Any], Sequence[torch.Tensor]]]:
-        """Yield order → sum over all ranks of what `part` returns.
+        """Yield order → sum over all ranks of what `part` returns, of the shapes of `like`.
 
-        Parameters
-        ----------
-        part : callable
-            Called in every process with every order, on what this process holds now.
-        seen : sequence of Tensor
-            Moved into shared memory: all ranks see changes made here with the next order.
-        like : sequence of Tensor
-            Tensors of the shapes that `part` returns for any order and rank.
+        `part` is called in every process with every order, on what this process holds now. `seen`
+        is moved into shared memory: all ranks see changes made here with the next order.
         """
         place(seen, shared(seen))
         slots = [shared(like) for _ in range(1, self.processes)]

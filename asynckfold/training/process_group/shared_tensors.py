@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,32 +18,20 @@ def shared(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return copies of dense CPU tensors, with the same strides, in one piece of shared memory.
 
     Processes forked from now on see each other's writes. Anonymous memory leaves no name behind.
-
-    Examples
-    --------
-    >>> (copy,) = shared([torch.arange(6.0).reshape(2, 3).T])
-    >>> copy.stride(), copy[2].tolist()
-    ((1, 3), [2.0, 5.0])
     """
     dense = [tensor.detach() for tensor in tensors]
     sizes = [math.ceil(tensor.nbytes / ALIGNMENT) * ALIGNMENT for tensor in dense]
     memory = mmap.mmap(-1, max(ALIGNMENT, sum(sizes)))
     copies, offset = [], 0
     for tensor, size in zip(dense, sizes, strict=True):
-        copies.append(_placed(tensor, memory, offset))
+        # The clone of a dense tensor keeps the strides, in any order of the dimensions.
+        copy, count = tensor.clone(), tensor.numel()
+        if count:
+            part = torch.frombuffer(memory, dtype=tensor.dtype, count=count, offset=offset)
+            copy = part.as_strided(copy.size(), copy.stride()).copy_(copy)
+        copies.append(copy)
         offset += size
     return copies
-
-
-def _placed(tensor: torch.Tensor, memory: mmap.mmap, offset: int) -> torch.Tensor:
-    if tensor.numel() == 0:
-        return tensor.clone()
-    # The clone of a dense tensor keeps the strides, in any order of the dimensions.
-    copy = tensor.clone()
-    place = torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=offset)
-    made = place.as_strided(copy.size(), copy.stride())
-    made.copy_(copy)
-    return made
 
 
 def tensors_of(model: nn.Module) -> list[torch.Tensor]:
@@ -69,18 +58,13 @@ def copy_each(targets: Iterable[torch.Tensor], sources: Iterable[torch.Tensor]) 
             target.copy_(source)
 
 
-def share_state(
-    state: dict[torch.Tensor, dict[str, object]],
-) -> dict[torch.Tensor, dict[str, object]]:
+def share_state(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
     """Return an optimizer's state with its tensors in shared memory."""
-    keys = [
-        (parameter, name)
-        for parameter, values in state.items()
-        for name, value in values.items()
-        if isinstance(value, torch.Tensor)
-    ]
-    made = {parameter: dict(values) for parameter, values in state.items()}
-    tensors = [state[parameter][name] for parameter, name in keys]
-    for (parameter, name), place in zip(keys, shared(tensors), strict=True):  # type: ignore[arg-type]
-        made[parameter][name] = place
-    return made
+    tensors = [item for each in state.values() for item in each.values() if torch.is_tensor(item)]
+    places = iter(shared(tensors))
+    return {
+        parameter: {
+            name: next(places) if torch.is_tensor(item) else item for name, item in each.items()
+        }
+        for parameter, each in state.items()
+    }

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,42 +66,12 @@ def execute(
     Returns, by command: for each task a `Result`, a `RetryableFailure`, or None if `stop` asked to
     leave; the `Facts` of a dry run (of all models, or those of the placement's jobs); the
     `Baseline` of a serial loop.
-
-    Raises
-    ------
-    StorageError
-        A disk error.
-    WorkerDiedError
-        The GPU is lost to this process.
     """
-    with isolated() as traces:
-        leave_contexts()
-        torch_settings.apply(bundle.numerics)
-        if bundle.plan.params.precision == "tf32":
-            torch_settings.allow_tf32()
-        elif placement.trainer == "fused" and bundle.plan.params.precision == "fp32":
-            # cuDNN takes TF32 for the grouped convolutions of fused jobs, and not for plain ones.
-            torch_settings.allow_tf32(False)
-        answers = _execute(bundle, data, placement, tasks, report, stop, heartbeat or Heartbeat())
-    if traces.left:
-        job = placement.jobs[0] if placement.jobs else None
-        names = tuple(dict.fromkeys(traces.left))
-        report(Leftovers(job, names, numbers=not WITHOUT_NUMBERS.issuperset(names)))
-    return answers
-
-
-def _execute(
-    bundle: Bundle,
-    data: Batches,
-    placement: Placement,
-    tasks: Sequence[Task],
-    report: Report,
-    stop: Stop,
-    heartbeat: Heartbeat,
-) -> list[Any]:
+    heartbeat = heartbeat or Heartbeat()
     on_several = placement.trainer in SEVERAL
     # With several processes, GPUs are hidden until they are taken: their count changes.
-    with nullcontext() if on_several else counted_once():
+    once = nullcontext() if on_several else counted_once()
+    with _prepared(bundle, placement, report), once:
         torch_settings.flush_denormals()
         torch.set_num_threads(1 if on_several else placement.threads)
         torch.set_default_dtype(getattr(torch, bundle.default_dtype))
@@ -111,16 +82,14 @@ def _execute(
             models = {job.model for job in bundle.plan.jobs if job.id in placement.jobs}
             return [preflight.check(bundle, data, heartbeat, models)]
         if on_several:
-            from asynckfold.training.multiprocess import train
+            from asynckfold.training.multiprocess.base import train
 
             (task,), cores = tasks, placement.cores
             with hide_gpus(placement.gpu, placement.gpu_uuid) as gpu:
                 if gpu is None:
                     settle_autograd()
                 with _attempt(bundle, tasks) as results:
-                    results.append(
-                        train.train(bundle, task, data, cores, report, stop, heartbeat, gpu)
-                    )
+                    results.append(train(bundle, task, data, cores, report, stop, heartbeat, gpu))
                 return results
         with _device(placement) as device:
             if placement.command is Command.MEASURE:
@@ -128,16 +97,46 @@ def _execute(
             if placement.command is Command.ESTIMATE:
                 return [serial_baseline.estimate(bundle, data, stop, device)]
             if placement.trainer == "fused":
-                answers = _train_group(bundle, data, tasks, device, report, stop, heartbeat)
+                ended: dict[str, Result] = {}
+
+                def tell(event: RunEvent) -> None:
+                    if isinstance(event, JobEnd):
+                        ended[event.result.job_id] = event.result
+                    report(event)
+
+                # An exception of the group spares jobs that ended before it.
+                with _attempt(bundle, tasks) as results:
+                    fail = partial(failure, bundle)
+                    results += group.train(bundle, tasks, data, device, tell, stop, heartbeat, fail)
+                pairs = zip(tasks, results, strict=True)
+                answers = [ended.get(task.job.id, item) for task, item in pairs]
                 return [loop.with_gpu_memory(item, device) for item in answers]
             results = []
             alone = loop if bundle.recipe.fit_fn is None else user_loop
             for task in tasks:
-                with _attempt(bundle, [task]) as ended:
+                with _attempt(bundle, [task]) as answer:
                     result = alone.train(bundle, task, data, device, report, stop, heartbeat)
-                    ended.append(loop.with_gpu_memory(result, device))
-                results += ended
+                    answer.append(loop.with_gpu_memory(result, device))
+                results += answer
             return results
+
+
+@contextmanager
+def _prepared(bundle: Bundle, placement: Placement, report: Report) -> Iterator[None]:
+    """Apply settings of the caller's process; report afterwards what user code left changed."""
+    with isolated() as traces:
+        leave_contexts()
+        torch_settings.apply(bundle.numerics)
+        if bundle.plan.params.precision == "tf32":
+            torch_settings.allow_tf32()
+        elif placement.trainer == "fused" and bundle.plan.params.precision == "fp32":
+            # cuDNN takes TF32 for the grouped convolutions of fused jobs, and not for plain ones.
+            torch_settings.allow_tf32(False)
+        yield
+    if traces.left:
+        job = placement.jobs[0] if placement.jobs else None
+        names = tuple(dict.fromkeys(traces.left))
+        report(Leftovers(job, names, numbers=not WITHOUT_NUMBERS.issuperset(names)))
 
 
 def in_turn(
@@ -216,57 +215,20 @@ def counted_once() -> Iterator[None]:
         setattr(torch.cuda, _REMEMBERED, None)
 
 
-def _train_group(
-    bundle: Bundle,
-    data: Batches,
-    tasks: Sequence[Task],
-    device: torch.device,
-    report: Report,
-    stop: Stop,
-    heartbeat: Heartbeat,
-) -> list[Any]:
-    """Train a fusion group; an exception of the group spares jobs that ended before it."""
-    ended: dict[str, Result] = {}
-
-    def tell(event: RunEvent) -> None:
-        if isinstance(event, JobEnd):
-            ended[event.result.job_id] = event.result
-        report(event)
-
-    def fail(task: Task, error: BaseException) -> Result | RetryableFailure:
-        return failure(bundle, task, error)
-
-    with _attempt(bundle, tasks) as results:
-        results += group.train(bundle, tasks, data, device, tell, stop, heartbeat, fail)
-    return [ended.get(task.job.id, item) for task, item in zip(tasks, results, strict=True)]
-
-
 @contextmanager
 def _attempt(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[list[Any]]:
     """Yield a list for the results; exceptions of user code become results here, and only here."""
-    started, files = time.monotonic(), process.open_files()
-    results: list[Any] = []
+    started, results = time.monotonic(), list[Any]()
     try:
         with isolated(patches=True):
             yield results
-    except StorageError as error:
-        refuse_own_fault(error, files)
-        raise
-    except WorkerDiedError:
+    except (StorageError, WorkerDiedError):
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():
             raise
         seconds = (time.monotonic() - started) / len(tasks)
         results[:] = [failure(bundle, task, error, seconds) for task in tasks]
-
-
-def refuse_own_fault(error: StorageError, files_before: int) -> None:
-    """Raise `WorkerDiedError` if the process, not the disk, is at fault: it left files open."""
-    leaked = process.open_files() - files_before
-    if error.errno == errno.EMFILE and leaked > FEW_FILES:
-        cause = f"it left {leaked} files open ({os.strerror(errno.EMFILE)})"
-        raise WorkerDiedError(os.getpid(), cause) from error
 
 
 def _ignores_interrupts() -> bool:
@@ -280,11 +242,6 @@ def failure(
     """Return the result of a job that raised, and write the traceback to its log.
 
     `seconds` since the job's start are its training time if it raised before the training.
-
-    Raises
-    ------
-    WorkerDiedError
-        The GPU is lost to this process.
     """
     # Not str(error): a user's __str__ may raise.
     summary = traceback.TracebackException.from_exception(error)
@@ -304,25 +261,28 @@ def failure(
     return result if outcome == "error" else RetryableFailure(outcome, result)
 
 
-_NO_MEMORY = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "Cannot allocate memory",
-    "std::bad_alloc",
-)
-"""Messages of torch's allocator and the kernel."""
-
-_NO_GPU_MEMORY = (
-    "CUDA out of memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
-
-_LOST_DEVICE = ("CUDA error:", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")
-"""After any of these the process cannot use its GPU again (pytorch#17425)."""
-
-_DEAD_CHILD = ("DataLoader worker (pid",)
+_MESSAGES = {
+    "oom": (
+        "DefaultCPUAllocator: can't allocate memory",
+        "DefaultCPUAllocator: not enough memory",
+        "Cannot allocate memory",
+        "std::bad_alloc",
+    ),
+    "gpu_oom": (
+        "CUDA out of memory",
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+    ),
+    # The process cannot use its GPU again (pytorch#17425).
+    "device_lost": (
+        "CUDA error:",
+        "CUDNN_STATUS_EXECUTION_FAILED",
+        "CUBLAS_STATUS_EXECUTION_FAILED",
+    ),
+    "died": ("DataLoader worker (pid",),
+}
+"""Outcomes by messages of torch, its allocator and the kernel; the first that matches counts."""
 
 
 def outcome_of(error: BaseException, text: str) -> str:
@@ -332,28 +292,13 @@ def outcome_of(error: BaseException, text: str) -> str:
     a dead DataLoader worker are retryable; torch identifies the last two only by their messages.
 
     The message is passed in `text`, since a user's ``__str__`` may raise.
-
-    Examples
-    --------
-    >>> outcome_of(RuntimeError(), "CUDA error: device-side assert triggered")
-    'device_lost'
-    >>> outcome_of(ValueError(), "CUDA out of memory")
-    'error'
     """
     if isinstance(error, torch.OutOfMemoryError):
         return "gpu_oom"
-    if isinstance(error, MemoryError):
+    no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or no_memory:
         return "oom"
-    if isinstance(error, OSError):
-        return "oom" if error.errno == errno.ENOMEM else "error"
-    if not isinstance(error, RuntimeError):
-        return "error"
-    for outcome, words in (
-        ("oom", _NO_MEMORY),
-        ("gpu_oom", _NO_GPU_MEMORY),
-        ("device_lost", _LOST_DEVICE),
-        ("died", _DEAD_CHILD),
-    ):
+    for outcome, words in _MESSAGES.items() if isinstance(error, RuntimeError) else ():
         if any(word in text for word in words):
             return outcome
     return "error"

@@ -12,14 +12,11 @@ import contextlib
 import gc
 import importlib
 import os
-import select
 import selectors
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any, TextIO
 
@@ -36,16 +33,8 @@ def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -
     name, errno)``, ``("killed", name, None)``, ``("exited", name, (status, peak bytes since the
     last task began))``.
 
-    Parameters
-    ----------
-    descriptor : int
-        The control pipe.
-    heartbeats : int
-        Shared memory of the workers' heartbeats.
-    preload : list of str
-        Modules to import besides torch.
-    nice : int
-        Least niceness of all workers and their children.
+    `descriptor` is the control pipe, `heartbeats` shared memory; `nice` is the least niceness of
+    all workers and their children.
     """
     if nice:
         process.renice(nice)
@@ -57,48 +46,17 @@ def serve(descriptor: int, heartbeats: int, preload: list[str], nice: int = 0) -
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     process.adopt_orphans()
-    with exit_with_parent(descriptor):
-        # Imports leave no garbage; collecting took a tenth of the start.
-        gc.disable()
-        _warm_up()
-        for name in ["asynckfold.training.worker.main", *preload]:
-            importlib.import_module(name)
+    # Imports leave no garbage; collecting took a tenth of the start.
+    gc.disable()
+    _warm_up()
+    for name in ["asynckfold.training.worker.main", *preload]:
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
     gc.enable()
     _Server(Connection(descriptor), Heartbeats(heartbeats)).run()
     # Frozen objects cannot be finalised in order, and there is nothing to save.
     os._exit(0)
-
-
-@contextlib.contextmanager
-def exit_with_parent(descriptor: int) -> Iterator[None]:
-    """Within the context, exit as soon as the other end of this socket is closed.
-
-    Importing torch takes seconds, on a busy machine a minute, and an orphan that looks at its pipe
-    only afterwards would stay that long.
-
-    A thread waits for that, and ends with the context: processes forked later inherit nothing. (A
-    signal for incoming data could interrupt its handler; a flood of them nested until Python
-    gave up.)
-    """
-    left, leave = os.pipe()
-    poll = select.poll()
-    poll.register(descriptor, select.POLLRDHUP)
-    poll.register(left, 0)
-
-    def watch() -> None:
-        if left not in dict(poll.poll()):
-            os._exit(0)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        os.close(leave)
-        thread.join()
-        os.close(left)
 
 
 def _warm_up() -> None:
@@ -197,10 +155,9 @@ class _Server:
 
     def preload(self, names: list[str]) -> None:
         """Import modules for future workers, which report import errors."""
-        with exit_with_parent(self.control.fileno()):
-            for name in names:
-                with contextlib.suppress(Exception):
-                    importlib.import_module(name)
+        for name in names:
+            with contextlib.suppress(Exception):
+                importlib.import_module(name)
         gc.freeze()
 
     def fork(self, name: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +45,10 @@ class _Compiler(_OnDemand):
     def __init__(self, file: str) -> None:
         super().__init__(_NAME, file)
         self.disabled: list[Callable[..., Any]] = []
+        # torch.distributed asks it to clear its caches, which are empty yet.
+        rules: Any = _OnDemand(f"{_NAME}.trace_rules", file)
+        rules.clear_lru_cache = lambda: None
+        self.trace_rules = rules
 
     def disable(self, fn: Any = None, *args: Any, **options: Any) -> Any:
         """Return a function of torch unchanged: nothing is compiled yet."""
@@ -55,11 +60,6 @@ class _Compiler(_OnDemand):
     def graph_break(self, *args: Any, **options: Any) -> None:
         """Do nothing, as where nothing is compiled."""
 
-    @property
-    def trace_rules(self) -> Any:
-        """What torch.distributed asks to clear its caches, which are empty yet."""
-        return _TraceRules(self)
-
     def leave(self) -> None:
         """Make room for the compiler."""
         del sys.modules[_NAME], sys.modules[_UTILS]
@@ -67,27 +67,6 @@ class _Compiler(_OnDemand):
         # torch caches the answers above; it must ask the compiler again.
         for fn in self.disabled:
             vars(fn).pop(_KEPT, None)
-
-
-class _Utils(_OnDemand):
-    """Stands in for ``torch._dynamo.utils``, from which torchvision imports one function."""
-
-    def is_compile_supported(self, *args: Any, **options: Any) -> Any:
-        """Ask the compiler."""
-        return self.__getattr__("is_compile_supported")(*args, **options)
-
-
-class _TraceRules:
-    """Stands in for ``torch._dynamo.trace_rules``."""
-
-    def __init__(self, compiler: _Compiler) -> None:
-        self._compiler = compiler
-
-    def clear_lru_cache(self) -> None:
-        """Do nothing: nothing is compiled yet."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._compiler.__getattr__("trace_rules"), name)
 
 
 def import_on_demand() -> None:
@@ -100,4 +79,7 @@ def import_on_demand() -> None:
     spec = None if _NAME in sys.modules else importlib.util.find_spec(_NAME)
     if spec is not None and spec.origin is not None:
         sys.modules[_NAME] = vars(torch)["_dynamo"] = _Compiler(spec.origin)
-        sys.modules[_UTILS] = _Utils(_UTILS, str(Path(spec.origin).with_name("utils.py")))
+        utils: Any = _OnDemand(_UTILS, str(Path(spec.origin).with_name("utils.py")))
+        ask = partial(utils.__getattr__, "is_compile_supported")
+        utils.is_compile_supported = lambda *args, **options: ask()(*args, **options)
+        sys.modules[_UTILS] = utils

@@ -55,7 +55,6 @@ from asynckfold.training.worker.execute import (
     execute,
     in_turn,
     outcome_of,
-    refuse_own_fault,
 )
 from asynckfold.training.worker.reads import Reads, read_range
 from asynckfold.training.worker.spinning import SpinSwitch
@@ -183,10 +182,6 @@ class WorkerState:
                 results += self.execute(self.bundle, self.data, placement, part)
             return ("answer", results, process.peak_memory(), self.ends)
         except StorageError as error:
-            try:
-                refuse_own_fault(error, self.files)
-            except WorkerDiedError as fault:
-                return ("lost", fault.cause, fault.outcome)
             return ("storage", error.errno, error.strerror or str(error))
         except WorkerDiedError as error:
             return ("lost", error.cause, error.outcome)

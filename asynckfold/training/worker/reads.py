@@ -12,7 +12,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import cloudpickle
 import numpy as np
@@ -41,25 +41,16 @@ class Files:
     def open(self, fds: Sequence[int]) -> Inputs:
         """Map the arrays, and keep the packed task open."""
         arrays = [spec.map_writable(fd) for spec, fd in zip(self.specs, fds[1:], strict=True)]
-        return Inputs(os.dup(fds[0]), arrays[0], arrays[1:])
+        return Inputs(os.fdopen(os.dup(fds[0]), "rb"), arrays[0], arrays[1:])
 
 
 @dataclass(eq=False)
 class Inputs:
     """What a reader has open: the packed task, all readers' positions, arrays to write."""
 
-    task: int
+    task: BinaryIO
     places: npt.NDArray[np.int64]
     arrays: list[npt.NDArray[Any]]
-
-    def close(self) -> None:
-        """Close the packed task."""
-        if self.task >= 0:
-            os.close(self.task)
-            self.task = -1
-
-    def __del__(self) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,11 +97,11 @@ def read_range(work: Reads, inputs: Inputs, heartbeat: Heartbeat) -> bytes:
 
     # Unpacking runs user code, which may raise anything.
     try:
-        with mmap.mmap(inputs.task, 0, access=mmap.ACCESS_READ) as packed:
+        with mmap.mmap(inputs.task.fileno(), 0, access=mmap.ACCESS_READ) as packed:
             task = cloudpickle.loads(packed)
     except BaseException as error:  # noqa: BLE001
         return pickle.dumps(UnpackFailure(f"{type(error).__name__}: {error}"))
-    inputs.close()
+    inputs.task.close()
     answer = task(work.low, work.high, inputs.arrays, beat)
     at, end = getattr(answer, "at", -1), inputs.places[STOP]
     if at >= 0 and (not end or at + 1 < end):

@@ -1,10 +1,9 @@
 """Adapt how threads wait for each other to whether other processes use the same cores.
 
 After each parallel part of a step, libgomp's threads spin for some milliseconds. On idle cores that
-is fastest. On shared cores a spinning thread takes the place of the one that it waits for: at load
-5 to 8 on 2 cores (AMD EPYC, torch 2.15), a step of two threads took 140 to 430 ms for LeNet, and 13
-to 33 with little spinning; for a narrow VGG 480 to 1,000 ms, and 90 to 160. At rest, little
-spinning costs: 7 ms instead of 3 for LeNet, 129 instead of 113 for a VGG11.
+is fastest; on shared ones a spinning thread takes the place of the one that it waits for: at load 5
+to 8 on 2 cores (AMD EPYC, torch 2.15), a step of LeNet took 140 to 430 ms, and 13 to 33 with little
+spinning. At rest, little spinning costs: 7 ms instead of 3 for LeNet, 129 instead of 113 for VGG11.
 
 So a worker measures how long its threads wait for a core. If they do, it tries little spinning, and
 keeps the faster way for some seconds. libgomp takes no new settings once it runs, but spins little
@@ -68,12 +67,7 @@ def _waited(file: Path) -> int:
 class SpinSwitch:
     """Switches a worker's threads between spinning and little spinning.
 
-    Parameters
-    ----------
-    clock, waited : callable
-        Seconds now, and the seconds that threads have waited for a core.
-    add_threads : callable
-        Starts sleeping threads in libgomp; returns a function that ends them, or None if it cannot.
+    `add_threads` starts sleeping threads in libgomp, see `add_sleeping_threads`.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from asynckfold import Result, TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, EpochEnd, RunEvent, Task
 from asynckfold.jobs.result import DONE
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.multiprocess import train as several
+from asynckfold.training.multiprocess import base as several
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu
 from tests.leftovers import descendants
 from tests.training.tiny import Plain, Tiny, always, checkpoints, never, sgd

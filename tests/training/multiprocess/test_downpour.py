@@ -7,25 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold import InputError, Plan, TrainerParams
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import Note
-from asynckfold.jobs.reproducibility import reproducibility_of
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess.downpour import Replica
 from asynckfold.training.parameter_server.flat_parameters import ParameterLayout, ServedParameters
 from tests.training.multiprocess.attempts import (
-    OPTIMIZERS,
     attempt,
     params,
-    train,
     train_with_stops,
 )
-from tests.training.tiny import Noisy, Tiny, checkpoints
+from tests.training.tiny import Tiny, checkpoints
 
 
 class One(nn.Module):
@@ -72,19 +68,6 @@ def test_what_was_not_pushed_survives_a_fetch() -> None:
     assert held.counts.tolist() == [3, 0, 0]
 
 
-def test_rounding_is_no_movement() -> None:
-    model, coarse = One(), One(torch.bfloat16)
-    with torch.no_grad():
-        model.value.fill_(1.001)
-        coarse.value.fill_(1.0)
-    held = served(model)
-    ours = replica(held, coarse)
-    ours.pull()
-    ours._push()
-    ours.pull()
-    assert held.values[0] == pytest.approx(1.001)
-
-
 def test_one_replica_takes_the_steps_of_the_plain_trainer_to_rounding(tmp_path: Path) -> None:
     """Where the other has no part, as of an epoch of two batches the first of which is alone."""
 
@@ -102,19 +85,6 @@ def test_one_replica_takes_the_steps_of_the_plain_trainer_to_rounding(tmp_path: 
     theirs = weights("theirs", TrainerParams(epochs=1))
     for name, value in mine.items():
         torch.testing.assert_close(value, theirs[name])
-
-
-@pytest.mark.nightly(but=["given2"])
-@pytest.mark.parametrize(
-    "given", [{"n_push": 3, "n_pull": 2}, {"staleness_aware": True}, {"accumulate": 2}]
-)
-def test_they_learn_with_any_exchange(tmp_path: Path, given: dict[str, Any]) -> None:
-    asked = params("parameter_server", 3, epochs=12, **given)
-    # Twelve runs of each ended at 0.95, whatever the order of their updates.
-    opt_fn = OPTIMIZERS["sgd"]
-    found = train(Tiny(tmp_path, {"noisy": Noisy}, opt_fn=opt_fn, params=asked, batch_size=5))
-    assert found.epochs[-1].accuracy is not None
-    assert found.epochs[-1].accuracy > 0.7
 
 
 def test_it_tells_pushes_and_staleness_of_all_attempts(tmp_path: Path) -> None:
@@ -135,17 +105,6 @@ def test_it_tells_pushes_and_staleness_of_all_attempts(tmp_path: Path) -> None:
     assert remark.text in tiny.log()
 
 
-def test_it_is_not_reproducible() -> None:
-    def reasons(count: int) -> tuple[str, ...]:
-        given = TrainerParams(trainer="parameter_server", processes=count)
-        plan = Plan((), given, 32, 1, 0, "cpu", ("accuracy",), "d", "f")
-        return reproducibility_of(plan, [{"torch": "2"}]).reasons
-
-    (reason,) = reasons(2)
-    assert "2 processes pushed to the server of each model" in reason
-    assert reasons(1) == ()
-
-
 def test_a_model_that_a_server_cannot_hold_is_refused(tmp_path: Path) -> None:
     class Turning(nn.Module):
         def __init__(self) -> None:
@@ -161,19 +120,3 @@ def test_a_model_that_a_server_cannot_hold_is_refused(tmp_path: Path) -> None:
         assert rule == "parameters must be real numbers"
         assert "complex64" in received
     assert len(problems) == 1
-
-
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"n_push": 0}, "n_push must be a whole number of at least 1"),
-        ({"n_pull": 1.5}, "n_pull must be a whole number of at least 1"),
-        ({"staleness_aware": 1}, "staleness_aware must be True or False"),
-        ({"trainer": "hogwild", "n_push": 2}, "n_push applies to the trainer 'parameter_server'"),
-        ({"trainer": "averaging", "accumulate": 2}, "'hogwild' or 'parameter_server' only"),
-        ({"shared_state": True}, "shared_state applies to the trainer 'hogwild' only"),
-    ],
-)
-def test_what_cannot_be_is_refused(given: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
-        TrainerParams.from_mapping({"trainer": "parameter_server", "processes": 2, **given})

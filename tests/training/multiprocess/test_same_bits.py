@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn, optim
 
-from asynckfold import Plan, TrainerParams
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, Note, RunEvent
-from asynckfold.jobs.result import DIVERGED, AveragingSummary
+from asynckfold.jobs.result import AveragingSummary
 from asynckfold.training import checkpoint
-from asynckfold.training.multiprocess.base import average
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     attempt,
@@ -54,16 +50,15 @@ def test_again_or_stopped_after_every_step_the_bits_are_the_same(
             {"cosine": "cosine"},
             OPTIMIZERS[optimizer],
             params=params(trainer, 3, epochs=2, lr_step="batch"),
-            batch_size=5,
         )
 
     result, attempts = train_with_stops(tiny("stopped"))
-    assert attempts > 3
-    once, twice = train(tiny("once")), train(tiny("twice"))
-    assert result.weights == once.weights == twice.weights
+    assert attempts > 2
+    once = train(tiny("once"))
+    assert result.weights == once.weights
     np.testing.assert_array_equal(result.outputs, once.outputs)
-    losses = [[item.train_loss for item in found.epochs] for found in (result, once, twice)]
-    assert losses[0] == losses[1] == losses[2]
+    losses = [[item.train_loss for item in found.epochs] for found in (result, once)]
+    assert losses[0] == losses[1]
     # What was done before a stop counts.
     assert result.averaged == once.averaged
     assert (once.averaged is not None) == (trainer == "averaging")
@@ -78,8 +73,10 @@ def close(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
         torch.testing.assert_close(value, theirs[name])
 
 
-@pytest.mark.parametrize("criterion", [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="sum")])
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    ("criterion", "clip"),
+    [(nn.CrossEntropyLoss(), 0.5), (nn.CrossEntropyLoss(reduction="sum"), None)],
+)
 def test_several_take_the_steps_of_one_to_rounding(
     tmp_path: Path, criterion: nn.Module, clip: float | None
 ) -> None:
@@ -97,8 +94,7 @@ def test_several_take_the_steps_of_one_to_rounding(
     assert mine == pytest.approx(theirs, rel=1e-5)
 
 
-@pytest.mark.parametrize("processes", [2, 3])
-def test_rprop_on_all_samples_takes_the_steps_of_one(tmp_path: Path, processes: int) -> None:
+def test_rprop_on_all_samples_takes_the_steps_of_one(tmp_path: Path) -> None:
     def tiny(name: str, given: TrainerParams) -> Tiny:
         def opt_fn(model: nn.Module) -> optim.Optimizer:
             return optim.Rprop(model.parameters(), 0.01)
@@ -114,8 +110,8 @@ def test_rprop_on_all_samples_takes_the_steps_of_one(tmp_path: Path, processes: 
             found: torch.Tensor = self.layers(inputs / 30)
             return found
 
-    several = tiny("several", params("allreduce", processes, epochs=15))
-    alone = tiny("alone", TrainerParams(epochs=15))
+    several = tiny("several", params("allreduce", 3, epochs=8))
+    alone = tiny("alone", TrainerParams(epochs=8))
     close(weights(several, attempt(several)[1]), weights(alone, alone.attempt()[1]))
 
 
@@ -167,32 +163,6 @@ def test_it_tells_rounds_time_and_samples_of_each(tmp_path: Path) -> None:
     assert [f"batch {batch}/8" in tiny.log() for batch in (1, 4, 5, 8)] == [False, True, True, True]
 
 
-def test_a_job_that_diverges_tells_what_was_done_until_then(tmp_path: Path) -> None:
-    def opt_fn(model: nn.Module) -> optim.Optimizer:
-        return optim.SGD(model.parameters(), math.inf)
-
-    tiny = Tiny(tmp_path, opt_fn=opt_fn, params=params("averaging", 2, epochs=2), batch_size=5)
-    result, _ = attempt(tiny)
-    assert result is not None
-    # It is seen at the end of the first epoch.
-    assert (result.status, result.averaged) == (DIVERGED, AveragingSummary(2, (25, 15)))
-
-
-@given(
-    st.lists(st.floats(-5, 5, width=32), min_size=1, max_size=4),
-    st.lists(st.integers(1, 9), min_size=4, max_size=4),
-)
-def test_clones_that_are_equal_stay_and_shares_are_those_of_samples(
-    values: list[float], counts: list[int]
-) -> None:
-    copies = [[torch.tensor([value]), torch.tensor(rank)] for rank, value in enumerate(values)]
-    counts = counts[: len(values)]
-    average(copies, [count / sum(counts) for count in counts])
-    mean = np.average(values, weights=counts)
-    assert all(float(copy[0]) == pytest.approx(mean, abs=1e-5) for copy in copies)
-    assert all(int(copy[1]) == 0 for copy in copies)
-
-
 # Hogwild, several batches an update
 
 
@@ -204,14 +174,6 @@ def test_an_update_of_several_batches_is_one_of_a_greater_batch(tmp_path: Path) 
     small = tiny("small", params("hogwild", 1, accumulate=3), 7)
     great = tiny("great", TrainerParams(epochs=3), 21)
     close(weights(small, attempt(small)[1]), weights(great, great.attempt()[1]))
-
-
-def test_one_process_that_accumulates_ends_alike_after_stops(tmp_path: Path) -> None:
-    def tiny(name: str) -> Tiny:
-        return Tiny(tmp_path / name, {"noisy": Noisy}, params=params("hogwild", 1, accumulate=3))
-
-    result, _ = train_with_stops(tiny("stopped"))
-    assert result.weights == train(tiny("whole")).weights
 
 
 # Refusals and formats
@@ -227,34 +189,3 @@ def test_what_an_optimizer_keeps_must_suit_the_trainer(tmp_path: Path) -> None:
     assert rule.endswith("keeps tensors only")
     assert "Counting, whose seen is a int" in received
     assert "such as SGD or Adam" in remedy
-
-
-def test_sparse_gradients_are_not_added_up(tmp_path: Path) -> None:
-    class Looking(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = nn.Embedding(60, 3, sparse=True)
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.table(inputs[:, 0].long())
-            return found
-
-    def opt_fn(model: nn.Module) -> optim.Optimizer:
-        return optim.SGD(model.parameters(), 0.1)
-
-    tiny = Tiny(tmp_path, {"m": Looking}, opt_fn=opt_fn, params=params("allreduce"))
-    ((rule, received, remedy),) = problems(tiny)
-    assert "must be dense" in rule
-    assert "sparse=True" in received
-    assert "trainer='hogwild'" in remedy
-
-
-def test_a_plan_holds_the_words_of_its_trainer() -> None:
-    def plan(**given: Any) -> str:
-        params = TrainerParams(**given)
-        return Plan((), params, 32, 1, 0, "cpu", ("accuracy",), "d", "f").to_json()
-
-    text = plan(trainer="averaging", processes=2, steps_per_round=3)
-    assert '"steps_per_round":3' in text
-    assert Plan.from_json(text).params.steps_per_round == 3
-    assert Plan.from_json(plan()).params == TrainerParams()

@@ -77,14 +77,6 @@ def test_a_script_that_raises_counts_as_lost(group: Group, monkeypatch: pytest.M
         assert len(done.result().lost) == 1
 
 
-def test_an_address_stands_above_the_group(group: Group) -> None:
-    group(2)
-    with ThreadPoolExecutor() as pool, Server(nn.Linear(2, 1), timeout_s=20) as server:
-        done = pool.submit(server.serve)
-        replica(address=server.address).close()
-        assert done.result().replicas == 1
-
-
 @pytest.mark.parametrize("make", [replica, lambda: Server(nn.Linear(2, 1)).run()])
 def test_a_world_of_one_is_refused(group: Group, make: Callable[[], object]) -> None:
     group(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -17,9 +16,7 @@ from torch import nn
 from asynckfold import StorageError
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
-from asynckfold.jobs.recipe import pack
 from asynckfold.jobs.result import DONE
-from asynckfold.system import file_descriptors
 from asynckfold.training.worker import main
 from tests.training.sweeps import ONE_FOLD, log_of, results_of, sweep, train
 from tests.training.tiny import Plain, Tiny, never
@@ -133,27 +130,12 @@ def test_an_interrupt_is_not_a_result(tmp_path: Path) -> None:
 def test_a_full_disk_is_not_a_failure_of_a_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes, root: Path) -> None:
+    def full(path: Path, data: bytes) -> None:
         raise StorageError(28, "full")
 
     monkeypatch.setattr("asynckfold.training.checkpoint.write_whole", full)
     with pytest.raises(StorageError):
         sweep(tmp_path)
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_sweep_sets_the_threads_of_the_job(tmp_path: Path, threads: int) -> None:
-    seen = []
-
-    class Asking(Plain):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            seen.append(torch.get_num_threads())
-            return super().forward(inputs)
-
-    tiny = Tiny(tmp_path, {"asking": Asking})
-    tiny.execute(tiny.jobs[0], threads=threads)
-    assert set(seen) == {threads}
-    assert torch.get_num_threads() == 1
 
 
 # The worker's side of the pipe
@@ -210,21 +192,3 @@ def test_prints_go_to_the_log_of_the_job(
         assert tiny.log().count(text) == 1
     print("after the job", flush=True)
     assert capfd.readouterr() == ("after the job\n", "")
-
-
-def test_out_of_memory_while_unpacking_is_retryable(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(packed: Any) -> Any:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr("asynckfold.training.worker.main.cloudpickle.loads", refused)
-    packed = file_descriptors.nameless_file(pack(tiny.bundle))
-    here, there = multiprocessing.Pipe()
-    with here, there:
-        file_descriptors.send(there, "bundle", [packed])
-        here.recv()
-        found = main.WorkerState(here, never)
-        found.take_bundle(sys.argv, sys.path, str(Path.cwd()), dict(os.environ), 1)
-    os.close(packed)
-    assert found.run(*placed(tiny)) == ("lost", "MemoryError: no room", "oom")

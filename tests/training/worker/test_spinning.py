@@ -73,7 +73,7 @@ def test_threads_that_wait_for_cores_spin_little_until_they_do_not() -> None:
     assert machine.lent == [CORES, -CORES]
 
 
-@pytest.mark.parametrize(("spinning_s", "little_s"), [(0.1, 0.5), (0.5, 0.1), (0.001, 0.003)])
+@pytest.mark.parametrize(("spinning_s", "little_s"), [(0.1, 0.5), (0.5, 0.1)])
 def test_the_faster_way_to_wait_is_kept(spinning_s: float, little_s: float) -> None:
     machine = Machine()
     watch = machine.watch()
@@ -83,17 +83,6 @@ def test_the_faster_way_to_wait_is_kept(spinning_s: float, little_s: float) -> N
         machine.train(watch, 2 * CROWDED, little_s if little else spinning_s)
         spent[little] += machine.now - before
     assert spent[little_s < spinning_s] > 0.8 * sum(spent.values())
-
-
-def test_the_slower_way_is_tried_again() -> None:
-    machine = Machine()
-    watch = machine.watch()
-    for _ in range(2 + 2 * WHILE):
-        machine.train(watch, 2 * CROWDED, 0.5 if watch.little else 0.1)
-    assert len(machine.lent) == 4
-    for _ in range(2 + 2 * WHILE):
-        machine.train(watch, 2 * CROWDED, 0.1 if watch.little else 0.5)
-    assert watch.little
 
 
 ON_ONE_CORE = """
