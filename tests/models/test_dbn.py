@@ -67,6 +67,9 @@ def test_the_first_layer_sees_the_kind_of_input() -> None:
     ):
         _, rbms = pretrained(inputs=samples() + shift, visible=visible)
         assert [rbm.visible for rbm in rbms] == [kind, "binary"]
+
+
+def test_binary_units_refuse_other_numbers() -> None:
     with pytest.raises(ValueError, match=r"need inputs from 0 to 1, these are from -0\.5 to 0\.5"):
         pretrained(inputs=samples() - 0.5, visible="binary")
 
@@ -94,3 +97,12 @@ def test_an_unknown_kind_is_refused_and_settings_are_shown() -> None:
         made(visible="b")
     # A plan knows models by their text.
     assert "k=2" in repr(made(pretraining=Pretraining(k=2)))
+
+
+def test_it_tells_how_each_layer_gets_on() -> None:
+    told: list[Any] = []
+    made().pretrain(samples(), torch.Generator(), lambda *item: told.append(item))
+    assert [(layer, epoch) for layer, epoch, _ in told] == [
+        (f"layer {layer}", epoch) for layer in (1, 2) for epoch in (1, 2, 3)
+    ]
+    assert all(set(found) == {"reconstruction_error", "free_energy_gap"} for *_, found in told)

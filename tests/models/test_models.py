@@ -103,3 +103,18 @@ def test_the_shared_shape_keeps_the_channels_of_the_data() -> None:
     assert shared_input_shape([lenet5], (3, 48, 64)) == (3, 32, 32)
     assert shared_input_shape([mlp], (1, 28, 28)) == (1, 28, 28)
     assert shared_input_shape([mlp, lenet], (9,)) == (9,)
+
+
+def test_the_shell_knows_these_names() -> None:
+    assert list(ARCHITECTURES) == [
+        "alexnet",
+        "dbn",
+        "lenet",
+        "lenet5",
+        "mlp",
+        "mobilenet",
+        "vgg11",
+        "vgg13",
+        "vgg16",
+        "vgg19",
+    ]

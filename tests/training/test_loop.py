@@ -402,3 +402,51 @@ def test_a_disk_error_is_not_a_failure_of_the_job(tmp_path: Path) -> None:
     log.mkdir()
     with pytest.raises(StorageError, match=r"log.txt is not a regular file"):
         train(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "epochs", "expected"),
+    [
+        ("cosine", "epoch", 4, [0.1 * (1 + math.cos(math.pi * t / 4)) / 2 for t in range(4)]),
+        ("cosine", "batch", 4, [0.1 * (1 + math.cos(math.pi * t / 4)) / 2 for t in range(4)]),
+        ("multistep", "epoch", 4, [0.1, 0.1, 0.01, 0.001]),
+        ("step", "batch", 3, [0.1, 0.01, 0.001]),
+        ("exponential", "batch", 2, [0.1, 0.01]),
+    ],
+)
+def test_the_learning_rate_follows_its_rule_per_epoch_or_per_batch(
+    tmp_path: Path, schedule: str, step: str, epochs: int, expected: list[float]
+) -> None:
+    result = train(tmp_path, None, [schedule], params={"epochs": epochs, "lr_step": step})
+    assert [item.lr for item in result.epochs] == pytest.approx(expected, rel=1e-6)
+
+
+def test_preprocessing_is_fitted_on_the_training_fold_only(tmp_path: Path) -> None:
+    inputs, targets = samples()
+    clean = train(tmp_path / "clean", preprocess=StandardScaler())
+    inputs[:20] = 1e9
+    words = {"preprocess": StandardScaler(), "data": (inputs, targets)}
+    poisoned = train(tmp_path / "poisoned", **words)
+    pairs = zip(clean.epochs, poisoned.epochs, strict=True)
+    assert all(item.train_loss == poison.train_loss for item, poison in pairs)
+
+
+def test_each_epoch_trains_in_training_mode_and_evaluates_in_evaluation_mode(
+    tmp_path: Path,
+) -> None:
+    seen = Seen()
+    train(tmp_path, {"noisy": watched(Noisy, seen)}, params={"eval_batch_size": 15})
+    batches = seen.batches[-12:]
+    assert [mode for mode, _ in batches] == [*[True] * 4, *[False] * 2] * 2
+    assert [number for _, batch in batches[-2:] for number in batch] == [*range(20)]
+
+
+def test_candidates_start_from_equal_weights_and_see_equal_batches(tmp_path: Path) -> None:
+    one, other = Seen(), Seen()
+    models = {"a": watched(Plain, one), "b": watched(Plain, other)}
+    results = sweep(tmp_path / "run", models, ["constant", "cosine"])
+    assert sorted(map(repr, one.batches)) == sorted(map(repr, other.batches))
+    weights = {name: item.weights for name, item in results.results.items()}
+    assert weights["a/constant/fold-0"] == weights["b/constant/fold-0"]
+    assert weights["a/constant/fold-0"] != weights["a/cosine/fold-0"]
+    assert len({job.seed for job in results.plan.jobs}) == 3

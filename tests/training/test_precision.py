@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from asynckfold import TrainerParams
+from asynckfold import Plan, TrainerParams
 from asynckfold.jobs.result import DONE
 from asynckfold.training import checkpoint
-from tests.training.sweeps import in_pieces, problems, train
+from tests.training.sweeps import ONE_FOLD, in_pieces, problems, sweep, train
 from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, always, checkpoints
 
 SHORT = {"precision": "bf16"}
@@ -151,3 +151,14 @@ def test_jobs_in_tf32_are_allowed_it_and_leave_it_as_it_was(tmp_path: Path) -> N
     assert result.status == "done", result.error
     assert not torch.backends.cuda.matmul.allow_tf32
     assert "TF32 is off" in train(tmp_path / "fp32", {"tf32": Tf32}).error
+
+
+def test_a_plan_records_the_precision(tmp_path: Path) -> None:
+    plan, short = (
+        sweep(tmp_path / str(number), cv=ONE_FOLD, params=params).plan
+        for number, params in enumerate([{}, SHORT])
+    )
+    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(short.to_json()) == short
+    assert short.fingerprint != plan.fingerprint
+    assert plan.first_difference(short) == "params.precision: fp32 there, bf16 here"

@@ -114,3 +114,11 @@ def test_nobody_serves(group: Group) -> None:
     group(2)
     with pytest.raises(PeerLostError, match=r"within 0.1 s: is Server\(model\).run\(\) called"):
         replica(timeout_s=0.1)
+
+
+def test_an_address_stands_above_the_group(group: Group) -> None:
+    group(2)
+    with ThreadPoolExecutor() as pool, Server(nn.Linear(2, 1), timeout_s=20) as server:
+        done = pool.submit(server.serve)
+        replica(address=server.address).close()
+        assert done.result().replicas == 1

@@ -259,18 +259,30 @@ def test_bad_arguments_of_a_replica(name: str) -> None:
         Hogwild(model.parameters(), **given)
 
 
-def test_bad_arguments_of_a_server() -> None:
+def test_a_shard_must_be_one_of_some() -> None:
     for shard in ((1, 1), (-1, 2), (0, 1000)):
         with pytest.raises(InputError, match=r"shard must be \(index, count\)"):
             Server(net(), address=ANY, shard=shard)
+
+
+def test_models_that_have_no_real_parameters_are_refused() -> None:
     with pytest.raises(InputError, match="parameters must be real numbers: received weight of"):
         Server(nn.Linear(2, 1, dtype=torch.complex64), address=ANY)
+
+
+def test_what_is_no_address_is_refused() -> None:
     for address in ("", ":1", "host:x", "host:65536"):
         with pytest.raises(InputError, match=r"must be host:port.* Write for instance '127"):
             Server(net(), address=address)
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
     for address in ("203.0.113.1:0", "no.such.host.invalid:0"):
         with pytest.raises(InputError, match="an address of this machine"):
             Server(net(), address=address)
+
+
+def test_a_port_in_use_is_refused() -> None:
     with Server(net(), address=ANY) as server, pytest.raises(InputError, match="already in use"):
         Server(net(), address=server.address)
 
@@ -292,10 +304,13 @@ def test_an_address_that_does_not_answer_is_told_after_the_timeout() -> None:
         hogwild(net(), address, timeout_s=0.3)
 
 
-def test_who_is_missing_is_not_waited_for_without_end() -> None:
+def test_nobody_comes() -> None:
     server = Server(net(), address=ANY, timeout_s=0.2)
     with pytest.raises(PeerLostError, match=f"no replica joined {server.address} within 0.2"):
         server.serve()
+
+
+def test_a_missing_replica_is_not_waited_for_once_others_have_left() -> None:
     with serving(net(), replicas=2, timeout_s=0.3) as (addresses, done):
         hogwild(net(), addresses).close()
     assert done[0].result().replicas == 1
@@ -503,3 +518,30 @@ def test_a_server_that_stands_still_is_left_after_the_timeout(
     (replica,) = group.replicas
     assert replica.wait(30) == 1
     assert "does not answer (timed out): the model was saved in" in replica.printed()
+
+
+def test_a_closure_is_evaluated_with_gradients() -> None:
+    replica, (inputs,) = net(), batches(1)
+
+    def closure() -> torch.Tensor:
+        ours.zero_grad()
+        loss = nn.functional.mse_loss(replica(inputs), inputs)
+        loss.backward()
+        return loss
+
+    with (
+        serving(net()) as (addresses, _),
+        Hogwild(replica.parameters(), 0.1, 1, 1, replica, address=addresses) as ours,
+    ):
+        before = ours.step(closure).item()
+        assert ours.step(closure).item() < before
+
+
+def test_who_has_left_is_told_so() -> None:
+    model = net()
+    with serving(net()) as (addresses, _):
+        ours = hogwild(model, addresses)
+        ours.close()
+        ours.close()
+        with pytest.raises(PeerLostError, match="this replica has left its server"):
+            step(model, ours, batches(1)[0])
