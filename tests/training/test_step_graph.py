@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -206,11 +205,6 @@ def cool(net: Net) -> None:
     net.scale *= 0.99
 
 
-class NumPyDrawing(Net):
-    def forward(self, inputs: Tensor) -> Tensor:
-        return super().forward(inputs) * np.random.uniform(0.9, 1.1)  # noqa: NPY002
-
-
 class Looking(Net):
     """Depends on a value of its batch, which a graph freezes."""
 
@@ -244,7 +238,6 @@ OBSTACLES: dict[str, tuple[dict[str, Any], str]] = {
     "attribute": ({"models": {"n": Counting}}, "forward changes scale"),
     "late": ({"models": {"n": Late}}, "layer model (Late) changes its attribute scale"),
     "object": ({"models": {"n": Holding}}, "Holding has meter, a count"),
-    "numpy": ({"models": {"n": NumPyDrawing}}, "its forward draws random numbers from Python"),
     "value": ({"models": {"n": Looking}}, "its replay has other bits"),
     "criterion": ({"criterion": noting}, "noting changes calls"),
     "optimizer": (

@@ -60,24 +60,6 @@ class Mlp(nn.Module):
         return found
 
 
-class Conv(nn.Module):
-    """A convolution over the features."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Unflatten(1, (1, FEATURES - 1)),
-            nn.Conv1d(1, 4, 3),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(4 * (FEATURES - 3), CLASSES),
-        )
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layers(inputs[:, 1:])
-        return found
-
-
 class Grouped(Tiny):
     """A sweep whose jobs are all trained as one."""
 
@@ -133,7 +115,7 @@ def refs_of(events: Sequence[RunEvent]) -> dict[str, list[CheckpointRef]]:
     return {name: refs[:2] for name, refs in found.items()}
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"linear": Plain, "mlp": Mlp, "conv": Conv}
+MODELS: dict[str, Callable[[], nn.Module]] = {"linear": Plain, "mlp": Mlp}
 
 
 def grouped(root: Path, model: str = "mlp", **changes: Any) -> Grouped:
