@@ -119,10 +119,6 @@ def test_jobs_on_gpus_are_grouped_by_gpus() -> None:
     assert few.why == {"m0": "not fused: 5 jobs are too few for 3 GPUs"}
 
 
-def test_a_single_job_is_not_fused() -> None:
-    assert "one job" in why_not_paying(True, plan_of(count=1), folds(1), "m0", 1)
-
-
 @pytest.mark.parametrize(
     ("fuse", "epochs", "flops", "part"),
     [

@@ -41,11 +41,6 @@ class Penalised(nn.Module):
         return self.inner(outputs, targets) + 0.01 * outputs.pow(2).sum() / len(targets)
 
 
-def choosing(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    loss = F.cross_entropy(outputs, targets)
-    return loss if loss < 1.5 else 2 * loss - 1.5
-
-
 Case = tuple[Callable[..., Any], torch.Tensor, torch.Tensor]
 
 TOGETHER: dict[str, Case] = {
@@ -73,7 +68,6 @@ TOGETHER: dict[str, Case] = {
 APART: dict[str, Case] = {
     "module of the user's": (Penalised(), SCORES, LABELS),
     "kl": (nn.KLDivLoss(reduction="batchmean"), SCORES.log_softmax(-1), SHARES),
-    "choosing": (choosing, SCORES, LABELS),
 }
 
 

@@ -119,6 +119,12 @@ def state_at(race: Race) -> tuple[list[dict], list[dict]]:
     return weights, [race.optimizer(replica).state_dict_of(replica) for replica in replicas]
 
 
+AT_NIGHT = ("SGD", "Adam", "Adadelta", "NAdam", "RAdam", "Rprop")
+
+
+@pytest.mark.nightly(
+    but=["frozen-SGD", *(f"lists-{kind}" for kind in STACKED if kind not in AT_NIGHT)]
+)
 @pytest.mark.parametrize(
     ("name", "kind"), [*(("lists", kind) for kind in STACKED), ("frozen", "SGD")]
 )

@@ -398,16 +398,6 @@ class Inner(nn.Module):
         return self.head(x) + self.gate(x)
 
 
-class SameInEvaluation(nn.Linear):
-    """Without training, dropout returns its very input, which is then written into."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = super().forward(x)
-        y = F.dropout(x, 0.5, self.training)
-        y += 1
-        return x + y
-
-
 class Counting(nn.Linear):
     calls = 0
 
@@ -453,7 +443,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "LSTM": (Recurrent, (5, 6), "layer cells (LSTM) cannot be traced"),
     "Python state": (lambda: Counting(6, CLASSES), (6,), "changes its attribute calls"),
     "NumPy's generator": (lambda: NumPy(6, CLASSES), (6,), "Python or NumPy"),
-    "an alias in evaluation": (lambda: SameInEvaluation(6, CLASSES), (6,), OTHER),
     "noise": (lambda: Noise(6, CLASSES), (6,), OTHER),
     "hooks": (hooked, (6,), "layer 0 (Linear) has hooks"),
     "batch norm over one": (lambda: nn.BatchNorm1d(6), (2, 6, 3), "raises ValueError"),
