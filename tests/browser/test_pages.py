@@ -102,16 +102,6 @@ PAST_THE_EDGE = """(edge) => [...document.querySelectorAll("main :is(th, td, svg
 
 
 @pytest.mark.nightly
-def test_paper_opens_what_a_screen_folds_up(opened: Open) -> None:
-    with opened("sweep", width=PRINTED) as seen:
-        matrix = seen.page.get_by_role("table", name="Confusion matrix", include_hidden=True)
-        shown = "item => item.checkVisibility()"
-        assert not matrix.evaluate(shown)
-        seen.page.emulate_media(media="print")
-        assert matrix.evaluate(shown)
-
-
-@pytest.mark.nightly
 def test_pages_are_small(page_of: Any) -> None:
     sizes = {name: page_of(name).stat().st_size for name in RUNS}
     allowed = {name: 400_000 if jobs_of(name) <= 50 else 3_000_000 for name in RUNS}

@@ -13,7 +13,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import GridSearchCV
 
 from asynckfold import Baseline, CVResults, Epoch, Result
-from asynckfold.jobs.result import AveragingSummary, StageEpoch
+from asynckfold.jobs.result import StageEpoch
 from tests.outcomes import divided, folds_of, results_of
 
 TARGETS = np.array([0, 1] * 6)
@@ -234,47 +234,6 @@ def test_a_run_without_results_can_be_shown() -> None:
     assert "n/a" in repr(results)
     assert len(results.to_frame()) == 4
     assert results.oof == {}
-
-
-def test_pretraining_epochs_precede_training_epochs() -> None:
-    plain = make_results(all_scores())
-    assert "stage" not in plain.to_frame("epoch")
-    first = plain.plan.jobs[0].id
-    # A measure may be called like a column of the table.
-    stages = (
-        StageEpoch("layer 1", 1, {"gap": 0.5, "accuracy": 0.25, "model": 7.0}, 2.0),
-        StageEpoch("layer 2", 1, {"gap": -0.5}, 3.0),
-    )
-    results = {**plain.results, first: replace(plain.results[first], pretraining=stages)}
-    frame = replace(plain, results=results).to_frame("epoch")
-    assert list(frame.columns[:6]) == ["model", "scheduler", "repeat", "fold", "stage", "epoch"]
-    assert list(frame["stage"][:5]) == ["layer 1", "layer 2", "", "", ""]
-    assert list(frame["epoch"][:4]) == [1, 1, 1, 2]
-    assert list(frame["gap"][:2]) == [0.5, -0.5]
-    assert frame["gap"][2:].isna().all()
-    assert list(frame["seconds"][:3]) == [2.0, 3.0, 0.1]
-    assert list(frame["accuracy"][:4].fillna(-1)) == [0.25, -1, 0.7, 0.8]
-    assert set(frame["model"]) == set(MODELS)
-    assert frame["train_loss"][:2].isna().all()
-
-
-def test_fold_table_has_averaging_columns_if_any_job_used_it() -> None:
-    plain = make_results(all_scores())
-    columns = list(plain.to_frame("fold").columns)
-    assert not {"rounds", "samples_epochs"} & set(columns)
-    first, second, *_ = (job.id for job in plain.plan.jobs)
-    results = {
-        **plain.results,
-        first: replace(plain.results[first], averaged=AveragingSummary(12, (480, 475))),
-    }
-    del results[second]
-    found = replace(plain, results=results)
-    frame = found.to_frame("fold")
-    assert list(frame["rounds"].fillna(-1))[:3] == [12, -1, -1]
-    assert list(frame["samples_epochs"])[:3] == ["480, 475", "", ""]
-    assert [name for name in frame.columns if name in columns] == columns
-    # Weights, outputs and metrics are what must never change.
-    assert found.results[first].digest == plain.results[first].digest
 
 
 def test_measures_of_pretraining_are_part_of_the_digest() -> None:

@@ -51,7 +51,7 @@ def record(store: RunStore, job: str, attempt: int) -> None:
     assert store.record(Result(job, attempt, "done", {"accuracy": 1.0}, peak_memory=50))
 
 
-def write(root: Path, about: Mapping[str, Any]) -> None:
+def write(root: Path, about: Mapping[str, Any], waits: Any = ()) -> None:
     """Two sessions: the first is killed at 8 s with two attempts open."""
     with FakeClockStore.hold(root) as store:
         assert isinstance(store, FakeClockStore)
@@ -60,7 +60,6 @@ def write(root: Path, about: Mapping[str, Any]) -> None:
         store.start_attempt(A0, (0, 1), 2, "cpu", 2.5)
         store.clock = 4.0
         record(store, A0, 1)
-        waits = (Wait(3.0, "cores", "cores: 2 of 2 busy"),)
         store.start_attempt(B0, (0,), 1, "cpu", 5.0, 7, waits)
         store.start_attempt(B1, (1,), 1, "cpu", 5.0)
         store.started(B1, 1, 7)
@@ -152,7 +151,7 @@ def test_a_run_without_attempts_has_no_packing(root: Path) -> None:
 
 
 def test_the_report_shows_waits_and_memory_of_each_attempt(root: Path) -> None:
-    write(root, {"decision": CHOICE})
+    write(root, {"decision": CHOICE}, (Wait(3.0, "cores", "cores: 2 of 2 busy"),))
     bars = {(bar["job"], bar["attempt"]): bar for bar in report_again(root).numbers["bars"]}
     assert bars[B0, 1]["waits"] == ["3.0 s for cores: 2 of 2 busy"]
     assert [bars[B0, number]["memory"] for number in (1, 2, 3)] == [7, None, None]

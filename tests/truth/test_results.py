@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,15 +20,10 @@ from scipy.stats import rankdata
 from sklearn.model_selection import RepeatedStratifiedKFold, ShuffleSplit
 from torch import nn, optim
 
-from asynckfold import AsyncKFold, CVResults, Result
-from asynckfold.training import setup
-from asynckfold.training.fusion import group as trainer
-from asynckfold.training.stopwatch import Stopwatch
+from asynckfold import AsyncKFold, CVResults, JobsFailedWarning, Result
 from tests import outcomes
 from tests.outcomes import divided
 from tests.size import examples
-from tests.training.fusion.test_trainer import grouped
-from tests.training.tiny import Plain, Tiny, checkpoints
 
 SAMPLES = 12
 
@@ -133,7 +128,7 @@ def test_pending_or_nan_candidates_are_never_best() -> None:
 # Out-of-fold outputs
 
 
-def swept(root: Path, **given: Any) -> CVResults:
+def swept(root: Path, models: Any = None, **given: Any) -> CVResults:
     """A sweep over noisy classes: the model is far from perfect."""
     rng = np.random.default_rng(0)
     targets = np.arange(48) % 2
@@ -149,10 +144,10 @@ def swept(root: Path, **given: Any) -> CVResults:
     folds = None if "cv" in given else 3
     kfold = AsyncKFold(folds, (inputs, targets), root, nn.CrossEntropyLoss(), 16, **settings)
     return kfold(
-        {"linear": partial(nn.Linear, 4, 2)},
+        models or {"linear": partial(nn.Linear, 4, 2)},
         ["constant"],
         lambda model: optim.SGD(model.parameters(), 0.1),
-        {"epochs": 1},
+        {"epochs": 2},
     )
 
 
@@ -196,107 +191,52 @@ def test_out_of_fold_outputs_are_those_that_were_scored(root: Path, kind: str) -
 
 # Seconds
 
-
-class Clock:
-    """Seconds that pass when somebody says so."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+PAUSE = 0.02
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of all jobs that are built."""
-    found = Clock()
-    for module in (setup, trainer):
-        monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=found))
-    return found
+class Paused(nn.Linear):
+    """Takes its time for each training batch; its third may raise or be no number."""
+
+    third = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(4, 2)
+        self.seen = 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(PAUSE)
+            self.seen += 1
+            if self.seen == 3 and self.third is None:
+                raise ValueError("bad")
+        return super().forward(inputs) + (self.third if self.seen == 3 else 0.0)
 
 
-def stepping(
-    clock: Clock, until: int, error: type[Exception] | float | None
-) -> Callable[[], nn.Module]:
-    """A model of which each training batch takes a second; batch `until` raises or diverges."""
-
-    class Stepping(Plain):
-        seen = 0
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            if self.training:
-                clock.now += 1
-                self.seen += 1
-                if self.seen == until and isinstance(error, type):
-                    raise error("bad")
-            factor = float("nan") if self.seen >= until and isinstance(error, float) else 1.0
-            return super().forward(inputs) * factor
-
-    return Stepping
+class Raising(Paused):
+    third = None  # type: ignore[assignment]
 
 
-@pytest.mark.parametrize(
-    ("error", "limit", "status", "seconds"),
-    [
-        (ValueError, None, "failed", 3.0),
-        (math.nan, None, "diverged", 4.0),
-        (None, None, "done", 8.0),
-        (None, 5, "failed", 5.0),
-    ],
-    ids=["raises", "diverges", "done", "timed out"],
-)
-def test_fit_seconds_run_until_the_end_of_the_job(
-    tmp_path: Path, clock: Clock, error: Any, limit: int | None, status: str, seconds: float
-) -> None:
-    words = {} if limit is None else {"job_timeout_s": limit}
-    tiny = Tiny(tmp_path, {"m": stepping(clock, 3 if error else 99, error)}, **words)
-    (result,) = tiny.execute(tiny.jobs[0])
-    assert result.status == status
-    assert result.fit_seconds == pytest.approx(seconds)
+class Diverging(Paused):
+    third = math.nan
 
 
-def test_fit_seconds_add_up_over_attempts_and_survive_a_kill(tmp_path: Path, clock: Clock) -> None:
-    tiny = Tiny(tmp_path / "stopped", {"m": stepping(clock, 99, None)})
-    result, attempts = tiny.train_with_stops()
-    assert attempts > 2
-    assert result.fit_seconds == pytest.approx(8.0)
-    # Killed before its result was recorded.
-    tiny = Tiny(tmp_path / "killed", {"m": stepping(clock, 99, None)})
-    first, news = tiny.attempt()
-    again, _ = tiny.attempt(attempt=2, refs=checkpoints(news))
-    assert first is not None
-    assert again is not None
-    assert again.fit_seconds == pytest.approx(first.fit_seconds)
-    assert again.score_seconds == pytest.approx(first.score_seconds)
-    assert first.score_seconds > 0
+def test_fit_seconds_run_until_the_end_of_the_job(root: Path) -> None:
+    models = {"done": Paused, "failed": Raising, "diverged": Diverging}
+    with pytest.warns(JobsFailedWarning):
+        found = swept(root, models)
+    for job in found.plan.jobs:
+        result = found.results[job.id]
+        assert result.status == job.model
+        assert 2 * PAUSE < result.fit_seconds < 30
 
 
-def test_a_job_that_fails_before_training_has_fit_seconds(tmp_path: Path) -> None:
-    def slow() -> nn.Module:
-        time.sleep(0.05)
-        raise ValueError("no model")
-
-    tiny = Tiny(tmp_path, {"m": slow})
-    (result,) = tiny.execute(tiny.jobs[0])
-    assert result.status == "failed"
-    assert result.fit_seconds >= 0.05
-
-
-def test_jobs_of_a_fusion_group_share_its_seconds(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = optim.SGD.step
-
-    def taking(optimizer: optim.SGD, closure: Any = None) -> Any:
-        clock.now += 1
-        return step(optimizer, closure)
-
-    monkeypatch.setattr(optim.SGD, "step", taking)
-    began = clock.now
-    results, _ = grouped(tmp_path).group()
-    seconds = [result.fit_seconds for result in results.values() if result is not None]
-    assert len(set(seconds)) == 1
-    assert sum(seconds) == pytest.approx(clock.now - began)
+def test_jobs_of_a_fusion_group_share_its_seconds(root: Path) -> None:
+    found = swept(root, fuse=3)
+    (group,) = found.plan.groups
+    jobs = [found.results[name] for name in group]
+    seconds = [job.fit_seconds for job in jobs]
+    assert seconds == pytest.approx([seconds[0]] * 3, rel=0.5)
+    assert 0 < sum(seconds) < max(job.ended for job in jobs) - min(job.started for job in jobs)
 
 
 def test_a_failed_fold_counts_in_every_table() -> None:

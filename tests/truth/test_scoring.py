@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import expit, softmax
+from scipy.special import softmax
 from sklearn import metrics
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.metrics import get_scorer, make_scorer
@@ -30,7 +30,7 @@ from asynckfold.jobs.objective import (
     probabilities,
 )
 from asynckfold.results.direction import is_error
-from asynckfold.results.scoring import fit_problems, resolve
+from asynckfold.results.scoring import resolve
 
 Array = npt.NDArray[Any]
 
@@ -107,25 +107,6 @@ def test_scores_match_scikit_learn_for_any_class_labels(
         assert found == pytest.approx(wanted, abs=1e-9), name
 
 
-LABELS_WITH_GAPS_ARE_NOT: Any = [([0, 1, 3], 4), ([0, 2, 5], 7), ([1, 2, 3], 5), ([2, 3, 9], 10)]
-
-
-def test_labels_with_gaps_are_not_renumbered() -> None:
-    for values, columns in LABELS_WITH_GAPS_ARE_NOT:
-        random = np.random.default_rng(0)
-        truth = np.array(values)[random.integers(0, 3, 60)]
-        labels = resolve_labels(truth, task="multiclass")
-        outputs = random.normal(size=(60, columns)).astype(np.float32)
-        outputs[np.arange(60), truth] += 2
-        scores = resolve(["accuracy", "f1_macro", "neg_log_loss"], labels.objective)
-        found = {name: score(labels.targets, outputs) for name, score in scores.items()}
-        said, shares = outputs.argmax(axis=1), softmax(outputs.astype(np.float64), axis=1)
-        assert found["accuracy"] == np.mean(said == truth)
-        assert found["f1_macro"] == metrics.f1_score(truth, said, average="macro")
-        own = -np.log(shares[np.arange(60), truth]).mean()
-        assert found["neg_log_loss"] == pytest.approx(-own)
-
-
 # The class that is positive
 
 
@@ -148,62 +129,6 @@ def test_the_positive_class_is_scikit_learns_or_the_users() -> None:
         assert other == pytest.approx(reference(name, shares, [0, 1], swapped))
 
 
-def test_pos_label_is_required_without_class_1() -> None:
-    asked = Objective("multiclass", "logits", ("no", "yes"))
-    (problem,) = fit_problems("f1", asked, ["m"])
-    assert "pos_label='yes'" in problem.remedy
-    assert not list(fit_problems(["accuracy", "f1_macro", "roc_auc"], asked, ["m"]))
-    told = Objective("multiclass", "logits", ("no", "yes"), pos_label="no")
-    assert not list(fit_problems("f1", told, ["m"]))
-    assert not list(fit_problems("f1", Objective("binary", "logits", (-1, 1), True), ["m"]))
-
-
-# One output for two classes, several labels of a sample, numbers
-
-
-@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
-@pytest.mark.parametrize("signs", [False, True])
-def test_one_output_is_thresholded_at_even_odds(shape: tuple[int, ...], signs: bool) -> None:
-    random = np.random.default_rng(1)
-    truth = random.integers(0, 2, 80)
-    odds = (2 * truth - 1.7 + random.normal(size=80)).astype(np.float32)
-    asked = Objective("binary", "logits", (-1, 1) if signs else (), signs)
-    targets = (2 * truth - 1 if signs else truth).astype(np.float32).reshape(shape)
-    names = ["accuracy", "roc_auc", "f1", "average_precision", "neg_log_loss", "balanced_accuracy"]
-    found = {
-        name: score(targets, odds.reshape(shape)) for name, score in resolve(names, asked).items()
-    }
-    shares = np.stack([1 - expit(odds.astype(float)), expit(odds.astype(float))], axis=1)
-    for name in names:
-        assert found[name] == pytest.approx(reference(name, shares, [0, 1], truth)), name
-    assert found["accuracy"] == np.mean((odds > 0) == truth)
-    sigmoids = resolve("accuracy", Objective("binary", "probabilities"))["accuracy"]
-    share = expit(odds)
-    assert sigmoids(truth.astype(np.float32), share) == found["accuracy"]
-    assert list(resolve(None, asked)) == ["accuracy", "roc_auc"]
-
-
-def test_multilabel_targets_are_scored_as_indicator_rows() -> None:
-    random = np.random.default_rng(2)
-    truth = random.integers(0, 2, (70, 3))
-    odds = (2 * truth - 1 + random.normal(size=truth.shape)).astype(np.float32)
-    said, shares = (odds > 0).astype(int), expit(odds.astype(float))
-    wanted = {
-        "accuracy": metrics.accuracy_score(truth, said),
-        "f1_micro": metrics.f1_score(truth, said, average="micro"),
-        "f1_macro": metrics.f1_score(truth, said, average="macro"),
-        "f1_samples": metrics.f1_score(truth, said, average="samples", zero_division=0),
-        "average_precision": metrics.average_precision_score(truth, shares),
-        "roc_auc": metrics.roc_auc_score(truth, shares),
-    }
-    scores = resolve(list(wanted), Objective("multilabel", "logits"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = {name: score(truth.astype(np.float32), odds) for name, score in scores.items()}
-    assert found == pytest.approx(wanted)
-    assert list(resolve(None, Objective("multilabel", "logits"))) == ["accuracy", "f1_micro"]
-
-
 PROBABILITIES_ARE_THE_SA: Any = [
     ("logits", lambda shares: np.log(shares) + 3),
     ("log-probabilities", np.log),
@@ -219,18 +144,6 @@ def test_probabilities_are_the_same_on_every_scale() -> None:
         for name in ("neg_log_loss", "roc_auc_ovr", "accuracy", "top_k_accuracy"):
             found = resolve(name, asked)[name](truth, outputs_of(shares))
             assert found == pytest.approx(reference(name, shares, classes, truth), rel=1e-6), name
-
-
-def test_log_rates_are_scored_as_rates() -> None:
-    random = np.random.default_rng(3)
-    logs = random.normal(size=(50, 1)).astype(np.float32)
-    counts = random.poisson(np.exp(logs)).astype(np.float32)
-    found = resolve(["r2", "neg_mean_poisson_deviance"], Objective("regression", "log-rate"))
-    rates = np.exp(logs.astype(float))
-    assert found["r2"](counts, logs) == pytest.approx(metrics.r2_score(counts, rates))
-    assert found["neg_mean_poisson_deviance"](counts, logs) == pytest.approx(
-        -metrics.mean_poisson_deviance(counts[:, 0], rates[:, 0])
-    )
 
 
 def test_scores_use_the_output_transform() -> None:
@@ -260,16 +173,6 @@ def test_a_fold_without_a_class_has_a_log_loss_but_no_roc_auc() -> None:
     assert found == pytest.approx(-metrics.log_loss(truth, shares, labels=[0, 1, 2, 3]))
     with pytest.raises(ValueError, match=r"[Nn]umber of"):
         resolve("roc_auc_ovr", asked)["roc_auc_ovr"](truth, outputs)
-
-
-def test_roc_auc_of_one_class_is_nan() -> None:
-    asked = Objective("binary", "logits")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = resolve("roc_auc", asked)["roc_auc"](
-            np.ones(5, np.float32), np.arange(5, dtype=np.float32)
-        )
-    assert np.isnan(found)
 
 
 # Losses in place of scores

@@ -193,8 +193,7 @@ def test_serial_seconds_stand_beside_packed_ones_and_the_ideal(root: Path, kind:
         assert widths[2::3] == pytest.approx([serial / 2 for serial in widths[::3]], rel=1e-3)
 
 
-@pytest.mark.parametrize("phase", ["packed", "serial"])
-def test_each_gpu_has_its_share_of_the_time(root: Path, phase: str) -> None:
+def test_each_gpu_has_its_share_of_the_time(root: Path) -> None:
     """Two GPUs are sampled, of which this run is not allowed the one between them."""
     write_run(root, replace(SMALL, baseline=None, status=lambda job: "pending"))
     with FakeClockStore.hold(root) as store:
@@ -204,13 +203,10 @@ def test_each_gpu_has_its_share_of_the_time(root: Path, phase: str) -> None:
             store.clock = 10.0 + at
             gpus = (Gpu(0, 1, 1, use=use), Gpu(2, 1, 1, use=0.25))
             load = Load((0,), (0,), 1, gpus=gpus, use=(0.75,), own=0.5)
-            Sampler(store, phase).look(load, at_end=True)
+            Sampler(store, "packed").look(load, at_end=True)
         store.start_attempt(store.reader.plan.jobs[0].id, (0,), 1, "cuda:2", 2.0)
     report = report_again(root)
     uses = report.numbers["gpu_use"]
-    if phase == "serial":
-        assert uses == []
-        return
     first, second = uses
     assert [use["index"] for use in uses] == [0, 2]
     assert (first["seconds"], first["used"]) == ([0.0, 1.0, 2.0], [0.0, 0.5, 1.0])

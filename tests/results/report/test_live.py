@@ -119,18 +119,6 @@ def test_it_grows_with_the_run_and_survives_its_end(
     assert "20 of 20 jobs" in shown["ended"][0]
 
 
-def test_it_is_drawn_once_for_each_state(complete: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr(live, "render", lambda summary, _: drawn.append(summary) or f"{len(drawn)}")
-    page = LivePage(complete.root)
-    assert [page.now()[0] for _ in range(3)] == ["1", "1", "1"]
-    os.utime(complete.root / "run.db")
-    # Soon after a drawing the last one is shown again; the browser asks later.
-    assert page.now() == ("1", True)
-    page._next = 0.0
-    assert page.now() == ("2", False)
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
 def test_the_command_prints_the_address_and_ends_with_ctrl_c(
     complete: Report, capsys: pytest.CaptureFixture[str], number: signal.Signals, code: int
