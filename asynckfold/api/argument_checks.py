@@ -17,7 +17,6 @@ from asynckfold.jobs.recipe import sending_problems
 from asynckfold.jobs.trainer_params import TrainerParams
 from asynckfold.results.scoring import reported_names
 from asynckfold.store.lock import shared_problems
-from asynckfold.system.machine import resolve_n_jobs
 
 if TYPE_CHECKING:
     from asynckfold.api.arguments import Settings
@@ -223,7 +222,7 @@ def joblib_problems(settings: Settings) -> tuple[list[Problem], list[str]]:
         return [], []
     from asynckfold.engines import joblib_backend
 
-    return joblib_backend.checked(resolve_n_jobs(settings.n_jobs, settings.cores))
+    return joblib_backend.checked()
 
 
 def _process_problems(settings: Settings, params: TrainerParams) -> Iterator[Problem]:

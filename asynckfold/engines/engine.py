@@ -63,28 +63,17 @@ class Engine(Protocol):
         Length of batches of short jobs, where starting a placement is slow; None for the default.
     """
 
-    @property
-    def runs_in_submit(self) -> bool:
-        """See the attributes."""
-        ...
-
-    @property
-    def batch_seconds(self) -> float | None:
-        """See the attributes."""
-        ...
+    runs_in_submit: bool
+    batch_seconds: float | None
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return one snapshot of the machine, or of all nodes of the cluster (`Load.peers`)."""
-        ...
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Start a placement."""
-        ...
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
         """Move a placement to other cores; without any, pause it until it gets some."""
-        ...
 
     def close(self, grace_s: float = 0.0) -> None:
         """End all tasks and release all resources."""
-        ...

@@ -3,7 +3,7 @@
 ::
 
     submit ──► backend.submit(serve) ──► a process of the backend connects, and speaks the pipe
-       └─► a thread listens ◄───────────  protocol of `worker.main`
+    a thread for each listens ◄──────────  protocol of `worker.main`
 
 Data arrive as open files over a Unix socket, so the processes must be on this machine. A process
 ends its task between two batches when it is asked to, or when this process is gone. It runs one
@@ -15,6 +15,7 @@ code changed.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import select
@@ -25,8 +26,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Future, wait
-from dataclasses import dataclass, field, replace
+from concurrent.futures import BrokenExecutor, Future
+from dataclasses import replace
 from functools import cache, partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
@@ -59,38 +60,20 @@ MOST_BREAKS = 3
 _WATCH_SECONDS = 0.05
 
 
-def checked(n_jobs: int | None) -> tuple[list[Problem], list[str]]:
-    """Return why the active backend cannot train `n_jobs` at a time, and what a run notes."""
-    from joblib.parallel import LokyBackend, MultiprocessingBackend, get_active_backend
+def checked() -> tuple[list[Problem], list[str]]:
+    """Return why the active backend cannot train, and what a run notes."""
+    from joblib.parallel import get_active_backend
 
-    backend = get_active_backend()[0]
-    count = _processes(n_jobs)
-    name = type(backend).__name__
+    name = type(get_active_backend()[0]).__name__
     if name == "MultiprocessingBackend":
         # By name: Ray's backend derives from this class, and does not fork.
-        return [
-            Problem(
-                "engine='joblib' needs a backend that does not fork this process, which has "
-                "torch's threads",
-                name,
-                "Use joblib.parallel_config(backend='loky'), or engine='process'.",
-            )
-        ], []
-    if getattr(backend, "uses_threads", False):
-        return [], [
-            f"the joblib backend {name} has no processes, and threads share torch's settings: jobs "
-            "run one after another in this process"
-        ]
-    # Those of joblib, and Ray's, start none for a single job; Dask's are there already.
-    starts = isinstance(backend, (LokyBackend, MultiprocessingBackend))
-    if starts and backend.effective_n_jobs(count) == 1:
-        return [], [
-            f"n_jobs={count} asks the joblib backend {name} for one process, and joblib then "
-            "starts none: jobs run one after another in this process"
-        ]
+        rule = "engine='joblib' needs a backend that does not fork this process: torch has threads"
+        remedy = "Use joblib.parallel_config(backend='loky'), or engine='process'."
+        return [Problem(rule, name, remedy)], []
     return [], [
         f"jobs run in the processes of the joblib backend {name}: hung jobs are not detected, and "
-        "running jobs are not moved to other cores"
+        "running jobs are not moved; with n_jobs=1, or a backend of threads, joblib has no "
+        "processes, and jobs run one after another in this process"
     ]
 
 
@@ -115,8 +98,10 @@ def joblib_engine(
         Processes to ask the backend for; None for those of ``joblib.parallel_config``, else all.
     """
     import joblib
+    from joblib.parallel import get_active_backend
 
-    with joblib.Parallel(n_jobs=_processes(n_jobs)) as parallel:
+    count = n_jobs or get_active_backend()[1] or -1
+    with joblib.Parallel(n_jobs=count) as parallel:
         if getattr(parallel._backend, "uses_threads", False):
             yield SerialEngine(bundle, data.open(data.fds), read_load, tell, signals)
             return
@@ -127,40 +112,11 @@ def joblib_engine(
             engine.close()
 
 
-def _processes(n_jobs: int | None) -> Any:
-    """Return how many processes to ask the backend for, in joblib's words."""
-    from joblib.parallel import get_active_backend
-
-    return n_jobs or get_active_backend()[1] or -1
-
-
-class _ClosedError(Exception):
-    """The engine closes before a process has connected."""
-
-
-@dataclass(eq=False)
-class _Task:
-    """A placement, where a process asks for it, and that process."""
-
-    work: Submission
-    # Abstract, so that nothing is left behind; without the key nobody is heard.
-    address: str = field(default_factory=lambda: f"\0asynckfold-{secrets.token_hex(16)}")
-    key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
-    worker: Worker | None = None
-    error: BaseException | None = None
-
-    def end(self, error: BaseException | None) -> None:
-        """Report that no process will ask for it any more."""
-        self.error = error
-        with contextlib.suppress(OSError, EOFError), Client(self.address, authkey=self.key) as pipe:
-            pipe.send(0)
-
-
 class JoblibEngine:
     """Executes placements in the processes of the backend of an entered `joblib.Parallel`."""
 
     runs_in_submit = False
-    batch_seconds = None
+    batch_seconds: float | None = None
 
     def __init__(
         self,
@@ -174,11 +130,21 @@ class JoblibEngine:
         self._read_load, self._tell, self._parallel = read_load, tell, parallel
         self._signals = signals or Interruption()
         self._files = [file_descriptors.nameless_file(pack(bundle)), *files]
-        self._tasks: dict[_Task, threading.Thread] = {}
+        # Abstract, so that nothing is left behind; without the key nobody is heard.
+        self._address, key = f"\0asynckfold-{secrets.token_hex(16)}", secrets.token_bytes(16)
+        self._call = serve, (self._address, key, os.getpid())
+        self._listener = Listener(self._address, "AF_UNIX", backlog=64, authkey=key)
+        self._numbers = itertools.count()
+        self._waiting: dict[int, Submission] = {}
+        self._workers: dict[Worker, threading.Thread] = {}
         self._breaks, self._died_at = 0, -SAME_FAULT_SECONDS
         self._closed = False
         self._slots = self._backend.effective_n_jobs(parallel.n_jobs)
         self._backend.start_call()
+        self._accepting = threading.Thread(
+            target=self._accept, name="asynckfold-joblib", daemon=True
+        )
+        self._accepting.start()
 
     @property
     def _backend(self) -> Any:
@@ -186,45 +152,41 @@ class JoblibEngine:
 
     def load(self, running: Sequence[Placement]) -> Load:
         """Return the machine's load; nothing is idle while all processes have work."""
-        tasks = [*self._tasks]
-        pinned = {task.worker.pid: task.work.placement.cores for task in tasks if task.worker}
-        load = self._read_load(running, pinned)
-        if len(tasks) < self._slots:
+        workers = [(worker.pid, worker.work) for worker in [*self._workers]]
+        load = self._read_load(running, {pid: it.placement.cores for pid, it in workers if it})
+        if len(workers) + len(self._waiting) < self._slots:
             return load
         held = {core for placement in running for core in placement.cores}
         return replace(load, idle=tuple(core for core in load.idle if core in held))
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        """Ask the backend for a process; a thread attends to it."""
-        task = _Task(Submission(placement, tasks, self._tell))
-        task.work.future.set_running_or_notify_cancel()
-        listener = Listener(task.address, "AF_UNIX", authkey=task.key)
-        self._tasks[task] = threading.Thread(
-            target=self._attend, args=(task, listener), name="asynckfold-joblib", daemon=True
-        )
-        self._tasks[task].start()
+        """Ask the backend for a process."""
+        work, number = Submission(placement, tasks, self._tell), next(self._numbers)
+        work.future.set_running_or_notify_cancel()
+        self._waiting[number] = work
         try:
-            self._post(task)
+            self._post(number)
         except Exception:  # noqa: BLE001 - a foreign backend may raise anything
             # A broken pool of processes is replaced when the backend is entered again.
             self._parallel.__exit__(None, None, None)
             self._parallel.__enter__()
             self._backend.start_call()
             try:
-                self._post(task)
+                self._post(number)
             except Exception as error:  # noqa: BLE001
-                task.end(error)
-        return task.work.future
+                self._give_up(number, error)
+        return work.future
 
-    def _post(self, task: _Task) -> None:
+    def _post(self, number: int) -> None:
         from joblib.parallel import BatchedCalls
 
-        call = serve, (task.address, task.key, os.getpid()), dict[str, Any]()
-        batch = BatchedCalls([call], self._backend.get_nested_backend())
+        function, arguments = self._call
+        calls = [(function, (*arguments, number), dict[str, Any]())]
+        batch = BatchedCalls(calls, self._backend.get_nested_backend())
         submit = getattr(self._backend, "submit", None) or self._backend.apply_async
-        submit(batch, callback=partial(self._task_ended, task))
+        submit(batch, callback=partial(self._task_ended, number))
 
-    def _task_ended(self, task: _Task, outcome: Any) -> None:
+    def _task_ended(self, number: int, outcome: Any) -> None:
         """Run in a thread of the backend."""
         error: BaseException | None = None
         try:
@@ -232,22 +194,33 @@ class JoblibEngine:
                 self._backend.retrieve_result_callback(outcome)
         except BaseException as raised:  # noqa: BLE001
             error = raised
-        task.end(error)
+        self._give_up(number, error)
 
-    def _attend(self, task: _Task, listener: Listener) -> None:
-        """Run in a thread of a placement, until it has ended."""
-        work = task.work
-        try:
-            with listener:
-                pipe = _first(listener)
-            if not (pid := pipe.recv()):
-                self._give_up(work, task.error)
-                return
+    def _accept(self) -> None:
+        """Run in a thread: have one attend to each process that asks for its placement."""
+        while not self._closed:
+            try:
+                pipe = self._listener.accept()
+                number, pid = pipe.recv()
+            except (AuthenticationError, EOFError, OSError):
+                # Also at the limit of open files: the process waits to be heard.
+                time.sleep(_WATCH_SECONDS)
+                continue
+            work = self._waiting.pop(number, None)
+            if work is None:
+                pipe.close()
+                continue
             self._breaks = 0
             worker = Worker(0, pipe, Heartbeat())
             worker.pid = pid
             worker.assign(work)
-            task.worker = worker
+            thread = threading.Thread(target=self._attend, args=(worker, work), daemon=True)
+            self._workers[worker] = thread
+            thread.start()
+
+    def _attend(self, worker: Worker, work: Submission) -> None:
+        """Run in a thread of a placement, until it has ended."""
+        with worker.pipe:
             with contextlib.suppress(OSError):
                 worker.send(work, "sent", self._files)
             while worker.open and worker.work is not None:
@@ -258,18 +231,18 @@ class JoblibEngine:
                 self._died_at = self._died_at if excused else now
                 lost = worker.loss("no answer came from this process of the joblib backend", "died")
                 _end(work, lost, excused and lost.outcome == "died")
-        finally:
-            pipe.close()
-            del self._tasks[task]
+        del self._workers[worker]
 
-    def _give_up(self, work: Submission, error: BaseException | None) -> None:
-        """Give up a placement that no process has taken, though its task has ended."""
+    def _give_up(self, number: int, error: BaseException | None) -> None:
+        """Give up a placement unless a process has taken it: its task has ended."""
+        work = self._waiting.pop(number, None)
+        if work is None:
+            return
         self._breaks += 1
-        if error is None or isinstance(error, (BrokenExecutor, _ClosedError)):
+        if error is None or isinstance(error, BrokenExecutor):
             why = f": {error}" if error else ""
             lost = WorkerDiedError(0, f"no process of the joblib backend took the job{why}")
-            is_broken = isinstance(error, BrokenExecutor) and self._breaks <= MOST_BREAKS
-            _end(work, lost, is_broken or isinstance(error, _ClosedError))
+            _end(work, lost, error is not None and self._breaks <= MOST_BREAKS)
         else:
             line = f"the joblib backend could not run a job: {type(error).__name__}: {error}"
             trace = "".join(traceback.format_exception(error))
@@ -282,43 +255,37 @@ class JoblibEngine:
         """Ask for checkpoints, wait, end what is left; the backend stays as it was."""
         if self._closed:
             return
-        self._closed = True
-        for task in [*self._tasks]:
-            if task.worker is None:
-                task.end(_ClosedError())
+        for number in [*self._waiting]:
+            self._breaks = 0
+            self._give_up(number, BrokenExecutor("the engine closes"))
         if grace_s > 0:
             self._each(lambda worker: worker.pipe.send("stop"))
             self._wait(grace_s)
-        if self._tasks:
+        if self._workers:
             self._each(_hang_up)
             self._backend.abort_everything(ensure_ready=False)
             self._wait(END_SECONDS)
             self._each(lambda worker: os.kill(worker.pid, signal.SIGKILL))
-            wait([task.work.future for task in [*self._tasks]], END_SECONDS)
-        for thread in [*self._tasks.values()]:
+        for thread in [*self._workers.values()]:
             thread.join(END_SECONDS)
+        self._closed = True
+        with contextlib.suppress(OSError):
+            # Nobody is let in any more.
+            Client(self._address).close()
+        self._accepting.join(END_SECONDS)
+        self._listener.close()
         os.close(self._files[0])
         self._backend.stop_call()
 
     def _each(self, act: Callable[[Worker], object]) -> None:
-        for task in [*self._tasks]:
+        for worker in [*self._workers]:
             with contextlib.suppress(OSError):
-                if task.worker is not None:
-                    act(task.worker)
+                act(worker)
 
     def _wait(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        while self._tasks and time.monotonic() < end and not self._signals.urgent():
+        while self._workers and time.monotonic() < end and not self._signals.urgent():
             time.sleep(_WATCH_SECONDS)
-
-
-def _first(listener: Listener) -> Connection[Any, Any]:
-    """Return the first connection of who has the key."""
-    while True:
-        with contextlib.suppress(AuthenticationError, EOFError, OSError):
-            return listener.accept()
-        # Also at the limit of open files: the process waits to be heard.
-        time.sleep(_WATCH_SECONDS)
 
 
 def _end(work: Submission, lost: WorkerDiedError, excused: bool) -> None:
@@ -345,8 +312,8 @@ class _AbandonedError(BaseException):
     """The process of the sweep is gone: its job must not write any more."""
 
 
-def serve(address: str, key: bytes, sweep: int) -> None:
-    """Run the placement that waits at an address, of the engine in process `sweep`.
+def serve(address: str, key: bytes, sweep: int, number: int) -> None:
+    """Run a placement of the engine in process `sweep`, which listens at an address.
 
     Raises
     ------
@@ -369,7 +336,7 @@ def serve(address: str, key: bytes, sweep: int) -> None:
                 "on the machine of the sweep, in its network namespace"
             ) from error
         with pipe, contextlib.suppress(EOFError, OSError):
-            pipe.send(_pid())
+            pipe.send((number, _pid()))
             _run(pipe)
 
 

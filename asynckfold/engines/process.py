@@ -10,16 +10,14 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from asynckfold.engines.engine import Answer, ReadLoad, Tell
 from asynckfold.engines.pool import Submission, Worker, WorkerPool
-from asynckfold.engines.server_process import start_failure
-from asynckfold.errors import StorageError
-from asynckfold.jobs.messages import Note, Task
+from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.scheduling.stall_detection import StallAction, StallDetector, Step
@@ -52,7 +50,7 @@ class ProcessEngine:
     """
 
     runs_in_submit = False
-    batch_seconds = None
+    batch_seconds: float | None = None
 
     def __init__(
         self,
@@ -73,25 +71,17 @@ class ProcessEngine:
         self._pool = pool
         self._signals = signals or Interruption()
         self._submitted: dict[Future[Answer], Submission] = {}
-        self._waiting: list[tuple[Submission, int]] = []
-        self._shortage_reported = False
         self._hung = HungWorkers(pool, bundle.root, stall_timeout)
 
     def load(self, running: Sequence[Placement]) -> Load:
-        """Return the machine's load without these workers; handle hung and refused ones."""
+        """Return the machine's load without these workers; handle hung ones."""
         self._forget_done()
         self._hung.end(worker for worker, _ in self._busy())
-        self._run_refused()
         workers = self._pool.workers
         pinned: dict[int, tuple[int, ...]] = {worker.pid: () for worker in workers if worker.pid}
         pinned |= {worker.pid: item.cores for worker, item in self._busy() if worker.pid}
         pinned[self._pool.server.pid] = ()
-        load = self._read_load(running, pinned)
-        if not self._waiting:
-            return load
-        # Work that waits for a worker comes first: no idle core is offered for anything new.
-        held = {core for placement in running for core in placement.cores}
-        return replace(load, idle=tuple(core for core in load.idle if core in held))
+        return self._read_load(running, pinned)
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Send the placement to an idle worker, starting one if there is none."""
@@ -100,7 +90,7 @@ class ProcessEngine:
         work = Submission(placement, tasks, self._tell)
         work.future.set_running_or_notify_cancel()
         self._submitted[work.future] = work
-        self._run(work)
+        work.worker = self._pool.run(work, self._key, self._files)
         return work.future
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
@@ -119,34 +109,13 @@ class ProcessEngine:
         if work is not None and work.worker is not None and work.worker.work is work:
             self._pool.kill(work.worker)
 
-    def _run(self, work: Submission) -> None:
-        work.worker = self._pool.run(work, self._key, self._files)
-
     def _busy(self) -> list[tuple[Worker, Submission]]:
         """Return the workers that execute work of this engine."""
         works = self._submitted.values()
         return [(it.worker, it) for it in works if it.worker and it.worker.work is it]
 
-    def _run_refused(self) -> None:
-        """Run refused work on a worker that became idle; fail it if none will."""
-        waiting, self._waiting = [*self._waiting, *self._pool.refused(self._submitted)], []
-        for work, number in waiting:
-            if self._pool.idle_worker(self._key, work.placement) is not None:
-                self._run(work)
-            elif any(worker.alive and worker.busy for worker in list(self._pool.workers)):
-                self._waiting.append((work, number))
-                if not self._shortage_reported:
-                    text = f"fewer workers: {start_failure(number)}"
-                    self._tell(Note(None, "workers", text))
-                self._shortage_reported = True
-            else:
-                work.future.set_exception(StorageError(number, start_failure(number)))
-
     def close(self, grace_s: float = 0.0) -> None:
         """Ask for checkpoints, wait, kill what is left; the pool stays warm."""
-        for work, _ in [*self._waiting, *self._pool.refused(self._submitted)]:
-            work.future.set_result(Answer([None for _ in work.tasks], 0))
-        self._waiting = []
         self._forget_done()
         if grace_s > 0:
             for worker, _ in self._busy():
@@ -234,15 +203,14 @@ class HungWorkers:
     def __init__(self, pool: WorkerPool, root: Path, timeout: float | str | None) -> None:
         self._pool = pool
         self._root = root
-        self._detector: StallDetector[Future[Answer]] = StallDetector(timeout)
-        self._log_sizes: dict[Future[Answer], int] = {}
+        self._detector: StallDetector = StallDetector(timeout)
 
     def end(self, workers: Iterable[Worker]) -> None:
         """Take the next step against each worker that hangs; never waits."""
         watched = {
             worker.work.future: worker
             for worker in workers
-            if worker.work is not None and _is_watched(worker.work.placement)
+            if worker.work is not None and worker.work.placement.command not in UNWATCHED
         }
         # While the server imports torch it starts no worker, so silence means nothing.
         heartbeats = {key: worker.heartbeat.value for key, worker in watched.items()}
@@ -251,29 +219,17 @@ class HungWorkers:
         for verdict in self._detector.look(time.monotonic(), observed, paused):
             worker = watched[verdict.key]
             if verdict.step is Step.STACKS:
-                self._log_sizes[verdict.key] = self._log(worker)[1]
                 self._pool.server.signal(worker.name, STACKS_SIGNAL)
             elif verdict.step is Step.KILL:
                 self._pool.kill(worker, self._cause(worker, verdict))
             else:
                 self._pool.abandon(worker)
 
-    def _cause(self, worker: Worker, verdict: StallAction[Future[Answer]]) -> str:
-        path, size = self._log(worker)
-        answered = size > self._log_sizes.pop(verdict.key)
-        stacks = f"its stacks are in {path}" if answered else "it gave no stacks"
-        return f"hang, no batch was finished for {verdict.silent_seconds:.1f} s; {stacks}"
-
-    def _log(self, worker: Worker) -> tuple[Path, int]:
-        """Return the worker's log, relative to the run's folder, and its size."""
-        tasks = () if worker.work is None else worker.work.tasks
-        if not tasks:
-            return Path(), 0
+    def _cause(self, worker: Worker, verdict: StallAction) -> str:
+        text = f"hang, no batch was finished for {verdict.silent_seconds:.1f} s"
+        if worker.work is None or not worker.work.tasks:
+            return text
         from asynckfold.training.job_log import log_path
 
-        path = log_path(self._root, tasks[0].job)
-        return path.relative_to(self._root), path.stat().st_size if path.exists() else 0
-
-
-def _is_watched(placement: Placement) -> bool:
-    return placement.command not in UNWATCHED
+        path = log_path(self._root, worker.work.tasks[0].job).relative_to(self._root)
+        return f"{text}; its stacks, if it could give them, are in {path}"

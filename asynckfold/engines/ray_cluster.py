@@ -7,7 +7,6 @@ once for all nodes. The user's code travels by value, also that of modules.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import os
 import signal
@@ -26,7 +25,6 @@ from asynckfold.engines.ray_node import (
     RayNode,
     ScratchFolder,
     hold,
-    lock_path,
     versions,
 )
 from asynckfold.errors import InputError, Problem, StorageError, refuse
@@ -80,7 +78,6 @@ class Node:
     """A node of the cluster, as the driver sees it."""
 
     name: str  # the one in placements; empty: this machine
-    host: str  # with its address, for people
     identity: str  # Ray's
     actor: Any  # Ray's handle of the `RayNode` there
     resources: Mapping[str, float]  # that Ray may give away
@@ -89,12 +86,6 @@ class Node:
     begun: Any = None  # Ray's reference to the actor's answer to the present bundle
     answer: Any = None  # that to the actor's next answer
     data: Any = None  # reference to the data that it has
-
-    @property
-    def size(self) -> NodeSize:
-        """What a run may use there."""
-        cores = min(self.described.cores, int(self.resources.get("CPU", 0.0)))
-        return NodeSize(cores, len(self.described.load.gpus))
 
 
 @contextmanager
@@ -172,14 +163,14 @@ class RayCluster:
             if isinstance(described, Description) and described.versions == versions():
                 self._add(item, actor, described)
             else:
-                self._kill(actor)
+                self.kill(actor)
                 problems.append(_node_problem(_host_of(item), described))
         return problems
 
     def _add(self, item: Mapping[str, Any], actor: Any, described: Description) -> None:
         identity, resources = item["NodeID"], item["Resources"]
         name = "" if identity == self._here else free_name(item, self.nodes)
-        node = Node(*(name, _host_of(item), identity, actor, resources, described, described.load))
+        node = Node(name, identity, actor, resources, described, described.load)
         self.nodes[name] = node
         self._begin_on(node)
 
@@ -190,18 +181,17 @@ class RayCluster:
             problems = self.start()
         except (self.ray.exceptions.RayError, RuntimeError, TimeoutError):
             return []  # the next look, or the poll of the node, tells
-        new = [node.host for node in self.nodes.values() if node not in before]
+        new = [node.name for node in self.nodes.values() if node not in before]
         return [*map(str, problems), *([f"more nodes: {', '.join(new)}"] if new else [])]
-
-    def lose(self, node: Node) -> None:
-        """Go on without a node."""
-        del self.nodes[node.name]
-        self._kill(node.actor)
 
     @property
     def sizes(self) -> dict[str, NodeSize]:
         """What a run may use of each node that is there, by its name."""
-        return {node.name: node.size for node in self.nodes.values() if node.size.cores}
+        sizes = {}
+        for name, node in [*self.nodes.items()]:
+            if cores := min(node.described.cores, int(node.resources.get("CPU", 0.0))):
+                sizes[name] = NodeSize(cores, len(node.described.load.gpus))
+        return sizes
 
     @property
     def software(self) -> dict[str, str]:
@@ -216,7 +206,7 @@ class RayCluster:
             if ends:
                 self.ray.wait(ends, num_returns=len(ends), timeout=END_SECONDS)
             for node in self.nodes.values():
-                self._kill(node.actor)
+                self.kill(node.actor)
 
     def head_answers(self) -> bool:
         """Whether something listens at the address of the head."""
@@ -227,26 +217,16 @@ class RayCluster:
     # Work
 
     def begin(self, bundle: Bundle, threads: int, data: PreparedData) -> None:
-        """Send a bundle and its data to all nodes.
-
-        Raises
-        ------
-        StorageError
-            Ray's object store and the disk behind it are full.
-        """
+        """Send a bundle and its data to all nodes."""
         # On a node, each array has its file.
         specs = tuple(replace(spec, offset=0) for spec in bundle.data.specs)
         handle, scratch = replace(bundle.data, specs=specs), ScratchFolder()
         with sent_by_value():
             packed = pack(replace(bundle, data=handle, root=scratch, code={}))  # type: ignore[arg-type]
-        try:
-            if self._arrays is None or self._arrays[0]() is not data:
-                arrays = [self.ray.put(array) for array in bundle.data.mapped()]
-                self._arrays = weakref.ref(data), arrays
-            self._bundle = threads, self.ray.put(packed)
-        except self.ray.exceptions.RayError as error:
-            text = f"Ray's object store cannot take the data: {one_line(error)}"
-            raise StorageError(errno.ENOSPC, f"{text}. Free the disk of Ray's folder") from error
+        if self._arrays is None or self._arrays[0]() is not data:
+            arrays = [self.ray.put(array) for array in bundle.data.mapped()]
+            self._arrays = weakref.ref(data), arrays
+        self._bundle = threads, self.ray.put(packed)
         for node in self.nodes.values():
             self._begin_on(node)
 
@@ -271,9 +251,9 @@ class RayCluster:
             max_retries=0,
             scheduling_strategy=_on(node.identity),
         )
-        return task.remote(node.actor, lock_path(node.described.folder, number), number, expected)
+        return task.remote(node.actor, f"{node.described.folder}/{number}", number, expected)
 
-    def _kill(self, actor: Any) -> None:
+    def kill(self, actor: Any) -> None:
         """End an actor at once; what it has started ends with it."""
         with contextlib.suppress(self.ray.exceptions.RayError, ValueError):
             self.ray.kill(actor)

@@ -56,7 +56,7 @@ class RayEngine:
     """Executes placements on the nodes of a cluster; one engine at a time uses it."""
 
     runs_in_submit = False
-    batch_seconds = NODE_BATCH_SECONDS
+    batch_seconds: float | None = NODE_BATCH_SECONDS
 
     def __init__(
         self,
@@ -236,7 +236,8 @@ class RayEngine:
         if self._cluster.nodes.get(node.name) is not node:
             return
         self._note(f"node {node.name or 'of this machine'} is lost: {one_line(error)}")
-        self._cluster.lose(node)
+        del self._cluster.nodes[node.name]
+        self._cluster.kill(node.actor)
         if not self._cluster.nodes:
             self._fail(f"no node of the Ray cluster is left: {one_line(error)}")
         for work in self._take(lambda _, work: work.node is node):

@@ -4,9 +4,9 @@
 
     driver (`ray_engine`)             this process, one actor per node         the node
       begin(recipe, data) ──────────►   fork server, process engine
-      expect(number, placement) ────►   locks a file of the placement
+      expect(number, placement) ────►   makes a file of the placement
              Ray ── task `hold` ────►   start(number) ────────────────────────► worker
-                      └─ waits for the lock, until the placement has ended
+                      └─ waits until the file is gone: the placement has ended
       poll() ◄── load, events, files ◄─ checkpoints, and logs at the end, are ◄─ scratch
       kill, stop ───────────────────►   read from the scratch folder             folder
 
@@ -19,7 +19,6 @@ the events that announce it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import queue
 import shutil
@@ -117,18 +116,16 @@ def versions() -> tuple[str, str]:
 
 @dataclass(eq=False)
 class _NodePlacement:
-    """A placement, and the locked file that its Ray task waits for."""
+    """A placement of this node."""
 
     number: int
     placement: Placement
     tasks: Sequence[Task]
-    lock: IO[bytes]
     future: Future[Answer] | None = None
 
 
-def lock_path(folder: str, number: int) -> str:
-    """Return the file that is locked until a placement has ended."""
-    return f"{folder}/placement-{number}"
+HOLD_SECONDS = 0.02
+"""Interval at which a task of Ray looks whether its placement has ended."""
 
 
 def hold(actor: Any, path: str, number: int, expected: object = None) -> None:
@@ -136,9 +133,10 @@ def hold(actor: Any, path: str, number: int, expected: object = None) -> None:
 
     Waiting by `ray.get` would give the cores back. `expected` is the answer of `RayNode.expect`.
     """
-    with Path(path).open("rb") as file:
-        actor.start.remote(number)
-        fcntl.flock(file, fcntl.LOCK_SH)
+    actor.start.remote(number)
+    # The file goes with the folder, too, where the actor has died.
+    while Path(path).exists():
+        time.sleep(HOLD_SECONDS)
 
 
 class RayNode:
@@ -226,10 +224,9 @@ class RayNode:
             path = self._root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        lock = Path(lock_path(str(self.folder), number)).open("wb")  # noqa: SIM115
-        fcntl.flock(lock, fcntl.LOCK_EX)
         with self._lock:
-            self._held[number] = _NodePlacement(number, placement, tasks, lock)
+            (self.folder / str(number)).touch()
+            self._held[number] = _NodePlacement(number, placement, tasks)
 
     def start(self, number: int) -> None:
         """Start a placement, whose cores Ray has granted."""
@@ -263,8 +260,7 @@ class RayNode:
         """Tell how a placement has ended, forget it, and let its task of Ray end."""
         self._messages.put(("answer", held.number, outcome))
         self._held.pop(held.number, None)
-        Path(lock_path(str(self.folder), held.number)).unlink(missing_ok=True)
-        held.lock.close()
+        (self.folder / str(held.number)).unlink(missing_ok=True)
 
     def end(self) -> None:
         """End the engine; its workers stay for the next one."""

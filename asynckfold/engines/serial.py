@@ -29,7 +29,7 @@ class SerialEngine:
     """
 
     runs_in_submit = True
-    batch_seconds = None
+    batch_seconds: float | None = None
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import multiprocessing
 import os
@@ -141,11 +140,8 @@ def library_variables() -> dict[str, str]:
 
 def start_failure(number: int) -> str:
     """Return why no worker can be started, and the remedy, by errno."""
-    remedy = (
-        "Raise the limit of processes (ulimit -u, or pids.max of the container) or of open files "
-        "(ulimit -n), or free memory"
+    return (
+        f"no further worker process could be started: {os.strerror(number)}. Raise the limit of "
+        "processes (ulimit -u, or pids.max of the container), of open files (ulimit -n) or of the "
+        "size of a file (ulimit -f), or free memory; the same call continues"
     )
-    if number == errno.EFBIG:
-        remedy = "Raise the limit of the size of a file (ulimit -f)"
-    what = f"no further worker process could be started: {os.strerror(number)}"
-    return f"{what}. {remedy}; the same call continues"

@@ -1,4 +1,4 @@
-"""What stays warm in this process between two calls, and the pool of workers that does."""
+"""The pool of workers that stays warm in this process between two calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Generic, Protocol, TypeVar
 
 from asynckfold.engines.pool import WorkerPool
 from asynckfold.engines.server_process import library_variables
@@ -16,26 +15,16 @@ IDLE_SECONDS = 300.0
 """How long workers stay warm after a sweep: long enough for a notebook's next cell."""
 
 
-class Closable(Protocol):
-    """What can stay warm."""
-
-    def close(self) -> None:
-        """End it."""
-
-
-T = TypeVar("T", bound=Closable)
-
-
-class Warm(Generic[T]):
-    """Keeps one thing until the next call takes it, the idle timeout, or the end of the process."""
+class Warm:
+    """Keeps a pool until the next call takes it, the idle timeout, or the end of the process."""
 
     def __init__(self) -> None:
-        self.kept: T | None = None
+        self.kept: WorkerPool | None = None
         self._owner = 0
         self.timer: threading.Timer | None = None
         self._lock = threading.Lock()
 
-    def take(self) -> T | None:
+    def take(self) -> WorkerPool | None:
         """Return what is kept, which is then the caller's; None in a forked process."""
         with self._lock:
             kept, self.kept = self.kept, None
@@ -44,22 +33,18 @@ class Warm(Generic[T]):
                 self.timer = None
         return kept if self._owner == os.getpid() else None
 
-    def give_back(self, item: T, idle_s: float) -> None:
-        """Keep something for the next call; close it if something is kept already."""
+    def give_back(self, item: WorkerPool, idle_s: float) -> None:
+        """Keep a pool for the next call; close it if one is kept already."""
         with self._lock:
             if self.kept is None and idle_s > 0:
-                timer = threading.Timer(idle_s, self.close)
-                timer.daemon = True
-                try:
-                    timer.start()
-                except RuntimeError:
-                    pass  # without a thread for the timer nobody would end it
-                else:
-                    self.kept, self.timer, self._owner = item, timer, os.getpid()
-                    # Anew each time: what a library has registered since must run later.
-                    atexit.unregister(self.close)
-                    atexit.register(self.close)
-                    return
+                self.kept, self._owner = item, os.getpid()
+                self.timer = threading.Timer(idle_s, self.close)
+                self.timer.daemon = True
+                self.timer.start()
+                # Anew each time: what a library has registered since must run later.
+                atexit.unregister(self.close)
+                atexit.register(self.close)
+                return
         item.close()
 
     def close(self) -> None:
@@ -69,7 +54,7 @@ class Warm(Generic[T]):
             kept.close()
 
 
-_warm: Warm[WorkerPool] = Warm()
+_warm = Warm()
 
 close_warm = _warm.close
 

@@ -191,9 +191,6 @@ class ConfiguredOptimizer:
             rule, received = "an optimizer has one LR schedule", f"{len(schedules)} LR schedules"
             raise Refusal(rule, received, "Chain them by SequentialLR or ChainedScheduler.")
         schedule, each = _schedule_of(schedules[0]) if schedules else (None, "epoch")
-        if schedule is not None and schedule.optimizer is not optimizers[0]:
-            rule = "the LR schedule must be one of the optimizer that configure_optimizers returns"
-            raise Refusal(rule, "one of another optimizer", "Return the optimizer of both.")
         return optimizers[0], schedule, each
 
 
@@ -209,12 +206,7 @@ def _parsed(configuration: Any) -> tuple[list[Any], list[Any]]:
             configuration[1] if isinstance(configuration[1], (list, tuple)) else [configuration[1]]
         )
         return list(configuration[0]), list(schedules)
-    optimizers, schedules = [], []
-    for item in configuration:
-        more, beside = _parsed(item)
-        optimizers += more
-        schedules += beside
-    return optimizers, schedules
+    return list(configuration), []
 
 
 def _schedule_of(given: Any) -> tuple[Any, str]:
@@ -232,9 +224,6 @@ def _schedule_of(given: Any) -> tuple[Any, str]:
         rule = "an LR schedule steps after each epoch or each step"
         received = f"interval={each!r}, frequency={config.get('frequency', 1)!r}"
         raise Refusal(rule, received, "Leave frequency out.")
-    if not isinstance(schedule, torch.optim.lr_scheduler.LRScheduler):
-        rule = "configure_optimizers must return LR schedules of torch.optim.lr_scheduler"
-        raise Refusal(rule, one_line(schedule), "Write it as a LambdaLR.")
     return schedule, each
 
 
@@ -266,15 +255,7 @@ class ModuleStep:
 
     def _batch(self, batch: Any) -> Any:
         inputs, targets = batch
-        if not isinstance(inputs, Mapping):
-            return batch
-        if self.target_key is None:
-            raise Refusal(
-                "a LightningModule gets each batch as its samples are",
-                "samples that are dicts, without target_key",
-                "Pass target_key, the key of the target.",
-            )
-        return {**inputs, self.target_key: targets}
+        return {**inputs, self.target_key: targets} if isinstance(inputs, Mapping) else batch
 
 
 def _check_log(name: str, kwargs: Mapping[str, Any], count: int) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from asynckfold.integrations.tensorboard import missing, points
+from asynckfold.integrations.tensorboard import points
 from asynckfold.jobs.candidate_names import base_of
 from asynckfold.jobs.result import DONE
 from asynckfold.results.cv_results import CVResults
@@ -45,16 +45,9 @@ def write(
         Of the server or database, such as ``"sqlite:///mlflow.db"``. Default: that of MLflow.
     experiment : str, optional
         Default: the name of the run's folder.
-
-    Raises
-    ------
-    InputError
-        The package mlflow is not installed.
     """
-    try:
-        import mlflow
-    except ImportError as error:
-        raise missing("mlflow") from error
+    import mlflow
+
     into = _Experiment(
         mlflow.MlflowClient(tracking_uri), experiment or results.root_dir.resolve().name
     )
@@ -100,16 +93,8 @@ class _Experiment:
         self.client = client
         known = client.get_experiment_by_name(name)
         self.id = client.create_experiment(name) if known is None else known.experiment_id
-        self.before = {run.data.tags[_RUN]: run for run in self._runs() if _RUN in run.data.tags}
-
-    def _runs(self) -> Any:
-        token = None
-        while True:
-            page = self.client.search_runs([self.id], max_results=_MOST, page_token=token)
-            yield from page
-            token = page.token
-            if not token:
-                return
+        runs = client.search_runs([self.id], max_results=50_000)
+        self.before = {run.data.tags[_RUN]: run for run in runs if _RUN in run.data.tags}
 
     def begin(self, name: str, digest: str, parent: str = "") -> tuple[str, bool]:
         """Return the id of a run, and whether it lacks what there is now."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 
 import torch
 from torch import nn
 
 from asynckfold.errors import InputError
-
-NEEDED = ("onnx", "onnxscript")
 
 
 def onnx_of(model: nn.Module, inputs: torch.Tensor) -> bytes:
@@ -28,11 +25,6 @@ def onnx_of(model: nn.Module, inputs: torch.Tensor) -> bytes:
     InputError
         A package is missing, or torch cannot export the module.
     """
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        rule = f"ONNX files need the packages {' and '.join(NEEDED)}"
-        remedy = "pip install 'asynckfold[onnx]'."
-        raise InputError.one(rule, f"no {' and no '.join(missing)}", remedy)
     batch = torch.export.Dim("batch", min=1)
     try:
         with warnings.catch_warnings():
@@ -49,7 +41,7 @@ def onnx_of(model: nn.Module, inputs: torch.Tensor) -> bytes:
     except Exception as error:
         rule = "the model must be one that torch.onnx can export"
         received = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        remedy = "Change what it names in the model; see the error above."
+        remedy = "Change what it names in the model, or: pip install 'asynckfold[onnx]'."
         raise InputError.one(rule, received, remedy) from error
     assert program is not None
     return bytes(program.model_proto.SerializeToString())

@@ -13,7 +13,6 @@ a run: nothing is trained twice.
 from __future__ import annotations
 
 import copy
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +29,6 @@ from asynckfold.errors import (
     RunHeldError,
     refuse,
 )
-from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.candidate_names import text_of
 from asynckfold.jobs.plan import Plan
 from asynckfold.jobs.result import DONE, Result
@@ -80,10 +78,9 @@ def optimize(
     InputError
         Nothing was started.
     """
-    if importlib.util.find_spec("optuna") is None:
-        remedy = "pip install 'asynckfold[optuna]'."
-        raise InputError.one("a study needs the package optuna", "no optuna", remedy)
-    refuse(_problems(kfold, study, params))
+    if kfold.settings.resume != "auto":
+        rule, received = "a study continues its runs", f"resume={kfold.settings.resume!r}"
+        raise InputError.one(rule, received, "Leave resume out, or use another root_dir.")
     call = (models, schedulers, opt_fn, trainer_params)
     distributions = {name: _distribution(value) for name, value in params.items()}
     first = {name: [_example(item)] for name, item in distributions.items()}
@@ -246,34 +243,6 @@ def _distribution(value: Any) -> Any:
 def _example(distribution: Any) -> Any:
     choices: Sequence[Any] = getattr(distribution, "choices", ())
     return choices[0] if choices else distribution.low
-
-
-def _problems(kfold: Any, study: Any, params: Any) -> Iterator[Problem]:
-    from optuna.distributions import BaseDistribution
-    from optuna.samplers import BruteForceSampler, GridSampler
-
-    if len(study.directions) > 1:
-        yield Problem(
-            "a study must have one objective, the score that ranks",
-            ", ".join(item.name.lower() for item in study.directions),
-            "Pass optuna.create_study(direction='maximize').",
-        )
-    if isinstance(study.sampler, (BruteForceSampler, GridSampler)):
-        yield Problem(
-            "a study that is asked must not try all combinations",
-            type(study.sampler).__name__,
-            "Call the AsyncKFold with params= in place of a study, or use another sampler.",
-        )
-    if not isinstance(params, Mapping) or not params:
-        rule = "params must be a dict of name → distribution"
-        yield Problem(rule, one_line(params), "Pass {'lr': FloatDistribution(1e-4, 1e-1)}.")
-    for name, value in params.items() if isinstance(params, Mapping) else ():
-        if not isinstance(value, BaseDistribution) and not (isinstance(value, list) and value):
-            rule = f"params[{name!r}] must be a distribution of optuna.distributions, or a list"
-            yield Problem(rule, one_line(value), "Pass for instance FloatDistribution(1e-4, 1e-1).")
-    if kfold.settings.resume != "auto":
-        rule, received = "a study continues its runs", f"resume={kfold.settings.resume!r}"
-        yield Problem(rule, received, "Leave resume out, or use another root_dir.")
 
 
 def _candidate_problems(plan: Plan) -> Iterator[Problem]:

@@ -13,7 +13,6 @@ import torch
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.trees import Array
 from asynckfold.errors import Problem
-from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.objective import MULTILABEL, REGRESSION, Objective
 from asynckfold.jobs.result import DONE, FAILED
@@ -37,9 +36,6 @@ def estimator_problems(
     from sklearn.base import is_classifier, is_regressor
 
     names = [name for name, _ in pairs]
-    example = "Pass for instance [HistGradientBoostingClassifier(), DummyClassifier()]."
-    if not pairs:
-        yield Problem("there must be an estimator", "none", example)
     for name in dict.fromkeys(names):
         if names.count(name) > 1:
             remedy = "Pass a dict of name → estimator."
@@ -48,12 +44,7 @@ def estimator_problems(
     if objective.kind == REGRESSION:
         is_wrong, wanted = is_classifier, "regressors"
     for _, item in pairs:
-        lacking = [part for part in ("fit", "predict", "get_params") if not hasattr(item, part)]
-        if lacking or isinstance(item, type):
-            rule = "estimators must be those of scikit-learn, or like them"
-            what = one_line(item) + (f", without {' and '.join(lacking)}" if lacking else "")
-            yield Problem(rule, what, example)
-        elif is_wrong(item):
+        if is_wrong(item):
             received = type(item).__name__
             rule = f"estimators must be {wanted}, as the run's models are"
             yield Problem(rule, received, f"Pass {wanted} only.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from asynckfold.errors import InputError, Problem, refuse
+from asynckfold.errors import Problem, refuse
 from asynckfold.jobs.argument import one_line
 from asynckfold.jobs.recipe import InitialState
 
@@ -116,9 +115,6 @@ def parts_of(net: Any) -> NetParts:
     InputError
         The net has what only skorch's loop can do.
     """
-    if importlib.util.find_spec("skorch") is None:
-        remedy = "pip install 'asynckfold[skorch]'."
-        raise InputError.one("a net needs the package skorch", "no skorch", remedy)
     refuse(_problems(net))
     of_module, of_criterion, of_optimizer = (net.get_params_for(name) for name in _PARTS)
     criterion = net.criterion if isinstance(net.criterion, nn.Module) else net.criterion()
@@ -173,11 +169,6 @@ def _problems(net: Any) -> Iterator[Problem]:
         "iterator_train__shuffle": (True,),
     }
     known = {*inspect.signature(NeuralNet.__init__).parameters, "classes"}
-    remedies = {
-        "callbacks": "Leave them out; pass LR schedules to the call.",
-        "compile": "Leave it out, and pass {'compile': True} to the call.",
-        "device": "Leave it out, and pass devices to AsyncKFold.",
-    }
     for name, value in sorted(net.get_params(deep=False).items()):
         part = name.partition("__")[0]
         if name.startswith("_"):
@@ -190,7 +181,8 @@ def _problems(net: Any) -> Iterator[Problem]:
             yield Problem(
                 "a net is its module, criterion, optimizer, lr, max_epochs and batch_size here",
                 f"{name}={one_line(value, 80)}",
-                remedies.get(part, "Leave it out."),
+                "Leave it out; pass LR schedules and {'compile': True} to the call, devices to "
+                "AsyncKFold.",
             )
     if isinstance(net.module, nn.Module) and net.get_params_for("module"):
         received = ", ".join(f"module__{name}" for name in net.get_params_for("module"))

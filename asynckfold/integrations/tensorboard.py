@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from asynckfold.errors import InputError
 from asynckfold.jobs.result import DONE, Result
 from asynckfold.results.cv_results import CVResults
 from asynckfold.store.layout import job_folder
@@ -30,17 +29,10 @@ def write(results: CVResults, folder: str | os.PathLike[str]) -> int:
         Of a call, or by `load_results` of a run that goes on.
     folder : path
         For ``tensorboard --logdir``: a folder in it for each job.
-
-    Raises
-    ------
-    InputError
-        The package tensorboard is not installed.
     """
-    try:
-        # Not typed, and imports the package tensorboard.
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise missing("tensorboard") from error
+    # Not typed, and imports the package tensorboard.
+    from torch.utils.tensorboard import SummaryWriter
+
     writer: Any
     jobs = [job for job in results.plan.jobs if job.id in results.results]
     for job in jobs:
@@ -69,9 +61,3 @@ def points(result: Result) -> Iterator[tuple[int, float, dict[str, float]]]:
         if epoch is result.epochs[-1] and result.status == DONE:
             numbers |= {f"score/{name}": value for name, value in result.scores.items()}
         yield epoch.number, at, numbers
-
-
-def missing(extra: str) -> InputError:
-    """Return the refusal for a library that is not installed."""
-    rule = f"asynckfold.integrations.{extra} needs the package {extra}"
-    return InputError.one(rule, "an environment without it", f"Run: pip install {extra}")

@@ -10,9 +10,6 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from asynckfold.errors import InputError
-from asynckfold.jobs.argument import one_line
-
 Array = npt.NDArray[Any]
 
 
@@ -62,26 +59,8 @@ def padded(
     -------
     inputs : dict of str to ndarray of shape (n_samples, length)
     targets : ndarray of shape (n_samples,)
-
-    Raises
-    ------
-    InputError
-        There is no such column, or samples cannot be padded.
     """
     items = [dict(item) for item in samples]
-    if not items or not all(target_key in item for item in items):
-        columns = ", ".join(map(str, items[0])) if items else "no samples"
-        remedy = "Rename the column, or pass target_key."
-        rule = f"each sample must have the target {target_key!r}"
-        raise InputError.one(rule, columns, remedy)
     targets = np.array([item.pop(target_key) for item in items])
-    try:
-        batch = dict(collator(items))
-        arrays = {name: np.asarray(value) for name, value in batch.items()}
-    except Exception as error:
-        raise InputError.one(
-            "the collator must pad all samples",
-            one_line(f"{type(error).__name__}: {error}"),
-            "Remove columns that are no numbers, such as the text: dataset.remove_columns(...).",
-        ) from error
+    arrays = {name: np.asarray(value) for name, value in collator(items).items()}
     return arrays, targets

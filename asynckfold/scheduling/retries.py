@@ -25,40 +25,18 @@ PAUSE_FACTOR = 4.0
 """Each further pause is longer by this factor."""
 
 
-@dataclass(frozen=True)
-class RetryClass:
-    """Outcomes that are treated alike.
-
-    Parameters
-    ----------
-    retries : int
-        Retries after the first failure of this class.
-    pause_s : float
-        Seconds before the first retry.
-    alone, alone_on_gpu : bool
-        Whether the retry runs alone on the machine, or on its GPU.
-    """
-
-    retries: int = 0
-    pause_s: float = 0.0
-    alone: bool = False
-    alone_on_gpu: bool = False
-
-
-USER = RetryClass()
-INFRA = RetryClass(retries=2, pause_s=PAUSE_SECONDS)
-OOM = RetryClass(retries=1, alone=True)
-GPU_OOM = RetryClass(retries=1, alone_on_gpu=True)
-
 CLASS_OF = {
-    "error": USER,
-    "died": INFRA,
-    "hang": INFRA,
-    "device_lost": INFRA,
-    "oom": OOM,
-    "gpu_oom": GPU_OOM,
+    "error": "user",
+    "died": "infra",
+    "hang": "infra",
+    "device_lost": "infra",
+    "oom": "oom",
+    "gpu_oom": "gpu",
 }
-"""The retry class of each outcome."""
+"""The class of each outcome."""
+
+RETRIES = {"user": 0, "infra": 2, "oom": 1, "gpu": 1}
+"""Retries after the first failure of a class."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +76,8 @@ def decide(history: Sequence[str], outcome: str) -> Retry | None:
     failure = CLASS_OF[outcome]
     earlier = [CLASS_OF[past] for past in history]
     alike = earlier.count(failure)
-    if alike >= failure.retries:
+    if alike >= RETRIES[failure]:
         return None
-    every = [failure, *earlier]
-    return Retry(
-        failure.pause_s * PAUSE_FACTOR**alike,
-        any(item.alone for item in every),
-        any(item.alone_on_gpu for item in every),
-    )
+    pause = PAUSE_SECONDS * PAUSE_FACTOR**alike if failure == "infra" else 0.0
+    every = {failure, *earlier}
+    return Retry(pause, "oom" in every, "gpu" in every)

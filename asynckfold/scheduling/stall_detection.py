@@ -16,10 +16,10 @@ the time between two calls.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any
 
 from asynckfold.system.heartbeat import in_long_phase
 
@@ -42,8 +42,6 @@ STACKS_SECONDS = 0.25
 KILL_SECONDS = 5.0
 """A killed process that still exists after this time is stuck in the kernel."""
 
-Key = TypeVar("Key", bound=Hashable)
-
 
 class Step(Enum):
     """What to do with a worker that hangs, in this order."""
@@ -54,10 +52,10 @@ class Step(Enum):
 
 
 @dataclass(frozen=True)
-class StallAction(Generic[Key]):
+class StallAction:
     """The next step against a worker, and the seconds of its silence."""
 
-    key: Key
+    key: Any
     step: Step
     silent_seconds: float
 
@@ -93,7 +91,7 @@ class _WorkerState:
         return (self.since - self.began) / max(1, self.heartbeat // 2 - self.first // 2)
 
 
-class StallDetector(Generic[Key]):
+class StallDetector:
     """Detects workers that hang; a new key is a new attempt.
 
     `timeout` seconds without a finished batch count as a hang; None: never.
@@ -101,12 +99,12 @@ class StallDetector(Generic[Key]):
 
     def __init__(self, timeout: float | str | None) -> None:
         self._timeout = timeout
-        self._seen: dict[Key, _WorkerState] = {}
+        self._seen: dict[Any, _WorkerState] = {}
         self._looked: float | None = None
 
     def look(
-        self, now: float, heartbeats: Mapping[Key, int], paused: Collection[Key] = ()
-    ) -> list[StallAction[Key]]:
+        self, now: float, heartbeats: Mapping[Any, int], paused: Collection[Any] = ()
+    ) -> list[StallAction]:
         """Return the steps to take now; each step against a worker is returned once.
 
         Parameters
@@ -135,7 +133,7 @@ class StallDetector(Generic[Key]):
                 verdicts.append(StallAction(key, step, now - seen.since))
         return verdicts
 
-    def limit(self, key: Key) -> float:
+    def limit(self, key: Any) -> float:
         """Return the seconds that a worker may be silent now."""
         seen = self._seen[key]
         factor = LONG_PHASE_FACTOR if in_long_phase(seen.heartbeat) else 1
@@ -143,7 +141,7 @@ class StallDetector(Generic[Key]):
             return self._timeout * factor
         return max(AUTO_SECONDS * factor, MEAN_FACTOR * seen.mean, LONGEST_FACTOR * seen.longest)
 
-    def _next_step(self, key: Key, seen: _WorkerState, now: float) -> Step | None:
+    def _next_step(self, key: Any, seen: _WorkerState, now: float) -> Step | None:
         waited = now - seen.stepped
         if seen.step is None:
             return Step.STACKS if now - seen.since >= self.limit(key) else None

@@ -40,8 +40,8 @@ class Obstacle:
 def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
     """Return why `place` has left a request pending.
 
-    If several resources are missing: the first of running alone, cores, a GPU, memory. On several
-    nodes: what is missing on most of them, then on others, of the nodes that are large enough.
+    If several resources are missing: the first of running alone, cores, a GPU, memory. Of several
+    nodes, the largest one tells, of those with a GPU if that is needed.
 
     Examples
     --------
@@ -51,26 +51,16 @@ def obstacle(request: Request, running: Reservations, load: Load) -> Obstacle:
     'cores: 2 of 2 busy with own jobs'
     >>> obstacle(Request("c", 1.0), running, Load((0, 1, 2), (0, 1), 1)).text
     'other processes on core 2'
-    >>> load = Load((0, 1), (0, 1), 1, node="x", peers=(Load((0,), (), 1, node="y"),))
-    >>> running = Reservations([Placement(("a",), (0, 1), node="x")])
+    >>> load = Load((0,), (), 1, node="x", peers=(Load((0, 1), (0, 1), 1, node="y"),))
+    >>> running = Reservations([Placement(("a",), (0, 1), node="y")])
     >>> obstacle(Request("c", 1.0), running, load).text
-    'cores: 2 of 2 busy with own jobs (x); other processes on core 0 (y)'
+    'cores: 2 of 2 busy with own jobs (y)'
     """
     if not load.peers:
         return _obstacle_on(request, running.on(load.node), load, "the machine")
-    nodes: dict[Obstacle, list[str]] = {}
-    for node in _large_enough(request, load.nodes):
-        missing = _obstacle_on(request, running.on(node.node), node, "a node")
-        nodes.setdefault(missing, []).append(node.node)
-    most = max(nodes, key=lambda item: len(nodes[item]))
-    return Obstacle(most.kind, by_node({item.text: names for item, names in nodes.items()}))
-
-
-def _large_enough(request: Request, nodes: Sequence[Load]) -> Sequence[Load]:
-    """Return the nodes that have a GPU and the cores for a request; all, if none has."""
-    if request.gpu:
-        nodes = [node for node in nodes if node.gpus] or nodes
-    return [node for node in nodes if len(node.cores) >= request.threads] or nodes
+    node = max(load.nodes, key=lambda node: (not request.gpu or bool(node.gpus), len(node.cores)))
+    missing = _obstacle_on(request, running.on(node.node), node, "a node")
+    return Obstacle(missing.kind, f"{missing.text} ({named_node(node.node)})")
 
 
 def _obstacle_on(request: Request, running: NodeReservations, load: Load, whole: str) -> Obstacle:
@@ -96,31 +86,6 @@ def _obstacle_on(request: Request, running: NodeReservations, load: Load, whole:
     return Obstacle("gpu", _gpu_text(request, load))
 
 
-MOST_TEXTS, MOST_NAMES = 3, 3
-"""Most reasons, and nodes of each, that are named."""
-
-
-def by_node(nodes: Mapping[str, Sequence[str]]) -> str:
-    """Return reasons with their nodes, those of the most nodes first.
-
-    >>> by_node({"a core": ["x"], "memory": ["y", "z"]})
-    'memory (y, z); a core (x)'
-    >>> by_node({"a core": [f"node-{number}" for number in range(9)]})
-    'a core (node-0, node-1, node-2 and 6 more nodes)'
-    """
-    ranked = sorted(nodes.items(), key=lambda pair: -len(pair[1]))
-    texts = [f"{text} ({named_nodes(names)})" for text, names in ranked[:MOST_TEXTS]]
-    left = sum(len(names) for _, names in ranked[MOST_TEXTS:])
-    return "; ".join([*texts, *([f"another reason ({left} nodes)"] if left else [])])
-
-
-def named_nodes(names: Sequence[str]) -> str:
-    """Return names of nodes as text; the first ones are listed."""
-    left = len(names) - MOST_NAMES
-    more = f" and {left} more {'node' if left == 1 else 'nodes'}" if left > 0 else ""
-    return f"{', '.join(map(named_node, names[:MOST_NAMES]))}{more}"
-
-
 def blocked_everywhere(load: Load) -> str:
     """Return why not even one job may start on any node; empty: one may.
 
@@ -128,12 +93,7 @@ def blocked_everywhere(load: Load) -> str:
     >>> blocked_everywhere(low), blocked_everywhere(Load((0,), (0,), 1, node="x", peers=(low,)))
     ('1 MiB free', '')
     """
-    if not load.peers or not all(node.blocked for node in load.nodes):
-        return "" if load.peers else load.blocked
-    nodes: dict[str, list[str]] = {}
-    for node in load.nodes:
-        nodes.setdefault(node.blocked, []).append(node.node)
-    return by_node(nodes)
+    return load.blocked if all(node.blocked for node in load.nodes) else ""
 
 
 def _gpu_text(request: Request, load: Load) -> str:

@@ -181,7 +181,7 @@ def from_sqlite(
         return StorageError(number, f"{text}. Try again, or move {root} to a local disk")
     if number is not None:
         return disk_error(OSError(number, os.strerror(number)), path)
-    known = (sqlite3.OperationalError, UnicodeDecodeError)
+    known = (sqlite3.OperationalError, sqlite3.IntegrityError, UnicodeDecodeError)
     if isinstance(error, known) or type(error) is sqlite3.DatabaseError:
         return StoreCorruptError(f"{path} is damaged or not a run: {one_line(str(error))}")
     return error

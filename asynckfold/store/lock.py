@@ -57,19 +57,14 @@ def shared_problems(root: Path) -> Iterator[Problem]:
         status = root.stat()
     except OSError:
         return  # it will be created, or fail to be
-    if status.st_uid != os.geteuid():
+    is_open = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if status.st_uid != os.geteuid() or is_open:
+        place, me = shlex.quote(str(root)), os.geteuid()
         yield Problem(
-            "root_dir must belong to the user who runs, or others could change the run",
-            f"{root}, which belongs to {_user(status.st_uid)}, as {_user(os.geteuid())}",
-            f"Use another folder, run as {_user(status.st_uid)}, or: "
-            f"chown -R {os.geteuid()} {shlex.quote(str(root))}",
-        )
-    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX:
-        who = "everyone" if status.st_mode & stat.S_IWOTH else "its group"
-        yield Problem(
-            "root_dir must not be writable for others, who could replace files of the run",
-            f"{root} with mode {stat.S_IMODE(status.st_mode):04o}, which {who} may write to",
-            f"Use a folder that does not exist yet, or: chmod go-w {shlex.quote(str(root))} "
+            "root_dir must belong to the user who runs, and nobody else may write to it",
+            f"{root} of {_user(status.st_uid)} with mode {stat.S_IMODE(status.st_mode):04o}, as "
+            f"{_user(me)}",
+            f"Use a folder that does not exist yet, or: chown -R {me} {place}; chmod go-w {place} "
             "(where others must add files of their own: chmod +t)",
         )
 

@@ -7,7 +7,6 @@ table but ``outputs``, nearly all of a large file, to memory. Outputs are read o
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 from collections.abc import Collection, Iterable
@@ -16,7 +15,6 @@ from pathlib import Path
 from asynckfold.errors import (
     PlanMismatchError,
     Problem,
-    StorageError,
     StoreCorruptError,
     nearest,
     refuse,
@@ -39,12 +37,6 @@ from asynckfold.store.lock import holder_of
 from asynckfold.store.reader import RunReader
 from asynckfold.store.run_file import RunFile
 from asynckfold.system.files import reading_error
-
-_ANEW = "resume='never' to train everything again: the old folder is kept under another name"
-_SEED = (
-    " A model passed as an instance has different weights in each process, unless "
-    "torch.manual_seed is called before it is created: or pass its class."
-)
 
 
 def read_run(root: Path) -> RunReader:
@@ -95,23 +87,13 @@ def refuse_other(root: Path, stored: Plan, plan: Plan, free: Collection[str] = (
         Names the first difference.
     """
     difference = stored.obstacle(plan, free)
-    if difference:
-        raise PlanMismatchError(
-            [
-                Problem(
-                    f"{root} holds a run with another plan, and the plan of a run cannot change",
-                    difference,
-                    _remedy(root, stored, plan, difference),
-                )
-            ]
-        )
-
-
-def _remedy(root: Path, stored: Plan, plan: Plan, difference: str) -> str:
+    if not difference:
+        return
+    remedy = (
+        "Use another folder, the same arguments and code to continue that run, or resume='never' "
+        "to train everything again: the old folder is kept under another name."
+    )
     changed = stored.changed_parts(plan)
-    if not any(difference.startswith(text) for text in changed.values()):
-        return f"Use another folder, the same arguments to continue that run, or {_ANEW}."
-    remedy = f"Undo the change to continue that run, use another folder, or {_ANEW}."
     models = [part.removeprefix("model ") for part, text in changed.items() if WEIGHTS in text]
     kept = [path for model in models if (path := initial_weights(root, model)).is_file()]
     if kept:
@@ -119,7 +101,13 @@ def _remedy(root: Path, stored: Plan, plan: Plan, difference: str) -> str:
             " Its initial weights: "
             f"model.load_state_dict(safetensors.torch.load_file({str(kept[0])!r}))."
         )
-    return remedy + _SEED * bool(models)
+    if models:
+        remedy += (
+            " A model passed as an instance has different weights in each process, unless "
+            "torch.manual_seed is called before it is created: or pass its class."
+        )
+    rule = f"{root} holds a run with another plan, and the plan of a run cannot change"
+    raise PlanMismatchError([Problem(rule, difference, remedy)])
 
 
 def snapshot(root: Path) -> sqlite3.Connection:
@@ -141,10 +129,6 @@ def snapshot(root: Path) -> sqlite3.Connection:
         except BaseException:
             db.close()
             raise
-    except MemoryError as error:
-        raise StorageError(errno.ENOMEM, f"{path} does not fit into memory") from error
-    except sqlite3.IntegrityError as error:
-        raise StoreCorruptError(f"{path} is damaged: {error}") from error
     except SQLITE_FAULTS as error:
         raise from_sqlite(error, root, reading_error) from error
     return db

@@ -154,7 +154,8 @@ class RunFile:
         self.write("meta", key, value)
 
     def write(self, table: str, *values: Any) -> None:
-        """Write a row with its checksum, in place of one with the same key."""
+        """Write a row with its checksum, in place of one with the same key, in a transaction."""
+        self.begin()
         row = (*values, checksum(*values))
         self.execute(f"INSERT OR REPLACE INTO {table} VALUES ({','.join('?' * len(row))})", row)
 

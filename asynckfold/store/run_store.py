@@ -210,7 +210,6 @@ class RunStore(Closing):
         node: str = "",
     ) -> int:
         """Record that a job starts now; return the number of the attempt, from 1."""
-        self.file.begin()
         ((number,),) = self.file.rows(
             "SELECT COALESCE(MAX(attempt), 0) + 1 FROM attempts WHERE job_id = ?", (job_id,)
         )
@@ -237,13 +236,11 @@ class RunStore(Closing):
 
     def started(self, job_id: str, attempt: int, pid: int, at: float | None = None) -> None:
         """Record the process of an attempt and, in a batch of jobs, the time of its start."""
-        self.file.begin()
         started = {} if at is None else {"started": at}
         _change_attempt(self, job_id, attempt, pid=pid, **started)
 
     def moved(self, job_id: str, attempt: int, cores: Sequence[int]) -> None:
         """Record other cores of an attempt that runs."""
-        self.file.begin()
         known = self.reader.attempt(job_id, attempt)
         changes = (*(known.changes if known else ()), (self.now(), tuple(cores)))
         _change_attempt(self, job_id, attempt, changes=changes)
@@ -252,13 +249,11 @@ class RunStore(Closing):
         self, job_id: str, attempt: int, outcome: str, *, pid: int = 0, error: str = ""
     ) -> None:
         """Record the end of an attempt without a result: the job will be retried."""
-        self.file.begin()
         _end_attempt(self, job_id, attempt, outcome, pid, error)
         self.flush()
 
     def interrupt(self) -> None:
         """Record that all attempts of this session that still run were interrupted."""
-        self.file.begin()
         _end_open_attempts(self, "interrupted", self.now())
         self.flush()
 
@@ -268,15 +263,12 @@ class RunStore(Closing):
         A job keeps its first result. A late result is refused: of an attempt that is not the
         newest or has ended, or of a job that has a result.
         """
-        self.file.begin()
-        newest = self.file.execute(
+        newest = self.file.rows(
             "SELECT attempt, outcome FROM attempts WHERE job_id = ? ORDER BY attempt DESC LIMIT 1",
             (result.job_id,),
-        ).fetchone()
-        present = self.file.execute(
-            "SELECT 1 FROM results WHERE job_id = ?", (result.job_id,)
-        ).fetchone()
-        if present or newest != (result.attempt, None):
+        )
+        present = self.file.rows("SELECT 1 FROM results WHERE job_id = ?", (result.job_id,))
+        if present or newest != [(result.attempt, None)]:
             return False
         result = _write_result(self, result)
         outcome = {DONE: "ok", FAILED: "error"}.get(result.status, result.status)
@@ -287,7 +279,6 @@ class RunStore(Closing):
 
     def checkpoint(self, ref: CheckpointRef) -> list[str]:
         """Record a checkpoint; return older files of the same job, all but the two newest."""
-        self.file.begin()
         self.file.write("checkpoints", *astuple(ref))
         old = [item.file for item in self.reader.checkpoints(ref.job_id)[2:]]
         for file in old:
@@ -297,43 +288,37 @@ class RunStore(Closing):
 
     def epoch(self, job_id: str, attempt: int, item: Epoch) -> None:
         """Record an epoch of a running job."""
-        self.file.begin()
         self.file.write("epochs", job_id, item.number, attempt, encoded(item))
 
     def event(self, kind: str, text: str, job_id: str | None = None) -> None:
         """Record an event: a fallback, a retry, a decision."""
-        self.file.begin()
         ((number,),) = self.file.rows("SELECT COALESCE(MAX(seq), 0) + 1 FROM events")
         self.file.write("events", number, self.now(), kind, job_id, text)
 
     def sample(self, phase: str, used: float, own: float, cores: Sequence[float]) -> None:
         """Record the CPU use now."""
-        self.file.begin()
         sample = Sample(self.now(), phase, used, own, tuple(round(value, 3) for value in cores))
         self.file.write("samples", sample.at, encoded(sample))
 
     def set_software(self, software: Mapping[str, str]) -> None:
         """Record what this session trains with, before its first attempt."""
-        self.file.begin()
         self.session_software = dict(software)
         self.file.put(f"software-{self._session}", encoded(self.session_software))
 
     def set_waiting(self, waiting: WaitReasons | None) -> None:
         """Record what pending jobs wait for now; None at the end of the sweep."""
-        self.file.begin()
         if waiting is None:
+            self.file.begin()
             self.file.execute("DELETE FROM meta WHERE key = 'waiting'")
         else:
             self.file.put("waiting", encoded(waiting))
 
     def set_interim(self, interim: Interim) -> None:
         """Record the interim results; they are durable with the next commit."""
-        self.file.begin()
         self.file.put("interim", encoded(interim))
 
     def set_baseline(self, baseline: Baseline) -> None:
         """Record the serial baseline, durable on return."""
-        self.file.begin()
         self.file.put("baseline", encoded(baseline))
         self.flush()
 

@@ -25,6 +25,7 @@ from asynckfold.store.layout import (
 from asynckfold.system.files import (
     TEMPORARY,
     make_folder,
+    remove,
     settle,
     storage_errors,
     sync_folder,
@@ -72,6 +73,10 @@ def clear_up(root: Path, jobs: Iterable[Job], recorded: Mapping[str, Iterable[st
         settle(job_folder(root, job), ours, names)
     settle(root, re.compile(rf"{SPLITS}\.\d+\.tmp"), {})
     settle(root / "oof", TEMPORARY, {})
+    for path in (root / "report").glob("*.tmp"):
+        # A process beside the sweep may be drawing at this moment.
+        if TEMPORARY.fullmatch(path.name) and not Path("/proc", path.name.split(".")[-2]).exists():
+            remove(path)
 
 
 # summary.json: what one would look up or grep; nothing reads it back

@@ -32,19 +32,15 @@ class SweepObserver(Protocol):
 
     def placed(self, placement: Placement) -> None:
         """A placement starts."""
-        ...
 
     def heard(self, event: RunEvent) -> None:
         """A worker or the sweep reported an event."""
-        ...
 
     def ended(self, result: Result) -> None:
         """A result is durable."""
-        ...
 
     def ticked(self, load: Load) -> None:
         """The load was read."""
-        ...
 
 
 @dataclass(eq=False)

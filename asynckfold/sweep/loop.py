@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import chain, repeat
@@ -35,7 +35,7 @@ from asynckfold.jobs.messages import (
 )
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.jobs.reproducibility import with_left
-from asynckfold.scheduling.wait_reasons import Obstacle, blocked_everywhere
+from asynckfold.scheduling.wait_reasons import blocked_everywhere
 from asynckfold.store import RunStore, WaitReasons
 from asynckfold.sweep.attempts import (
     Attempts,
@@ -123,7 +123,6 @@ class Sweep:
         self._waiting = WaitReasons((), (), (), {})
         self._sampler = Sampler(store, "packed")
         self._flushed = clock()
-        self._shortage_reported = False
 
     def run(self) -> None:
         """Work until every job has a result.
@@ -195,32 +194,20 @@ class Sweep:
             self._preempt(load)
         placed = self._pending.place(self._running.reservations, load)
         stuck = self._pending.can_start and not (placed or self._running)
-        obstacles = self._note_waiting(load)
+        self._note_waiting(load)
         obstacle = blocked_everywhere(load) or "no GPU that this run may use can be seen"
         if self._patience.look(self._clock(), obstacle if stuck else ""):
             self._attempts.note(Note(None, "waiting", f"nothing can start: {obstacle}"))
-        if placed:
-            self._shortage_reported = False
-        elif self._running and not self._shortage_reported:
-            self._report_shortage(obstacles)
         return placed
 
-    def _note_waiting(self, load: Load) -> Iterable[Obstacle]:
+    def _note_waiting(self, load: Load) -> None:
         """Record what the pending jobs wait for, if that has changed."""
-        obstacles, jobs = self._pending.obstacles(self._running.reservations, load)
+        jobs = self._pending.obstacles(self._running.reservations, load)
         first, *peers = map(_seen, load.nodes)
         waiting = replace(first, jobs=jobs, peers=tuple(peers))
         if waiting != self._waiting:
             self._waiting = waiting
             self._store.set_waiting(waiting)
-        return obstacles
-
-    def _report_shortage(self, obstacles: Iterable[Obstacle]) -> None:
-        """Report once that jobs wait for memory only."""
-        texts = [reason.text for reason in obstacles if reason.kind == "memory"]
-        if texts:
-            self._shortage_reported = True
-            self._attempts.note(Note(None, "memory", f"jobs wait for {texts[0]}"))
 
     def _preempt(self, load: Load) -> None:
         """Move, pause and resume running jobs as the load requires."""
@@ -315,15 +302,11 @@ def _seen(node: Load) -> WaitReasons:
 
 def _describe_move(item: RunningPlacement, cores: Sequence[int]) -> tuple[str, str]:
     """Return the kind and the text of the event when a job moves, pauses or resumes."""
-    before = ", ".join(map(str, item.placement.cores))
     node = f" of {item.placement.node}" if item.placement.node else ""
+    before, after = (", ".join(map(str, each)) for each in (item.placement.cores, cores))
     if not cores:
-        text = f"paused between two batches: other processes use its cores ({before}{node})"
-        return "paused", text
-    where = f"{', '.join(map(str, cores))}{node}"
-    if item.paused:
-        return "resumed", f"resumed after its pause, on cores {where}"
-    return "moved", f"moved from cores {before}, which other processes use, to {where}"
+        return "paused", f"other processes use its cores ({before}{node})"
+    return "resumed" if item.paused else "moved", f"from cores {before} to {after}{node}"
 
 
 def is_stray(error: BaseException) -> bool:

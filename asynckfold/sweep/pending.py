@@ -19,7 +19,7 @@ from asynckfold.jobs.plan import Plan
 from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
-from asynckfold.scheduling.wait_reasons import Obstacle, Waits
+from asynckfold.scheduling.wait_reasons import Waits
 
 if TYPE_CHECKING:
     from asynckfold.scheduling.retries import Retry
@@ -93,15 +93,13 @@ class PendingJobs:
         waits = {unit: self._waits.start(unit, now) for unit in self._units(placement)}
         return {name: waits[self._unit(name)] for name in placement.jobs}
 
-    def obstacles(
-        self, reservations: Reservations, load: Load
-    ) -> tuple[dict[Obstacle, int], dict[str, int]]:
-        """Return the obstacles of jobs in the backlog, and the number of jobs by reason."""
+    def obstacles(self, reservations: Reservations, load: Load) -> dict[str, int]:
+        """Return the number of waiting jobs by reason."""
         obstacles = self._waits.look(self._backlog, reservations, load, self._clock())
         jobs = {obstacle.text: count for obstacle, count in obstacles.items()}
         for unit, (_, _, reason) in self._pauses.items():
             jobs[reason] = jobs.get(reason, 0) + len(self._left_of(unit))
-        return obstacles, jobs
+        return jobs
 
     def pause(self, job_id: str, retry: Retry, reason: str) -> None:
         """Keep a job, or its group, out of the backlog until its retry is due."""

@@ -237,12 +237,8 @@ def merged(parts: Sequence[Facts]) -> Facts:
     ({'settings': {'a': 1, 'b': 1}}, {'a': 0.5, 'b': 0.5}, 1)
     """
     recipe: dict[str, Any] = {}
-    for part in parts:
-        for key, value in part.recipe.items():
-            if isinstance(value, dict):
-                recipe[key] = {**recipe.get(key, {}), **value}
-            else:
-                recipe[key] = value
+    for key, value in (pair for part in parts for pair in part.recipe.items()):
+        recipe[key] = {**recipe.get(key, {}), **value} if isinstance(value, dict) else value
 
     def of_all(name: str) -> dict[str, Any]:
         return {key: value for part in parts for key, value in getattr(part, name).items()}

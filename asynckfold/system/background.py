@@ -17,9 +17,6 @@ from pathlib import Path
 
 from asynckfold.system.file_descriptors import nameless_file
 
-MOST = 4
-"""Processes at once: some 100 MB each."""
-
 NICE = 3
 """Half the share of others: callers get more of a busy machine, and an exit waits little longer."""
 
@@ -37,11 +34,9 @@ def start(module: str, data: bytes, key: str, complaint: str) -> None:
     OSError
         No process can be started.
     """
-    at_work = running()
+    running()
     if key in _running:
         return
-    if len(at_work) >= MOST:
-        _end(next(iter(_running)))
     path = [str(Path(name).absolute()) for name in sys.path]
     code = (
         f"import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); os.nice({NICE}); "

@@ -17,13 +17,7 @@ from typing import Any
 
 def nameless_file(data: bytes = b"", size: int | None = None) -> int:
     """Return the descriptor of an anonymous file with this content, zero-filled up to `size`."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("asynckfold", os.MFD_CLOEXEC)
-    else:
-        import tempfile
-
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+    descriptor = os.memfd_create("asynckfold", os.MFD_CLOEXEC)
     with os.fdopen(os.dup(descriptor), "wb") as file:
         file.write(data)
         file.truncate(len(data) if size is None else size)

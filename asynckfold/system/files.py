@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -192,45 +190,6 @@ def settle(
                 path.rename(f"{path}.bad")
                 problems[name] = f"its SHA-256 differs; it was renamed to {name}.bad"
     return problems
-
-
-@contextlib.contextmanager
-def alone(folder: Path, ours: re.Pattern[str], wait_s: float = 10.0) -> Iterator[None]:
-    """Lock a folder against other writers; first remove files that killed ones left.
-
-    The lock is on the folder itself, so no lock file can be left behind. On a file system without
-    such locks nothing is removed.
-
-    Raises
-    ------
-    StorageError
-        Another process still writes there, it is no folder, or the disk refused.
-    """
-    with storage_errors(folder):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            if _locked(descriptor, folder, wait_s):
-                settle(folder, ours, {})
-            yield
-        finally:
-            os.close(descriptor)
-
-
-def _locked(descriptor: int, folder: Path, wait_s: float) -> bool:
-    deadline = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise StorageError(
-                    errno.EAGAIN, f"another process writes to {folder}. Try again when it is done"
-                ) from None
-            time.sleep(0.02)
-        except OSError:
-            return False
-        else:
-            return True
 
 
 def storage_error(error: OSError, path: Path, needed: int = 0) -> StorageError:

@@ -6,8 +6,8 @@ order of the PCI bus; the slices of a GPU follow one another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,10 +21,10 @@ from asynckfold.system.readers import UNREADABLE
 
 def load_nvml() -> tuple[Any, str]:
     """Return the initialised NVML module, or None and the reason."""
-    try:
-        import pynvml
-    except ImportError:
-        return None, "nvidia-ml-py is not installed: pip install nvidia-ml-py"
+    if torch_cuda() is None:
+        return None, "torch was built without CUDA: install a build with it"
+    import pynvml
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
@@ -44,32 +44,16 @@ def torch_cuda() -> str | None:
     return version
 
 
-def why_unusable(nvml: Any) -> str:
-    """Return why torch cannot use the GPUs of this machine, as far as versions tell."""
-    built = torch_cuda()
-    if built is None:
-        return "torch was built without CUDA: install a build with it"
-    try:
-        driver = nvml.nvmlSystemGetCudaDriverVersion() // 1000
-    except (nvml.NVMLError, *UNREADABLE):
-        return ""
-    if driver < int(built.partition(".")[0]):
-        return f"torch was built for CUDA {built}, and the driver is for CUDA {driver}: update it"
-    return ""
-
-
 @dataclass(frozen=True)
 class GpuReading:
     """The GPUs that this run may use, their names, and why others are missing.
 
-    `others` is the share of time that other processes use, by index, of GPUs on which NVML tells
-    this run from others; `failures` counts the visible GPUs that cannot be used.
+    `failures` counts the visible GPUs that cannot be used.
     """
 
     gpus: tuple[Gpu, ...] = ()
     names: tuple[str, ...] = ()
     reason: str = ""
-    others: Mapping[int, float] = field(default_factory=dict)
     failures: int = 0
 
 
@@ -110,7 +94,7 @@ def read_gpus(
     uuids, numbers = [item.uuid for item in all_devices], [item.number for item in all_devices]
     order = visible_order(visible, uuids, numbers)
     indices = range(len(order)) if isinstance(devices, str) else dict.fromkeys(devices)
-    gpus, names, reasons, others, failures = [], [], [], {}, 0
+    gpus, names, reasons, failures = [], [], [], 0
     for index in indices:
         if isinstance(index, str):
             continue
@@ -121,17 +105,15 @@ def read_gpus(
         try:
             if device.failure:
                 raise ValueError(device.failure)
-            gpu, use = _read_gpu(nvml, device, index, pids)
+            gpu = _read_gpu(nvml, device, index, pids)
             names.append(_text(nvml.nvmlDeviceGetName(device.handle)))
             gpus.append(gpu)
-            if use is not None:
-                others[index] = use
         except errors as error:
             reasons.append(f"GPU {index} cannot be read: {error}")
             failures += 1
     if not order:
-        reasons.append(_none_visible(len(all_devices), visible))
-    return GpuReading(tuple(gpus), tuple(names), "; ".join(reasons), others, failures)
+        reasons.append(f"{len(all_devices)} GPUs, and CUDA_VISIBLE_DEVICES={visible!r}")
+    return GpuReading(tuple(gpus), tuple(names), "; ".join(reasons), failures)
 
 
 def _devices(nvml: Any, number: int) -> Iterator[_Device]:
@@ -142,70 +124,35 @@ def _devices(nvml: Any, number: int) -> Iterator[_Device]:
     except (nvml.NVMLError, *UNREADABLE) as error:
         yield _Device(None, number, failure=str(error))
         return
-    try:
-        is_divided = bool(nvml.nvmlDeviceGetMigMode(handle)[0])
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if is_divided else 0
-    except (nvml.NVMLError, *UNREADABLE):
-        is_divided, most = False, 0
-    if not is_divided:
+    if not _or(nvml, (0, 0), "nvmlDeviceGetMigMode", handle)[0]:
         yield _Device(handle, number, uuid)
-    for part in range(most):
-        try:
-            piece = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, part)
-            yield _Device(piece, number, _text(nvml.nvmlDeviceGetUUID(piece)))
-        except (nvml.NVMLError, *UNREADABLE):
-            continue  # no slice has this number
+        return
+    for part in range(_or(nvml, 0, "nvmlDeviceGetMaxMigDeviceCount", handle)):
+        # Not each number has a slice.
+        piece = _or(nvml, None, "nvmlDeviceGetMigDeviceHandleByIndex", handle, part)
+        if piece is not None and (slice_uuid := _or(nvml, "", "nvmlDeviceGetUUID", piece)):
+            yield _Device(piece, number, _text(slice_uuid))
 
 
-def _read_gpu(
-    nvml: Any, device: _Device, index: int, pids: Collection[int]
-) -> tuple[Gpu, float | None]:
+def _or(nvml: Any, default: Any, name: str, *arguments: Any) -> Any:
+    """Return what NVML answers, or a default where it does not know or must not say."""
+    try:
+        return getattr(nvml, name)(*arguments)
+    except (nvml.NVMLError, *UNREADABLE):
+        return default
+
+
+def _read_gpu(nvml: Any, device: _Device, index: int, pids: Collection[int]) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(device.handle)
     free, total = int(memory.free), int(memory.total)
-    try:
-        use = nvml.nvmlDeviceGetUtilizationRates(device.handle).gpu / 100
-    except (nvml.NVMLError, *UNREADABLE):
-        use = 0.0  # not reported by some GPUs, nor by slices; memory decides
-    holders = _holders(nvml, device.handle, pids)
-    held = min(sum(holders.values()), total - free)
-    others = _used_by_others(nvml, device.handle, pids) if holders else None
-    return Gpu(index, free, total, use, held, device.uuid), others
-
-
-def _holders(nvml: Any, handle: Any, pids: Collection[int]) -> dict[int, int]:
-    """Return the bytes by process of this run; nothing if NVML does not know, as in a container."""
-    try:
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        sizes = {item.pid: int(item.usedGpuMemory or 0) for item in running if item.pid in pids}
-    except (nvml.NVMLError, *UNREADABLE):
-        return {}
-    return {pid: max(0, size) for pid, size in sizes.items()}
-
-
-def _used_by_others(nvml: Any, handle: Any, pids: Collection[int]) -> float | None:
-    """Return the share of time that other processes use; None if unknown."""
-    try:
-        samples = nvml.nvmlDeviceGetProcessUtilization(handle, 0)
-        latest = {item.pid: (item.timeStamp, item.smUtil) for item in samples}
-        newest = max((at for at, _ in latest.values()), default=0)
-        shares = [
-            share
-            for pid, (at, share) in latest.items()
-            if pid not in pids and newest - at < RECENT_MICROSECONDS
-        ]
-    except (nvml.NVMLError, *UNREADABLE):
-        return None
-    return min(1.0, float(sum(shares)) / 100)
-
-
-RECENT_MICROSECONDS = 2_000_000
-"""An older sample is of a process that has paused or ended."""
-
-
-def _none_visible(count: int, visible: str | None) -> str:
-    if not count:
-        return "NVML sees no GPU"
-    return f"CUDA_VISIBLE_DEVICES={visible!r} hides all {count} GPUs"
+    # Not reported by some GPUs, nor by slices; memory decides.
+    rates = _or(nvml, None, "nvmlDeviceGetUtilizationRates", device.handle)
+    use = rates.gpu / 100 if rates else 0.0
+    # Nor by whom memory is held, as in a container.
+    running = _or(nvml, [], "nvmlDeviceGetComputeRunningProcesses", device.handle)
+    sizes = [int(item.usedGpuMemory or 0) for item in running if item.pid in pids]
+    held = min(sum(max(0, size) for size in sizes), total - free)
+    return Gpu(index, free, total, use, held, device.uuid)
 
 
 def _text(value: str | bytes) -> str:
@@ -264,15 +211,11 @@ class GpuLoad:
         for gpu in reading.gpus:
             if gpu.index in held:
                 self._held_at[gpu.index] = now
-            share = reading.others.get(gpu.index)
-            if share is None and now - self._held_at.get(gpu.index, -SETTLE_SECONDS) < (
-                SETTLE_SECONDS
-            ):
+            if now - self._held_at.get(gpu.index, -SETTLE_SECONDS) < SETTLE_SECONDS:
                 continue  # it is unknown who uses it: its last state stays
             before = self._states.get(gpu.index)
             window = 0.0 if before is None else now - before.known_at
-            share = gpu.use if share is None else share
-            self._states[gpu.index] = next_state(before, share, window, now)
+            self._states[gpu.index] = next_state(before, gpu.use, window, now)
         busy = frozenset(index for index, state in self._states.items() if state.busy)
         self._busy = with_hysteresis(self._busy, busy, now)
         return tuple(replace(gpu, busy=gpu.index in self._busy.busy) for gpu in reading.gpus)

@@ -32,7 +32,7 @@ from asynckfold.system.cpu_load import (
     LoadSampler,
     with_hysteresis,
 )
-from asynckfold.system.gpus import GpuLoad, GpuReading, load_nvml, read_gpus, why_unusable
+from asynckfold.system.gpus import GpuLoad, GpuReading, load_nvml, read_gpus
 from asynckfold.system.limits import (
     Host,
     Limit,
@@ -141,8 +141,6 @@ class Machine:
         self._nvml, self._nvml_reason = nvml, ""
         if nvml is None and devices != "cpu":
             self._nvml, self._nvml_reason = load_nvml()
-        if self._nvml is not None and (reason := why_unusable(self._nvml)):
-            self._nvml, self._nvml_reason = None, reason
         self.cores = tuple(sorted(self._host.affinity()))
         self.max_cores = max(1, len(allowed_cores(self._host)) - reserve_cores)
         self._clock = clock
@@ -294,7 +292,8 @@ class Machine:
 
         Of the environment it contains only variables that control cores and devices.
         """
-        every, shares = self.limits(n_jobs), self._sampler.shares
+        every, shares, reading = self.limits(n_jobs), self._sampler.shares, self.gpus()
+        group = group_memory(self._host)
         return {
             "platform": platform.platform(),
             "python": platform.python_version(),
@@ -309,39 +308,24 @@ class Machine:
                 "foreign_load": {str(core): round(shares[core], 3) for core in self.cores},
                 "busy": sorted(self._sampler.busy),
             },
-            "memory": self._describe_memory(),
-            "gpus": self._describe_gpus(),
-            "gpu_reason": self.gpus().reason,
+            "memory": {
+                "total": _size(self._readers.total_memory),
+                "available": self._available_memory(),
+                "cgroup_limit": None if group is None else group.limit,
+                "max_memory": self.max_memory,
+                "min_free_memory": self._min_free_memory,
+            },
+            "gpus": [
+                {"name": name, **{key: getattr(gpu, key) for key in _GPU_KEYS}}
+                for gpu, name in zip(reading.gpus, reading.names, strict=True)
+            ],
+            "gpu_reason": reading.reason,
             "environment": {
                 name: value
                 for name, value in sorted(self._host.environ.items())
                 if name.startswith(_SHOWN)
             },
         }
-
-    def _describe_memory(self) -> dict[str, int | None]:
-        group = group_memory(self._host)
-        return {
-            "total": _size(self._readers.total_memory),
-            "available": self._available_memory(),
-            "cgroup_limit": None if group is None else group.limit,
-            "max_memory": self.max_memory,
-            "min_free_memory": self._min_free_memory,
-        }
-
-    def _describe_gpus(self) -> list[dict[str, Any]]:
-        reading = self.gpus()
-        return [
-            {
-                "index": gpu.index,
-                "name": name,
-                "uuid": gpu.uuid,
-                "free": gpu.free,
-                "total": gpu.total,
-                "use": gpu.use,
-            }
-            for gpu, name in zip(reading.gpus, reading.names, strict=True)
-        ]
 
 
 def watched(machine: Machine) -> Machine:
@@ -351,6 +335,8 @@ def watched(machine: Machine) -> Machine:
         machine.sample()
     return machine
 
+
+_GPU_KEYS = ("index", "uuid", "free", "total", "use")
 
 # Prefixes of environment variables to show; others may hold secrets.
 _SHOWN = ("OMP_", "MKL_", "CUDA_VISIBLE_DEVICES", "SLURM_CPUS", "ASYNCKFOLD_")

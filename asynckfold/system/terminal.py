@@ -16,7 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import Any, TextIO, cast
 
@@ -36,18 +36,15 @@ class _Steady:
 
     def write(self, text: str) -> int:
         """Write text; characters outside the stream's encoding are escaped."""
-        if self._stream is None or self._stream.closed:
-            return len(text)
-        try:
+
+        def put(stream: TextIO) -> None:
             try:
-                self._stream.write(text)
+                stream.write(text)
             except UnicodeEncodeError:
-                encoding = self._stream.encoding or "ascii"
-                self._stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        except BlockingIOError:
-            pass  # a full pipe that its reader made non-blocking: this part is lost
-        except OSError as error:
-            self._give_up(error)
+                encoding = stream.encoding or "ascii"
+                stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+
+        self._try(put)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -57,12 +54,15 @@ class _Steady:
 
     def flush(self) -> None:
         """Flush the stream, if it is open."""
+        self._try(lambda stream: stream.flush())
+
+    def _try(self, act: Callable[[TextIO], object]) -> None:
         if self._stream is None or self._stream.closed:
             return
         try:
-            self._stream.flush()
+            act(self._stream)
         except BlockingIOError:
-            pass
+            pass  # a full pipe that its reader made non-blocking: this part is lost
         except OSError as error:
             self._give_up(error)
 

@@ -16,7 +16,7 @@ from joblib.parallel import ParallelBackendBase
 from torch import nn
 
 from asynckfold import AsyncKFold, InputError, RunStore
-from asynckfold.engines.joblib_backend import checked, joblib_engine
+from asynckfold.engines.joblib_backend import joblib_engine
 from asynckfold.errors import UnpackError
 from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.system.machine import resolve_n_jobs
@@ -72,41 +72,6 @@ def test_a_backend_that_forks_is_refused(root: Path) -> None:
         pytest.raises(InputError, match="a backend that does not fork this process"),
     ):
         kfold(root)([Tiny], ["step"], adam)
-
-
-def test_threads_of_joblib_train_one_after_another(root: Path) -> None:
-    with joblib.parallel_config("threading", n_jobs=2):
-        results = kfold(root)([Tiny], ["step"], adam, {"epochs": 1})
-    assert results.counts["done"] == 2
-    with RunStore.read(root) as store:
-        told = [event.text for event in store.events()]
-        first, second = sorted((item.started, item.ended) for item in store.attempts())
-    assert any("jobs run one after another in this process" in text for text in told)
-    assert first[1] <= second[0]
-
-
-@pytest.mark.parametrize(
-    ("context", "n_jobs", "told"),
-    [
-        ({"backend": "loky"}, 2, "in the processes of the joblib backend LokyBackend"),
-        ({"backend": "loky"}, 1, "n_jobs=1 asks the joblib backend LokyBackend for one process"),
-        ({"backend": "loky", "n_jobs": 1}, None, "LokyBackend for one process"),
-        ({"backend": "threading"}, 2, "ThreadingBackend has no processes"),
-        ({"backend": "sequential"}, None, "SequentialBackend has no processes"),
-        ({"backend": "hidden-threads"}, 1, "in the processes of the joblib backend Threads"),
-    ],
-)
-def test_the_note_says_where_jobs_run(context: dict[str, Any], n_jobs: Any, told: str) -> None:
-    with joblib.parallel_config(**context):
-        problems, (note,) = checked(n_jobs)
-        assert not problems
-        assert told in note
-        is_here = "one after another in this process" in note
-        assert is_here != ("in the processes" in note)
-        if is_here:
-            asked = joblib.parallel.get_active_backend()[1] if n_jobs is None else n_jobs
-            with joblib.Parallel(n_jobs=asked) as parallel:
-                assert parallel._backend.uses_threads
 
 
 @pytest.mark.parametrize(

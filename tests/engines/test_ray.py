@@ -41,7 +41,7 @@ def kfold(root: Path, **settings: Any) -> AsyncKFold:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"ray_address": "auto"}, "ray_address is for engine='ray'"),
+        ({"ray_address": "x:1"}, "ray_address is for engine='ray'"),
         ({"ray_runtime_env": {"pip": []}}, "ray_runtime_env is for engine='ray'"),
         ({"engine": "ray", "yield_to_others": True}, "yield_to_others is for engine='process'"),
         ({"engine": "ray", "connect_timeout_s": 0}, "connect_timeout_s must be a number of sec"),
@@ -91,7 +91,7 @@ def test_a_load_within_what_ray_grants_keeps_running_jobs_and_the_idlest() -> No
 
 @contextmanager
 def joined() -> Iterator[RayCluster]:
-    settings = NodeSettings(MachineArguments().machine, "auto", 0, 5.0, ("test",))
+    settings = NodeSettings(MachineArguments().machine, "auto", 0, 2.0, ("test",))
     with ray_cluster("", None, 60.0, settings, 2) as made:
         yield made
 

@@ -18,7 +18,6 @@ from tests.toy import Tiny, adam, samples
 @pytest.mark.parametrize(
     "settings",
     [
-        {"engine": "serial", "n_jobs": 1},
         {"engine": "serial", "n_jobs": 2, "threads_per_job": 1},
         {"engine": "joblib", "n_jobs": 2, "threads_per_job": 1},
     ],
@@ -35,6 +34,8 @@ def test_jobs_in_this_process_do_not_overlap_in_the_record(
     assert results.counts["done"] == 8
     with RunStore.read(root) as store:
         attempts, packing = store.attempts(), packing_of(store)
+        told = " ".join(event.text for event in store.events())
+    assert ("one after another in this process" in told) is (settings["engine"] == "joblib")
     for before, after in pairwise(attempts):
         assert before.ended is not None
         assert before.ended <= after.started

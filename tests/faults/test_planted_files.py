@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from asynckfold import AsyncKFoldError, InputError, RunStore, StorageError, load
 from asynckfold.api.kfold import write_out_of_fold
 from asynckfold.results.report.page import write_report
 from asynckfold.system.files import (
-    alone,
     open_plain,
     read_plain,
     write_whole,
@@ -187,9 +185,9 @@ def test_a_lock_that_is_no_file_says_that_nobody_holds_the_run(
 @pytest.mark.parametrize(
     ("mode", "remedy"),
     [
-        (0o775, "which its group may write to. Use a folder that does not exist yet, or: chmod"),
-        (0o777, "which everyone may write to"),
-        (0o757, "which everyone may write to"),
+        (0o775, "Use a folder that does not exist yet, or: chown"),
+        (0o777, "nobody else may write to it"),
+        (0o757, "nobody else may write to it"),
         (0o1777, ""),
         (0o1775, ""),
         (0o755, ""),
@@ -240,22 +238,3 @@ def test_of_what_is_made_the_mask_decides_and_nobody_else_may_write(
     folders = [root, *(path for path in root.rglob("*") if path.is_dir())]
     assert modes == {file}
     assert {stat.S_IMODE(path.lstat().st_mode) for path in folders} == {folder}
-
-
-# One writer of a report
-
-
-@pytest.mark.crashes("one file is a stranger's, the other is being written")
-def test_a_folder_is_written_by_one_at_a_time_and_cleared(tmp_path: Path) -> None:
-    ours = re.compile(r"a\.\d+\.tmp")
-    for name in ("a.1.tmp", "b.1.tmp"):
-        (tmp_path / name).write_text("x")
-    with alone(tmp_path, ours):
-        assert [path.name for path in tmp_path.iterdir()] == ["b.1.tmp"]
-        (tmp_path / "a.2.tmp").write_text("being written")
-        with (
-            pytest.raises(StorageError, match="another process writes to"),
-            alone(tmp_path, ours, wait_s=0.05),
-        ):
-            pass
-    assert (tmp_path / "a.2.tmp").exists()

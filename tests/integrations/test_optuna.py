@@ -167,20 +167,14 @@ def test_what_cannot_be_a_study_is_refused_before_anything_starts(tmp_path: Path
 
     from asynckfold.integrations.optuna import optimize
 
-    two_scores = optuna.create_study(directions=["maximize", "minimize"])
     made = optuna.create_study(direction="maximize")
     call = ({"net": network}, ["constant"], sgd)
 
-    def refused(message: str, study: Any = made, call: Any = call, **given: Any) -> None:
+    def refused(message: str, call: Any = call, **given: Any) -> None:
         words = {"params": GRID, "n_trials": 1, **given}
         with pytest.raises(InputError, match=message):
-            optimize(kfold(tmp_path / "run"), study, *call, **words)
+            optimize(kfold(tmp_path / "run"), made, *call, **words)
 
-    refused("one objective, .* received maximize, minimize", two_scores)
-    sampler = optuna.samplers.GridSampler(GRID)
-    brute = optuna.create_study(direction="maximize", sampler=sampler)
-    refused("must not try all combinations: received GridSampler", brute)
-    refused(r"params\['lr'\] must be a distribution .* received 0\.1", params={"lr": 0.1})
     refused("each name in params must be a parameter .* 'rate'", params={"rate": [1], **GRID})
     two = ({"net": network, "other": network}, ["constant"], sgd)
     refused("a trial is one candidate", call=two)

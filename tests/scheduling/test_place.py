@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -173,26 +172,6 @@ def test_the_order_of_the_queue_does_not_matter(situation: Situation, shuffle: o
     assert place(shuffled, running, load) == place(pending, running, load)
 
 
-@settings(max_examples=examples(500))
-@given(some, some, loads(), st.lists(loads(), max_size=2), st.integers(0, 2))
-def test_beside_blocked_nodes_a_node_is_used_like_one_machine(
-    pending: list[Request],
-    earlier: list[Request],
-    load: Load,
-    others: list[Load],
-    position: int,
-) -> None:
-    running = place([replace(item, job_id=f"old-{item.job_id}") for item in earlier[:2]], [], load)
-    blocked = [replace(item, blocked="full", node=f"other-{n}") for n, item in enumerate(others)]
-    nodes = [*blocked[:position], replace(load, node="x"), *blocked[position:]]
-    found = place(
-        pending,
-        [replace(item, node="x") for item in running],
-        replace(nodes[0], peers=tuple(nodes[1:])),
-    )
-    assert [replace(item, node="") for item in found] == place(pending, running, load)
-
-
 @settings(max_examples=examples(300))
 @given(queues, clusters)
 def test_a_job_goes_to_the_node_with_the_most_free_cores(
@@ -233,16 +212,6 @@ def test_no_gpu_is_shared_while_one_on_any_node_is_empty(
         assert not (empty and jobs[placement.node, placement.gpu])
         jobs[placement.node, placement.gpu] += 1
         idle[placement.node] -= placement.threads
-
-
-@given(queues, loads())
-def test_what_must_be_alone_waits_for_all_others_that_can_start(
-    pending: list[Request], load: Load
-) -> None:
-    able = [request for request in pending if has_device(request, load)]
-    placed = place(pending, [], load)
-    if any(placement.alone for placement in placed):
-        assert all(request.alone for request in able)
 
 
 @settings(max_examples=60)
@@ -288,29 +257,6 @@ def test_what_is_kept_between_calls_changes_no_decision(
     assert place(backlog, reservations, load) == place(pending, running, load)
 
 
-def test_a_job_is_pending_once() -> None:
-    backlog = Backlog([Request("a", 1.0)])
-    with pytest.raises(ValueError, match="'a' twice"):
-        backlog.add(Request("a", 2.0))
-    backlog.remove("a")
-    with pytest.raises(KeyError):
-        backlog.remove("a")
-
-
-def test_a_cpu_job_starts_behind_a_gpu_job_that_has_no_gpu() -> None:
-    pending = [Request("long", 9.0, gpu=True), Request("short", 1.0)]
-    (placement,) = place(pending, [], Load((0,), (), 0))
-    assert placement.jobs == ("short",)
-
-
-def test_a_job_that_fits_goes_before_a_longer_one_that_does_not() -> None:
-    pending = [Request("large", 9.0, memory=100), Request("small", 1.0, memory=1)]
-    (first,) = place(pending, [], Load((0, 1), (0, 1), 10))
-    assert first.jobs == ("small",)
-    (alone,) = place(pending[:1], [], Load((0, 1), (0, 1), 10))
-    assert alone.jobs == ("large",)
-
-
 def gpu_job(name: str, gpu_memory: int, jobs_per_gpu: int) -> Request:
     return Request(name, 1.0, gpu=True, gpu_memory=gpu_memory, jobs_per_gpu=jobs_per_gpu)
 
@@ -354,36 +300,6 @@ def test_own_jobs_on_a_core_that_others_use_too_leave_less_room() -> None:
 def node(name: str, cores: int, **changes: object) -> Load:
     numbers = tuple(range(cores))
     return replace(Load(numbers, numbers, 100, node=name), **changes)  # type: ignore[arg-type]
-
-
-def test_the_longest_job_of_the_cluster_comes_first_and_jobs_go_where_most_cores_are_free() -> None:
-    load = replace(node("x", 1), peers=(node("y", 3), node("z", 2)))
-    pending = [Request(name, seconds) for name, seconds in zip("abcdefg", range(7), strict=True)]
-    placed = place(pending, [], load)
-    assert [(item.jobs[0], item.node, item.cores) for item in placed] == [
-        ("g", "y", (0,)),
-        ("f", "y", (1,)),
-        ("e", "z", (0,)),
-        ("d", "x", (0,)),
-        ("c", "y", (2,)),
-        ("b", "z", (1,)),
-    ]
-
-
-def test_a_job_of_several_cores_is_never_spread_over_nodes() -> None:
-    load = replace(node("x", 2), peers=(node("y", 2),))
-    running = [Placement(("old",), (0,), node="x"), Placement(("older",), (1,), node="y")]
-    assert place([Request("a", 1.0, threads=2)], running, load) == []
-    (found,) = place([Request("a", 1.0, threads=2)], running[:1], load)
-    assert (found.node, found.cores) == ("y", (0, 1))
-
-
-def test_gpu_jobs_go_to_the_emptiest_gpu_of_the_cluster() -> None:
-    gpus = (Gpu(0, 9, 9, 0.5), Gpu(1, 9, 9))
-    load = replace(node("x", 4, gpus=gpus), peers=(node("y", 4, gpus=(Gpu(0, 9, 9),)),))
-    pending = [Request(name, 1.0, gpu=True, jobs_per_gpu=2) for name in "abcd"]
-    placed = place(pending, [], load)
-    assert [(item.node, item.gpu) for item in placed] == [("y", 0), ("x", 1), ("x", 0), ("y", 0)]
 
 
 def test_a_job_that_must_run_alone_gets_a_node_that_nothing_else_needs() -> None:

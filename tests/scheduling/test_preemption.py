@@ -6,9 +6,8 @@ import json
 import queue
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +16,7 @@ from hypothesis import strategies as st
 from asynckfold import Result, RunStore
 from asynckfold.cli import main
 from asynckfold.engines.engine import Answer
-from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.messages import JobStart, Task
+from asynckfold.jobs.messages import JobStart
 from asynckfold.jobs.placement import Load, Placement, Request
 from asynckfold.results.report.figures import _lanes
 from asynckfold.results.report.summary import summarize
@@ -26,11 +24,10 @@ from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.preemption import HeldCores, reassign_cores
 from asynckfold.sweep.loop import Sweep
 from tests.results.test_utilization import CHOICE, FOLDS, PLAN, TARGETS
-from tests.scheduling.test_place import NAMES, node
+from tests.scheduling.test_place import NAMES
 from tests.size import examples
-from tests.sweep.test_loop import FakeEngine, Recording, done, open_store, store
+from tests.sweep.test_loop import FakeEngine, Recording, done, store
 from tests.synthetic import FakeClockStore
-from tests.system.test_hysteresis import CORES
 
 __all__ = ["store"]  # fixtures
 
@@ -126,15 +123,6 @@ def test_jobs_move_on_their_node_only_and_one_goes_on_in_the_cluster(
     assert reassign_cores(after, load) == {}
 
 
-def test_each_node_decides_for_itself_as_one_machine_does() -> None:
-    running = {"a": HeldCores((0,), node="x"), "b": HeldCores((0,), node="y")}
-    load = replace(node("x", 2, idle=(1,)), peers=(node("y", 2, idle=(0, 1)),))
-    assert reassign_cores(running, load) == {"a": (1,)}
-    nowhere = replace(load, idle=())
-    assert reassign_cores(running, nowhere) == {"a": ()}
-    assert reassign_cores({"a": running["a"]}, nowhere) == {}
-
-
 # The sweep
 
 
@@ -189,119 +177,6 @@ def test_jobs_move_pause_and_go_on_as_others_come_and_go(store: RunStore) -> Non
     assert store.reader.results()[names[0]].cores == (2,)
     assert store.reader.results()[names[1]].cores == (0,)
     sweep.leave()
-
-
-@dataclass
-class Job:
-    """What runs in the fake world, and on which cores."""
-
-    placement: Placement
-    cores: tuple[int, ...]
-    paused: bool = False
-
-
-@dataclass
-class World:
-    """An engine that ends nothing by itself; its cores are as idle as it is told."""
-
-    runs_in_submit, batch_seconds = False, None
-
-    idle: tuple[int, ...] = tuple(range(CORES))
-    memory: int = 1 << 40
-    now: float = 0.0
-    inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
-    running: dict[Future[Answer], tuple[Job, Task]] = field(default_factory=dict)
-
-    def clock(self) -> float:
-        return self.now
-
-    def load(self, running: Sequence[Placement]) -> Load:
-        self.now += 0.1
-        told = {core for item in running for core in item.cores}
-        assert told >= {core for job, _ in self.running.values() for core in job.cores}
-        return Load(tuple(range(CORES)), self.idle, self.memory)
-
-    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        future: Future[Answer] = Future()
-        self.running[future] = (Job(placement, placement.cores), tasks[0])
-        self.inbox.put(JobStart(tasks[0].job.id, tasks[0].attempt, 7))
-        return future
-
-    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
-        if future in self.running:
-            job, _ = self.running[future]
-            job.paused, job.cores = not cores, tuple(cores) or job.cores
-
-    def check(self) -> None:
-        jobs = [job for job, _ in self.running.values() if not job.paused]
-        held = [core for job in jobs for core in job.cores]
-        assert len(set(held)) == len(held)
-        assert all(len(job.cores) == job.placement.threads for job in jobs)
-
-    def end(self, future: Future[Answer], error: Exception | None = None) -> None:
-        _, task = self.running.pop(future)
-        if error is None:
-            future.set_result(Answer([done(task)], pid=1))
-        else:
-            future.set_exception(error)
-
-    def close(self, grace_s: float = 0.0) -> None:
-        pass
-
-
-ACTIONS = st.one_of(
-    st.tuples(st.sampled_from(["end", "die"]), st.integers(0, 5)),
-    st.tuples(st.just("time"), st.sampled_from([0, 1, 3, 61])),
-    st.tuples(st.just("idle"), st.integers(0, 2**CORES - 1)),
-    st.tuples(st.just("memory"), st.sampled_from([0, 30, 1 << 40])),
-)
-
-
-@given(st.lists(ACTIONS, max_size=60), st.lists(st.integers(1, 2), min_size=6, max_size=6))
-@settings(max_examples=examples(200))
-def test_no_core_is_held_twice_whatever_happens(
-    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int]], threads: list[int]
-) -> None:
-    for opened in open_store(tmp_path_factory.mktemp("run") / "run"):
-        happens(opened, actions, threads)
-
-
-def happens(store: RunStore, actions: Sequence[tuple[str, int]], threads: Sequence[int]) -> None:
-    store.file.connection.execute("PRAGMA synchronous=OFF")
-    world = World()
-    requests = {
-        job.id: Request(job.id, float(number), count, memory=10)
-        for number, (job, count) in enumerate(zip(store.reader.plan.jobs, threads, strict=True))
-    }
-    sweep = Sweep(
-        store, world, world.inbox, requests, lambda result: result, Recording(), world.clock,
-        yields=True,
-    )  # fmt: skip
-    for what, which in actions:
-        jobs = list(world.running)
-        if what == "time":
-            world.now += which
-        elif what == "idle":
-            world.idle = tuple(core for core in range(CORES) if which >> core & 1)
-        elif what == "memory":
-            world.memory = which
-        elif jobs:
-            error = WorkerDiedError(9, "SIGKILL") if what == "die" else None
-            world.end(jobs[which % len(jobs)], error)
-        if sweep.unfinished:
-            sweep.step(0.0)
-            world.check()
-    world.idle, world.memory = tuple(range(CORES)), 1 << 40
-    for _ in range(200):
-        if not sweep.unfinished:
-            break
-        world.now += 3
-        sweep.step(0.0)
-        assert not world.running or any(not job.paused for job, _ in world.running.values())
-        if world.running:
-            world.end(next(iter(world.running)))
-    assert not sweep.unfinished, "it does not end"
-    assert store.reader.counts()["pending"] == 0
 
 
 def test_cores_to_which_a_job_moved_are_reported_counted_and_drawn(

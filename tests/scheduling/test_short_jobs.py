@@ -12,26 +12,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from asynckfold import AsyncKFold, Plan, Result, RunStore, TrainerParams
+from asynckfold import AsyncKFold, RunStore
 from asynckfold.cli.status import state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
-from asynckfold.jobs.folds import make_folds
-from asynckfold.jobs.messages import JobEnd, JobStart, RetryableFailure, Task
+from asynckfold.jobs.messages import JobEnd, JobStart, Task
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.backlog import JOB_BATCH_SECONDS, JOB_BATCHES_PER_CORE, Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.sweep.loop import Sweep
-from tests.sweep.test_loop import Recording, done
+from tests.sweep.test_loop import Recording, done, open_store
 from tests.toy import Tiny, adam, samples
 
 FOLDS = 8
@@ -79,18 +76,6 @@ def test_a_job_batch_is_short_fits_where_its_first_job_does_and_loses_none(
             assert other.memory <= first.memory
 
 
-def test_a_fusion_group_is_in_no_job_batch() -> None:
-    group = Request("g", 0.01, jobs=("g", "h"), trainer="fused")
-    backlog = Backlog([group, *(Request(f"j{number}", 0.01) for number in range(20))])
-    first = backlog.remove("j0")
-    row = backlog.extend(first, Placement(("j0",), (0,)), cores=1)
-    assert len(row.jobs) == 1 + 20 // JOB_BATCHES_PER_CORE
-    assert "g" in backlog
-    placed = Placement(("g", "h"), (0,), trainer="fused")
-    assert backlog.extend(backlog.remove("g"), placed, cores=1) == placed
-    assert not placed.is_job_batch
-
-
 @dataclass
 class Engine:
     """Answers at once what `behaviour` says of the n-th placement."""
@@ -122,23 +107,7 @@ class Engine:
 
 @pytest.fixture
 def store(root: Path) -> Iterator[RunStore]:
-    targets = np.arange(32) % 2
-    folds = make_folds(32, targets, FOLDS)
-    plan = Plan(
-        make_jobs(["A"], ["cosine"], folds, 0),
-        TrainerParams(epochs=1),
-        4,
-        1,
-        0,
-        "cpu",
-        ("accuracy",),
-        "data",
-        folds_fingerprint(folds),
-        ("0", "1"),
-    )
-    with RunStore.hold(root) as held:
-        held.begin(plan, folds, targets)
-        yield held
+    yield from open_store(root, FOLDS, ["A"], samples=32)
 
 
 def run(store: RunStore, behaviour: Any) -> tuple[Engine, Recording]:
@@ -192,26 +161,6 @@ def test_in_a_batch_only_the_present_job_is_responsible_for_a_dead_worker(
     packing = packing_of(store.reader)
     assert packing is not None
     assert packing.core_seconds <= packing.makespan + 1e-9
-    assert {result.status for result in store.reader.results().values()} == {"done"}
-
-
-def test_a_job_batch_that_was_asked_to_stop_goes_on_later(store: RunStore) -> None:
-    def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
-        return in_turn(tasks, tell) if number > 1 else [done(tasks[0]), None]
-
-    run(store, behaviour)
-    assert sorted(result.attempt for result in store.reader.results().values()) == [1] * 7 + [2]
-
-
-def test_a_retryable_failure_in_a_batch_concerns_its_job_alone(store: RunStore) -> None:
-    def behaviour(number: int, tasks: Sequence[Task], tell: Callable[[Any], None]) -> Any:
-        if number > 1:
-            return in_turn(tasks, tell)
-        return [RetryableFailure("oom", Result(tasks[0].job.id, 1, "failed")), done(tasks[1])]
-
-    engine, _ = run(store, behaviour)
-    assert engine.placed[-1].alone
-    assert engine.placed[-1].jobs == engine.placed[0].jobs[:1]
     assert {result.status for result in store.reader.results().values()} == {"done"}
 
 

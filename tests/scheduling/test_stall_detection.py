@@ -17,8 +17,8 @@ Timeouts = st.floats(1.5, 100)
 
 
 def looks(
-    rule: StallDetector[str], heartbeats: Mapping[str, int], start: float, end: float
-) -> Iterator[tuple[float, StallAction[str]]]:
+    rule: StallDetector, heartbeats: Mapping[str, int], start: float, end: float
+) -> Iterator[tuple[float, StallAction]]:
     """Look once a tick at words that do not change."""
     now = start
     while now < end:
@@ -29,7 +29,7 @@ def looks(
 
 @given(Timeouts)
 def test_a_silent_worker_is_asked_killed_and_given_up_once_each(timeout: float) -> None:
-    rule = StallDetector[str](timeout)
+    rule = StallDetector(timeout)
     found = list(looks(rule, {"a": 2}, 100, 100 + timeout + 20))
     times = [now - 100 for now, _ in found]
     assert [verdict.step for _, verdict in found] == [Step.STACKS, Step.KILL, Step.LOST]
@@ -49,7 +49,7 @@ def test_a_silent_worker_is_asked_killed_and_given_up_once_each(timeout: float) 
 def test_one_that_makes_progress_in_time_is_never_touched(
     timeout: float, shares: list[float]
 ) -> None:
-    rule, heartbeat, now = StallDetector[str](timeout), Heartbeat(), 0.0
+    rule, heartbeat, now = StallDetector(timeout), Heartbeat(), 0.0
     heartbeat.beat()
     for share in shares:
         quiet = share * (timeout - TICK)
@@ -61,7 +61,7 @@ def test_one_that_makes_progress_in_time_is_never_touched(
 
 @given(Timeouts, st.floats(0, 5000))
 def test_the_time_of_a_pause_does_not_count(timeout: float, pause: float) -> None:
-    rule, now = StallDetector[str](timeout), 0.0
+    rule, now = StallDetector(timeout), 0.0
     assert rule.look(now, {"a": 2}) == []
     while now < pause:
         now += 1.0
@@ -72,7 +72,7 @@ def test_the_time_of_a_pause_does_not_count(timeout: float, pause: float) -> Non
 
 @given(Timeouts)
 def test_aside_it_has_ten_times_as_long(timeout: float) -> None:
-    rule = StallDetector[str](timeout)
+    rule = StallDetector(timeout)
     first, _ = next(looks(rule, {"a": 1}, 0, 1100))
     assert 10 * timeout <= first <= 10 * timeout + TICK
 
@@ -82,7 +82,7 @@ def test_after_our_own_sleep_everyone_has_the_whole_time_again(
     timeout: float, before: float, more: float, heartbeat: int
 ) -> None:
     """Whether this process alone slept or the workers did too: nothing was seen of them."""
-    rule, heartbeats = StallDetector[str](timeout), {"a": heartbeat}
+    rule, heartbeats = StallDetector(timeout), {"a": heartbeat}
     limit = timeout * (10 if heartbeat % 2 else 1)
     begun = min(before, 0.9) * limit
     assert list(looks(rule, heartbeats, 0, begun)) == []
@@ -92,49 +92,15 @@ def test_after_our_own_sleep_everyone_has_the_whole_time_again(
     assert found[0] >= woken + limit - 1e-6
 
 
-def test_a_sleep_between_the_question_and_the_kill_takes_the_verdict_back() -> None:
-    rule, heartbeats = StallDetector[str](2.0), {"a": 2}
-    assert [verdict.step for _, verdict in looks(rule, heartbeats, 0, 2.2)] == [Step.STACKS]
-    assert rule.look(60, heartbeats) == []
-    assert [verdict.step for _, verdict in looks(rule, heartbeats, 60.25, 62.2)] == [Step.STACKS]
-
-
-def test_who_moves_after_the_question_is_spared() -> None:
-    rule = StallDetector[str](2.0)
-    assert [verdict.step for _, verdict in looks(rule, {"a": 2}, 0, 2.2)] == [Step.STACKS]
-    assert list(looks(rule, {"a": 4}, 2.25, 4.2)) == []
-
-
 def test_who_moves_after_the_kill_is_not_forgotten() -> None:
-    rule = StallDetector[str](2.0)
+    rule = StallDetector(2.0)
     steps = [verdict.step for _, verdict in looks(rule, {"a": 2}, 0, 3)]
     assert steps == [Step.STACKS, Step.KILL]
     assert [verdict.step for _, verdict in looks(rule, {"a": 4}, 3, 9)] == [Step.LOST]
 
 
-@given(
-    st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=200),
-    st.sampled_from([2.0, "auto"]),
-)
-def test_the_verdict_on_one_does_not_depend_on_the_others(
-    words: list[dict[str, int]], timeout: float | str
-) -> None:
-    together, alone = StallDetector[str](timeout), StallDetector[str](timeout)
-    for tick, heartbeats in enumerate(words):
-        now = tick * TICK
-        mine = {key: word for key, word in heartbeats.items() if key == "a"}
-        found = [item for item in together.look(now, heartbeats) if item.key == "a"]
-        assert found == alone.look(now, mine)
-
-
-@given(st.lists(st.integers(0, 5), max_size=100))
-def test_none_is_never(words: list[int]) -> None:
-    rule = StallDetector[str](None)
-    assert all(rule.look(100.0 * tick, {"a": word}) == [] for tick, word in enumerate(words))
-
-
 def test_a_slow_disk_under_a_long_limit_does_not_put_it_off_for_ever() -> None:
-    rule = StallDetector[str](100.0)
+    rule = StallDetector(100.0)
     found = [item.step for tick in range(30) for item in rule.look(5.0 * tick, {"a": 2})]
     assert found == [Step.STACKS, Step.KILL, Step.LOST]
 
@@ -144,7 +110,7 @@ def test_a_slow_disk_under_a_long_limit_does_not_put_it_off_for_ever() -> None:
 
 def auto_limit(batches: int, seconds: float, *, long_phase: bool = False) -> float:
     """The limit after so many batches of so many seconds each."""
-    rule, heartbeat = StallDetector[str]("auto"), Heartbeat()
+    rule, heartbeat = StallDetector("auto"), Heartbeat()
     heartbeat.begin_long_phase()
     now = 0.0
     rule.look(now, {"a": heartbeat.value})
@@ -174,20 +140,10 @@ def test_auto_waits_twenty_times_as_long_as_a_batch_took(batches: int, seconds: 
 
 
 def test_auto_waits_twice_the_longest() -> None:
-    rule = StallDetector[str]("auto")
+    rule = StallDetector("auto")
     word = 0
     for now in [*range(0, 1000), *range(1000, 1291, 10)]:
         word += 2 if now < 1000 else 0
         assert rule.look(now, {"a": word}) == []
     rule.look(1299, {"a": word + 2})
     assert rule.limit("a") == pytest.approx(600)
-
-
-def test_a_new_attempt_begins_anew() -> None:
-    rule = StallDetector[str]("auto")
-    for now in range(0, 200, 10):
-        rule.look(now, {"a": 2})
-    rule.look(200, {"a": 4})
-    assert rule.limit("a") > stall_detection.AUTO_SECONDS
-    rule.look(201, {"b": 4})
-    assert rule.limit("b") == stall_detection.AUTO_SECONDS

@@ -102,13 +102,6 @@ def test_what_another_attempt_would_not_mend_is_not_tried_often(outcome: str, ti
     assert [placement.jobs[0] for placement in engines.asked].count("bad/0") == times
 
 
-def test_one_that_died_beside_others_only_is_as_good_as_any() -> None:
-    engines = Engines((0, 1), {"bad": "oom"}, mended=True)
-    facts = found(engines, ["a", "bad"])
-    assert facts.failures == {}
-    assert facts.recipe["architecture"] == {"a": "x", "bad": "x"}
-
-
 def test_a_dry_run_and_a_single_task_are_on_an_open_node_and_its_cores() -> None:
     engines = Engines((0, 2))
     peer = Load((0, 1, 2), (0, 2), 1, node="y")

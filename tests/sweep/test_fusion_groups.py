@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from asynckfold import Result, RunStore
@@ -191,22 +190,3 @@ def test_a_fusion_group_is_paused_as_a_whole(store: RunStore) -> None:
     assert engine.shifts == [(GROUP[0], (0,))]
     sweep.leave()
     assert store.reader.results()[GROUP[1]].status == DIVERGED
-
-
-def test_a_pause_counts_the_jobs_that_are_left(store: RunStore) -> None:
-    engine_inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    engine, watch = Engine(lambda number, tasks: died(), engine_inbox), Recording()
-    requests = {job.id: Request(job.id, 1.0) for job in store.reader.plan.jobs}
-    sweep = Sweep(store, engine, engine_inbox, requests, lambda found: found, watch, lambda: 0.0)
-    sweep.step(0.001)
-    sweep.step(0.001)
-    waiting = store.reader.waiting
-    assert waiting is not None
-    assert waiting.jobs == {"its pause after attempt 1 (died)": 3}
-
-
-def test_jobs_with_results_are_left_out_from_the_start(store: RunStore) -> None:
-    number = store.start_attempt(GROUP[0], (), 1, "cpu", 1.0)
-    store.record(Result(GROUP[0], number, DONE, outputs=np.zeros((3, 2), np.float32)))
-    engine, _ = run(store, lambda number, tasks: [done(task) for task in tasks])
-    assert [placement.jobs for placement in engine.of_group()] == [GROUP[1:]]

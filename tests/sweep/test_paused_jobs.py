@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import AsyncKFold, InputError, RunStore
+from asynckfold import AsyncKFold, RunStore
 from asynckfold.engines import warm_pool
 from asynckfold.engines.engine import Answer
 from asynckfold.engines.pool import WorkerPool
@@ -142,16 +142,6 @@ def test_a_paused_job_saves_itself_when_the_run_is_interrupted(
         assert list((root / "Slow").rglob("checkpoint-*"))
 
 
-@pytest.mark.nightly
-def test_a_paused_worker_that_is_lost_is_reported(root: Path, pool: WorkerPool) -> None:
-    with paused(root, pool) as (engine, future):
-        os.kill(pool.workers[0].pid, signal.SIGKILL)
-        with pytest.raises(WorkerDiedError, match="SIGKILL"):
-            future.result(60)
-        engine.shift(future, (0,))  # too late, and no harm
-        engine.close()
-
-
 SWEEP = """
 import sys, time
 from pathlib import Path
@@ -194,18 +184,6 @@ def test_a_paused_worker_dies_with_its_sweep(root: Path, warm: Nursery) -> None:
     sweep.wait()
     assert len(left) == 2
     assert gone(left)
-
-
-def test_a_run_that_cannot_yield_is_refused(root: Path) -> None:
-    for given_settings, told in (
-        ({"yield_to_others": "always"}, "must be True or False: received 'always'"),
-        (
-            {"yield_to_others": True, "parallelize": False},
-            "yield_to_others=True and parallelize=False",
-        ),
-    ):
-        with pytest.raises(InputError, match=told):
-            AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, **given_settings)
 
 
 class Waits(Tiny):

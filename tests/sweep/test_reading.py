@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from asynckfold import AsyncKFold, InputError, RunStore, fit
+from asynckfold import AsyncKFold, InputError, RunStore
 from tests.toy import adam
 
 COUNT, BAD = 60, 43
@@ -154,34 +154,6 @@ def test_several_processes_read_ranges(tmp_path: Path) -> None:
     assert any("samples were read in this process" in note for note in told)
 
 
-def test_a_module_that_was_changed_after_its_import_is_read_here(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.sweep.test_reading.BAD", 3)
-
-    class Changed(Rows):
-        def __getitem__(self, index: int) -> tuple[Any, Any]:
-            inputs, target = super().__getitem__(index)
-            return inputs + sys.modules["tests.sweep.test_reading"].BAD, target
-
-    told = notes(Changed(), tmp_path / "run")
-    assert any("samples were read in this process" in note for note in told)
-    assert read(Changed(), tmp_path / "a") == read(Changed(), tmp_path / "a", parallelize=False)
-
-
-def test_the_environment_is_the_callers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Scaled(Rows):
-        def __getitem__(self, index: int) -> tuple[Any, Any]:
-            inputs, target = super().__getitem__(index)
-            return inputs * float(os.environ.get("TRUTH_SCALE", "1")), target
-
-    first = read(Scaled(), tmp_path / "run")
-    monkeypatch.setenv("TRUTH_SCALE", "2")
-    assert read(Scaled(), tmp_path / "run") != first
-    monkeypatch.delenv("TRUTH_SCALE")
-    assert read(Scaled(), tmp_path / "run") == first
-
-
 def test_what_cannot_be_sent_is_read_here_and_that_is_said(tmp_path: Path) -> None:
     dataset = Rows()
     dataset.lock = threading.Lock()  # type: ignore[attr-defined]
@@ -219,27 +191,6 @@ def test_the_same_bits_with_and_without_processes(tmp_path: Path) -> None:
     assert found[0].fingerprint == found[1].fingerprint
     one, other = (results.oof["linear/constant"] for results in found)
     assert np.array_equal(one, other)
-
-
-def test_a_random_dataset_is_learned_from_its_pairs(tmp_path: Path) -> None:
-    class Drawn(Rows):
-        def __getitem__(self, index: int) -> tuple[Any, Any]:
-            target = int(torch.randint(2, ()))
-            return torch.tensor([10.0 * target - 5, 1.0]), target
-
-    found = fit(
-        linear,
-        Drawn(),
-        lambda model: torch.optim.SGD(model.parameters(), 0.5),
-        nn.CrossEntropyLoss(),
-        tmp_path / "run",
-        16,
-        valid=range(0, COUNT, 3),
-        epochs=8,
-        verbose=0,
-        parallelize=False,
-    )
-    assert found.score == 1.0
 
 
 def test_data_that_were_edited_between_two_calls_are_refused(tmp_path: Path) -> None:

@@ -59,20 +59,6 @@ def test_an_early_reading_counts_on_an_idle_machine() -> None:
     assert seen.index(frozenset({1})) < 4
 
 
-@pytest.mark.parametrize("share", [0.4, 1.0])
-def test_an_early_look_that_finds_somebody_waits_for_a_whole_window(share: float) -> None:
-    fake = FakeMachine()
-    sampler = fake.sampler()
-    fake.run(0.11, foreign={1: share})
-    sampler.sample()
-    assert not sampler.known
-    # A burst at the start would be taken for a neighbour by half a window.
-    fake.run(0.3)
-    sampler.sample()
-    assert sampler.known
-    assert sampler.busy == frozenset()
-
-
 def test_a_worker_that_was_pinned_within_a_window_is_own_where_it_ran_before() -> None:
     fake = FakeMachine()
     fake.processes[11] = (0.0, 1)
@@ -83,14 +69,6 @@ def test_a_worker_that_was_pinned_within_a_window_is_own_where_it_ran_before() -
     sampler.sample({11: (0,)})
     assert sampler.busy == frozenset()
     assert sampler.shares == pytest.approx({0: 0.0, 1: 0.0}, abs=0.01)
-
-
-def test_a_short_burst_changes_nothing() -> None:
-    fake = FakeMachine()
-    sampler = fake.sampler()
-    watch(fake, sampler, 2, {})
-    assert watch(fake, sampler, 0.25, {}, foreign={0: 1.0}) == [frozenset()]
-    assert set(watch(fake, sampler, 2, {})) == {frozenset()}
 
 
 def test_a_load_between_the_thresholds_changes_nothing() -> None:
@@ -123,17 +101,6 @@ def test_a_hog_on_the_core_of_an_own_worker_is_seen() -> None:
     assert seen[-1] == {0}
 
 
-def test_this_process_is_own_wherever_it_ran() -> None:
-    fake = FakeMachine()
-    sampler = fake.sampler()
-    watch(fake, sampler, 1, {})
-    for _ in range(20):
-        fake.run(0.125, own={ME: (1.0, 0)})
-        fake.run(0.125, own={ME: (1.0, 1)})
-        sampler.sample({})
-        assert sampler.busy == frozenset()
-
-
 def test_children_of_workers_count_as_own_and_other_children_do_not() -> None:
     fake = FakeMachine()
     fake.processes |= {11: (0.0, 0), 21: (0.0, 0), 31: (0.0, 1)}
@@ -142,17 +109,6 @@ def test_children_of_workers_count_as_own_and_other_children_do_not() -> None:
     watch(fake, sampler, 1, {11: (0,)})
     seen = watch(fake, sampler, 5, {11: (0,)}, own={21: (1.0, 0), 31: (1.0, 1)})
     assert seen[-1] == {1}
-
-
-def test_a_worker_that_ended_leaves_its_core_as_it_was_thought_of() -> None:
-    fake = FakeMachine()
-    fake.processes[11] = (0.0, 0)
-    sampler = fake.sampler()
-    watch(fake, sampler, 1, {11: (0,)}, own={11: (1.0, 0)})
-    fake.run(0.25, own={11: (1.0, 0)})
-    del fake.processes[11]
-    sampler.sample({11: (0,)})
-    assert sampler.busy == frozenset()
 
 
 @pytest.mark.parametrize("error", [psutil.AccessDenied(1), OSError("no")])
@@ -171,24 +127,6 @@ def test_a_reading_that_fails_keeps_the_last_state_then_is_busy(error: Exception
     assert watch(fake, sampler, 3, {})[-1] == frozenset()
 
 
-def test_cores_may_go_and_come() -> None:
-    fake = FakeMachine(4)
-    sampler = fake.sampler()
-    watch(fake, sampler, 1, {})
-    gone = {core: fake.cores.pop(core) for core in (2, 3)}
-    assert watch(fake, sampler, 8, {})[-1] == {2, 3}
-    fake.cores |= gone | {7: 1.0}
-    assert watch(fake, sampler, 3, {})[-1] == frozenset()
-
-
-def test_an_own_process_that_may_not_be_read_leaves_its_core_unknown() -> None:
-    fake = FakeMachine()
-    sampler = fake.sampler()
-    watch(fake, sampler, 1, {99: (0,)})
-    assert 0 in sampler.busy
-    assert 1 not in sampler.busy
-
-
 def test_a_warm_worker_is_not_foreign_in_the_first_window() -> None:
     fake = FakeMachine()
     fake.processes[11] = (70.0, 0)
@@ -199,39 +137,6 @@ def test_a_warm_worker_is_not_foreign_in_the_first_window() -> None:
     sampler.sample({11: (0,)})
     assert sampler.busy == frozenset()
     assert sampler.shares[0] == pytest.approx(0.0, abs=0.01)
-
-
-@pytest.mark.parametrize(("age", "busy"), [(0.3, frozenset()), (5.0, {0})])
-def test_a_worker_that_began_within_a_window_is_not_foreign_in_it(
-    age: float, busy: set[int]
-) -> None:
-    fake = FakeMachine()
-    sampler = fake.sampler()
-    fake.processes[11] = (0.0, 0)
-    fake.run(0.4, own={11: (1.0, 0)})
-    fake.born[11] = fake.now - age
-    sampler.sample({11: ()})
-    assert sampler.busy == busy
-
-
-def test_the_idlest_core_comes_first_and_equals_by_number() -> None:
-    fake = FakeMachine(4)
-    sampler = fake.sampler()
-    watch(fake, sampler, 3, {}, foreign={0: 0.9, 1: 0.01, 2: 0.25, 3: 0.0})
-    assert sampler.idlest == (1, 3, 2, 0)
-
-
-def test_usage_is_the_last_window_in_cores_worth() -> None:
-    fake = FakeMachine()
-    fake.processes[11] = (0.0, 1)
-    sampler = fake.sampler()
-    sampler.sample({11: (1,)})
-    watch(fake, sampler, 0.25, {11: (1,)})
-    watch(fake, sampler, 0.25, {11: (1,)}, foreign={0: 0.5}, own={11: (1.0, 1)})
-    used, own, cores = sampler.usage()
-    assert used == pytest.approx(1.5)
-    assert own == pytest.approx(1.0)
-    assert cores == pytest.approx((0.5, 1.0))
 
 
 use_of = st.floats(0, 2)

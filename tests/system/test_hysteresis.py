@@ -45,7 +45,7 @@ waves = st.lists(
         st.floats(0.05, 1),
         st.floats(0, 60),
         st.floats(0.1, 1),
-        st.floats(0, 300),
+        st.floats(0, 100),
     ),
     max_size=5,
 )
@@ -77,10 +77,10 @@ def idle_cores(others: list[Wave], seconds: float) -> list[tuple[float, frozense
 @given(waves)
 @settings(max_examples=size.examples(120))
 def test_at_most_two_changes_a_minute_and_the_truth_in_the_end(others: list[Wave]) -> None:
-    seen = idle_cores(others, 380)
+    seen = idle_cores(others, 180)
     changes = [after[0] for before, after in pairwise(seen) if before[1] != after[1]]
     assert most_in_a_minute(changes) <= 2
-    # All have left after 300 s, which is known some seconds and a minute later at the latest.
+    # All have left after 100 s, which is known some seconds and a minute later at the latest.
     assert seen[-1][1] == frozenset(range(CORES))
 
 
@@ -96,16 +96,3 @@ def test_the_rule_alone_for_any_series_of_looks(
         # What did not change on the machine does not change here.
         assert (mind.busy ^ before.busy) <= (busy ^ before.busy)
     assert most_in_a_minute(moments) <= 2
-
-
-def test_lasting_load_counts_within_a_second_and_is_forgotten_within_three() -> None:
-    seen = idle_cores([Wave(1, 1.0, 1.0, 70.0, 1.0, 100.0)], 110)
-    left = [now for now, idle in seen if 1 not in idle]
-    assert 70 <= left[0] < 71
-    assert 100 <= left[-1] < 103
-
-
-def test_a_square_wave_of_ten_seconds_is_heeded_once_a_minute() -> None:
-    seen = idle_cores([Wave(0, 10.0, 0.5, 10.0, 1.0, 1e9)], 300)
-    changes = [after[0] for before, after in pairwise(seen) if before[1] != after[1]]
-    assert 8 <= len(changes) <= 10

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import psutil
 import pytest
 
 from asynckfold import InputError
@@ -72,18 +71,6 @@ def test_reserved_cores_and_memory_are_not_touched(tmp_path: Path) -> None:
     assert load(n_jobs=4).cores == (0, 1, 2)
 
 
-def test_a_reserve_comes_on_top_of_a_quota_and_leaves_one_core(tmp_path: Path) -> None:
-    found, load = fake_load(
-        FakeMachine(4), tmp_path, {"reserve_cores": 1}, ASYNCKFOLD_CPU_COUNT="3"
-    )
-    assert found.max_cores == len(load().cores) == 2
-    limits = found.describe(n_jobs=7)["cpu"]
-    assert (limits["limit"], limits["allowed"]) == ("reserve_cores", 2)
-    assert limits["limits"] | {"affinity": 4, "ASYNCKFOLD_CPU_COUNT": 3} == limits["limits"]
-    assert limits["limits"]["n_jobs"] == 7
-    assert fake_load(FakeMachine(4), tmp_path, {"reserve_cores": 9})[1]().cores == (0,)
-
-
 @pytest.mark.parametrize(("floor", "blocked"), [(0, False), (1000, False), (1001, True)])
 def test_below_the_floor_of_free_memory_nothing_may_start(
     tmp_path: Path, floor: int, blocked: bool
@@ -112,19 +99,6 @@ def test_memory_is_cut_by_the_control_group(tmp_path: Path) -> None:
     (group / "memory.current").write_text("500\n")
     found, _ = fake_load(FakeMachine(), tmp_path)
     assert found.free_memory({}) == 400
-
-
-def test_memory_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    class Unreadable(FakeMachine):
-        def available_memory(self) -> int:
-            raise OSError("no")
-
-        def private_memory(self, pid: int) -> int:
-            raise psutil.NoSuchProcess(pid)
-
-    fake = Unreadable()
-    found = Machine("cpu", host=fake_host(tmp_path), readers=fake, clock=fake.clock)
-    assert found.free_memory({11: ()}) == 0
 
 
 @pytest.mark.parametrize(("n_jobs", "jobs"), [(1, 1), (7, 7), (-1, 4), (-4, 1), (-5, 1)])

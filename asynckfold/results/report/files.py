@@ -28,7 +28,7 @@ from asynckfold.results.report import page_tables
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import Summary
 from asynckfold.system import background
-from asynckfold.system.files import alone, read_plain, write_whole
+from asynckfold.system.files import read_plain, write_whole
 from asynckfold.system.plain_text import one_line
 
 if TYPE_CHECKING:
@@ -179,15 +179,12 @@ def _draw(order: _Order) -> None:
     from asynckfold.results.report.charts import draw
 
     files = draw(order.summary)
-    left = re.compile(rf"({'|'.join(map(re.escape, [STAMP, *files]))})\.\d+\.tmp")
-    with alone(order.folder, left):
-        # A newer request replaces this one.
-        if _stamp(order)[0] != order.digest:
-            return
-        for name, content in files.items():
-            write_whole(order.folder / name, content)
-        text = "\n".join([order.digest, *files])
-        write_whole(order.folder / STAMP, text.encode())
+    # A newer request replaces this one.
+    if _stamp(order)[0] != order.digest:
+        return
+    for name, content in files.items():
+        write_whole(order.folder / name, content)
+    write_whole(order.folder / STAMP, "\n".join([order.digest, *files]).encode())
 
 
 def _stamp(order: _Order) -> list[str]:

@@ -27,7 +27,7 @@ from asynckfold.results.report.inline import inline
 from asynckfold.results.report.sanitize import clean
 from asynckfold.results.report.summary import Summary, pictures_of, summarize
 from asynckfold.store import RunReader
-from asynckfold.system.files import alone, make_folder, write_whole
+from asynckfold.system.files import make_folder, write_whole
 
 _FOLDER = Path(__file__).parent
 
@@ -59,10 +59,8 @@ def write_report(
     files["index.html"] = render(summary, pictures_of(store)).encode()
     folder = store.root / "report" if folder is None else Path(folder)
     make_folder(folder)
-    left = re.compile(rf"({'|'.join(map(re.escape, files))})\.\d+\.tmp")
-    with alone(folder, left):
-        for name, content in files.items():
-            write_whole(folder / name, content)
+    for name, content in files.items():
+        write_whole(folder / name, content)
     update_figures(summary, folder, beside=beside)
     return folder / "index.html"
 
