@@ -254,15 +254,14 @@ def test_cells_that_are_not_plain_are_refused(look: Look) -> None:
     assert look(text, drop=list(NASTY)).features == ("x",)
 
 
-def test_codes_become_names_on_request(load: Load) -> None:
+def test_codes_become_names_on_request(look: Look) -> None:
     text = "zip,x,kind\n" + "".join(
         f"{('007', '7', '10')[at % 3]},{at * at % 11},{'ab'[at % 2]}\n" for at in range(30)
     )
-    source = load(text, category=["zip"])
+    source = look(text, category=["zip"])
     assert source.features == ("zip=007", "zip=10", "zip=7", "x")
-    assert rows(source)[:3, :3].tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
-    assert load(text, keep=["zip"]).features == ("zip", "x")
-    assert load("n,kind\n" + "1,a\n2,b\nx,a\n" * 9, category=["0"]).features == (
+    assert look(text, keep=["zip"]).features == ("zip", "x")
+    assert look("n,kind\n" + "1,a\n2,b\nx,a\n" * 9, category=["0"]).features == (
         "n=1",
         "n=2",
         "n=x",

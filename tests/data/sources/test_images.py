@@ -9,7 +9,6 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from asynckfold import InputError
 from asynckfold.data.sources import Source, image_transform, load_source
 from tests.here import RefusedError, inspected
 
@@ -58,11 +57,9 @@ def test_digits_are_grey_images_scaled_to_255(digits: Source) -> None:
 
 
 def test_a_folder_of_images(folder: Path) -> None:
-    source = load_source(f"folder:{folder}")
-    assert source.classes == ("cat", "dog")
-    assert source.targets.tolist() == [0, 0, 1, 1]
-    assert source.sample_shape == (3, 16, 20)
-    assert [source.dataset[index][0].mode for index in range(4)] == ["RGB"] * 4
+    source = inspected(f"folder:{folder}")
+    assert source.counts == {"cat": 2, "dog": 2}
+    assert source.shape == (3, 16, 20)
 
 
 def test_cifar10_statistics_give_mean_0_and_deviation_1(digits: Source) -> None:
@@ -110,10 +107,3 @@ def test_folders_that_hold_no_classes(folder: Path, below: str, message: str) ->
     (folder / "bird" / "nest").mkdir(parents=True)
     with pytest.raises(RefusedError, match=message):
         inspected(f"folder:{folder / below}")
-
-
-def test_a_damaged_image_is_named(folder: Path) -> None:
-    (folder / "dog" / "1.png").write_bytes(b"\x89PNG torn")
-    source = load_source(f"folder:{folder}")
-    with pytest.raises(InputError, match=r"dog/1\.png must be a readable image"):
-        source.dataset[3]
