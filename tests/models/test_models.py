@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from asynckfold import InputError
 from asynckfold.models import (
@@ -118,3 +119,31 @@ def test_the_shell_knows_these_names() -> None:
         "vgg16",
         "vgg19",
     ]
+
+
+def convolution_of(weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def linear_of(weights: dict[str, torch.Tensor], name: str, x: torch.Tensor) -> torch.Tensor:
+    return functional.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+
+def test_a_lenet_loads_a_checkpoint_of_the_ancestor() -> None:
+    torch.manual_seed(0)
+    shapes = {
+        **{"conv1": (6, 3, 5, 5), "conv2": (16, 6, 5, 5)},
+        **{"fc1": (120, 400), "fc2": (84, 120), "fc3": (10, 84)},
+    }
+    checkpoint = {f"{name}.weight": torch.randn(shape) * 0.1 for name, shape in shapes.items()}
+    checkpoint |= {f"{name}.bias": torch.randn(shape[0]) for name, shape in shapes.items()}
+    images = torch.rand(4, 3, 32, 32)
+    x = images
+    for name in ("conv1", "conv2"):
+        x = functional.max_pool2d(functional.relu(convolution_of(checkpoint, name, x)), 2)
+    x = x.flatten(1)
+    for name in ("fc1", "fc2"):
+        x = functional.relu(linear_of(checkpoint, name, x))
+    model = LeNet()
+    model.load_state_dict(checkpoint)
+    torch.testing.assert_close(model(images), linear_of(checkpoint, "fc3", x))

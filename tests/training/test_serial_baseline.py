@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -135,3 +136,10 @@ def test_any_optimizer_and_numbers_as_targets(tmp_path: Path) -> None:
     for name, result in results.results.items():
         losses = [loss for _, loss in measured.epochs[name]]
         assert losses == pytest.approx([item.train_loss for item in result.epochs], rel=1e-4)
+
+
+def test_it_sees_preprocessed_samples(tmp_path: Path) -> None:
+    inputs, targets = samples()
+    words = {"data": (inputs * 1e4, targets), "preprocess": StandardScaler()}
+    measured = baseline_of(tmp_path / "run", params={"epochs": 4}, **words)
+    assert measured.accuracy["plain/constant"] > 0.6

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold import TrainerParams
+from asynckfold import InputError, TrainerParams
 from asynckfold.jobs.messages import Note
 from asynckfold.training import checkpoint
 from asynckfold.training.dry_run import preflight
@@ -120,3 +121,19 @@ def test_a_model_that_a_server_cannot_hold_is_refused(tmp_path: Path) -> None:
         assert rule == "parameters must be real numbers"
         assert "complex64" in received
     assert len(problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"n_push": 0}, "n_push must be a whole number of at least 1"),
+        ({"n_pull": 1.5}, "n_pull must be a whole number of at least 1"),
+        ({"staleness_aware": 1}, "staleness_aware must be True or False"),
+        ({"trainer": "hogwild", "n_push": 2}, "n_push applies to the trainer 'parameter_server'"),
+        ({"trainer": "averaging", "accumulate": 2}, "'hogwild' or 'parameter_server' only"),
+        ({"shared_state": True}, "shared_state applies to the trainer 'hogwild' only"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        TrainerParams.from_mapping({"trainer": "parameter_server", "processes": 2, **given})

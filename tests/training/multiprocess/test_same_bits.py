@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold import TrainerParams
+from asynckfold import Plan, TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, Note, RunEvent
 from asynckfold.jobs.result import AveragingSummary
 from asynckfold.training import checkpoint
@@ -189,3 +189,14 @@ def test_what_an_optimizer_keeps_must_suit_the_trainer(tmp_path: Path) -> None:
     assert rule.endswith("keeps tensors only")
     assert "Counting, whose seen is a int" in received
     assert "such as SGD or Adam" in remedy
+
+
+def test_a_plan_holds_the_words_of_its_trainer() -> None:
+    def plan(**given: Any) -> str:
+        params = TrainerParams(**given)
+        return Plan((), params, 32, 1, 0, "cpu", ("accuracy",), "d", "f").to_json()
+
+    text = plan(trainer="averaging", processes=2, steps_per_round=3)
+    assert '"steps_per_round":3' in text
+    assert Plan.from_json(text).params.steps_per_round == 3
+    assert Plan.from_json(plan()).params == TrainerParams()

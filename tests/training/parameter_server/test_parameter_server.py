@@ -224,7 +224,7 @@ def test_other_types_of_parameters() -> None:
     assert not torch.equal(served.first.weight, net().first.weight.to(dtype))
 
 
-def test_another_model_and_servers_of_another_are_refused_and_missed_by_nobody() -> None:
+def test_a_replica_with_another_model_is_refused_and_missed_by_nobody() -> None:
     with serving(net(), net()) as (addresses, done):
         for model, told in (
             (net(width=6), r"server: received \['first.weight', \[6, 3\]\], where .* \[5, 3\]\]"),
@@ -233,12 +233,17 @@ def test_another_model_and_servers_of_another_are_refused_and_missed_by_nobody()
         ):
             with pytest.raises(InputError, match=told):
                 hogwild(model, addresses)
+        hogwild(net(), addresses).close()
+    assert [(item.result().replicas, len(item.result().refused)) for item in done] == [(1, 3)] * 2
+
+
+def test_servers_that_are_not_all_of_one_model_are_refused() -> None:
+    with serving(net(), net()) as (addresses, done):
         for given in ([addresses[0]], [addresses[0]] * 2, [*addresses, addresses[0]]):
             with pytest.raises(InputError, match="addresses must be those of servers with shard="):
                 hogwild(net(), given, timeout_s=5)
         hogwild(net(), addresses).close()
-    assert [item.result().replicas for item in done] == [1, 1]
-    assert [len(item.result().refused) for item in done] == [3 + 5, 3 + 1]
+    assert [len(item.result().refused) for item in done] == [5, 1]
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
