@@ -108,7 +108,7 @@ def test_a_training_step_does_not_accumulate(tmp_path: Path) -> None:
     def step(model: Any, batch: Any, state: Any) -> torch.Tensor:
         return state.criterion(model(batch[0]), batch[1])
 
-    with pytest.raises(InputError, match=r"accumulates gradients.*accumulate=2"):
+    with pytest.raises(InputError, match=r"built-in step accumulates.*accumulate=2"):
         run(tmp_path, training_step=step, params={"accumulate": 2})
 
 
