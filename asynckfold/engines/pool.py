@@ -24,7 +24,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing import connection
@@ -214,6 +214,7 @@ class WorkerPool:
         self.owner = os.getpid()
         self.nice = nice
         self.workers: list[Worker] = []
+        self._refused: list[tuple[Submission, int]] = []
         self._preload = list(preload)
         self._names = itertools.count()
         self._stamps: dict[str, tuple[Any, ...]] = {}
@@ -275,12 +276,16 @@ class WorkerPool:
     def run(self, work: Submission, bundle: str, files: Sequence[int]) -> Worker | None:
         """Send work to an idle worker, or a new one, which completes its future.
 
-        The future ends with a `StorageError` if no further process or file can be opened.
+        Returns
+        -------
+        Worker or None
+            None if no further process or file can be opened. The work is then in `refused`, as it
+            is later if the server cannot fork.
         """
         try:
             worker = self.idle_worker(bundle, work.placement) or self._start_worker()
         except OSError as error:
-            _refuse(work, error.errno or errno.EAGAIN)
+            self._refuse(work, error.errno or errno.EAGAIN)
             return None
         ended = worker.assign(work)
         try:
@@ -288,13 +293,24 @@ class WorkerPool:
         except OSError as error:
             if error.errno in _NO_MORE_FILES:
                 if taken := worker.take_work():
-                    _refuse(taken, error.errno)
+                    self._refuse(taken, error.errno)
                 return None
             # It has just died. The server reports it, unless it did before.
             ended = ended or not self.healthy
         if ended:
             self._finish(worker)
         return worker
+
+    def refused(self, futures: Container[Future[Answer]]) -> list[tuple[Submission, int]]:
+        """Return, once, the work of these futures that got no worker, each with its errno."""
+        with self._lock:
+            taken = [item for item in self._refused if item[0].future in futures]
+            self._refused = [item for item in self._refused if item[0].future not in futures]
+        return taken
+
+    def _refuse(self, work: Submission, number: int) -> None:
+        with self._lock:
+            self._refused.append((work, number))
 
     def _start_worker(self) -> Worker:
         here, there = multiprocessing.Pipe()
@@ -406,13 +422,9 @@ class WorkerPool:
                 self.workers.remove(worker)
         work = worker.take_work()
         if work is not None and worker.fork_errno:
-            _refuse(work, worker.fork_errno)
+            self._refuse(work, worker.fork_errno)
         elif work is not None:
             work.future.set_exception(worker.death())
-
-
-def _refuse(work: Submission, number: int) -> None:
-    work.future.set_exception(StorageError(number, start_failure(number)))
 
 
 def _stamp(name: str) -> tuple[Any, ...]:

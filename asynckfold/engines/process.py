@@ -10,14 +10,16 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from asynckfold.engines.engine import Answer, ReadLoad, Tell
 from asynckfold.engines.pool import Submission, Worker, WorkerPool
-from asynckfold.jobs.messages import Task
+from asynckfold.engines.server_process import start_failure
+from asynckfold.errors import StorageError
+from asynckfold.jobs.messages import Note, Task
 from asynckfold.jobs.placement import Command, Load, Placement
 from asynckfold.jobs.recipe import pack
 from asynckfold.scheduling.stall_detection import StallAction, StallDetector, Step
@@ -71,17 +73,25 @@ class ProcessEngine:
         self._pool = pool
         self._signals = signals or Interruption()
         self._submitted: dict[Future[Answer], Submission] = {}
+        self._waiting: list[tuple[Submission, int]] = []
+        self._shortage_reported = False
         self._hung = HungWorkers(pool, bundle.root, stall_timeout)
 
     def load(self, running: Sequence[Placement]) -> Load:
-        """Return the machine's load without these workers; handle hung ones."""
+        """Return the machine's load without these workers; handle hung and refused ones."""
         self._forget_done()
         self._hung.end(worker for worker, _ in self._busy())
+        self._run_refused()
         workers = self._pool.workers
         pinned: dict[int, tuple[int, ...]] = {worker.pid: () for worker in workers if worker.pid}
         pinned |= {worker.pid: item.cores for worker, item in self._busy() if worker.pid}
         pinned[self._pool.server.pid] = ()
-        return self._read_load(running, pinned)
+        load = self._read_load(running, pinned)
+        if not self._waiting:
+            return load
+        # Work that waits for a worker comes first: no idle core is offered for anything new.
+        held = {core for placement in running for core in placement.cores}
+        return replace(load, idle=tuple(core for core in load.idle if core in held))
 
     def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
         """Send the placement to an idle worker, starting one if there is none."""
@@ -90,7 +100,7 @@ class ProcessEngine:
         work = Submission(placement, tasks, self._tell)
         work.future.set_running_or_notify_cancel()
         self._submitted[work.future] = work
-        work.worker = self._pool.run(work, self._key, self._files)
+        self._run(work)
         return work.future
 
     def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
@@ -109,6 +119,24 @@ class ProcessEngine:
         if work is not None and work.worker is not None and work.worker.work is work:
             self._pool.kill(work.worker)
 
+    def _run(self, work: Submission) -> None:
+        work.worker = self._pool.run(work, self._key, self._files)
+
+    def _run_refused(self) -> None:
+        """Run refused work on a worker that became idle; fail it if none will."""
+        waiting, self._waiting = [*self._waiting, *self._pool.refused(self._submitted)], []
+        for work, number in waiting:
+            if self._pool.idle_worker(self._key, work.placement) is not None:
+                self._run(work)
+            elif any(worker.alive and worker.busy for worker in list(self._pool.workers)):
+                self._waiting.append((work, number))
+                if not self._shortage_reported:
+                    text = f"fewer workers: {start_failure(number)}"
+                    self._tell(Note(None, "workers", text))
+                self._shortage_reported = True
+            else:
+                work.future.set_exception(StorageError(number, start_failure(number)))
+
     def _busy(self) -> list[tuple[Worker, Submission]]:
         """Return the workers that execute work of this engine."""
         works = self._submitted.values()
@@ -116,6 +144,9 @@ class ProcessEngine:
 
     def close(self, grace_s: float = 0.0) -> None:
         """Ask for checkpoints, wait, kill what is left; the pool stays warm."""
+        for work, _ in [*self._waiting, *self._pool.refused(self._submitted)]:
+            work.future.set_result(Answer([None for _ in work.tasks], 0))
+        self._waiting = []
         self._forget_done()
         if grace_s > 0:
             for worker, _ in self._busy():

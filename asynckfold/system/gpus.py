@@ -21,7 +21,8 @@ from asynckfold.system.readers import UNREADABLE
 
 def load_nvml() -> tuple[Any, str]:
     """Return the initialised NVML module, or None and the reason."""
-    if torch_cuda() is None:
+    built = torch_cuda()
+    if built is None:
         return None, "torch was built without CUDA: install a build with it"
     import pynvml
 
@@ -31,6 +32,12 @@ def load_nvml() -> tuple[Any, str]:
         return None, "no NVIDIA driver was found: its library, NVML, is missing"
     except (pynvml.NVMLError, *UNREADABLE) as error:
         return None, f"NVML does not start: {error}"
+    version = _or(pynvml, 0, "nvmlSystemGetCudaDriverVersion") // 1000
+    if 0 < version < int(built.partition(".")[0]):
+        return (
+            None,
+            f"torch is built for CUDA {built}, the driver for {version}: update the driver",
+        )
     return pynvml, ""
 
 

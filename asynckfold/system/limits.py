@@ -49,7 +49,8 @@ def limits(host: Host | None = None) -> tuple[Limit, ...]:
     host = host or Host()
     return (
         Limit("affinity", len(host.affinity())),
-        Limit("cgroup v2 quota", None if (quota := cpu_quota(host)) is None else math.ceil(quota)),
+        Limit("cgroup v2 quota", _cores(quota_v2(host))),
+        Limit("cgroup v1 quota", _cores(quota_v1(host))),
         Limit("SLURM_CPUS_PER_TASK", _count(host, "SLURM_CPUS_PER_TASK")),
         Limit("SLURM_CPUS_ON_NODE", _count(host, "SLURM_CPUS_ON_NODE")),
         Limit("ASYNCKFOLD_CPU_COUNT", _own_count(host)),
@@ -73,6 +74,11 @@ def allowed_cores(host: Host | None = None) -> tuple[int, ...]:
     return tuple(sorted(host.affinity()))[: binding_limit(limits(host)).cores]
 
 
+def _cores(quota: float | None) -> int | None:
+    """Round a quota up, as joblib does."""
+    return None if quota is None else max(1, math.ceil(quota))
+
+
 def _count(host: Host, name: str) -> int | None:
     text = host.environ.get(name, "").strip()
     return int(text) if text.isdecimal() and int(text) >= 1 else None
@@ -87,15 +93,27 @@ def _own_count(host: Host) -> int | None:
     return count
 
 
-def cpu_quota(host: Host) -> float | None:
-    """Return the smallest ``cpu.max`` from the control group (v2) up to the root, in cores."""
-    quotas = []
-    for folder in _groups(host):
-        words = _read(folder / "cpu.max").split()
-        # "max 100000": no quota.
-        if len(words) == 2 and all(word.isdecimal() and int(word) for word in words):
-            quotas.append(int(words[0]) / int(words[1]))
-    return min(quotas, default=None)
+def quota_v2(host: Host) -> float | None:
+    """Return the smallest ``cpu.max`` from the control group up to the root, in cores."""
+    return _least(_max_cores(folder / "cpu.max") for folder in _folders_v2(host))
+
+
+def quota_v1(host: Host) -> float | None:
+    """Return the smallest ``cpu.cfs_quota_us`` from the control group up to the root, in cores."""
+    return _least(_cfs_cores(folder) for folder in _folders_v1(host, "cpu"))
+
+
+def _max_cores(path: Path) -> float | None:
+    words = _read(path).split()
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None  # "max 100000": no quota
+    return int(words[0]) / int(words[1])
+
+
+def _cfs_cores(folder: Path) -> float | None:
+    quota = _number(folder / "cpu.cfs_quota_us")
+    period = _number(folder / "cpu.cfs_period_us")
+    return quota / period if quota and period else None
 
 
 @dataclass(frozen=True)
@@ -106,18 +124,33 @@ class GroupMemory:
     free: int
 
 
+# cgroup v1 writes "no limit" as the largest multiple of a page below 2**63.
+_NO_LIMIT = 1 << 60
+
+
 def group_memory(host: Host | None = None) -> GroupMemory | None:
-    """Return the tightest memory limit of the control groups (v2) above this process.
+    """Return the tightest memory limit of the control groups above this process, v1 and v2.
 
     Page cache that the kernel can drop (``inactive_file``) counts as free.
     """
-    groups = []
-    for folder in _groups(host or Host()):
-        limit, usage = _number(folder / "memory.max"), _number(folder / "memory.current")
-        if limit is not None and usage is not None:
-            cached = _named(folder / "memory.stat", "inactive_file") or 0
-            groups.append(GroupMemory(limit, max(0, limit - max(0, usage - cached))))
-    return min(groups, key=lambda group: group.free, default=None)
+    host = host or Host()
+    groups = [
+        *(_memory(folder, "memory.max", "memory.current", "") for folder in _folders_v2(host)),
+        *(
+            _memory(folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            for folder in _folders_v1(host, "memory")
+        ),
+    ]
+    known = [group for group in groups if group is not None]
+    return min(known, key=lambda group: group.free) if known else None
+
+
+def _memory(folder: Path, limit_file: str, usage_file: str, prefix: str) -> GroupMemory | None:
+    limit, usage = _number(folder / limit_file), _number(folder / usage_file)
+    if limit is None or usage is None or limit >= _NO_LIMIT:
+        return None
+    cached = _named(folder / "memory.stat", f"{prefix}inactive_file") or 0
+    return GroupMemory(limit, max(0, limit - max(0, usage - cached)))
 
 
 NEAR_LIMIT = 0.9
@@ -128,10 +161,15 @@ space, such as systemd-oomd or earlyoom, act before the limit and leave no count
 def oom_kills(host: Host | None = None) -> int | None:
     """Return how many processes the OOM killer has killed; None if unknown.
 
-    From the nearest control group with a counter, or else from the whole machine.
+    From the nearest control group with a counter (``memory.events`` of v2, ``memory.oom_control``
+    of v1), or else from the whole machine.
     """
     host = host or Host()
-    files = [*(folder / "memory.events" for folder in _groups(host)), host.proc / "vmstat"]
+    files = [
+        *(folder / "memory.events" for folder in _folders_v2(host)),
+        *(folder / "memory.oom_control" for folder in _folders_v1(host, "memory")),
+        host.proc / "vmstat",
+    ]
     return next((count for file in files if (count := _named(file, "oom_kill")) is not None), None)
 
 
@@ -159,13 +197,37 @@ def _named(path: Path, name: str) -> int | None:
     return None
 
 
-def _groups(host: Host) -> Iterator[Path]:
-    """Yield the folders of this process's control group and of those above, up to the mount."""
+def _folders_v2(host: Host) -> Iterator[Path]:
+    for controllers, path in _memberships(host):
+        if not controllers:
+            for mount in (host.cgroup, host.cgroup / "unified"):
+                yield from _upward(mount, path)
+
+
+def _folders_v1(host: Host, controller: str) -> Iterator[Path]:
+    for controllers, path in _memberships(host):
+        if controller in controllers.split(","):
+            for mount in dict.fromkeys((controllers, controller)):
+                yield from _upward(host.cgroup / mount, path)
+
+
+def _memberships(host: Host) -> Iterator[tuple[str, str]]:
+    """Yield (controllers, path) of each line ``number:controllers:path``."""
     for line in _read(host.proc / "self" / "cgroup").splitlines():
-        if line.startswith("0::"):
-            names = [name for name in line[3:].split("/") if name not in ("", "..")]
-            for length in range(len(names), -1, -1):
-                yield host.cgroup.joinpath(*names[:length])
+        words = line.split(":", 2)
+        if len(words) == 3:
+            yield words[1], words[2]
+
+
+def _upward(mount: Path, path: str) -> Iterator[Path]:
+    """Yield the folders from a group up to its mount; a container may only have the mount."""
+    names = [name for name in path.split("/") if name not in ("", "..")]
+    for length in range(len(names), -1, -1):
+        yield mount.joinpath(*names[:length])
+
+
+def _least(values: Iterator[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _read(path: Path) -> str:

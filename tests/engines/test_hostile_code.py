@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import pytest
 import torch
 
 from asynckfold import StorageError
+from asynckfold.engines.process import ProcessEngine
 from asynckfold.errors import WorkerDiedError
-from tests.engines.own_pool import Sleeps, busy_worker, engine, submit, watched
+from asynckfold.jobs.messages import Note
+from tests.engines.own_pool import Sleeps, busy_worker, engine, look, submit, watched
 from tests.leftovers import alive, descendants, gone, until
 from tests.started import Nursery
 from tests.toy import Tiny
@@ -159,6 +162,37 @@ def test_a_pool_of_a_thread_that_ended_lives(root: Path) -> None:
 # Limits of the machine
 
 
+def test_where_one_process_can_be_started_it_does_all_the_work(root: Path) -> None:
+    with engine(root, Tiny, ("forks_once",)) as (made, _, bundle, news):
+        futures = [submit(made, bundle, index) for index in range(3)]
+        watched(made, *futures)
+        assert len({future.result().pid for future in futures}) == 1
+        assert all(future.result().results[0].status == "done" for future in futures)
+    told = [item for item in drained(news) if isinstance(item, Note)]
+    assert [item.kind for item in told] == ["workers"]
+    assert told[0].text.startswith(
+        "fewer workers: no further worker process could be started: Resource"
+    )
+    assert "ulimit -u" in told[0].text
+
+
+def drained(news: queue.SimpleQueue[Any]) -> list[Any]:
+    found = []
+    while not news.empty():
+        found.append(news.get())
+    return found
+
+
+def test_while_one_waits_for_a_worker_nothing_more_is_placed(root: Path) -> None:
+    with engine(root, Sleeps, ("forks_once",), epochs=1000) as (made, _, bundle, _):
+        futures = [submit(made, bundle, index) for index in range(2)]
+        until(lambda: not made.load([]).idle, 60)
+        made.close()
+        assert futures[1].result(0).results == [None]  # as one that was asked to stop
+        with pytest.raises(WorkerDiedError, match="SIGKILL"):
+            futures[0].result(0)
+
+
 def test_where_no_process_can_be_started_the_limit_is_named(root: Path) -> None:
     with engine(root, Tiny, ("forks_never",)) as (made, _, bundle, _):
         futures = [submit(made, bundle, index) for index in range(2)]
@@ -166,6 +200,19 @@ def test_where_no_process_can_be_started_the_limit_is_named(root: Path) -> None:
         for future in futures:
             with pytest.raises(StorageError, match=r"no further worker process .*ulimit -u"):
                 future.result(0)
+
+
+def test_engines_of_one_pool_keep_their_own_refused_work(root: Path) -> None:
+    with engine(root, Tiny, ("forks_never",)) as (made, pool, bundle, _):
+        other = ProcessEngine(bundle, [], look, lambda news: None, pool)
+        future = submit(other, bundle)
+        for _ in range(20):  # the refusal may arrive at any of these looks
+            made.load([])
+            time.sleep(0.05)
+        watched(other, future)
+        with pytest.raises(StorageError, match=r"no further worker process"):
+            future.result(0)
+        other.close()
 
 
 RUN = """

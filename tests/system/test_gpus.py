@@ -172,8 +172,25 @@ def test_nvml_that_does_not_start_says_why(
     def start() -> None:
         raise getattr(pynvml, raised)
 
+    monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: "13.0")
     monkeypatch.setattr(pynvml, "nvmlInit", start)
     assert load_nvml() == (None, reason)
+
+
+@pytest.mark.parametrize(("built", "usable"), [("12.8", True), ("13.0", False)])
+def test_a_driver_that_is_too_old_for_torch_is_told(
+    monkeypatch: pytest.MonkeyPatch, built: str, usable: bool
+) -> None:
+    import pynvml
+
+    monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: built)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 12040)
+    nvml, reason = load_nvml()
+    assert (nvml is not None) == usable
+    assert reason == (
+        "" if usable else "torch is built for CUDA 13.0, the driver for 12: update the driver"
+    )
 
 
 # Which GPU is which

@@ -60,6 +60,28 @@ def test_without_limits_the_affinity_is_allowed(tmp_path: Path) -> None:
         ),
         ("0::/of/the/host\n", {"cpu.max": "100000 100000"}, 1, "cgroup v2 quota"),
         ("0::/../..\n", {"cpu.max": "100000 100000"}, 1, "cgroup v2 quota"),
+        ("0::/\n", {"unified/cpu.max": "100000 100000"}, 1, "cgroup v2 quota"),
+        (
+            "4:cpu,cpuacct:/x\n",
+            {
+                "cpu,cpuacct/x/cpu.cfs_quota_us": "300000",
+                "cpu,cpuacct/x/cpu.cfs_period_us": "100000",
+            },
+            3,
+            "cgroup v1 quota",
+        ),
+        (
+            "1:cpu:/\n",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+            4,
+            "affinity",
+        ),
+        (
+            "1:cpuset:/\n",
+            {"cpu/cpu.cfs_quota_us": "1", "cpu/cpu.cfs_period_us": "1"},
+            4,
+            "affinity",
+        ),
         ("garbage\n", {}, 4, "affinity"),
     ],
 )
@@ -128,6 +150,17 @@ STAT = "anon 5\ninactive_file 100\n"
                 "a/memory.current": "100",
             },
             GroupMemory(900, 100),
+        ),
+        (
+            "3:memory:/a\n",
+            {
+                "memory/a/memory.limit_in_bytes": "900",
+                "memory/a/memory.usage_in_bytes": "500",
+                "memory/a/memory.stat": f"inactive_file 1\ntotal_{STAT.splitlines()[1]}\n",
+                "memory/memory.limit_in_bytes": str(2**63 - 4096),
+                "memory/memory.usage_in_bytes": "5",
+            },
+            GroupMemory(900, 500),
         ),
     ],
 )
