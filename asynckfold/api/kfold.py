@@ -54,6 +54,24 @@ class JobsFailedWarning(UserWarning):
 P = ParamSpec("P")
 Returned = TypeVar("Returned")
 
+OTHER_NAMES = {
+    **dict.fromkeys(("root", "out", "output_dir", "default_root_dir", "path"), "root_dir"),
+    **dict.fromkeys(("seed", "random_seed"), "random_state"),
+    **dict.fromkeys(("k", "folds", "num_folds"), "kfolds"),
+    **dict.fromkeys(("data", "X", "train_data", "train_dataset"), "dataset"),
+    **dict.fromkeys(("loss", "loss_fn", "criterion_fn"), "criterion"),
+    **dict.fromkeys(("metric", "metrics", "scorer"), "scoring"),
+    **dict.fromkeys(("device", "gpus", "accelerator"), "devices"),
+    **dict.fromkeys(("workers", "max_workers", "num_workers", "jobs"), "n_jobs"),
+    **dict.fromkeys(("timeout", "time_limit"), "time_budget_s"),
+    **dict.fromkeys(("max_epochs", "num_epochs", "n_epochs"), "epochs"),
+    **dict.fromkeys(("amp", "dtype"), "precision"),
+}
+"""What other libraries call our arguments."""
+
+OF_OPTIMIZER = ("optimizer", "optim", "lr", "learning_rate", "momentum", "weight_decay")
+"""Arguments of other libraries that `opt_fn` stands for."""
+
 ANCESTOR_NAMES = {"train_dataset": "dataset", "get_optimizer": "opt_fn"}
 """What the project that this one grew out of calls two arguments; its scripts may pass them."""
 
@@ -71,11 +89,16 @@ def _renamed(kwargs: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
 def _hint(name: str, known: Iterable[str]) -> str:
     """Say where an argument belongs, or what it is called here.
 
-    >>> _hint("epochs", ["n_jobs"]), _hint("n_job", ["n_jobs"])
-    (" It is a key of trainer_params: {'epochs': ...}.", " Did you mean 'n_jobs'?")
+    >>> _hint("seed", ["random_state"]), _hint("n_job", ["n_jobs"])
+    (" It is called 'random_state' here.", " Did you mean 'n_jobs'?")
     """
-    if name in arguments(TrainerParams):
-        return f" It is a key of trainer_params: {{{name!r}: ...}}."
+    right = OTHER_NAMES.get(name, name)
+    if right in known:
+        return f" It is called {right!r} here."
+    if right in arguments(TrainerParams):
+        return f" It is a key of trainer_params: {{{right!r}: ...}}."
+    if name in OF_OPTIMIZER:
+        return " opt_fn, an argument of the call, makes the optimizer of a model."
     return nearest(name, known)
 
 

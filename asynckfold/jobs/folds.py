@@ -126,6 +126,18 @@ def make_folds(
         rule = f"groups must hold one label for each of the {n_samples} samples"
         received = f"an array of shape {group_array.shape}"
         raise InputError.one(rule, received, "Pass an array of that length.")
+    # NaN alone differs from itself; pandas compares its NA to nothing.
+    missing = [
+        at
+        for at, label in enumerate(() if group_array is None else group_array.tolist())
+        if label is None or type(label).__name__ == "NAType" or label != label
+    ]
+    if missing:
+        raise InputError.one(
+            "groups must name the group of each sample",
+            f"{len(missing)} missing, the first of sample {missing[0]}",
+            "Give each sample that is alone a group of its own.",
+        )
     if isinstance(cv, (int, np.integer)) and not isinstance(cv, bool):
         if stratify and targets.ndim == 1:
             refuse(_class_problems(targets, int(cv), classes))

@@ -263,6 +263,13 @@ staleness_aware, steps_per_round, target_loss, trainer.
                     f"trainer={self.trainer!r}",
                     "Leave one of them out.",
                 )
+        steps = self.steps_per_round
+        if self.epochs_per_round is not None and steps != TrainerParams.steps_per_round:
+            yield Problem(
+                "a round is a number of steps or a number of passes",
+                f"steps_per_round={steps}, epochs_per_round={self.epochs_per_round}",
+                "Leave one of them out.",
+            )
         is_counted = _process_problem(self.processes) is None
         if self.gpu_processes is not None and self.trainer != "averaging":
             yield Problem(

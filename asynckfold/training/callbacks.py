@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -339,6 +339,16 @@ class GradientNorm:
         state.log("gradient_norm", nn.utils.get_total_norm(grads))
 
 
+BOUNDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("mode", lambda value: value in ("min", "max"), "'min' or 'max'"),
+    ("min_delta", lambda value: value >= 0, "at least 0"),
+    ("patience", lambda value: isinstance(value, int) and value >= 1, "at least 1"),
+    ("decay", lambda value: value is None or 0 < value < 1, "above 0 and below 1, or None"),
+    ("start", lambda value: 0 <= value < 1, "at least 0 and below 1"),
+)
+"""Arguments of the callbacks that are shipped, and what they must be."""
+
+
 def callbacks_of(
     recipe: Any, job: str, epochs: int, live: tuple[nn.Module, Any, Any, torch.device, Any]
 ) -> Callbacks | None:
@@ -376,6 +386,12 @@ def callback_problems(callbacks: Sequence[Any], *, has_inner: bool) -> Iterator[
         if any(kept) and not all(kept):
             rule = "a callback must have both state_dict and load_state_dict, or neither"
             yield Problem(rule, name, "Define the other, too.")
+        # Others may call anything of theirs so.
+        arguments = vars(item) if isinstance(item, (_Monitor, WeightAverage)) else {}
+        for argument, fits, bounds in BOUNDS:
+            if argument in arguments and not fits(arguments[argument]):
+                rule = f"{name}: {argument} must be {bounds}"
+                yield Problem(rule, repr(arguments[argument]), "Pass another.")
         monitor = monitor_of(item)
         if monitor.startswith(HELD_OUT):
             yield Problem(

@@ -27,8 +27,12 @@ from asynckfold.data.arrays import NOT_FINITE, rounded
 from asynckfold.data.batches import Batches
 from asynckfold.data.transforms.random_numbers import seeded
 from asynckfold.data.transforms.trees import Array
-from asynckfold.errors import InputError
+from asynckfold.errors import InputError, Problem, refuse
 from asynckfold.jobs.folds import Indices
+
+ALIKE = 1e-2
+"""Largest difference between ``fit_transform`` and ``transform`` of the same samples, relative to
+the size of a column: solvers round by some 1e-6, cross-fitting changes values by some tenths."""
 
 
 def fit_transform(
@@ -42,7 +46,8 @@ def fit_transform(
     Raises
     ------
     InputError
-        The output is not one row of numbers per sample.
+        The output is not one row of numbers per sample; or ``fit_transform`` and ``transform``
+        differ on training samples while the train view has further transforms.
     """
     if preprocess is None:
         return data
@@ -56,6 +61,7 @@ def fit_transform(
         changed[train], changed[others] = fitted_rows, rest
     else:
         changed = _changed(fit, rows)
+        refuse(_difference_problems(preprocess, fitted_rows, changed[train]))
     if tell is not None:
         tell(rounded(changed, "what preprocess gives"))
         bad = int((~np.isfinite(changed).reshape(len(changed), -1).all(axis=1)).sum())
@@ -112,3 +118,22 @@ def _dense(fit: Any, output: Any, count: int) -> Array:
 def _narrow(array: Array) -> torch.Tensor:
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+
+
+def _difference_problems(preprocess: Any, fitted_rows: Array, later: Array) -> list[Problem]:
+    if fitted_rows.shape == later.shape:
+        sizes = np.abs(np.where(np.isfinite(later), later, 0)).max(axis=0, initial=0.0)
+        # Nearly empty columns, as the last ones of a PCA, hold only rounding errors.
+        near = ALIKE * np.maximum(sizes, 1e-6 * sizes.max(initial=0.0))
+        with np.errstate(invalid="ignore"):
+            apart = np.abs(fitted_rows.astype(np.float64) - later) > near
+        if not apart.any() and np.array_equal(np.isnan(fitted_rows), np.isnan(later)):
+            return []
+    return [
+        Problem(
+            "with a train_transform, or random transforms in the dataset, preprocess must return "
+            "the same from transform as from fit_transform",
+            f"{type(preprocess).__name__}, which returns something else for training samples",
+            "Leave out the transforms of the train view, or preprocess.",
+        )
+    ]

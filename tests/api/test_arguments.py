@@ -82,8 +82,10 @@ def test_fit_names_the_nearest_of_its_arguments_and_those_of_a_sweep(
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("root", "Did you mean 'root_dir'?"),
-        ("epochs", "It is a key of trainer_params: {'epochs': ...}."),
+        ("root", "It is called 'root_dir' here."),
+        ("seed", "It is called 'random_state' here."),
+        ("max_epochs", "It is a key of trainer_params: {'epochs': ...}."),
+        ("lr", "opt_fn, an argument of the call, makes the optimizer of a model."),
     ],
 )
 def test_names_of_other_libraries_lead_to_ours(name: str, told: str) -> None:

@@ -15,6 +15,7 @@ from asynckfold import (
     BestWeights,
     EarlyStopping,
     InputError,
+    WeightAverage,
     load_results,
 )
 from tests.toy import Tiny, adam, samples
@@ -92,6 +93,9 @@ def test_no_group_is_on_both_sides(tmp_path: Path) -> None:
         ({"callbacks": EarlyStopping()}, "callbacks must be a list"),
         ({"callbacks": [EarlyStopping]}, r"Write EarlyStopping\(\)"),
         ({"callbacks": [object()]}, "must have one of the methods on_fit_start"),
+        ({"callbacks": [EarlyStopping(patience=0)]}, "patience must be at least 1"),
+        ({"callbacks": [BestWeights(mode="up")]}, "mode must be 'min' or 'max'"),
+        ({"callbacks": [WeightAverage(1.5)]}, "decay must be above 0 and below 1"),
         ({"callbacks": [EarlyStopping("valid_loss")]}, "not look at the fold that scores"),
         ({"callbacks": [EarlyStopping("hits")]}, "There are 'train_loss', 'lr', 'inner_loss'"),
         ({"trainer": "hogwild", "processes": 2}, "callbacks, inner_valid must go without trainer"),

@@ -197,6 +197,22 @@ def test_jobs_trained_as_one_have_augmented_and_preprocessed_samples(tmp_path: P
         np.testing.assert_allclose(*outputs, atol=1e-3)  # type: ignore[call-overload]
 
 
+def test_a_transformer_that_would_see_other_training_samples_later_is_refused(
+    tmp_path: Path,
+) -> None:
+    encoder = TargetEncoder(target_type="multiclass")
+    rest = FunctionTransformer(lambda rows: rows * 1e4)
+    with pytest.raises(InputError, match=r"train_transform.*ColumnTransformer"):
+        trained(
+            tmp_path,
+            (np.round(X[:, :2]), Y),
+            lambda: nn.Linear(4, 3),
+            preprocess=ColumnTransformer([("codes", encoder, [0]), ("rest", rest, [1])]),
+            train_transform=lambda sample: sample,
+            eval_transform=lambda sample: sample + 0,
+        )
+
+
 @pytest.mark.parametrize(
     "step",
     [
@@ -520,6 +536,8 @@ def test_what_is_masked_nowhere_and_texts_with_a_transform_are_taken(tmp_path: P
         (KFold(3), {"groups": np.arange(60) % 30}, "a group must not be on both sides"),
         (StratifiedKFold(3), {"groups": np.arange(60) % 30}, "a group must not be on both sides"),
         ([(TRAIN, VALID)], {"groups": np.arange(60) // 7}, r"1 groups? in both"),
+        (3, {"groups": [None, *range(59)]}, r"1 missing, the first of sample 0"),
+        (3, {"groups": pd.Series([1.0, np.nan] * 30)}, "30 missing, the first of sample 1"),
         ([(np.arange(41), VALID)], {}, r"must not share samples: received 1 in both"),
         ([(np.ones(7, bool), VALID)], {}, r"a mask of all samples: received bool of shape \(7,\)"),
     ],

@@ -218,11 +218,18 @@ def counted_once() -> Iterator[None]:
 @contextmanager
 def _attempt(bundle: Bundle, tasks: Sequence[Task]) -> Iterator[list[Any]]:
     """Yield a list for the results; exceptions of user code become results here, and only here."""
-    started, results = time.monotonic(), list[Any]()
+    started, files, results = time.monotonic(), process.open_files(), list[Any]()
     try:
         with isolated(patches=True):
             yield results
-    except (StorageError, WorkerDiedError):
+    except StorageError as error:
+        leaked = process.open_files() - files
+        if error.errno != errno.EMFILE or leaked <= FEW_FILES:
+            raise
+        # This process, not the disk, is at fault.
+        cause = f"it left {leaked} files open ({os.strerror(errno.EMFILE)})"
+        raise WorkerDiedError(os.getpid(), cause) from error
+    except WorkerDiedError:
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and not _ignores_interrupts():

@@ -217,6 +217,7 @@ def test_a_plan_keeps_sizes_by_kind_of_process() -> None:
     ("words", "message"),
     [
         ({"partition_size": 0}, "partition_size must be a whole number of at least 1: received 0"),
+        ({"epochs_per_round": 2, "steps_per_round": 4}, "a round is a number of steps or"),
         ({"partition_size": {}}, "by kind of process must give a number for 'cpu', or for"),
         (
             {"epochs_per_round": {"cpu": "1", "gpu": 2.5}},
