@@ -117,6 +117,34 @@ def test_a_kill_at_any_call_loses_no_acknowledged_result(
     told(record_property, len(points), len(every))
 
 
+@pytest.mark.nightly
+def test_killed_in_five_recoveries_in_a_row(
+    traced: Nursery,
+    tmp_path: Path,
+    golden: str,
+    record_property: Callable[[str, object], None],
+) -> None:
+    every = traced.points(tmp_path / "undisturbed")
+    generator = random.Random(SEED)
+    chains, kills = 40 if NIGHTLY else 4, 0
+    for number in range(chains):
+        root = tmp_path / str(number)
+        hits = []
+        for _ in range(5):
+            # Mostly early calls: those of the recovery, which is what comes first.
+            point = every[min(generator.randrange(len(every)), generator.randrange(len(every)))]
+            hits.append(str(point))
+            code = traced.run(root, f"{point.call}:signal=KILL:when={point.number}")
+            assert code in (0, -signal.SIGKILL), hits
+            kills += code != 0
+            check_acknowledged(root)
+        check_continuation(root, golden, hits)
+    text = f"{kills} kills in {chains} chains of five, seed {SEED}"
+    record_property("kills", text)
+    print(f"\n{text}")
+    assert kills > 2 * chains
+
+
 def test_nothing_is_written_outside_the_folder_of_the_run(traced: Nursery, tmp_path: Path) -> None:
     """No temporary file elsewhere: it is the same where ``TMPDIR`` is, and whether it is there."""
     root, trace = tmp_path / "run", tmp_path / "trace"

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ import numpy as np
 import pytest
 
 from asynckfold import RunHeldError, RunStore, StorageError, StoreCorruptError
-from tests.durability.work import FOLDS, PLAN, TARGETS, work
 from tests.records import (
     FIRST,
     MANY,
@@ -185,15 +183,6 @@ def test_outputs_are_read_on_demand_from_a_running_run(root: Path) -> None:
         assert old.finished() == {failed: "failed", done: "done"}
 
 
-def test_an_open_reader_does_not_block_the_writer(root: Path) -> None:
-    begin(root).close()
-    with RunStore.read(root):
-        started = time.monotonic()
-        with begin(root) as store:
-            finish(store, FIRST)
-        assert time.monotonic() - started < 5
-
-
 READ_ONLY = """
 import sys
 from pathlib import Path
@@ -269,15 +258,6 @@ def test_a_moved_or_removed_folder_is_noticed_at_the_next_commit(
         with begin(elsewhere) as store:
             assert set(store.reader.results()) == {FIRST}
             assert finish(store, SECOND)
-
-
-def test_a_moved_run_continues(root: Path, golden: str) -> None:
-    with RunStore.hold(root) as store:
-        store.begin(PLAN, FOLDS, TARGETS)
-    moved = root.with_name("moved")
-    root.rename(moved)
-    with Path(os.devnull).open("wb") as nowhere:
-        assert work(moved, nowhere.fileno()) == golden
 
 
 @pytest.mark.nightly

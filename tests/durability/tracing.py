@@ -38,11 +38,11 @@ class Point:
 
 
 class Nursery:
-    """Starts processes that do the work of a module of this folder, under strace."""
+    """Starts processes that do the work of `tests.durability.work`, under strace."""
 
-    def __init__(self, module: str = "work") -> None:
+    def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"tests.durability.{module}"],
+            [sys.executable, "-m", "tests.durability.work"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -94,7 +94,7 @@ class Nursery:
                 seen[match[1]] += 1
                 ours = re.search(rf"{re.escape(str(root))}[/>\"]", line) is not None
                 subject = re.search(
-                    r"checkpoint|final|summary|run\.db-journal|run\.db|splits|run\.lock", line
+                    r"checkpoint|summary|run\.db-journal|run\.db|splits|run\.lock", line
                 )
                 kind = subject[0] if subject else ""
                 found.append(Point(match[1], seen[match[1]], ours, kind))
@@ -102,9 +102,9 @@ class Nursery:
 
 
 @contextmanager
-def nursery(module: str = "work") -> Iterator[Nursery]:
+def nursery() -> Iterator[Nursery]:
     """A nursery, closed at the end."""
-    made = Nursery(module)
+    made = Nursery()
     try:
         yield made
     finally:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -103,17 +102,13 @@ def work(root: Path, acknowledge: int) -> str:
         return store.reader.fingerprint()
 
 
-Task = Callable[[Path, int], object]
-"""Does something in a folder, and writes to a descriptor what it acknowledges."""
-
-
-def child(task: Task, root: Path, go: int) -> int:
+def child(root: Path, go: int) -> int:
     """Wait, work, and return the exit code that the command would have."""
     os.read(go, 1)
     acknowledged = os.open(f"{root}.acknowledged", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     errors = os.open(f"{root}.error", os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o644)
     try:
-        task(root, acknowledged)
+        work(root, acknowledged)
     except AsyncKFoldError as error:
         os.write(errors, f"{type(error).__name__}: {error}".encode())
         return error.exit_code
@@ -124,14 +119,14 @@ def child(task: Task, root: Path, go: int) -> int:
     return 0
 
 
-def nursery(task: Task) -> None:
+def nursery() -> None:
     """Fork a worker for each line; say its number, let it go at the next line, say how it ended."""
     for line in sys.stdin:
         go_read, go_write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(go_write)
-            os._exit(child(task, Path(line.strip()), go_read))
+            os._exit(child(Path(line.strip()), go_read))
         os.close(go_read)
         print(pid, flush=True)
         sys.stdin.readline()
@@ -141,4 +136,4 @@ def nursery(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    nursery(work)
+    nursery()

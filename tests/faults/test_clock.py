@@ -15,6 +15,7 @@ from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, RunStore
 from asynckfold.engines.warm_pool import close_warm
+from asynckfold.system import readers
 from tests.toy import Tiny, adam, samples
 
 JUMPS = (0.0, 1.0e9, -86_400.0, 4.0e9, 1.7e9)
@@ -72,3 +73,14 @@ def test_a_run_does_not_notice(tmp_path: Path, root: Path, monkeypatch: pytest.M
     assert all(0 <= item.fit_seconds < 600 for item in found)
     assert [item.at for item in samples_of_use] == sorted(item.at for item in samples_of_use)
     assert 0 < results.seconds < 600
+
+
+@pytest.mark.parametrize("jump", [-1e9, 1e9])
+def test_the_age_of_a_process_is_not_the_wall_clocks(
+    monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """What is subtracted as one's own load depends on it."""
+    now: Any = time.time
+    before = readers.CounterReaders().age(os.getpid())
+    monkeypatch.setattr(time, "time", lambda: now() + jump)
+    assert before <= readers.CounterReaders().age(os.getpid()) < before + 60

@@ -120,52 +120,6 @@ def test_kill_9_in_the_middle_and_again_the_same_command(
     assert not set(tries) & set(kept)  # finished jobs are not trained again
 
 
-CALLBACKS = """
-from asynckfold import BestWeights, EarlyStopping, WeightAverage
-callbacks = [EarlyStopping(patience=3), BestWeights(), WeightAverage(0.9)]
-"""
-
-
-def with_callbacks() -> str:
-    """The same sweep with callbacks that hold a state, slow enough to be saved in the middle."""
-    script = SCRIPT.replace("kfold = ", CALLBACKS + "kfold = ", 1).replace(
-        "sleep(0.03)", "sleep(0.2)"
-    )
-    return script.replace("baseline=None", "callbacks=callbacks, inner_valid=0.25, baseline=None")
-
-
-def saved_at_work(root: Path) -> str:
-    """Wait until a job that runs has a checkpoint."""
-
-    def look() -> str:
-        for item in at_work(root):
-            with RunStore.read(root) as store:
-                if store.checkpoints(item["job"]) and item["job"] not in store.finished():
-                    return str(item["job"])
-        return ""
-
-    return str(until(look, 60))
-
-
-@pytest.mark.nightly
-@pytest.mark.crashes("workers are killed while they save")
-def test_callbacks_go_on_where_they_were(root: Path, start: Start, tmp_path: Path) -> None:
-    script = with_callbacks()
-    golden = here.script(script, tmp_path / "golden")
-    for results in (1, 2):
-        run = start(root, script)
-        wait_for(root, results)
-        job = saved_at_work(root)
-        family = {run.pid, *descendants(run.pid)}
-        for pid in family:
-            os.kill(pid, signal.SIGKILL)
-        run.wait()
-        assert gone(family)
-    assert here.script(script, root) == golden
-    log = (root / job / "log.txt").read_text()
-    assert "continues after epoch" in log
-
-
 @pytest.mark.nightly
 def test_a_worker_that_wakes_up_after_its_sweep_was_killed_changes_nothing(
     root: Path, start: Start, golden: str

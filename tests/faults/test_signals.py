@@ -28,7 +28,6 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, AsyncKFoldError, InterruptedRunError, RunStore
-from asynckfold.api import kfold
 from asynckfold.cli.output import Output
 from asynckfold.cli.summary import partial_report
 from asynckfold.store.run_file import RunFile
@@ -421,62 +420,31 @@ def call(root: Path, models: Any = Tiny, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    "handler",
-    [signal.default_int_handler, lambda number, frame: None, signal.SIG_DFL, signal.SIG_IGN],
+    ("number", "handler"),
+    [
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGINT, lambda number, frame: None),
+        (signal.SIGINT, signal.SIG_DFL),
+        (signal.SIGINT, signal.SIG_IGN),
+        (signal.SIGTERM, lambda number, frame: None),
+    ],
 )
 def test_in_code_handlers_are_taken_for_the_call_only_and_one_of_the_host_stays(
-    root: Path, handler: Any
+    root: Path, number: signal.Signals, handler: Any
 ) -> None:
     seen = []
 
     def look(outputs: Any, targets: Any) -> float:
-        seen.append(signal.getsignal(signal.SIGINT))
+        seen.append(signal.getsignal(number))
         return 1.0
 
-    before = signal.signal(signal.SIGINT, handler)
+    before = signal.signal(number, handler)
     try:
         call(root, scoring={"own": look})
-        assert signal.getsignal(signal.SIGINT) is handler
+        assert signal.getsignal(number) is handler
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
     assert (set(seen) == {handler}) is (handler is not signal.default_int_handler)
-
-
-class Struck(Tiny):
-    """Is interrupted in its third batch, where the environment says so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches = 0
-
-    def forward(self, inputs: Any) -> Any:
-        self.batches += 1
-        if self.batches == 3 and "STRIKE" in os.environ:
-            signal.raise_signal(signal.SIGINT)
-        return super().forward(inputs)
-
-
-@pytest.mark.nightly
-def test_ctrl_c_lets_a_job_of_this_process_save_itself(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = kfold.begin
-
-    def begin(*given: Any) -> None:
-        real(*given)
-        monkeypatch.setenv("STRIKE", "yes")
-
-    # The dry run is over then.
-    monkeypatch.setattr(kfold, "begin", begin)
-    with pytest.raises(InterruptedRunError, match="the same call continues") as caught:
-        call(root, Struck, parallelize=False)
-    assert caught.value.exit_code == 130
-    with RunStore.read(root) as store:
-        assert store.checkpoints("Struck/cosine/fold-0")
-        assert [item.outcome for item in store.attempts()] == ["interrupted"]
-    monkeypatch.undo()
-    continued = call(root, Struck, parallelize=False)
-    assert continued == call(root.parent / "golden", Struck, parallelize=False)
 
 
 @pytest.mark.nightly

@@ -72,25 +72,6 @@ def test_a_signal_ends_a_script_as_it_ends_the_command(
     assert call(root, scoring={"own": struck}).fingerprint == golden
 
 
-def test_a_handler_of_the_caller_stays(root: Path) -> None:
-    seen = []
-
-    def handler(number: int, frame: Any) -> None:
-        """As of a service that ends its own way."""
-
-    def look(outputs: Any, targets: Any) -> float:
-        seen.append(signal.getsignal(signal.SIGTERM))
-        return 1.0
-
-    before = signal.signal(signal.SIGTERM, handler)
-    try:
-        call(root, scoring={"own": look})
-        assert signal.getsignal(signal.SIGTERM) is handler
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert set(seen) == {handler}
-
-
 def test_after_sigterm_a_script_has_its_exit_code() -> None:
     code = "from asynckfold import InterruptedRunError as E; raise E('interrupted by SIGTERM', 143)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -5,16 +5,13 @@ The other files look at the parts that put it right; a test here needs none of t
 
 from __future__ import annotations
 
-import math
 import random
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn import metrics
@@ -24,6 +21,7 @@ from torch.utils.data import Dataset
 from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold.engines.warm_pool import close_warm
 from tests.toy import samples
+from tests.truth.leaks import LEAKS
 
 X, Y = samples()
 TRAIN, VALID = np.arange(40), np.arange(40, 60)
@@ -105,28 +103,7 @@ def test_a_transform_that_is_random_for_one_sample_is_not_validated_with(root: P
     np.testing.assert_array_equal(results.oof["net/own"], X[:, :3])
 
 
-@pytest.mark.parametrize("kind", ["X", "y", "both"])
-def test_an_index_of_pandas_is_no_position(tmp_path: Path, kind: str) -> None:
-    gaps = np.random.default_rng(1).permutation(60) * 3
-    frame = X if kind == "y" else pd.DataFrame(X, index=gaps)
-    series = Y if kind == "X" else pd.Series(Y, index=gaps)
-    plain = run(tmp_path / "plain", epochs=2)
-    found = run(tmp_path / "pandas", (frame, series), epochs=2)
-    np.testing.assert_array_equal(found.oof["net/own"], plain.oof["net/own"])
-    assert found.best_score_ == plain.best_score_
-
-
 # Scored as the user means
-
-
-def test_probabilities_of_a_model_are_no_log_odds(root: Path) -> None:
-    def model() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 3), nn.Softmax(1))
-
-    results = run(root, models=model, scoring="neg_log_loss", cv=FOLD)
-    said = results.oof["net/own"][VALID].astype(float)
-    expected = -metrics.log_loss(Y[VALID], said / said.sum(1, keepdims=True))
-    assert results.best_score_ == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("score", [metrics.mean_squared_error, metrics.mean_absolute_error])
@@ -138,56 +115,6 @@ def test_the_greatest_error_is_not_the_best_score(root: Path, score: Any) -> Non
         run(root, (X, NUMBERS), flat, nn.MSELoss(), scoring=score)
 
 
-def test_what_was_said_out_of_fold_is_what_was_scored(root: Path) -> None:
-    """A mean over the models of all repeats is better than any of them."""
-    noisy = np.random.default_rng(0).normal(size=(60, 8)).astype(np.float32)
-    noisy[:, :3] += np.eye(3, dtype=np.float32)[Y]
-    results = run(root, (noisy, Y), n_repeats=8)
-    said = results.oof["net/own"].argmax(-1)
-    assert (said == Y).mean() == pytest.approx(results.best_score_)
-
-
-@pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
-def test_a_failed_fold_took_time(root: Path) -> None:
-    steps: list[int] = []
-
-    class Failing(nn.Linear):
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            if self.training:
-                steps.append(1)
-                time.sleep(0.05)
-            if len(steps) > 4:
-                raise ValueError("bad")
-            return super().forward(inputs)
-
-    models = {"good": partial(nn.Linear, 8, 3), "bad": partial(Failing, 8, 3)}
-    results = run(root, models=models, error_score=0.0)
-    taken = dict(
-        zip(results.cv_results_["param_model"], results.cv_results_["mean_fit_time"], strict=True)
-    )
-    assert {item.status for item in results.results.values()} == {"done", "failed"}
-    assert taken["bad"] >= 0.05
-
-
-# No speed that is not true
-
-
-class Odd(nn.Linear):
-    """Diverges."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) * math.nan
-
-
-@pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
-def test_what_diverged_is_no_work_of_the_serial_loop(root: Path) -> None:
-    models = {"even": partial(nn.Linear, 8, 3), "odd": partial(Odd, 8, 3)}
-    baseline = run(root, models=models, baseline="measure").baseline
-    assert baseline is not None
-    assert baseline.by_candidate["even/own"] == pytest.approx(baseline.seconds)
-    assert baseline.by_candidate.get("odd/own", 0.0) == 0.0
-
-
 # What one model leaves behind
 
 
@@ -197,30 +124,9 @@ def _no_worker_stays() -> Iterator[None]:
     close_warm()
 
 
-kept: list[Any] = []
-
-
-def enter(context: Any) -> None:
-    kept.append(context)
-    context.__enter__()
-
-
-def double(module: nn.Module, inputs: Any, outputs: Any) -> Any:
-    return outputs * 2 if isinstance(module, nn.Linear) else None
-
-
-SAVED = torch.autograd.graph.saved_tensors_hooks
-LEAKS: dict[str, Callable[[], Any]] = {
-    "autocast": lambda: enter(torch.autocast("cpu", torch.bfloat16)),
-    "module hook": lambda: nn.modules.module.register_module_forward_hook(double),
-    "inference mode": lambda: enter(torch.inference_mode()),
-    "saved tensors": lambda: enter(SAVED(lambda saved: saved * 2, lambda found: found)),
-}
-
-
 @pytest.mark.usefixtures("_no_worker_stays")
 @pytest.mark.filterwarnings("ignore::asynckfold.JobsFailedWarning")
-@pytest.mark.parametrize("leak", LEAKS)
+@pytest.mark.parametrize("leak", ["autocast", "forward hook", "inference mode", "saved tensors"])
 def test_a_model_has_the_numbers_that_it_has_alone(tmp_path: Path, leak: str) -> None:
     act = LEAKS[leak]
 
