@@ -49,13 +49,11 @@ def skip_beside_others() -> None:
         pytest.skip("needs a quiet machine: somebody else uses a core already")
 
 
-def skip_if_others_came(root: Path, since: float = 0.0, known: float = 0.0) -> None:
-    """Skip where others used cores during a run, for more than the core seconds that are known."""
+def skip_if_others_came(root: Path, since: float) -> None:
+    """Skip where others used cores in a run, from a second of it on."""
     with RunStore.read(root) as store:
         samples = [item for item in store.samples() if item.at > since]
     others = sum(item.used - item.own for item in samples) / max(1, len(samples))
-    if known:
-        others -= known / (samples[-1].at - samples[0].at)
     if others > 0.2:
         pytest.skip("somebody else came while it ran")
 

@@ -68,17 +68,6 @@ def test_split_undoes_join(tree: Any) -> None:
     assert same(tree_of([(path, leaf.numpy()) for path, leaf in leaves_of(again)]), tree)
 
 
-def test_gradients_reach_all_parts() -> None:
-    parts = {"a": torch.ones(2, 2, requires_grad=True), "b": torch.ones(2, requires_grad=True)}
-    columns = Schema.of(parts)
-    split = columns.split(columns.join(parts))
-    (split["a"].sum() + 2 * split["b"].sum()).backward()
-    assert parts["a"].grad is not None
-    assert parts["b"].grad is not None
-    assert (parts["a"].grad == 1).all()
-    assert (parts["b"].grad == 2).all()
-
-
 @pytest.mark.parametrize(
     ("tree", "text"),
     [

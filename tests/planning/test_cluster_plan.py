@@ -2,19 +2,87 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from asynckfold import InputError
+from asynckfold import Fold, InputError, Plan, TrainerParams
 from asynckfold.cli.plan import _lines, _numbers
 from asynckfold.errors import refuse
 from asynckfold.jobs.decoding import decoded, encoded, parsed
+from asynckfold.jobs.messages import Facts
 from asynckfold.jobs.placement import NodeSize
+from asynckfold.jobs.plan import make_jobs
+from asynckfold.planning.choice import choose, choose_devices
 from asynckfold.planning.feasibility import node_problems
-from asynckfold.planning.forecast import Forecast
-from asynckfold.planning.workload import Choice
-from tests.planning.sweeps import HUGE, SMALL, SWEEPS, Shape
+from asynckfold.planning.forecast import Forecast, forecast, predicted
+from asynckfold.planning.fusion_groups import group
+from asynckfold.planning.fusion_rule import Fuse
+from asynckfold.planning.workload import Choice, Workload
+
+SMALL, MEDIUM, LARGE, HUGE = 1_000_000, 100_000_000, 2_000_000_000, 30_000_000_000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A sweep, and what the caller asks for."""
+
+    flops: dict[str, int]
+    cores: int
+    folds: int = 5
+    schedules: int = 1
+    epochs: int = 3
+    gpus: int = 0
+    devices: tuple[str, ...] = ("cpu",)
+    threads: int | None = None
+    fuse: Fuse = "auto"
+    params: tuple[tuple[str, Any], ...] = ()
+
+    def work(self) -> Workload:
+        """Return the sweep, undecided."""
+        names = list(self.flops)
+        folds = tuple(
+            Fold(0, index, np.arange(3200), np.arange(100)) for index in range(self.folds)
+        )
+        jobs = make_jobs(names, [f"s{number}" for number in range(self.schedules)], folds, 0)
+        params = TrainerParams(epochs=self.epochs, **dict(self.params))
+        plan = Plan(jobs, params, 32, 1, 0, "cpu", ("accuracy",), "d", "f")
+        recipe = {"architecture": {name: f"{name} {count}" for name, count in self.flops.items()}}
+        steps, memory = dict.fromkeys(names, 0.001), dict.fromkeys(names, 100)
+        refusals = {name: "" if count < LARGE else "large" for name, count in self.flops.items()}
+        facts = Facts(recipe, steps, memory, flops=self.flops, fusible=refusals)
+        return Workload(plan, folds, facts, self.cores, self.gpus)
+
+    def planned(self, work: Workload | None = None, before: Choice | None = None) -> Forecast:
+        """Decide all, and predict the sweep."""
+        work = work or self.work()
+        devices = choose_devices(work, self.devices, None)
+        work = replace(work, plan=work.plan.with_devices(devices.kinds))
+        choice = choose(work, self.threads, before, None)
+        groups = group(work, choice, None, self.fuse, 1 << 40)
+        return forecast(work, predicted(work, choice, groups), groups)
+
+
+SWEEPS = {
+    "one core": Shape({"a": SMALL, "b": HUGE}, 1),
+    "two cores": Shape({"a": LARGE}, 2),
+    "small models in groups": Shape({"a": SMALL, "b": MEDIUM}, 2, 6, 4),
+    "small and large": Shape({"a": SMALL, "b": HUGE}, 4, 10, 2),
+    "few large jobs": Shape({"a": HUGE}, 16, 3),
+    "the last jobs": Shape({"a": HUGE}, 4, 5),
+    "an odd number of cores": Shape({"a": MEDIUM, "b": LARGE, "c": HUGE}, 7, 5, 3),
+    "many jobs": Shape({"a": MEDIUM, "b": LARGE}, 16, 10, 30),
+    "more cores than jobs": Shape({"a": SMALL, "b": MEDIUM}, 49, 10, 2, fuse=True),
+    "threads as asked": Shape({"a": SMALL, "b": HUGE}, 12, 10, 3, threads=6, fuse=True),
+    "groups as asked": Shape({"a": SMALL}, 8, 10, 2, fuse=4),
+    "processes": Shape(
+        {"a": MEDIUM}, 4, params=(("trainer", "averaging"), ("processes", 2)), fuse=False
+    ),
+    "a GPU and cores": Shape({"a": SMALL, "b": HUGE}, 4, 5, 2, gpus=1, devices=("cpu", "cuda")),
+    "two GPUs": Shape({"a": LARGE, "b": HUGE}, 6, gpus=2, devices=("cuda",)),
+}
 
 DECIDED: dict[str, tuple[dict[str, int], dict[str, int], list[int]]] = {
     "one core": ({"a": 1, "b": 1}, {}, [5]),
@@ -134,7 +202,8 @@ def test_the_verb_plan_names_the_nodes() -> None:
     told = [*_lines(found)]
     assert any("on 6 cores of 2 nodes, if they are idle" in line for line in told)
     lanes = [line.partition("  ")[0] for line in told[-7:-1]]
-    assert lanes == [f"node-{node}, core {core}" for node, core in _pairs(2, 4)]
+    cores = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert lanes == [f"node-{node}, core {core}" for node, core in cores]
     numbers = _numbers(found)
     assert numbers["nodes"] == [{"cores": 2, "gpus": 0}, {"cores": 4, "gpus": 0}]
     assert {span["node"] for span in numbers["spans"]} == {"node-0", "node-1"}
@@ -142,7 +211,3 @@ def test_the_verb_plan_names_the_nodes() -> None:
     assert any("on 2 cores, if they are idle" in line for line in _lines(alone))
     assert _numbers(alone)["nodes"] == []
     assert not any("node" in span for span in _numbers(alone)["spans"])
-
-
-def _pairs(*cores: int) -> list[tuple[int, int]]:
-    return [(node, core) for node, count in enumerate(cores) for core in range(count)]

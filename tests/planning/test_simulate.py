@@ -58,29 +58,6 @@ def test_the_nodes_could_carry_it_out(sweep: Sweep) -> None:
     assert simulation.makespan >= simulation.lower_bound - 1e-9
 
 
-@settings(max_examples=examples(300))
-@given(sweeps(), st.randoms(use_true_random=False))
-def test_nothing_waits_that_could_run_and_the_order_does_not_matter(
-    sweep: Sweep, random: object
-) -> None:
-    requests, nodes = sweep
-    simulation = simulate(requests, nodes)
-    mixed = [*requests]
-    random.shuffle(mixed)  # type: ignore[attr-defined]
-    assert simulate(mixed, nodes) == simulation
-    for span in simulation.spans:
-        if span.gpu is not None or not span.start:
-            continue
-        # Just before it starts, no node has its cores free.
-        for name, node in zip(simulation.names, nodes, strict=True):
-            held = sum(
-                len(other.cores)
-                for other in simulation.spans
-                if other.node == name and other.start < span.start <= other.end
-            )
-            assert node.cores - held < len(span.cores)
-
-
 def test_the_bound_counts_a_shared_gpu_by_its_shares() -> None:
     jobs = [Request(name, 4.0, gpu=True, jobs_per_gpu=2) for name in "abcd"]
     assert simulate(jobs, [NodeSize(4, 1)]).lower_bound == 8.0

@@ -257,32 +257,11 @@ def test_what_is_kept_between_calls_changes_no_decision(
     assert place(backlog, reservations, load) == place(pending, running, load)
 
 
-def gpu_job(name: str, gpu_memory: int, jobs_per_gpu: int) -> Request:
-    return Request(name, 1.0, gpu=True, gpu_memory=gpu_memory, jobs_per_gpu=jobs_per_gpu)
-
-
-def test_jobs_that_may_share_a_gpu_fill_its_slots_and_its_memory() -> None:
-    cores = tuple(range(9))
-    load = Load(cores, cores, 0, (Gpu(0, 8, 9), Gpu(1, 5, 9)))
-    placed = place([gpu_job(name, 2, 3) for name in "abcdefg"], [], load)
-    assert [placement.gpu for placement in placed] == [0, 1, 0, 1, 0]
-
-
-def test_a_job_that_needs_the_whole_gpu_shares_it_with_no_other() -> None:
-    load = Load((0, 1), (0, 1), 0, (Gpu(0, 9, 9),))
-    (first,) = place([gpu_job("a", 0, 1), gpu_job("b", 0, 2)], [], load)
-    assert first.jobs == ("a",)
-    assert place([gpu_job("b", 0, 2)], [first], load) == []
-    (second,) = place([gpu_job("b", 0, 2)], [], load)
-    assert place([gpu_job("a", 0, 1)], [second], load) == []
-    assert place([gpu_job("c", 0, 2)], [second], load)[0].gpu == 0
-
-
 def test_what_own_jobs_hold_on_a_gpu_is_not_subtracted_twice() -> None:
     """The driver says that 3 of 9 bytes are free; 6 are those of the job that was promised 6."""
     running = [Placement(("old",), (0,), gpu=0, gpu_memory=6, jobs_per_gpu=2)]
     told, untold = Gpu(0, 3, 9, own=6), Gpu(0, 3, 9)
-    pending = [gpu_job("new", 3, 2)]
+    pending = [Request("new", 1.0, gpu=True, gpu_memory=3, jobs_per_gpu=2)]
     assert len(place(pending, running, Load((0, 1), (0, 1), 0, (told,)))) == 1
     assert place(pending, running, Load((0, 1), (0, 1), 0, (untold,))) == []
 

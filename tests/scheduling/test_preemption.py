@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +14,16 @@ from hypothesis import strategies as st
 
 from asynckfold import Result, RunStore
 from asynckfold.cli import main
-from asynckfold.engines.engine import Answer
 from asynckfold.jobs.messages import JobStart
-from asynckfold.jobs.placement import Load, Placement, Request
+from asynckfold.jobs.placement import Load
 from asynckfold.results.report.figures import _lanes
 from asynckfold.results.report.summary import summarize
 from asynckfold.results.utilization import packing_of
 from asynckfold.scheduling.preemption import HeldCores, reassign_cores
-from asynckfold.sweep.loop import Sweep
 from tests.results.test_utilization import CHOICE, FOLDS, PLAN, TARGETS
 from tests.scheduling.test_place import NAMES
 from tests.size import examples
-from tests.sweep.test_loop import FakeEngine, Recording, done, store
+from tests.sweep.test_loop import Moving, done, driven, store
 from tests.synthetic import FakeClockStore
 
 __all__ = ["store"]  # fixtures
@@ -54,7 +51,9 @@ def after(
     running: Mapping[str, HeldCores], changes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, HeldCores]:
     return {
-        name: HeldCores(changes[name] or held.cores, not changes[name]) if name in changes else held
+        name: replace(held, cores=changes[name] or held.cores, paused=not changes[name])
+        if name in changes
+        else held
         for name, held in running.items()
     }
 
@@ -107,46 +106,24 @@ def test_jobs_move_on_their_node_only_and_one_goes_on_in_the_cluster(
 ) -> None:
     running, load = crowd
     changes = reassign_cores(running, load)
-    after = {
-        name: replace(held, cores=changes[name] or held.cores, paused=not changes[name])
-        if name in changes
-        else held
-        for name, held in running.items()
-    }
+    found = after(running, changes)
     assert not any(name.startswith("z") for name in changes)
-    active = [held for name, held in after.items() if not held.paused and held.node != "z"]
+    active = [held for held in found.values() if not held.paused and held.node != "z"]
     assert active or not any(held.node != "z" for held in running.values())
     for seen in load.nodes:
         cores = [core for held in active if held.node == seen.node for core in held.cores]
         assert len(set(cores)) == len(cores)
         assert set(cores) <= set(seen.idle) or len(active) == 1
-    assert reassign_cores(after, load) == {}
+    assert reassign_cores(found, load) == {}
 
 
 # The sweep
 
 
-class Moving(FakeEngine):
-    """Ends nothing by itself; its cores are as idle as it is told."""
-
-    idle: tuple[int, ...] = (0, 1, 2)
-    shifts: Sequence[tuple[str, tuple[int, ...]]] = ()
-
-    def load(self, running: Sequence[Placement]) -> Load:
-        return Load((0, 1, 2), self.idle, 1 << 40)
-
-    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
-        (name,) = (item.job.id for running, item in self.waiting if running is future)
-        self.shifts = [*self.shifts, (name, tuple(cores))]
-
-
 def test_jobs_move_pause_and_go_on_as_others_come_and_go(store: RunStore) -> None:
     names = [job.id for job in store.reader.plan.jobs][:3]
     engine = Moving(done, queue.SimpleQueue())
-    requests = {job.id: Request(job.id, 1.0) for job in store.reader.plan.jobs}
-    sweep = Sweep(
-        store, engine, engine.inbox, requests, lambda result: result, Recording(), yields=True
-    )
+    sweep, _ = driven(store, engine, yields=True)
 
     def see(*idle: int) -> list[tuple[str, tuple[int, ...]]]:
         engine.idle, engine.shifts = idle, []

@@ -14,7 +14,7 @@ from asynckfold.scheduling.backlog import Backlog
 from asynckfold.scheduling.place import place
 from asynckfold.scheduling.reservations import Reservations
 from asynckfold.scheduling.wait_reasons import Obstacle, Waits, blocked_everywhere, obstacle
-from tests.scheduling.test_place import Situation, node, situations, some
+from tests.scheduling.test_place import node
 
 LOAD = Load(cores=(0, 1, 2, 3), idle=(0, 1, 2, 3), free_memory=100 << 20)
 BUSY = Reservations(
@@ -148,17 +148,3 @@ def test_nothing_can_start_only_where_every_node_is_blocked() -> None:
     assert blocked_everywhere(both) == "full"
     assert place([Request("a", 1.0)], [], both) == []
     assert obstacle(Request("a", 1.0), Reservations(), both).text == "memory: full (x)"
-
-
-@given(some, situations())
-def test_what_a_cluster_waits_for_is_named(pending: list[Request], situation: Situation) -> None:
-    _, running, load = situation
-    placed = place(pending, running, load)
-    started = {job for item in placed for job in item.jobs}
-    held = Reservations([*running, *placed])
-    for request in pending:
-        if held and request.job_id not in started:
-            found = obstacle(request, held, load)
-            assert found.kind in ("cores", "neighbours", "memory", "gpu", "alone", "turn")
-            if load.peers:
-                assert any(f"({seen.node}" in found.text for seen in load.nodes)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import signal
 import sqlite3
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from asynckfold import (
     Baseline,
@@ -44,16 +40,29 @@ from tests.records import (
 )
 
 
-def test_a_result_is_read_as_it_was_recorded(root: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pretraining": (StageEpoch("layer 1", 1, {"error": 0.5, "gap": math.inf}, 0.25),)},
+        {"averaged": AveragingSummary(12, (480, 475, 470))},
+        {"peak_gpu_memory": 5 << 30},
+        {"epochs": (Epoch(1, 0.5, 0.6, None, 1e-3, 0.1, {"norm": 2.0}),)},
+    ],
+    ids=["usual", "pretraining", "averaging", "memory of a GPU", "logged"],
+)
+def test_a_result_is_read_as_it_was_recorded(root: Path, changes: dict[str, Any]) -> None:
+    written = make_result(FIRST, **changes)
     with begin(root) as store:
-        assert finish(store, FIRST)
-        written = make_result(FIRST)
+        assert finish(store, FIRST, **changes)
     with RunStore.read(root) as store:
         found = store.results()[FIRST]
         assert found.digest == written.digest
         assert store.fingerprint() == fingerprint({FIRST: written.digest})
         np.testing.assert_array_equal(found.outputs, written.outputs)
         assert replace(found, outputs=None).__dict__ == replace(written, outputs=None).__dict__
+    touches = "pretraining" in changes or "epochs" in changes
+    assert (found.digest != make_result(FIRST).digest) == touches
 
 
 def test_nan_and_infinity_survive_the_store(root: Path) -> None:
@@ -67,27 +76,6 @@ def test_nan_and_infinity_survive_the_store(root: Path) -> None:
         assert math.isnan(item.train_loss)
         assert item.valid_loss == math.inf
         assert math.isnan(store.results()[FIRST].scores["accuracy"])
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"pretraining": (StageEpoch("layer 1", 1, {"error": 0.5, "gap": math.inf}, 0.25),)},
-        {"averaged": AveragingSummary(12, (480, 475, 470))},
-        {"peak_gpu_memory": 5 << 30},
-        {"epochs": (Epoch(1, 0.5, 0.6, None, 1e-3, 0.1, {"norm": 2.0}),)},
-    ],
-    ids=["pretraining", "averaging", "memory of a GPU", "logged"],
-)
-def test_optional_parts_of_a_result_survive_the_store(root: Path, changes: dict[str, Any]) -> None:
-    written = make_result(FIRST, **changes)
-    with begin(root) as store:
-        assert finish(store, FIRST, **changes)
-    with RunStore.read(root) as store:
-        read = store.results()[FIRST]
-    assert replace(read, outputs=None).__dict__ == replace(written, outputs=None).__dict__
-    touches = "pretraining" in changes or "epochs" in changes
-    assert (read.digest != make_result(FIRST).digest) == touches
 
 
 def test_the_summary_of_a_job_is_written_once_its_result_is_durable(root: Path) -> None:
@@ -250,23 +238,6 @@ def test_a_new_session_retries_failed_and_cancelled_jobs_only(root: Path) -> Non
         assert finish(store, PLAN.jobs[1].id)
 
 
-@settings(max_examples=5, deadline=None)
-@given(st.dictionaries(st.sampled_from([job.id for job in PLAN.jobs]), st.sampled_from(ENDED)))
-def test_job_counts_add_up(ends: dict[str, str]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        with begin(Path(folder)) as store:
-            for job_id, status in ends.items():
-                finish(store, job_id, status=status)
-            counts = store.reader.counts()
-        with RunStore.read(folder) as reader:
-            assert reader.counts() == counts
-    parts = sum(counts[state] for state in (*ENDED, "pending"))
-    assert counts["planned"] == parts == len(PLAN.jobs)
-    assert {state: counts[state] for state in ENDED} == {
-        state: list(ends.values()).count(state) for state in ENDED
-    }
-
-
 # Checkpoints
 
 
@@ -290,11 +261,6 @@ def test_the_two_newest_checkpoints_are_kept(root: Path) -> None:
 # Damage
 
 
-def test_a_folder_without_a_run_is_an_error(root: Path) -> None:
-    with pytest.raises(StoreCorruptError, match="holds no run"):
-        RunStore.read(root)
-
-
 @pytest.mark.damages("the file is no run")
 @pytest.mark.parametrize("content", [b"not a database " * 99, b""])
 def test_a_file_that_is_no_database_is_an_error(root: Path, content: bytes) -> None:
@@ -312,11 +278,3 @@ def test_a_database_of_another_program_is_an_error(root: Path) -> None:
     connection.close()
     with pytest.raises(StoreCorruptError, match="is not a run of asynckfold"):
         RunStore.hold(root)
-
-
-def other_folds(data: bytes) -> bytes:
-    with np.load(io.BytesIO(data)) as arrays:
-        changed = dict(arrays)
-    changed["repeat0-fold0-train"] = changed["repeat0-fold0-train"][::-1].copy()
-    np.savez_compressed(buffer := io.BytesIO(), **changed)
-    return buffer.getvalue()

@@ -4,82 +4,22 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from asynckfold import Result, RunStore
-from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import JobEnd, JobStart, RetryableFailure, Task
-from asynckfold.jobs.placement import WORKER_BYTES, Load, Placement, Request
+from asynckfold.jobs.placement import WORKER_BYTES, Placement, Request
 from asynckfold.jobs.result import DIVERGED, DONE, FAILED
 from asynckfold.sweep.loop import Sweep
-from tests.sweep.test_loop import Recording, done, open_store
+from tests.sweep.test_loop import Moving, Prompt, Recording, Tell, done, driven, open_store
 
 GROUP = ("A/cosine/fold-0", "A/cosine/fold-1", "A/cosine/fold-2")
 ALONE = "A/cosine/fold-3"
 ONE = WORKER_BYTES + 10
-
-Behaviour = Callable[[int, Sequence[Task]], Any]
-
-
-@dataclass
-class Engine:
-    """Answers at once what `behaviour` says of the n-th placement of the group."""
-
-    runs_in_submit, batch_seconds = False, None
-
-    behaviour: Behaviour
-    inbox: queue.SimpleQueue[Any]
-    placed: list[Placement] = field(default_factory=list)
-    now: float = 0.0
-
-    def load(self, running: Sequence[Placement]) -> Load:
-        self.now += 1.0
-        return Load((0, 1), (0, 1), 1 << 40)
-
-    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        future: Future[Answer] = Future()
-        assert tuple(task.job.id for task in tasks) == placement.jobs
-        self.placed.append(placement)
-        found = [done(task) for task in tasks]
-        if placement.trainer == "fused":
-            found = self.behaviour(len(self.of_group()), tasks)
-        if isinstance(found, BaseException):
-            future.set_exception(found)
-        else:
-            future.set_result(Answer(found, pid=1))
-        return future
-
-    def of_group(self) -> list[Placement]:
-        return [placement for placement in self.placed if placement.trainer == "fused"]
-
-    def close(self, grace_s: float = 0.0) -> None:
-        pass
-
-
-@dataclass
-class Moving(Engine):
-    """Ends nothing; its cores are as idle as it is told."""
-
-    idle: tuple[int, ...] = (0, 1)
-    shifts: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
-    running: dict[Future[Answer], Placement] = field(default_factory=dict)
-
-    def load(self, running: Sequence[Placement]) -> Load:
-        return Load((0, 1, 2), self.idle, 1 << 40)
-
-    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
-        future: Future[Answer] = Future()
-        self.running[future] = placement
-        return future
-
-    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
-        self.shifts.append((self.running[future].jobs[0], tuple(cores)))
 
 
 @pytest.fixture(autouse=True)
@@ -92,14 +32,26 @@ def store(root: Path) -> Iterator[RunStore]:
     yield from open_store(root, 4, ["A"], (GROUP,))
 
 
-def run(store: RunStore, behaviour: Behaviour) -> tuple[Engine, Recording]:
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    engine, watch = Engine(behaviour, inbox), Recording()
+def run(
+    store: RunStore, behaviour: Callable[[int, Sequence[Task], Tell], Any]
+) -> tuple[Prompt, Recording]:
+    """Answer what `behaviour` says of the n-th placement of the group."""
+
+    def answer(number: int, tasks: Sequence[Task], tell: Tell) -> Any:
+        if len(tasks) == 1 and tasks[0].job.id == ALONE:
+            return [done(task) for task in tasks]
+        return behaviour(len(of_group(engine)), tasks, tell)
+
+    engine, watch = Prompt(answer, (0, 1)), Recording()
     requests = {
         job.id: Request(job.id, 1.0 + job.fold, memory=ONE) for job in store.reader.plan.jobs
     }
-    Sweep(store, engine, inbox, requests, lambda found: found, watch, lambda: engine.now).run()
+    Sweep(store, engine, engine.inbox, requests, lambda found: found, watch, engine.clock).run()
     return engine, watch
+
+
+def of_group(engine: Prompt) -> list[Placement]:
+    return [placement for placement in engine.placed if placement.trainer == "fused"]
 
 
 def died() -> WorkerDiedError:
@@ -107,8 +59,8 @@ def died() -> WorkerDiedError:
 
 
 def test_a_group_is_one_placement_and_each_job_has_its_result(store: RunStore) -> None:
-    engine, watch = run(store, lambda number, tasks: [done(task) for task in tasks])
-    (group,) = engine.of_group()
+    engine, watch = run(store, lambda number, tasks, tell: [done(task) for task in tasks])
+    (group,) = of_group(engine)
     assert group.jobs == GROUP
     assert group.memory == WORKER_BYTES + 30
     # The longest first: the group has the seconds of all its jobs.
@@ -119,23 +71,18 @@ def test_a_group_is_one_placement_and_each_job_has_its_result(store: RunStore) -
 
 
 def test_a_group_whose_worker_dies_is_tried_again_without_what_ended(store: RunStore) -> None:
-    def behaviour(number: int, tasks: Sequence[Task]) -> Any:
+    def behaviour(number: int, tasks: Sequence[Task], tell: Tell) -> Any:
         if number > 1:
             return [done(task) for task in tasks]
-        engine_inbox.put(JobEnd(Result(GROUP[1], 1, DIVERGED, error="nan", pid=7)))
+        tell(JobEnd(Result(GROUP[1], 1, DIVERGED, error="nan", pid=7)))
         return died()
 
-    engine_inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    engine, watch = Engine(behaviour, engine_inbox), Recording()
-    requests = {job.id: Request(job.id, 1.0, memory=ONE) for job in store.reader.plan.jobs}
-    Sweep(
-        store, engine, engine_inbox, requests, lambda found: found, watch, lambda: engine.now
-    ).run()
-    assert [placement.jobs for placement in engine.of_group()] == [GROUP, (GROUP[0], GROUP[2])]
+    engine, _ = run(store, behaviour)
+    assert [placement.jobs for placement in of_group(engine)] == [GROUP, (GROUP[0], GROUP[2])]
     # What diverged goes along, in memory and in time.
-    assert {placement.memory for placement in engine.of_group()} == {WORKER_BYTES + 30}
+    assert {placement.memory for placement in of_group(engine)} == {WORKER_BYTES + 30}
     again = [item for item in store.reader.attempts() if item.attempt == 2]
-    assert [(item.job_id, item.expected) for item in again] == [(GROUP[0], 3.0), (GROUP[2], 3.0)]
+    assert [(item.job_id, item.expected) for item in again] == [(GROUP[0], 6.0), (GROUP[2], 6.0)]
     waits = [item.waits for item in again]
     assert waits[0] == waits[1]
     assert any(wait.kind == "pause" for wait in waits[0])
@@ -154,26 +101,26 @@ def short_of_memory(task: Task) -> RetryableFailure:
 def test_a_group_that_did_not_end_goes_on_alone_where_memory_was_short(
     store: RunStore, first: Callable[[Task], Any]
 ) -> None:
-    engine, _ = run(store, lambda number, tasks: list(map(done if number > 1 else first, tasks)))
-    assert [placement.jobs for placement in engine.of_group()] == [GROUP, GROUP]
+    engine, _ = run(
+        store, lambda number, tasks, tell: list(map(done if number > 1 else first, tasks))
+    )
+    assert [placement.jobs for placement in of_group(engine)] == [GROUP, GROUP]
     is_alone = first is short_of_memory
-    assert [placement.alone for placement in engine.of_group()] == [False, is_alone]
+    assert [placement.alone for placement in of_group(engine)] == [False, is_alone]
     assert {result.status for result in store.reader.results().values()} == {DONE}
 
 
 def test_a_group_that_always_dies_fails_whole_and_once(store: RunStore) -> None:
-    engine, watch = run(store, lambda number, tasks: died())
-    assert [placement.jobs for placement in engine.of_group()] == [GROUP] * 3
+    engine, watch = run(store, lambda number, tasks, tell: died())
+    assert [placement.jobs for placement in of_group(engine)] == [GROUP] * 3
     failed = [result.job_id for result in watch.results if result.status == FAILED]
     assert sorted(failed) == list(GROUP)
 
 
 def test_a_fusion_group_is_paused_as_a_whole(store: RunStore) -> None:
-    engine = Moving(lambda number, tasks: None, queue.SimpleQueue())
-    requests = {job.id: Request(job.id, 1.0) for job in store.reader.plan.jobs}
-    sweep = Sweep(
-        store, engine, engine.inbox, requests, lambda found: found, Recording(), yields=True
-    )
+    engine = Moving(done, queue.SimpleQueue())
+    engine.idle = (0, 1)
+    sweep, _ = driven(store, engine, yields=True)
     sweep.step(0.001)
     for name in (*GROUP, ALONE):
         engine.inbox.put(JobStart(name, 1, 7))

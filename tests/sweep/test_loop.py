@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asynckfold import Plan, Result, RunStore, StorageError, TrainerParams
+from asynckfold import Fold, Plan, Result, RunStore, StorageError, TrainerParams
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
@@ -50,7 +50,6 @@ class FakeEngine:
     started: list[Task] = field(default_factory=list)
     most: int = 0
     waiting: list[tuple[Future[Answer], Task]] = field(default_factory=list)
-    closed: float | None = None
 
     def load(self, running: Sequence[Placement]) -> Load:
         # The world moves on when it is looked at: one of the running jobs ends.
@@ -84,10 +83,63 @@ class FakeEngine:
             future.set_result(Answer([found], pid=1, peak_memory=2))
 
     def close(self, grace_s: float = 0.0) -> None:
-        self.closed = grace_s
         for item in self.waiting:
             item[0].set_result(Answer([None], pid=1))
         self.waiting = []
+
+
+class Moving(FakeEngine):
+    """Ends nothing by itself; its cores are as idle as it is told."""
+
+    idle: tuple[int, ...] = (0, 1, 2)
+    shifts: Sequence[tuple[str, tuple[int, ...]]] = ()
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        return Load((0, 1, 2), self.idle, 1 << 40)
+
+    def shift(self, future: Future[Answer], cores: Sequence[int]) -> None:
+        (name,) = (item.job.id for running, item in self.waiting if running is future)
+        self.shifts = [*self.shifts, (name, tuple(cores))]
+
+    def close(self, grace_s: float = 0.0) -> None:
+        pass
+
+
+Tell = Callable[[Any], None]
+
+
+@dataclass
+class Prompt:
+    """Answers at once what `behaviour` says of the n-th placement."""
+
+    runs_in_submit, batch_seconds = False, None
+
+    behaviour: Callable[[int, Sequence[Task], Tell], Any]
+    cores: tuple[int, ...]
+    inbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    placed: list[Placement] = field(default_factory=list)
+    now: float = 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def load(self, running: Sequence[Placement]) -> Load:
+        self.now += 1.0
+        return Load(self.cores, self.cores, 1 << 40)
+
+    def submit(self, placement: Placement, tasks: Sequence[Task]) -> Future[Answer]:
+        future: Future[Answer] = Future()
+        assert tuple(task.job.id for task in tasks) == placement.jobs
+        self.placed.append(placement)
+        found = self.behaviour(len(self.placed), tasks, self.inbox.put)
+        if isinstance(found, BaseException):
+            future.set_exception(found)
+        else:
+            future.set_result(Answer(found, pid=1))
+        return future
+
+    def close(self, grace_s: float = 0.0) -> None:
+        pass
 
 
 @dataclass
@@ -124,6 +176,12 @@ def store(root: Path) -> Iterator[RunStore]:
     yield from open_store(root)
 
 
+def plan_of(models: Sequence[str], folds: Sequence[Fold]) -> Plan:
+    jobs, digest = make_jobs(models, ["cosine"], folds, 0), folds_fingerprint(folds)
+    params, scoring = TrainerParams(epochs=1), ("accuracy",)
+    return Plan(jobs, params, 4, 1, 0, "cpu", scoring, "data", digest, ("0", "1"))
+
+
 def open_store(
     root: Path,
     folds: int = 3,
@@ -133,27 +191,26 @@ def open_store(
 ) -> Iterator[RunStore]:
     targets = np.arange(samples) % 2
     made = make_folds(samples, targets, folds)
-    plan = Plan(
-        make_jobs(models, ["cosine"], made, 0),
-        TrainerParams(epochs=1),
-        4,
-        1,
-        0,
-        "cpu",
-        ("accuracy",),
-        "data",
-        folds_fingerprint(made),
-        ("0", "1"),
-        groups=groups,
-    )
     with RunStore.hold(root) as held:
-        held.begin(plan, made, targets)
+        held.begin(replace(plan_of(models, made), groups=groups), made, targets)
         yield held
 
 
 def set_full(store: RunStore, full: bool) -> None:
     """Let SQLite find its disk full at the next page that it needs, or not any more."""
     store.file.connection.execute(f"PRAGMA max_page_count = {1 if full else 1 << 30}")
+
+
+def driven(
+    store: RunStore, engine: Any, like: Request | None = None, **changes: Any
+) -> tuple[Sweep, Recording]:
+    """Return a sweep on an engine, all jobs of which ask for the same."""
+    watch, like = Recording(), like or Request("", 1.0)
+    requests = {job.id: replace(like, job_id=job.id) for job in store.reader.plan.jobs}
+    made = Sweep(
+        store, engine, engine.inbox, requests, lambda result: result, watch, engine.clock, **changes
+    )
+    return made, watch
 
 
 def sweep(
@@ -163,12 +220,8 @@ def sweep(
     like: Request | None = None,
     **changes: Any,
 ) -> tuple[Sweep, FakeEngine, Recording]:
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    engine, watch = FakeEngine(behaviour, inbox, **changes), Recording()
-    names = [job.id for job in store.reader.plan.jobs]
-    like = like or Request("", 1.0, memory=memory)
-    requests = {name: replace(like, job_id=name) for name in names}
-    made = Sweep(store, engine, inbox, requests, lambda result: result, watch, engine.clock)
+    engine = FakeEngine(behaviour, queue.SimpleQueue(), **changes)
+    made, watch = driven(store, engine, like or Request("", 1.0, memory=memory))
     return made, engine, watch
 
 

@@ -17,10 +17,9 @@ from asynckfold.cli.status import lines, state_of
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import WorkerDiedError
 from asynckfold.jobs.messages import JobStart, Task
-from asynckfold.jobs.placement import Gpu, Load, Placement, Request
+from asynckfold.jobs.placement import Gpu, Load, Placement
 from asynckfold.results.tables import fold_rows
-from asynckfold.sweep.loop import Sweep
-from tests.sweep.test_loop import Recording, done, open_store, store
+from tests.sweep.test_loop import done, driven, open_store, store
 
 __all__ = ["store"]  # fixtures
 
@@ -75,22 +74,11 @@ class Nodes:
             future.set_result(Answer([None] * len(tasks), pid=1))
 
 
-def sweep(
-    store: RunStore, engine: Nodes, like: Request | None = None, **changes: Any
-) -> tuple[Sweep, Recording]:
-    watch, like = Recording(), like or Request("", 1.0)
-    requests = {job.id: replace(like, job_id=job.id) for job in store.reader.plan.jobs}
-    made = Sweep(
-        store, engine, engine.inbox, requests, lambda result: result, watch, engine.clock, **changes
-    )
-    return made, watch
-
-
 def test_a_late_node_gets_work_at_the_next_tick_and_a_lost_one_frees_nothing(
     store: RunStore,
 ) -> None:
     engine = Nodes([node("x", 1), node("y", 1)])
-    made, _ = sweep(store, engine)
+    made, _ = driven(store, engine)
     made.step(0.0)
     assert engine.where() == [("x", (0,)), ("y", (0,))]
     engine.nodes.append(node("late", 2))
@@ -122,7 +110,7 @@ def test_attempts_record_their_node_and_one_machine_writes_what_it_wrote_before(
     written = {}
     for name, nodes in {"cluster": [node("x"), node("y")], "machine": [node("", 4)]}.items():
         for held in open_store(tmp_path / name):
-            made, _ = sweep(held, engine := Nodes(nodes))
+            made, _ = driven(held, engine := Nodes(nodes))
             made.step(0.0)
             assert len(engine.running) == 4
             found = {item.job_id: item.node for item in held.reader.attempts()}
@@ -153,7 +141,7 @@ def test_attempts_record_their_node_and_one_machine_writes_what_it_wrote_before(
 def test_status_names_the_nodes_where_there_are_several(store: RunStore) -> None:
     lost = node("lost", 0, blocked="node lost is lost")
     engine = Nodes([node("x", 1), node("y", 3, idle=(0,), gpus=(Gpu(0, 9, 9),)), lost])
-    made, _ = sweep(store, engine)
+    made, _ = driven(store, engine)
     made.step(0.0)
     found = state_of(store.reader)
     assert [(item["node"], item["cores"]) for item in found["running_jobs"]] == [
@@ -177,7 +165,7 @@ def test_status_names_the_nodes_where_there_are_several(store: RunStore) -> None
 
 def test_jobs_move_on_their_node_and_the_event_names_it(store: RunStore) -> None:
     engine = Nodes([node("x", 2, idle=(0,)), node("y", 2, idle=(0,))])
-    made, _ = sweep(store, engine, yields=True)
+    made, _ = driven(store, engine, yields=True)
     made.step(0.001)
     engine.nodes[1] = node("y", 2, idle=(1,))
     made.step(0.001)
@@ -198,7 +186,7 @@ def test_jobs_move_on_their_node_and_the_event_names_it(store: RunStore) -> None
 
 def test_the_use_of_all_nodes_is_sampled_and_shown(store: RunStore) -> None:
     engine = Nodes([node("x", 1), node("y", 3, idle=(0, 1)), node("lost", 0, own=0.0)])
-    made, watch = sweep(store, engine)
+    made, watch = driven(store, engine)
     made.step(0.0)
     (sample,) = store.reader.samples()
     assert (sample.used, sample.own, len(sample.cores)) == (2.0, 1.0, 4)
@@ -217,7 +205,7 @@ def test_the_use_of_all_nodes_is_sampled_and_shown(store: RunStore) -> None:
 
 def test_a_job_out_of_memory_is_tried_again_alone_on_a_node(store: RunStore) -> None:
     engine = Nodes([node("x", 1), node("y", 1)])
-    made, _ = sweep(store, engine)
+    made, _ = driven(store, engine)
     made.step(0.0)
     engine.end("y", WorkerDiedError(7, "SIGKILL", "oom"))
     made.step(0.0)

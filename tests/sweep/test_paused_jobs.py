@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,18 +26,9 @@ from asynckfold.jobs.placement import Load, Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.system.limits import allowed_cores
 from asynckfold.system.machine import Machine
-from tests.faults.test_other_programs import (
-    HOG,
-    HOG_SECONDS,
-    Works,
-    quiet_machine,
-    skip_if_others_came,
-)
 from tests.leftovers import gone
 from tests.started import Nursery
 from tests.toy import Tiny, adam, samples, task, toy_bundle
-
-__all__ = ["quiet_machine"]  # fixtures
 
 
 class Slow(Tiny):
@@ -266,26 +255,3 @@ def test_a_run_in_which_a_job_paused_has_the_same_bits(
     assert shifts_in(tmp_path / "polite") == ["paused", "resumed"]
     assert shifts_in(tmp_path / "usual") == []
     assert polite.fingerprint == usual.fingerprint
-
-
-@pytest.mark.nightly
-@needs_two_cores
-@pytest.mark.usefixtures("quiet_machine", "no_worker_stays")
-def test_a_job_pauses_for_a_busy_process_and_goes_on_when_it_ends(tmp_path: Path) -> None:
-    core = max(os.sched_getaffinity(0))
-    # Others come when both jobs have trained for two seconds: how long a start takes, nobody knows.
-    logs = str(tmp_path / "polite" / "model" / "constant" / "fold-*" / "log.txt")
-    code = (
-        f"import glob, time\nwhile len(glob.glob({logs!r})) < 2: time.sleep(0.1)\n"
-        f"time.sleep(2)\nend = time.monotonic() + {HOG_SECONDS}\n{HOG % core}"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code.replace("while True", "while time.monotonic() < end")],
-        stdout=subprocess.DEVNULL,
-    ):
-        train(tmp_path / "polite", lambda: Works(8, 3), 120, yield_to_others=True)
-    kinds = shifts_in(tmp_path / "polite")
-    if kinds != ["paused", "resumed"]:
-        skip_if_others_came(tmp_path / "polite", known=HOG_SECONDS)
-    assert kinds[:2] == ["paused", "resumed"]
-    assert len(kinds) <= 4

@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asynckfold import Epoch, Plan, Result, RunReader, RunStore, StorageError, TrainerParams
+from asynckfold import Epoch, Result, RunReader, RunStore, StorageError
 from asynckfold.engines.engine import Answer
 from asynckfold.errors import UnpackError, WorkerDiedError
 from asynckfold.jobs.folds import make_folds
@@ -40,14 +40,13 @@ from asynckfold.jobs.messages import (
     Task,
 )
 from asynckfold.jobs.placement import Load, Placement, Request
-from asynckfold.jobs.plan import folds_fingerprint, make_jobs
 from asynckfold.jobs.result import DIVERGED, DONE, ENDED, FAILED
 from asynckfold.store import job_folder
 from asynckfold.store.layout import DATABASE
 from asynckfold.store.run_file import RunFile
 from asynckfold.sweep.loop import Sweep
 from tests.size import NIGHTLY
-from tests.sweep.test_loop import set_full
+from tests.sweep.test_loop import plan_of, set_full
 
 TARGETS = np.arange(4) % 2
 FOLDS = make_folds(4, TARGETS, 2)
@@ -56,23 +55,6 @@ MEMORY = 10
 
 PAUSES = (0.5, 2.0)
 """Least seconds before the first and the second retry after a death, as promised."""
-
-
-def plan_of(models: int) -> Plan:
-    """A plan of two jobs for each model."""
-    names = [f"M{number}" for number in range(models)]
-    return Plan(
-        make_jobs(names, ["cosine"], FOLDS, 0),
-        TrainerParams(epochs=1),
-        4,
-        1,
-        0,
-        "cpu",
-        ("accuracy",),
-        "data",
-        folds_fingerprint(FOLDS),
-        ("0", "1"),
-    )
 
 
 def result_of(task: Task, status: str) -> Result:
@@ -258,7 +240,7 @@ class Sessions(RuleBasedStateMachine):
         place = memory if os.access(memory, os.W_OK) else None
         self.home = Path(tempfile.mkdtemp(prefix="asynckfold-", dir=place))
         self.root = self.home / "0"
-        self.plan = plan_of(models)
+        self.plan = plan_of([f"M{number}" for number in range(models)], FOLDS)
         self.cores = cores
         self.promises = Promises()
         self.seen["examples"] += 1

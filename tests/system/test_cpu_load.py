@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import subprocess
 import sys
@@ -16,13 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asynckfold.system.cpu_load import (
-    BUSY_SHARE,
-    IDLE_SHARE,
     STALE_SECONDS,
     LoadSampler,
     OwnUse,
     foreign_shares,
-    next_state,
 )
 from tests.system.fakes import ME, FakeMachine
 
@@ -154,22 +150,6 @@ def test_what_is_foreign_and_own_adds_up(
     assert all(0 <= share <= 1 for share in shares.values())
     rest = max(0.0, sum(busy) - sum(use.seconds for use in uses))
     assert sum(shares.values()) * 2.0 == pytest.approx(rest, abs=1e-9)
-
-
-@given(
-    st.lists(
-        st.tuples(st.one_of(st.floats(0, 1), st.just(math.nan)), st.floats(0.2, 30)), max_size=30
-    )
-)
-def test_a_core_that_settled_is_on_the_right_side_of_the_thresholds(
-    windows: list[tuple[float, float]],
-) -> None:
-    state, now = next_state(None, math.nan, 0.0, 0.0), 0.0
-    for share, window in windows:
-        now += window
-        state = next_state(state, share, window, now)
-        assert state.busy or state.share <= BUSY_SHARE
-        assert not state.busy or state.share >= IDLE_SHARE
 
 
 # The real machine

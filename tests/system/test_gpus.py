@@ -62,10 +62,16 @@ class FakeNvml:
         return SimpleNamespace(gpu=gpu[2])
 
 
-def gpu_machine(tmp_path: Path, nvml: FakeNvml, devices: Any = "auto", **environ: str) -> Machine:
+def watch(
+    tmp_path: Path, nvml: FakeNvml, devices: Any = "auto", **environ: str
+) -> tuple[Machine, FakeMachine]:
     fake = FakeMachine()
     host = fake_host(tmp_path, (0, 1), **environ)
-    return Machine(devices, host=host, readers=fake, clock=fake.clock, nvml=nvml)
+    return Machine(devices, host=host, readers=fake, clock=fake.clock, nvml=nvml), fake
+
+
+def gpu_machine(*given: Any, **environ: str) -> Machine:
+    return watch(*given, **environ)[0]
 
 
 THREE = FakeNvml((1, 10, 0), (2, 10, 50), (3, 10, -1))
@@ -158,39 +164,28 @@ def test_nvml_that_fails_is_no_gpu_with_a_reason(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "reason"),
+    ("built", "raised", "reason"),
     [
-        ("NVMLError_LibraryNotFound", "no NVIDIA driver was found: its library, NVML, is missing"),
-        ("NVMLError_DriverNotLoaded", "NVML does not start: Driver Not Loaded"),
+        ("13.0", "LibraryNotFound", "no NVIDIA driver was found: its library, NVML, is missing"),
+        ("13.0", "DriverNotLoaded", "NVML does not start: Driver Not Loaded"),
+        ("13.0", "", "torch is built for CUDA 13.0, the driver for 12: update the driver"),
+        ("12.8", "", ""),
     ],
 )
-def test_nvml_that_does_not_start_says_why(
-    monkeypatch: pytest.MonkeyPatch, raised: str, reason: str
+def test_a_driver_that_torch_cannot_use_says_why(
+    monkeypatch: pytest.MonkeyPatch, built: str, raised: str, reason: str
 ) -> None:
     import pynvml
 
     def start() -> None:
-        raise getattr(pynvml, raised)
-
-    monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: "13.0")
-    monkeypatch.setattr(pynvml, "nvmlInit", start)
-    assert load_nvml() == (None, reason)
-
-
-@pytest.mark.parametrize(("built", "usable"), [("12.8", True), ("13.0", False)])
-def test_a_driver_that_is_too_old_for_torch_is_told(
-    monkeypatch: pytest.MonkeyPatch, built: str, usable: bool
-) -> None:
-    import pynvml
+        if raised:
+            raise getattr(pynvml, f"NVMLError_{raised}")
 
     monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: built)
-    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlInit", start)
     monkeypatch.setattr(pynvml, "nvmlSystemGetCudaDriverVersion", lambda: 12040)
-    nvml, reason = load_nvml()
-    assert (nvml is not None) == usable
-    assert reason == (
-        "" if usable else "torch is built for CUDA 13.0, the driver for 12: update the driver"
-    )
+    nvml, found = load_nvml()
+    assert (nvml is None, found) == (bool(reason), reason)
 
 
 # Which GPU is which
@@ -298,12 +293,6 @@ def test_a_call_that_is_not_permitted_for_one_gpu_hides_no_other(
 
 
 # GPUs that others use
-
-
-def watch(tmp_path: Path, nvml: FakeNvml) -> tuple[Machine, FakeMachine]:
-    fake = FakeMachine()
-    host = fake_host(tmp_path, (0, 1))
-    return Machine(host=host, readers=fake, clock=fake.clock, nvml=nvml), fake
 
 
 def busy(machine: Machine, *running: Placement) -> list[int]:

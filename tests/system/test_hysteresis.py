@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asynckfold.system.cpu_load import CHANGE_SECONDS, BusyCores, with_hysteresis
+from asynckfold.system.cpu_load import CHANGE_SECONDS
 from asynckfold.system.limits import Host
 from asynckfold.system.machine import Machine
 from tests import size
@@ -82,17 +82,3 @@ def test_at_most_two_changes_a_minute_and_the_truth_in_the_end(others: list[Wave
     assert most_in_a_minute(changes) <= 2
     # All have left after 100 s, which is known some seconds and a minute later at the latest.
     assert seen[-1][1] == frozenset(range(CORES))
-
-
-@given(st.lists(st.tuples(st.frozensets(st.integers(0, 4)), st.floats(0, 40)), max_size=60))
-def test_the_rule_alone_for_any_series_of_looks(
-    looks: list[tuple[frozenset[int], float]],
-) -> None:
-    mind, now, moments = BusyCores(frozenset()), 0.0, []
-    for busy, passed in looks:
-        now += passed
-        before, mind = mind, with_hysteresis(mind, busy, now)
-        moments += [now] if mind.busy != before.busy else []
-        # What did not change on the machine does not change here.
-        assert (mind.busy ^ before.busy) <= (busy ^ before.busy)
-    assert most_in_a_minute(moments) <= 2
