@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +15,13 @@ import torch
 
 from asynckfold import TrainerParams
 from asynckfold.errors import WorkerDiedError
+from asynckfold.jobs.messages import EpochEnd
 from asynckfold.jobs.trainer_params import SEVERAL
 from asynckfold.training import checkpoint
 from tests.training.multiprocess.attempts import (
     OPTIMIZERS,
     Fragile,
     attempt,
-    check_that_all_see_each_sample_once_an_epoch,
-    check_that_the_learning_rate_is_that_of_one,
     each_sample,
     noted,
     noting,
@@ -65,7 +65,14 @@ def test_one_process_gives_the_bits_of_the_plain_trainer(
 @pytest.mark.nightly(but=["hogwild", "averaging"])
 @EACH
 def test_all_together_see_each_sample_once_an_epoch(tmp_path: Path, trainer: str) -> None:
-    check_that_all_see_each_sample_once_an_epoch(tmp_path, params(trainer, 3))
+    path = tmp_path / "noted"
+    tiny = Tiny(tmp_path / "run", {"m": noting(path)}, params=params(trainer, 3))
+    result, lines = train(tiny), noted(path)
+    assert samples_in(path) == each_sample(tiny)
+    assert len({pid for pid, _ in lines}) == 3
+    assert max(len(numbers) for _, numbers in lines) == tiny.batch_size
+    assert [item.number for item in result.epochs] == [1, 2, 3]
+    assert all(np.isfinite(item.train_loss) for item in result.epochs)
 
 
 @EACH
@@ -136,9 +143,19 @@ def test_every_process_has_its_own_noise(tmp_path: Path, trainer: str) -> None:
     assert len(drawn) == len(set(drawn)) >= 8
 
 
-@EACH
-def test_the_learning_rate_is_that_of_one(tmp_path: Path, trainer: str) -> None:
-    check_that_the_learning_rate_is_that_of_one(tmp_path, params(trainer), TrainerParams(3))
+@pytest.mark.parametrize(
+    ("trainer", "step"), [*((trainer, "epoch") for trainer in SEVERAL), ("hogwild", "batch")]
+)
+def test_the_learning_rate_is_that_of_one(tmp_path: Path, trainer: str, step: str) -> None:
+    def rates(name: str, given: TrainerParams) -> list[float]:
+        schedules = {"exponential": "exponential"}
+        tiny = Tiny(tmp_path / name, lr_schedules=schedules, params=given)
+        _, events = attempt(tiny) if given.processes > 1 else tiny.attempt()
+        return [item.epoch.lr for item in events if isinstance(item, EpochEnd)]
+
+    found = rates("several", params(trainer, lr_step=step))
+    assert found == pytest.approx(rates("alone", TrainerParams(3, lr_step=step)))
+    assert len(set(found)) == 3
 
 
 def _raise() -> None:
@@ -152,6 +169,21 @@ def test_what_a_member_raises_is_raised_as_it_is(tmp_path: Path, trainer: str) -
     with pytest.raises(FileNotFoundError, match="gone") as caught:
         attempt(tiny)
     assert "_raise" in str(caught.value.__cause__)
+
+
+class Unsendable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("no")
+
+
+def _raise_unsendable() -> None:
+    raise Unsendable("what it said")
+
+
+def test_what_cannot_be_sent_is_told(tmp_path: Path) -> None:
+    tiny = Tiny(tmp_path, {"m": lambda: Fragile(_raise_unsendable)}, params=params("hogwild"))
+    with pytest.raises(RuntimeError, match="what it said"):
+        attempt(tiny)
 
 
 @pytest.mark.nightly(but=["<lambda>-SIGKILL-hogwild", "<lambda>-exit code 3-allreduce"])

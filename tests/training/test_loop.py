@@ -14,14 +14,12 @@ from sklearn.preprocessing import StandardScaler
 from torch import nn, optim
 from torch.nn import functional
 
-from asynckfold import CVResults, StorageError
+from asynckfold import StorageError
 from tests.training.sweeps import (
     ONE_FOLD,
-    epoch_batches,
     events,
     in_pieces,
     log_of,
-    seed_all,
     sgd,
     sweep,
     train,
@@ -47,30 +45,6 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], optim.Optimizer]] = {
 
 
 # The plan alone
-
-
-def plainly(results: CVResults, opt_fn: Callable[[nn.Module], optim.Optimizer]) -> nn.Module:
-    """Train the job as a plain loop does, for two epochs with a cosine."""
-    (job,), (fold,) = results.plan.jobs, results.folds
-    inputs, targets = map(torch.from_numpy, samples())
-    seed_all(job.seed)
-    model, criterion = Noisy(), nn.CrossEntropyLoss()
-    optimizer = opt_fn(model)
-    schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, 2)
-    for epoch in range(2):
-        model.train()
-        for rows in epoch_batches(fold.train, job.seed, epoch):
-            optimizer.zero_grad()
-            criterion(model(inputs[rows]), targets[rows]).backward()
-            optimizer.step()
-        schedule.step()
-    return model
-
-
-def test_a_job_has_the_weights_of_a_plain_loop(tmp_path: Path) -> None:
-    results = sweep(tmp_path / "run", {"noisy": Noisy}, ["cosine"], cv=ONE_FOLD)
-    plain, trained = plainly(results, sgd).state_dict(), results.state_dict("noisy/cosine", fold=0)
-    assert all(torch.equal(value, trained[name]) for name, value in plain.items())
 
 
 @pytest.mark.parametrize(

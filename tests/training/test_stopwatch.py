@@ -15,16 +15,10 @@ from typing import Any
 import pytest
 from torch import nn, optim
 
-from asynckfold.jobs.messages import CheckpointRef
-from asynckfold.jobs.result import DONE, FAILED
+from asynckfold.jobs.result import FAILED
 from asynckfold.training import checkpoint, setup
-from asynckfold.training.fusion import group as fused
 from asynckfold.training.stopwatch import Stopwatch
-from tests.training.fusion.test_trainer import digests, grouped, refs_of
-from tests.training.tiny import Tiny, checkpoints, never
-
-MOMENT = 1e-9
-"""Over after every batch, whatever the clock says."""
+from tests.training.tiny import Tiny, checkpoints
 
 
 class Clock:
@@ -50,8 +44,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all jobs that are built."""
     made = Clock()
-    for module in (setup, fused):
-        monkeypatch.setattr(module, "Stopwatch", partial(Stopwatch, clock=made))
+    monkeypatch.setattr(setup, "Stopwatch", partial(Stopwatch, clock=made))
     return made
 
 
@@ -103,18 +96,3 @@ def test_the_seconds_of_all_attempts_count(tmp_path: Path, clock: Clock) -> None
     assert whole is not None
     plain = Tiny(tmp_path / "plain", opt_fn=stepping(clock, 0)).train()
     assert whole.digest == plain.digest
-
-
-def test_a_fusion_group_times_out_together_and_ends_with_the_same_bits(tmp_path: Path) -> None:
-    whole, _ = grouped(tmp_path / "whole").group()
-    late = grouped(tmp_path / "late", job_timeout_s=MOMENT)
-    refs: dict[str, list[CheckpointRef]] = {}
-    for number in range(1, 100):
-        results, events = late.group(refs, never, attempt=number)
-        found = {result.status for result in results.values() if result is not None}
-        assert found in ({FAILED}, {DONE})
-        if found == {DONE}:
-            break
-        refs = refs_of(events)
-    assert number >= 8
-    assert digests(results) == digests(whole)

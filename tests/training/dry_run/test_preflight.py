@@ -22,8 +22,7 @@ from torch.nn import functional
 from asynckfold import TrainerParams
 from asynckfold.models import DBN, Pretraining
 from asynckfold.training.dry_run import preflight
-from asynckfold.training.fusion.rules import linear
-from tests.training.sweeps import ONE_FOLD, problems, results_of, sweep, train
+from tests.training.sweeps import ONE_FOLD, problems, results_of, sweep
 from tests.training.tiny import CLASSES, FEATURES, Noisy, Plain, Tiny, samples
 
 
@@ -315,19 +314,6 @@ def test_state_that_no_checkpoint_can_hold_is_refused(tmp_path: Path) -> None:
         assert "state_dict()" in remedy
 
 
-def test_models_with_odd_state_and_optimizers_are_accepted(tmp_path: Path) -> None:
-    class Extra(Plain):
-        def get_extra_state(self) -> Any:
-            return {"threshold": 1000}
-
-        def set_extra_state(self, state: Any) -> None:
-            assert state == {"threshold": 1000}
-
-    words = {**one(Extra), "schedules": ["reduce"]}
-    lbfgs = {"opt_fn": lambda model: optim.LBFGS(model.parameters(), 0.1)}
-    assert train(tmp_path / "run", **words, **lbfgs).status == "done"
-
-
 # What the plan records
 
 
@@ -430,22 +416,3 @@ def test_facts_say_why_a_model_is_not_fused(tmp_path: Path) -> None:
         (model,) = tiny.bundle.recipe.models
         received = [received for _, received, _ in facts.problems]
         assert received == [f"model {model}: {reason}"] * refused
-
-
-@pytest.mark.parametrize("what", ["inputs", "outputs"])
-def test_replicas_that_influence_each_other_are_not_fused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
-    affine = linear.affine
-
-    def exchanged(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Those of another replica: right where there is but one."""
-        if what == "inputs":
-            return affine(x.roll(1, 0), weight, bias)
-        return affine(x, weight, bias).roll(1, 0)
-
-    monkeypatch.setattr(linear, "affine", exchanged)
-    tiny = Tiny(tmp_path)
-    facts = preflight.check(dataclasses.replace(tiny.bundle, fuse=True), tiny.batches)
-    (reason,) = facts.fusible.values()
-    assert "the fused losses differ from the plain ones" in reason

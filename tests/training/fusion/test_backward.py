@@ -1,20 +1,16 @@
-"""Losses of fused replicas: every criterion, batches of every size, replicas left out."""
+"""Losses of fused replicas: every criterion."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from asynckfold.training.fusion.backward import backward, fuse_criterion, parts_of
-from asynckfold.training.fusion.module import fuse
+from asynckfold.training.fusion.backward import fuse_criterion
 
 ROWS, BATCH, CLASSES = 3, 6, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -95,44 +91,3 @@ def test_each_replica_has_a_criterion_of_its_own() -> None:
         F.cross_entropy(SCORES[row], LABELS[row], WEIGHTS ** (row + 1)) for row in range(ROWS)
     ]
     torch.testing.assert_close(together(SCORES, LABELS), torch.stack(expected))
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=6))
-def test_parts_hold_every_batch_once_and_in_order(sizes: list[int]) -> None:
-    batches = [
-        (torch.full((size, 2), float(replica)), torch.full((size,), replica)) if size else None
-        for replica, size in enumerate(sizes)
-    ]
-    parts = parts_of(batches)
-    replicas = [replica for part in parts for replica in part.replicas]
-    assert replicas == [replica for replica, size in enumerate(sizes) if size]
-    for part in parts:
-        for place, replica in enumerate(part.replicas):
-            batch = batches[replica]
-            assert batch is not None
-            assert torch.equal(part.inputs[place], batch[0])
-            assert torch.equal(part.targets[place], batch[1])
-    for one, following in pairwise(parts):
-        touching = one.replicas.stop == following.replicas.start
-        assert not (touching and one.inputs.shape[1:] == following.inputs.shape[1:])
-
-
-@settings(deadline=None, max_examples=5)
-@given(st.lists(st.integers(1, 4), min_size=3, max_size=3))
-def test_ragged_batches_give_exactly_the_plain_losses(sizes: list[int]) -> None:
-    torch.manual_seed(sum(sizes))
-    plain = [nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double() for _ in sizes]
-    batches = [(torch.randn(size, 3).double(), torch.randint(2, (size,))) for size in sizes]
-    expected = []
-    for model, (inputs, targets) in zip(plain, batches, strict=True):
-        loss = F.cross_entropy(model(inputs), targets)
-        loss.backward()
-        expected.append(loss.detach())
-    gradients = [[p.grad.clone() for p in model.parameters()] for model in plain]
-    fused = fuse(plain, [batches[0][0]])
-    criterion = fuse_criterion(nn.CrossEntropyLoss(), 3, torch.zeros(2, 2).double(), batches[0][1])
-    losses = backward(fused, criterion, parts_of(batches))
-    torch.testing.assert_close(losses, torch.stack(expected), rtol=1e-12, atol=1e-12)
-    for replica, expected_gradients in enumerate(gradients):
-        computed = list(fused.gradients_of(replica).values())
-        torch.testing.assert_close(computed, expected_gradients, rtol=1e-12, atol=1e-12)

@@ -50,7 +50,7 @@ def compared(seed: int = 0) -> Equivalence:
 affine, convolve = linear.affine, convolution.convolve_images
 normalise, mask_of = normalisation.normalise_batch, random.mask_of
 gradients_of = FusedModule.gradients_of
-MEAN, VAR, WEIGHT, BIAS, USE, MOMENTUM, EPS = range(1, 8)
+MEAN, VAR, USE, MOMENTUM = 1, 2, 5, 6
 
 
 def outputs(right: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[..., Any]:
@@ -100,16 +100,7 @@ NORMALISATION, DROPOUT = (normalisation, "normalise_batch"), (random, "mask_of")
 
 PLANTED: dict[str, tuple[tuple[Any, str], Callable[..., Any]]] = {
     "replicas exchanged": (LINEAR, outputs(affine, lambda found: found.roll(1, 0))),
-    "channels exchanged": (
-        CONVOLUTION,
-        outputs(convolve, lambda found: found.roll(found.shape[1] // REPLICAS, 1)),
-    ),
     "a layer scaled": (LINEAR, outputs(affine, lambda found: 1.001 * found)),
-    "all but one scaled": (
-        LINEAR,
-        outputs(affine, lambda found: torch.cat([found[:1], 1.1 * found[1:]])),
-    ),
-    "a bias left out": (LINEAR, with_other(affine, 2, None)),
     "a bias before a normalisation left out": (CONVOLUTION, with_other(convolve, 2, None)),
     "running statistics shared": (NORMALISATION, shared_statistics),
     "statistics of all replicas": (NORMALISATION, normalised_together),
@@ -118,17 +109,13 @@ PLANTED: dict[str, tuple[tuple[Any, str], Callable[..., Any]]] = {
         lambda x, *args: normalise(x, args[0].clone(), args[1].clone(), *args[2:]),
     ),
     "another momentum": (NORMALISATION, with_other(normalise, MOMENTUM, 0.2)),
-    "another eps": (NORMALISATION, with_other(normalise, EPS, 1e-3)),
     "batches not counted": ((Lowering, "_overwrite"), not_written),
-    "no scale": (NORMALISATION, with_other(normalise, WEIGHT, None)),
-    "no shift": (NORMALISATION, with_other(normalise, BIAS, None)),
     "batch statistics in evaluation": (NORMALISATION, with_other(normalise, USE, True)),
     "dropout shared": (
         DROPOUT,
         lambda x, p, generators, order: mask_of(x, p, generators[:1] * len(generators), order),
     ),
     "no dropout": (DROPOUT, lambda x, p, *_: torch.full_like(x, 1 - p)),
-    "more dropout": (DROPOUT, with_other(mask_of, 1, 0.4)),
     "the mean of the losses": ((backward.__globals__, "_backward"), one_loss),
     "gradients exchanged": ((FusedModule, "gradients_of"), exchanged_gradients),
     "bfloat16": (CONVOLUTION, outputs(convolve, lambda found: found.bfloat16().to(found.dtype))),
@@ -147,13 +134,6 @@ def test_what_is_right_passes_whatever_rounding_flips(one_thread: None, seed: in
     assert "in float64 and" in str(found)
 
 
-AT_NIGHT = (
-    *("channels exchanged", "all but one scaled", "a bias left out", "another eps", "no scale"),
-    *("no shift", "more dropout", "bfloat16"),
-)
-
-
-@pytest.mark.nightly(but=[name for name in PLANTED if name not in AT_NIGHT])
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_fault_is_refused(
     one_thread: None, monkeypatch: pytest.MonkeyPatch, name: str

@@ -46,7 +46,7 @@ def adam(model: nn.Module) -> torch.optim.Optimizer:
 
 AT_NIGHT = (
     *("alexnet", "mobilenet", "vgg", "tied", "cross attention", "buffers", "in place", "heads"),
-    *("shapes", "asking", "pre-norm", "lenet", "by name", "signal", "groups", "lists"),
+    *("shapes", "pre-norm", "lenet", "by name", "signal", "groups", "lists"),
 )
 
 

@@ -116,7 +116,7 @@ class CrossAttention(nn.Module):
 
 
 class Buffers(nn.Module):
-    """A running mean of its own, a fixed scale, and a counter."""
+    """A running mean of its own, a fixed scale, and a counter; asks for a rank."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,6 +126,7 @@ class Buffers(nn.Module):
         self.register_buffer("calls", torch.zeros((), dtype=torch.long), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x if x.dim() == 2 else x.flatten(1)
         if self.training:
             self.calls.add_(1)
             self.mean.mul_(0.9).add_(x.mean(0), alpha=0.1)
@@ -278,17 +279,6 @@ class OwnGradient(nn.Linear):
         return Straight.apply(super().forward(x))
 
 
-class Asking(nn.Module):
-    """Asks for a rank."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x if x.dim() == 2 else x.flatten(1))
-
-
 class NoGrad(nn.Module):
     """A part without gradients, which a trace would lose."""
 
@@ -303,15 +293,8 @@ class NoGrad(nn.Module):
         return out * shift
 
 
-class Normed(nn.Module):
-    """Weight normalisation, which computes the weight in every forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.utils.parametrizations.weight_norm(nn.Linear(6, CLASSES))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x)
+def normed() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, CLASSES)))
 
 
 class TwoInputs(nn.Module):
@@ -371,8 +354,7 @@ ZOO: dict[str, Animal] = {
     "heads": Animal(Heads, (6,)),
     "lists": Animal(Lists, (6,)),
     "shapes": Animal(Shapes, (2, 3, 4)),
-    "asking": Animal(Asking, (6,)),
-    "weight norm": Animal(Normed, (6,)),
+    "weight norm": Animal(normed, (6,)),
     "by name": Animal(TwoInputs, (1, 5, 5), form=by_name),
     "one tree": Animal(OneTree, (1, 5, 5), form=nested),
 }
@@ -406,16 +388,6 @@ class Counting(nn.Linear):
         return super().forward(x)
 
 
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cells = nn.LSTM(6, 4, batch_first=True)
-        self.head = nn.Linear(4, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.cells(x)[0][:, -1])
-
-
 class Noise(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) + torch.rand(CLASSES)
@@ -440,7 +412,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
     "no grad": (NoGrad, (6,), OTHER),
     "own gradient": (OwnGradient, (6,), OTHER),
     "data-dependent control flow": (Inner, (6,), "layer gate (Choosing)"),
-    "LSTM": (Recurrent, (5, 6), "layer cells (LSTM) cannot be traced"),
     "Python state": (lambda: Counting(6, CLASSES), (6,), "changes its attribute calls"),
     "NumPy's generator": (lambda: NumPy(6, CLASSES), (6,), "Python or NumPy"),
     "noise": (lambda: Noise(6, CLASSES), (6,), OTHER),

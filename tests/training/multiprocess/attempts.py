@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytest
 import torch
 from torch import nn, optim
 
 from asynckfold import Result, TrainerParams
-from asynckfold.jobs.messages import CheckpointRef, EpochEnd, RunEvent, Task
+from asynckfold.jobs.messages import CheckpointRef, RunEvent, Task
 from asynckfold.jobs.result import DONE
 from asynckfold.training.dry_run import preflight
 from asynckfold.training.multiprocess import base as several
@@ -65,11 +64,13 @@ def train(tiny: Tiny, gpu: HiddenGpu | None = None) -> Result:
     return result
 
 
-def train_with_stops(tiny: Tiny, stop: Callable[[], bool] = always) -> tuple[Result, int]:
+def train_with_stops(
+    tiny: Tiny, stop: Callable[[], bool] = always, gpus: Iterable[HiddenGpu | None] = repeat(None)
+) -> tuple[Result, int]:
     """The first job, stopped whenever `stop` says so, and how many attempts it took."""
     refs: list[CheckpointRef] = []
-    for number in range(1, 100):
-        result, events = attempt(tiny, number, refs, stop)
+    for number, gpu in zip(range(1, 100), gpus, strict=False):
+        result, events = attempt(tiny, number, refs, stop, gpu)
         if result is not None:
             return result, number
         refs = checkpoints(events)
@@ -112,39 +113,6 @@ def each_sample(tiny: Tiny, times: int = 3) -> Counter[int]:
 def samples_in(path: Path) -> Counter[int]:
     """How often each sample was trained on, by any process."""
     return Counter(number for _, numbers in noted(path) for number in numbers)
-
-
-def check_that_all_see_each_sample_once_an_epoch(
-    folder: Path,
-    given: TrainerParams,
-    opt_fn: Callable[[nn.Module], optim.Optimizer] = sgd,
-) -> None:
-    """Train for three epochs of three processes."""
-    path = folder / "noted"
-    tiny = Tiny(folder / "run", {"m": noting(path)}, opt_fn=opt_fn, params=given)
-    result = train(tiny)
-    lines = noted(path)
-    assert samples_in(path) == each_sample(tiny)
-    assert len({pid for pid, _ in lines}) == 3
-    assert max(len(numbers) for _, numbers in lines) == tiny.batch_size
-    assert [item.number for item in result.epochs] == [1, 2, 3]
-    assert all(np.isfinite(item.train_loss) for item in result.epochs)
-
-
-def check_that_the_learning_rate_is_that_of_one(
-    folder: Path, given: TrainerParams, alone: TrainerParams
-) -> None:
-    """Train by several processes and by the plain trainer, for three epochs."""
-
-    def rates(name: str, params: TrainerParams) -> list[float]:
-        schedules = {"exponential": "exponential"}
-        tiny = Tiny(folder / name, lr_schedules=schedules, params=params)
-        _, events = attempt(tiny) if params.processes > 1 else tiny.attempt()
-        return [item.epoch.lr for item in events if isinstance(item, EpochEnd)]
-
-    found = rates("several", given)
-    assert found == pytest.approx(rates("alone", alone))
-    assert len(set(found)) == 3
 
 
 class Counting(optim.SGD):

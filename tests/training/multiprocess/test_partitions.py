@@ -2,99 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from operator import mul
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynckfold import Fold, InputError, Plan, Result, TrainerParams
 from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.messages import Note, RunEvent
 from asynckfold.jobs.result import AveragingSummary
-from asynckfold.training.batches import EpochParts, epoch_parts
 from tests.training.multiprocess.attempts import (
     attempt,
     each_sample,
     noted,
     noting,
-    params,
     samples_in,
     train,
     train_with_stops,
 )
-from tests.training.tiny import Noisy, Tiny
-
-
-def cut(count: int) -> Iterator[tuple[int, int]]:
-    """Batches of 4."""
-    return ((low, min(low + 4, count)) for low in range(0, count, 4))
-
-
-@st.composite
-def deals(draw: st.DrawFn) -> tuple[int, EpochParts]:
-    count = draw(st.integers(1, 40))
-    parts = draw(
-        st.lists(st.tuples(st.integers(1, count), st.integers(1, 3)), min_size=1, max_size=4)
-    )
-    sizes, passes = zip(*parts, strict=True)
-    return count, epoch_parts(sizes, passes, count, cut)
-
-
-def parts_of(parts: EpochParts, order: Any) -> list[dict[int, list[int]]]:
-    """By pass and rank, the samples that are trained on, batch after batch."""
-    found: list[dict[int, list[int]]] = [{} for _ in range(max(parts.passes))]
-    for batch, owner in enumerate(parts.owners):
-        low, high = parts.bounds[batch]
-        found[parts.numbers[batch]].setdefault(owner, []).extend(order[low:high].tolist())
-    return found
-
-
-@given(deals(), st.integers(0, 3))
-def test_each_has_as_many_as_asked_and_they_overlap_where_they_must(
-    made: tuple[int, EpochParts], epoch: int
-) -> None:
-    count, parts = made
-    shuffled = np.random.default_rng(0).permutation(count) + 100
-    first, *again = parts_of(parts, parts.order(shuffled, 7, epoch))
-    assert tuple(len(first[rank]) for rank in range(len(parts.sizes))) == parts.sizes
-    assert all(len(set(part)) == len(part) for part in first.values())
-    seen = Counter(sample for part in first.values() for sample in part)
-    if sum(parts.sizes) >= count:
-        assert set(seen) == set(shuffled.tolist())
-    if sum(parts.sizes) <= count:
-        assert max(seen.values()) == 1
-    for number, other in enumerate(again, 1):
-        assert {rank: sorted(part) for rank, part in other.items()} == {
-            rank: sorted(part) for rank, part in first.items() if parts.passes[rank] > number
-        }
-
-
-@given(deals(), st.integers(1, 5))
-def test_batches_fill_the_order_and_rounds_give_each_so_many(
-    made: tuple[int, EpochParts], steps: int
-) -> None:
-    _, parts = made
-    edges = sorted(parts.bounds)
-    assert [low for low, _ in edges] == [0, *(high for _, high in edges[:-1])]
-    assert edges[-1][1] == sum(map(mul, parts.sizes, parts.passes))
-    first, rounds = 0, []
-    while first < len(parts.owners):
-        end = parts.end_of_round(first, steps)
-        rounds.append(Counter(parts.owners[first:end]))
-        first = end
-    most = Counter(parts.owners)
-    assert sum(rounds, Counter()) == most
-    for rank, total in most.items():
-        assert [found[rank] for found in rounds if found[rank]] == [
-            min(steps, total - done) for done in range(0, total, steps)
-        ]
-    assert parts.end_of_round(0, None) == len(parts.owners)
+from tests.training.tiny import Tiny
 
 
 def by_kind(**given: Any) -> TrainerParams:
@@ -162,31 +89,6 @@ def test_a_job_ends_after_the_epoch_that_reaches_the_target(tmp_path: Path) -> N
     assert attempts > 1
     assert result.digest == short.digest
     assert losses(train(tiny("never", target_loss=-1.0))) == whole
-
-
-@pytest.mark.nightly(but=["how2"])
-@pytest.mark.parametrize(
-    "how",
-    [
-        {"partition_size": 15, "steps_per_round": 1},
-        {"partition_size": 25, "epochs_per_round": 2},
-        {"epochs_per_round": 2},
-    ],
-)
-def test_again_or_stopped_after_every_round_the_bits_are_the_same(
-    tmp_path: Path, how: dict[str, int]
-) -> None:
-    def tiny(name: str) -> Tiny:
-        # An LR schedule that has to know how many batches there will be.
-        schedules = {"onecycle": "onecycle"}
-        given = params("averaging", 3, epochs=2, lr_step="batch", **{"steps_per_round": 16, **how})
-        return Tiny(tmp_path / name, {"noisy": Noisy}, schedules, params=given, batch_size=5)
-
-    result, attempts = train_with_stops(tiny("stopped"))
-    assert attempts > 2
-    once, twice = train(tiny("once")), train(tiny("twice"))
-    assert result.digest == once.digest == twice.digest
-    assert result.averaged == once.averaged == twice.averaged
 
 
 # Words

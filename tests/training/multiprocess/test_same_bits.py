@@ -25,8 +25,6 @@ from tests.training.multiprocess.attempts import (
 )
 from tests.training.tiny import Noisy, Plain, Tiny, checkpoints
 
-BOTH = pytest.mark.parametrize("trainer", ["allreduce", "averaging"])
-
 
 def weights(tiny: Tiny, events: list[RunEvent]) -> dict[str, Any]:
     """The parameters and buffers at the end of a job."""
@@ -37,19 +35,30 @@ def weights(tiny: Tiny, events: list[RunEvent]) -> dict[str, Any]:
 # Both
 
 
-@pytest.mark.nightly(but=["momentum-allreduce", "adam-averaging"])
-@BOTH
-@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+PARTS = {"partition_size": 15, "steps_per_round": 1}
+
+
+@pytest.mark.nightly(but=["allreduce-momentum-how0", "averaging-adam-how1"])
+@pytest.mark.parametrize(
+    ("trainer", "optimizer", "how"),
+    [
+        ("allreduce", "momentum", {}),
+        ("averaging", "adam", {"epochs_per_round": 2}),
+        ("averaging", "momentum", {}),
+        ("averaging", "momentum", PARTS),
+    ],
+)
 def test_again_or_stopped_after_every_step_the_bits_are_the_same(
-    tmp_path: Path, trainer: str, optimizer: str
+    tmp_path: Path, trainer: str, optimizer: str, how: dict[str, int]
 ) -> None:
     def tiny(name: str) -> Tiny:
         return Tiny(
             tmp_path / name,
             {"noisy": Noisy},
-            {"cosine": "cosine"},
+            # It has to know how many batches there will be.
+            {"onecycle": "onecycle"},
             OPTIMIZERS[optimizer],
-            params=params(trainer, 3, epochs=2, lr_step="batch"),
+            params=params(trainer, 3, epochs=2, lr_step="batch", **how),
         )
 
     result, attempts = train_with_stops(tiny("stopped"))

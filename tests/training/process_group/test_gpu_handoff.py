@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,22 +12,22 @@ from typing import Any
 import pytest
 import torch
 
-from asynckfold import Result, TrainerParams
-from asynckfold.jobs.messages import CheckpointRef, Note, Task
+from asynckfold import TrainerParams
+from asynckfold.jobs.messages import Note, Task
 from asynckfold.system.heartbeat import Heartbeats
 from asynckfold.training.multiprocess import base as several
 from asynckfold.training.process_group import gpu_handoff
 from asynckfold.training.process_group.gpu_handoff import HiddenGpu, hide_gpus, open_gpu
 from tests.fake_gpu import CpuToTake
-from tests.training.multiprocess.attempts import OPTIMIZERS, attempt, noted, noting, train
-from tests.training.tiny import (
-    Noisy,
-    Plain,
-    Tiny,
-    always,
-    checkpoints,
-    never,
+from tests.training.multiprocess.attempts import (
+    OPTIMIZERS,
+    attempt,
+    noted,
+    noting,
+    train,
+    train_with_stops,
 )
+from tests.training.tiny import Noisy, Plain, Tiny, never
 
 KINDS: dict[str, Any] = {
     "partition_size": {"cpu": 10, "gpu": 30},
@@ -87,22 +88,13 @@ def test_stopped_after_every_round_the_bits_are_the_same(tmp_path: Path) -> None
     def made(name: str) -> Tiny:
         return tiny(tmp_path / name, epochs=2, opt_fn=OPTIMIZERS["adam"])
 
-    stopped, refs = made("stopped"), list[CheckpointRef]()
-    result: Result | None = None
-    for number in range(1, 100):
-        result, events = attempt(stopped, number, refs, always, CpuToTake(tmp_path / "taken"))
-        if result is not None:
-            break
-        refs = checkpoints(events)
-    assert number > 2
-    assert result is not None
+    # What was saved goes on where there is no GPU, too, with the same bits here.
+    gpus = cycle([CpuToTake(tmp_path / "taken"), None])
+    result, attempts = train_with_stops(made("stopped"), gpus=gpus)
+    assert attempts > 2
     whole = train(made("whole"), CpuToTake(tmp_path / "taken"))
     assert result.digest == whole.digest
     assert result.averaged == whole.averaged
-    # What was saved goes on where there is no GPU, too, with the same bits here.
-    last, _ = attempt(made("stopped"), number, refs)
-    assert last is not None
-    assert last.digest == whole.digest
 
 
 class Slow(Plain):

@@ -13,12 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from asynckfold import StorageError
 from asynckfold.jobs.messages import Task
 from asynckfold.jobs.placement import Placement
 from asynckfold.jobs.result import DONE
 from asynckfold.training.worker import main
-from tests.training.sweeps import ONE_FOLD, log_of, results_of, sweep, train
+from tests.training.sweeps import ONE_FOLD, log_of, results_of, train
 from tests.training.tiny import Plain, Tiny, never
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*jobs failed")
@@ -125,17 +124,6 @@ def test_an_interrupt_is_not_a_result(tmp_path: Path) -> None:
             tiny.execute(tiny.jobs[0])
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def test_a_full_disk_is_not_a_failure_of_a_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path, data: bytes) -> None:
-        raise StorageError(28, "full")
-
-    monkeypatch.setattr("asynckfold.training.checkpoint.write_whole", full)
-    with pytest.raises(StorageError):
-        sweep(tmp_path)
 
 
 # The worker's side of the pipe
