@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,28 @@ class Tiny(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         return self.layers(inputs)
+
+
+class Echo(nn.Module):
+    """Says what it saw, trained or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs + self.bias
+
+
+class Slow(Tiny):
+    """Takes its time in each step, without a core."""
+
+    seconds = 0.05
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            time.sleep(self.seconds)
+        return super().forward(inputs)
 
 
 class Moody(Tiny):

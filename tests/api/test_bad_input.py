@@ -6,7 +6,6 @@ stands in a second table, with the same rules in the words of its flags.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shlex
 import sys
@@ -146,10 +145,6 @@ CODE: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["an object, not a class", "CrossEntropyLoss", "Write CrossEntropyLoss()"],
     ),
     "no criterion": ({"criterion": None}, ["criterion must be callable", "None"]),
-    "unknown score": (
-        {"scoring": "acuracy"},
-        ["scikit-learn scorers", "'acuracy'", "Did you mean 'accuracy'?"],
-    ),
     "0 jobs": ({"n_jobs": 0}, ["n_jobs must be 'auto' or", "received 0", "n_jobs='auto'"]),
     "more threads than cores": (
         {"threads_per_job": 4096},
@@ -488,12 +483,3 @@ def test_a_folder_without_a_run_ends_with_2(
     err = capsys.readouterr().err
     assert "DIR must be the folder of a run" in err
     assert "Did you mean 'mnist'?" in err
-
-
-def test_what_was_refused_lets_go_of_the_folder(root: Path) -> None:
-    with pytest.raises(InputError):
-        call(root, dataset=(X, IGNORED), resume="auto")
-    root.mkdir()
-    lock = os.open(root / "run.lock", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.close(lock)

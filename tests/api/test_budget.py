@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InterruptedRunError, RunStore
 from tests.started import Nursery
-from tests.toy import Tiny, adam, samples
+from tests.toy import Slow, Tiny, adam, samples
 
 BUDGET_SECONDS = 2.5
 """Half of what all jobs take one after another, and far more than what comes before the first."""
-
-
-class Slow(Tiny):
-    """Takes its time, without a core."""
-
-    seconds = 0.05
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            time.sleep(self.seconds)
-        return super().forward(inputs)
 
 
 def called(root: Path, model: Any = Slow, **settings: Any) -> CVResults:

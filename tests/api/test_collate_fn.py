@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -43,15 +44,12 @@ BY_NAME = {"collate_fn": of_dicts, "target_key": "label"}
 @pytest.mark.parametrize(
     ("model", "engine", "change", "settings", "call"),
     [
-        (Mean, "serial", None, {}, lambda model, ids: model(ids)),
-        pytest.param(
-            *(Mean, "process", None, {}, lambda model, ids: model(ids)), marks=pytest.mark.nightly
-        ),
+        (Mean, "process", None, {}, lambda model, ids: model(ids)),
         (Mean, "serial", None, {"random_samples": True}, lambda model, ids: model(ids)),
         (Recurrent, "serial", None, {"collate_fn": with_lengths}, lambda model, two: model(*two)),
         (Recurrent, "serial", lists, BY_NAME, lambda model, two: model(*two)),
     ],
-    ids=["serial", "process", "streamed", "by position", "by name"],
+    ids=["process", "streamed", "by position", "by name"],
 )
 def test_a_job_has_the_bits_of_a_plain_loop(
     root: Path, model: Any, engine: str, change: Any, settings: dict[str, Any], call: Any
@@ -153,6 +151,11 @@ LOCK = threading.Lock()
         ({"trainer": "hogwild", "processes": 2, "engine": "process"}, "only the plain trainer"),
         ({"baseline": "estimate"}, "the serial baseline .* collate_fn must go"),
         ({"fuse": 2}, "its batches come of a collate_fn"),
+        ({"preprocess": StandardScaler()}, "preprocess needs samples of one tensor"),
+        (
+            {"engine": "process", "collate_fn": lambda samples: (LOCK, collate(samples))[1]},
+            "collate_fn must be sendable",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_the_start(
@@ -167,18 +170,6 @@ def test_lists_of_different_length_name_the_remedy(root: Path) -> None:
     texts = [ids.tolist() for ids in Texts().ids]
     with pytest.raises(InputError, match=r"list\(zip\(X, y\)\) and collate_fn="):
         swept(root, (texts, Texts().labels), collate_fn=None)
-
-
-def test_what_cannot_be_sent_is_refused(root: Path) -> None:
-    with pytest.raises(InputError, match="collate_fn must be sendable"):
-        swept(root, engine="process", collate_fn=lambda samples: (LOCK, collate(samples))[1])
-
-
-def test_preprocess_is_refused(root: Path) -> None:
-    from sklearn.preprocessing import StandardScaler
-
-    with pytest.raises(InputError, match="preprocess needs samples of one tensor"):
-        swept(root, preprocess=StandardScaler())
 
 
 def test_a_keyed_batch_needs_its_target(root: Path) -> None:

@@ -24,11 +24,12 @@ def swept(root: Path, dataset: Any = None, model: Any = Detector, **settings: An
     }  # fmt: skip
     settings = usual | settings
     params = {"epochs": 3, **settings.pop("params", {})}
+    schedulers = settings.pop("schedulers", ["constant"])
     kfold = AsyncKFold(
         2, dataset or Boxes(), root, batch_size=4, verbose=0, report=False, threads_per_job=1,
         **settings,
     )  # fmt: skip
-    return kfold([model], ["constant"], adam, params)
+    return kfold([model], schedulers, adam, params)
 
 
 def scores_of(results: CVResults) -> dict[str, Any]:
@@ -120,6 +121,8 @@ def test_a_metric_of_lists_gets_all_samples(root: Path, plain: CVResults, kept: 
     for name, item in results.results.items():
         assert item.scores["found"] == pytest.approx(plain.results[name].scores["found"])
         assert item.scores["n"] == 12
+    with pytest.raises(InputError, match="computes several numbers: name one of them"):
+        swept(root / "wrong", scoring={"else": Found()})
 
 
 class Jittered(Boxes):
@@ -164,6 +167,7 @@ def test_one_model_predicts_lists_and_an_ensemble_of_them_has_no_mean(
         ({"scoring": None}, "targets of several parts need scores of your own"),
         ({"training_step": None}, "criterion must be callable: received None"),
         ({"inner_valid": 0.2}, "inner_valid needs a criterion"),
+        ({"schedulers": ["reduce"]}, "LR schedules that react to a loss need a criterion"),
         ({"collate_fn": lambda samples: collate(samples[::-1])}, "collate_fn must return the tar"),
         (
             {"scoring": {"n": lambda targets, outputs: float(len(outputs["boxes"]))}},
@@ -176,15 +180,6 @@ def test_what_does_not_fit_is_refused_before_anything_starts(
 ) -> None:
     with pytest.raises(InputError, match=text):
         swept(root, **settings)
-
-
-def test_a_schedule_that_reacts_to_a_loss_needs_a_criterion(root: Path) -> None:
-    kfold = AsyncKFold(
-        2, Boxes(), root, None, 4, verbose=0, collate_fn=collate, training_step=detection_step,
-        scoring=SCORING, engine="serial",
-    )  # fmt: skip
-    with pytest.raises(InputError, match="LR schedules that react to a loss need a criterion"):
-        kfold([Detector], ["reduce"], adam, {"epochs": 1})
 
 
 def test_it_equals_a_plain_loop_to_the_bit(plain: CVResults) -> None:

@@ -5,32 +5,20 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 from rich.cells import cell_len
 from rich.console import Console
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InterruptedRunError, JobsFailedWarning
-from tests.toy import Moody, Tiny, adam, samples
-
-
-class Slow(Tiny):
-    """Takes long enough to be seen."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            time.sleep(0.1)
-        return super().forward(inputs)
+from tests.toy import Moody, Slow, Tiny, adam, samples
 
 
 class Terminal(io.StringIO):
@@ -148,10 +136,3 @@ def test_ctrl_c_takes_no_cursor_away(
         called(root, Tiny, stream=terminal)
     text = terminal.getvalue()
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h") == 1
-
-
-def test_a_reader_that_goes_away_stops_nothing(root: Path) -> None:
-    reader, writer = os.pipe()
-    with os.fdopen(writer, "w", buffering=1) as stream:
-        os.close(reader)
-        assert called(root, Tiny, verbose=3, stream=stream).counts["done"] == 3

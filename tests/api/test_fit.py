@@ -24,7 +24,7 @@ from asynckfold import (
     RunStore,
     fit,
 )
-from tests.toy import Tiny, adam, samples
+from tests.toy import Echo, Tiny, adam, samples
 
 X, Y = samples(90)
 HELD_OUT = np.arange(60, 90)
@@ -95,17 +95,6 @@ def test_other_samples_may_be_arrays_or_a_data_set(root: Path) -> None:
     )
     assert arrays.result.weights == inside.result.weights
     assert arrays.score == inside.score
-
-
-class Echo(nn.Module):
-    """Says what it saw, trained or not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return inputs + self.bias
 
 
 def sgd(model: nn.Module) -> optim.Optimizer:

@@ -85,14 +85,6 @@ def test_candidates_have_the_bits_of_calls_with_their_values(root: Path) -> None
     assert not found
 
 
-def test_workers_give_the_same_bits(root: Path) -> None:
-    params = {"lr": [1e-3, 1e-2]}
-    one = called(root, params)
-    two = called(root.with_name("two"), params, parallelize=True, n_jobs=2)
-    assert bits(one) == bits(two)
-    assert one.fingerprint == two.fingerprint
-
-
 @pytest.fixture(scope="module")
 def refitted(tmp_path_factory: pytest.TempPathFactory) -> CVResults:
     return called(tmp_path_factory.mktemp("refitted") / "run", refit=True)

@@ -55,6 +55,8 @@ def test_scores_are_the_same_and_what_needs_outputs_says_so(
     dropped = swept(tmp_path / "dropped", exact * 0.99, report=True)
     told = capsys.readouterr().err
     assert "outputs of held-out samples are not kept: they would take 2.29e-05 GiB" in told
+    assert "each fold is scored all the same" in told
+    assert not dropped.plan.by_batch
     for name, result in kept.results.items():
         other = dropped.results[name]
         assert other.outputs is None
@@ -71,7 +73,7 @@ def test_scores_are_the_same_and_what_needs_outputs_says_so(
     page = (tmp_path / "dropped" / "report" / "index.html").read_text()
     assert "outputs of held-out samples are not kept" in page
     assert main(["compare", "--bits", str(tmp_path / "kept"), str(tmp_path / "dropped")]) in (0, 1)
-    assert "outputs kept there only" in capsys.readouterr().out
+    assert "other scores or outputs from equal weights" in capsys.readouterr().out
     with pytest.warns(UserWarning, match="kept no outputs"):
         predicted = dropped.ensemble("net/constant").predict(PICTURES)
     assert np.array_equal(predicted, kept.ensemble("net/constant").predict(PICTURES))

@@ -30,7 +30,7 @@ from asynckfold import (
     RunStore,
 )
 from tests.leftovers import descendants, described, gone
-from tests.toy import Moody, Tiny, adam, samples
+from tests.toy import Echo, Moody, Tiny, adam, samples
 
 X, Y = samples()
 CE = nn.CrossEntropyLoss()
@@ -188,29 +188,6 @@ def test_stratified_unless_told_otherwise(tmp_path: Path) -> None:
 # Scores
 
 
-def balance(targets: Any, outputs: Any) -> float:
-    return float(np.mean(outputs.argmax(1) == 0))
-
-
-@pytest.mark.parametrize(
-    ("scoring", "names"),
-    [
-        (["neg_log_loss", "accuracy"], ["neg_log_loss", "accuracy"]),
-        (balance, ["balance"]),
-        ({"acc": "accuracy", "mine": balance}, ["acc", "mine"]),
-    ],
-)
-def test_scoring(root: Path, scoring: Any, names: list[str]) -> None:
-    results = serial(root, scoring=scoring)
-    assert list(results.plan.scoring) == names
-    table = results.cv_results_
-    for name in names:
-        assert table[f"mean_test_{name}"][0] == pytest.approx(
-            np.mean([table[f"split{fold}_test_{name}"][0] for fold in range(3)])
-        )
-    assert results.best_score_ == table[f"mean_test_{names[0]}"][0]
-
-
 def test_a_users_score_that_raises_fails_the_job(root: Path) -> None:
     def moody(targets: Any, outputs: Any) -> float:
         raise LookupError("not today")
@@ -219,35 +196,7 @@ def test_a_users_score_that_raises_fails_the_job(root: Path) -> None:
         serial(root, scoring=moody)
 
 
-def test_regression(root: Path) -> None:
-    weights = np.linspace(-1, 1, 8, dtype=np.float32)
-    targets = (X @ weights)[:, None] + 3
-    results = kfold(root, dataset=(X, targets), criterion=nn.MSELoss(), parallelize=False)(
-        {"linear": lambda: nn.Linear(8, 1)},
-        ["constant"],
-        lambda model: torch.optim.Adam(model.parameters(), 0.1),
-        {"epochs": 60},
-    )
-    assert results.plan.scoring == ("r2",)
-    assert results.plan.classes == ()
-    assert results.best_score_ > 0.95
-    assert "mean_test_r2" in results.cv_results_
-    assert results.to_frame("epoch")["accuracy"].isna().all()
-    residual = results.oof["linear/constant"] - targets
-    assert np.abs(residual).mean() < 0.5
-
-
 def test_out_of_fold_rows_are_those_of_the_dataset(root: Path) -> None:
-    class Echo(nn.Module):
-        """Says what it saw, trained or not."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.bias = nn.Parameter(torch.zeros(1))
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            return inputs + self.bias
-
     results = kfold(root)(
         [Echo], ["step"], lambda model: torch.optim.SGD(model.parameters(), 0.0), EPOCHS
     )
@@ -300,13 +249,6 @@ def test_error_score_raise(root: Path) -> None:
         kfold(root, parallelize=False, error_score="raise")([Moody], ["step"], adam, EPOCHS)
 
 
-def test_all_jobs_fail(root: Path) -> None:
-    with pytest.raises(AllJobsFailedError, match=r"(?s)3 of 3 jobs failed.*3 × RuntimeError"):
-        kfold(root)([Broken], ["step"], adam, EPOCHS)
-    with RunStore.read(root) as store:
-        assert store.counts()["failed"] == 3
-
-
 def test_a_model_that_cannot_take_the_samples_is_refused_or_left_out(root: Path) -> None:
     models = {"wide": lambda: nn.Linear(9, 3), "Tiny": Tiny}
     refusal = r"wide must take the samples, in batches of float32 \(10, 8\): received RuntimeError"
@@ -329,11 +271,6 @@ def test_a_model_that_cannot_take_the_samples_is_refused_or_left_out(root: Path)
         assert results.best_params_["model"] == "Tiny"
         assert not list(root.glob("wide/step/*/log.txt")), "none was started"
     assert "must take the samples" in results.report().read_text()
-
-
-class Broken(Tiny):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("broken")
 
 
 class Kills(Tiny):
@@ -517,16 +454,8 @@ def test_the_callers_default_dtype_reaches_the_workers(root: Path) -> None:
         torch.set_default_dtype(torch.float64)
         try:
             inputs, targets = samples()
-            call = AsyncKFold(
-                3,
-                (torch.from_numpy(inputs).double(), targets),
-                root / name,
-                nn.CrossEntropyLoss(),
-                10,
-                parallelize,
-                baseline=None,
-                verbose=0,
-            )
+            data = torch.from_numpy(inputs).double(), targets
+            call = kfold(root / name, dataset=data, parallelize=parallelize)
             fingerprints.append(call([Tiny], ["step"], adam, {"epochs": 1}).fingerprint)
         finally:
             torch.set_default_dtype(torch.float32)

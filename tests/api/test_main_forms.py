@@ -19,7 +19,6 @@ import pytest
 
 from tests import notebooks
 from tests.leftovers import descendants, gone
-from tests.started import Nursery
 
 BODY = """
 import sys
@@ -107,16 +106,6 @@ def run(command: list[str], folder: Path, given: str | None = None) -> tuple[str
     return out, process.returncode
 
 
-def run_within(warm: Nursery, words: list[str], folder: Path) -> tuple[str, int]:
-    """Do the same where importing torch has ended; processes that stay fail the test anyway."""
-    process = warm.start([folder / words[0]], folder / "out.txt", errors=folder / "err.txt")
-    code = process.wait(100)
-    err = (folder / "err.txt").read_text()
-    assert "Traceback" not in err, err
-    assert "leaked" not in err, err
-    return process.printed(), code
-
-
 def marked(folder: Path) -> set[int]:
     """Processes that were started with this mark, whoever their parent is by now."""
     mark = f"ASYNCKFOLD_TEST_MARK={folder}".encode()
@@ -156,9 +145,6 @@ FORMS = {
     "in an event loop": script(LOOP),
 }
 
-WITHIN = ("in a thread", "in an event loop")
-"""Forms that are not about how the process starts."""
-
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, str]:
@@ -168,13 +154,10 @@ def seen() -> dict[str, str]:
 @pytest.mark.nightly(but=["script without a guard"])
 @pytest.mark.parametrize("form", FORMS)
 def test_it_ends_gives_the_same_numbers_and_leaves_nothing(
-    form: str, tmp_path: Path, seen: dict[str, str], warm: Nursery
+    form: str, tmp_path: Path, seen: dict[str, str]
 ) -> None:
     command, given = FORMS[form](tmp_path)
-    if form in WITHIN:
-        out, code = run_within(warm, command[1:], tmp_path)
-    else:
-        out, code = run(command, tmp_path, given)
+    out, code = run(command, tmp_path, given)
     assert code == (7 if form == "script without a guard" else 0)  # its own exit code stays
     _check(out, form, seen)
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from asynckfold import JobsFailedWarning
-from tests.api.test_display import Slow, called
-from tests.toy import Moody
+from tests.api.test_display import called
+from tests.toy import Moody, Slow
 
 
 class Output:

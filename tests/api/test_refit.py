@@ -47,10 +47,8 @@ def told(root: Path) -> list[str]:
         return [event.text for event in store.events() if event.kind == "refit"]
 
 
-@pytest.mark.nightly(but=["settings0"])
-@pytest.mark.parametrize("settings", [{}, {"parallelize": True}])
-def test_it_is_what_fit_trains_on_all_samples(root: Path, settings: dict[str, Any]) -> None:
-    results = called(root, **settings)
+def test_it_is_what_fit_trains_on_all_samples(root: Path) -> None:
+    results = called(root, parallelize=True)
     best = results.best_params_
     alone = fit(
         Tiny, (X, Y), adam, nn.CrossEntropyLoss(), root.with_name("alone"), 10,

@@ -40,6 +40,12 @@ def kfold(root: Path, **settings: Any) -> AsyncKFold:
         ({"nice": "low"}, "from 0 to 19: received 'low'"),
         ({"max_wait": 0}, "max_wait must be a number of seconds above 0, or None: received 0"),
         ({"max_wait": float("nan")}, "max_wait must be"),
+        ({"nice": 5, "parallelize": False}, "nice=5 and parallelize=False"),
+        pytest.param(
+            {"reserve_cores": 1, "threads_per_job": CORES},
+            "less 1 reserved",
+            marks=pytest.mark.skipif(CORES < 2, reason="needs two cores, one to reserve"),
+        ),
     ],
 )
 def test_a_setting_that_cannot_work_is_refused_with_its_numbers(
@@ -59,18 +65,6 @@ def test_all_that_contradicts_is_told_at_once_and_nothing_starts(root: Path) -> 
         )  # fmt: skip
     assert len(caught.value.problems) == 5
     assert not root.exists()
-
-
-def test_reserved_cores_are_no_threads_of_a_job_either(root: Path) -> None:
-    if CORES < 2:
-        pytest.skip("needs two cores, one to reserve")
-    with pytest.raises(InputError, match=f"{CORES} threads on .* less 1 reserved"):
-        kfold(root, reserve_cores=1, threads_per_job=CORES)
-
-
-def test_a_level_without_workers_is_refused(root: Path) -> None:
-    with pytest.raises(InputError, match="nice=5 and parallelize=False"):
-        kfold(root, parallelize=False, nice=5)
 
 
 def test_max_memory_must_be_enough_for_a_job_of_each_model(root: Path) -> None:

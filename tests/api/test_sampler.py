@@ -117,6 +117,8 @@ def test_refit_takes_the_weights_along(root: Path) -> None:
     theirs = [loss for _, loss in results.baseline.epochs[results.plan.jobs[0].id]]
     ours = results.results[results.plan.jobs[0].id].epochs
     assert theirs == pytest.approx([epoch.train_loss for epoch in ours], rel=1e-5)
+    with pytest.raises(InputError, match="sampler"):
+        swept(root, WEIGHTS + 1, baseline="measure")
 
 
 def test_an_interrupted_run_continues_to_the_same_bits(
@@ -130,12 +132,6 @@ def test_an_interrupted_run_continues_to_the_same_bits(
     assert all(torch.equal(whole[name], continued[name]) for name in whole)
     with pytest.raises(InputError, match="sampler"):
         swept(root / "cut", "balanced")
-
-
-def test_other_weights_are_another_run(root: Path) -> None:
-    swept(root, WEIGHTS)
-    with pytest.raises(InputError, match="sampler"):
-        swept(root, WEIGHTS + 1)
 
 
 def fails(train_targets: Tensor) -> Any:

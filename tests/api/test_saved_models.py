@@ -26,11 +26,11 @@ from sklearn.preprocessing import (
 from torch import nn
 from torchvision import transforms
 
-from asynckfold import AsyncKFold, CVResults, InputError, StoreCorruptError, load_model
+from asynckfold import CVResults, InputError, StoreCorruptError, load_model
 from asynckfold.api.saved_models import restored_step, unpacked_fit
 from tests.api.test_fold_models import Convolved, Numbers, Pictures, Seeded, trained
 from tests.started import Nursery
-from tests.toy import Tiny, adam, samples
+from tests.toy import Tiny, samples
 
 X, Y = samples()
 
@@ -307,17 +307,7 @@ def test_columns_are_matched_by_name(tmp_path: Path, path: Path) -> None:
     import pandas as pd
 
     table = pd.DataFrame(X, columns=[f"c{at}" for at in range(8)])
-    kfold = AsyncKFold(
-        2,
-        (table, Y),
-        tmp_path / "run",
-        nn.CrossEntropyLoss(),
-        10,
-        verbose=0,
-        baseline=None,
-        parallelize=False,
-    )
-    ensemble = kfold([Tiny], ["constant"], adam, {"epochs": 1}).ensemble()
+    ensemble = trained(tmp_path / "run", dataset=(table, Y)).ensemble()
     ensemble.save(path)
     loaded = load_model(path, Tiny)
     np.testing.assert_array_equal(loaded.predict(table), ensemble.predict(table))

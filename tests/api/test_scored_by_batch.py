@@ -17,10 +17,10 @@ from asynckfold import (
     BestWeights,
     CVResults,
     InputError,
-    InterruptedRunError,
     JobsFailedWarning,
     RunStore,
 )
+from tests.interrupted import interrupted
 from tests.training.tiny import two_epochs
 
 torchmetrics = pytest.importorskip("torchmetrics")
@@ -199,18 +199,6 @@ def test_own_loops_and_steps_are_scored_by_batch(tmp_path: Path) -> None:
         assert result.outputs is None
 
 
-def test_a_score_of_all_outputs_keeps_them_in_memory(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def own(targets: Any, outputs: Any) -> float:
-        return float(np.corrcoef(targets.ravel(), outputs[:, 1].ravel())[0, 1])
-
-    found = swept(tmp_path, 0, scoring={"dice": "dice", "own": own}, verbose=1)
-    assert not plan_of(tmp_path).by_batch
-    assert "each fold is scored all the same" in capsys.readouterr().err
-    assert all(set(result.scores) == {"dice", "own"} for result in found.results.values())
-
-
 class Counting(torchmetrics.Metric):  # type: ignore[misc]
     """Counts samples, and refuses more than so many."""
 
@@ -230,28 +218,17 @@ class Counting(torchmetrics.Metric):  # type: ignore[misc]
         return self.count.float()
 
 
-JOBS_LEFT: list[None] = []
-"""Jobs until a Ctrl-C, where there are any."""
-
-
-class Interrupting(Counting):
-    def compute(self) -> torch.Tensor:
-        if JOBS_LEFT:
-            JOBS_LEFT.pop()
-            if not JOBS_LEFT:
-                raise KeyboardInterrupt
-        return super().compute()
-
-
 @pytest.mark.parametrize("first", [0, 1], ids=["by batch", "whole"])
 def test_a_run_goes_on_as_it_was_begun(
-    first: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    first: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    scoring = [Interrupting(100)]
+    scoring = [Counting(100)]
     whole = swept(tmp_path / "whole", first, scoring=scoring)
-    # The first is the trial before the run.
-    JOBS_LEFT.extend([None] * 3)
-    with pytest.raises((InterruptedRunError, KeyboardInterrupt)):
+    # At the end of the first epoch of the second job.
+    with interrupted(monkeypatch, "training.training_run.Training", "score", 3):
         swept(tmp_path / "part", first, scoring=scoring)
     with RunStore.read(tmp_path / "part") as store:
         assert 0 < len(store.results()) < 3

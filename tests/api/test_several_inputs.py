@@ -139,19 +139,6 @@ def test_fused_jobs_are_close_to_plain_ones(root: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-class Choosing(TwoInputs):
-    """Branches on a value: no two replicas are sure to do the same."""
-
-    def forward(self, image: Tensor, age: Tensor) -> Tensor:
-        return super().forward(image, age) * (2 if age.sum() > 300 else 1)
-
-
-def test_a_model_that_cannot_be_fused_is_refused_by_its_reason(root: Path) -> None:
-    with pytest.raises(InputError, match="model Choosing: the model cannot be traced"):
-        swept((X, Y), root, Choosing, fuse=2)
-    assert not root.exists()
-
-
 class Misnamed(TwoInputs):
     def forward(self, image: Tensor, ages: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(image, ages)

@@ -163,35 +163,6 @@ def test_other_ways_to_train(root: Path, params: dict[str, Any]) -> None:
     assert results.candidates[0].complete
 
 
-def test_scores_by_batch_equal_those_of_all(root: Path) -> None:
-    class Right:
-        higher_is_better = True
-
-        def __call__(self, outputs: Any, targets: Any) -> None:
-            raise AssertionError("it accumulates")
-
-        def reset(self) -> None:
-            self.right = self.count = 0
-
-        def update(self, outputs: Any, targets: Any) -> None:
-            self.right += int((outputs["kind"].argmax(1) == targets["kind"]).sum())
-            self.count += len(targets["kind"])
-
-        def compute(self) -> Any:
-            return {"share": torch.tensor(self.right / self.count), "other": torch.tensor(0.0)}
-
-    kept = swept(root / "kept", scoring={"share": Right(), "kind_accuracy": kind_accuracy})
-    for item in kept.results.values():
-        assert item.scores["share"] == pytest.approx(item.scores["kind_accuracy"])
-    batches = {"scoring": {"share": Right()}, "keep_outputs_gib": 0}
-    small = swept(root / "batches", params={"eval_batch_size": 7}, **batches)
-    assert small.plan.by_batch
-    for name, item in small.results.items():
-        assert item.scores["share"] == pytest.approx(kept.results[name].scores["share"])
-    with pytest.raises(InputError, match="computes several numbers: name one of them"):
-        swept(root / "wrong", scoring={"else": Right()})
-
-
 def test_an_output_transform_picks_what_is_scored(root: Path) -> None:
     def criterion(outputs: Any, targets: Tensor) -> Tensor:
         return nn.functional.cross_entropy(outputs["kind"], targets)
@@ -324,7 +295,6 @@ def cut(parts: Any, count: int) -> Any:
             },
             "scores need to know which of several outputs they are of",
         ),
-        ({"criterion": None}, "criterion must be callable: received None"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_starts(

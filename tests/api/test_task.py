@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from scipy.special import expit
 from sklearn import metrics
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from tests.plain import epoch_order, one_thread, seed_all, stream
+from tests.plain import BATCH, EPOCHS, adam, plain_loop
 
 Array = npt.NDArray[Any]
 
@@ -25,22 +26,24 @@ NUMBERS = X[:, 0] * 3 + RANDOM.normal(size=COUNT).astype(np.float32)
 CLASSES = np.digitize(X[:, 1], [-0.3, 0.4])
 
 
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.05)
+
+
 def swept(
     root: Path,
     dataset: Any,
     criterion: Any,
     columns: int,
     params: dict[str, Any] | None = None,
+    opt_fn: Any = sgd,
+    model: Any = None,
     **settings: Any,
 ) -> CVResults:
     words: dict[str, Any] = {"parallelize": False, "fuse": False, "verbose": 0, "report": False}
-    kfold = AsyncKFold(2, dataset, root, criterion, 8, **{**words, **settings})
-    models = {"linear": lambda: nn.Linear(5, columns)}
-    return kfold(models, ["constant"], sgd, {"epochs": 2, **(params or {})})
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 0.05)
+    kfold = AsyncKFold(2, dataset, root, criterion, BATCH, **{**words, **settings})
+    models = {"linear": model or (lambda: nn.Linear(5, columns))}
+    return kfold(models, ["constant"], opt_fn, {"epochs": 2, **(params or {})})
 
 
 def two_parts(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -162,20 +165,10 @@ def test_a_task_says_what_an_own_criterion_does_not(tmp_path: Path) -> None:
 def test_steps_of_a_sequence_have_a_class_each(tmp_path: Path) -> None:
     inputs = RANDOM.normal(size=(COUNT, 5, 7)).astype(np.float32)
     targets = np.digitize(inputs[:, 0], [-0.4, 0.4])
-    kfold = AsyncKFold(
-        2,
-        (inputs, targets),
-        tmp_path / "run",
-        nn.CrossEntropyLoss(),
-        8,
-        parallelize=False,
-        verbose=0,
-        task="segmentation",
-        report=False,
-    )
-    results = kfold({"net": lambda: nn.Conv1d(5, 3, 1)}, ["constant"], sgd, {"epochs": 2})
+    words = {"task": "segmentation", "model": lambda: nn.Conv1d(5, 3, 1)}
+    results = swept(tmp_path / "run", (inputs, targets), nn.CrossEntropyLoss(), 3, **words)
     for fold, found in zip(results.folds, scores(results), strict=True):
-        guess = results.oof["net/constant"][fold.valid].argmax(1)
+        guess = results.oof["linear/constant"][fold.valid].argmax(1)
         assert found["pixel_accuracy"] == np.mean(guess == targets[fold.valid])
 
 
@@ -230,33 +223,23 @@ def test_folds_keep_the_proportions_of_labels(tmp_path: Path) -> None:
 
 def test_labels_have_the_bits_of_a_plain_loop(tmp_path: Path) -> None:
     labels, criterion = tags()[:, :3], nn.BCEWithLogitsLoss()
-    words = {"scoring": ["average_precision", "f1_macro"]}
+    words: dict[str, Any] = {"scoring": ["average_precision", "f1_macro"], "opt_fn": adam}
+    words |= {"params": {"epochs": EPOCHS}, "threads_per_job": 1}
     results = swept(tmp_path / "run", (X, labels), criterion, 3, **words)
+    data = TensorDataset(torch.from_numpy(X), torch.from_numpy(labels))
+    _, expected = plain_loop(
+        lambda: nn.Linear(5, 3), data, results, nn.Module.__call__, criterion=criterion
+    )
+    (found,) = results.oof.values()
+    assert np.array_equal(found[results.folds[0].valid], expected.numpy())
     for job, fold in zip(results.plan.jobs, results.folds, strict=True):
-        with one_thread():
-            outputs = trained_by_hand(labels, job.seed, fold.train)(torch.from_numpy(X[fold.valid]))
-        assert np.array_equal(results.oof["linear/constant"][fold.valid], outputs.detach().numpy())
-        true, likely = labels[fold.valid], torch.sigmoid(outputs).detach().numpy()
+        true, likely = labels[fold.valid], expit(found[fold.valid].astype(float))
         assert results.results[job.id].scores == pytest.approx(
             {
                 "average_precision": metrics.average_precision_score(true, likely),
                 "f1_macro": metrics.f1_score(true, likely > 0.5, average="macro", zero_division=0),
             }
         )
-
-
-def trained_by_hand(labels: Array, seed: int, train: Array) -> nn.Module:
-    seed_all(seed)
-    model, criterion = nn.Linear(5, 3), nn.BCEWithLogitsLoss()
-    optimizer = sgd(model)
-    for epoch in range(2):
-        seed_all(stream(seed, epoch + 1))
-        for rows in torch.from_numpy(epoch_order(train, seed, epoch)).split(8):
-            optimizer.zero_grad()
-            outputs = model(torch.from_numpy(X)[rows])
-            criterion(outputs, torch.from_numpy(labels)[rows]).backward()
-            optimizer.step()
-    return model
 
 
 def test_with_groups_labels_are_not_stratified(tmp_path: Path) -> None:
@@ -273,32 +256,20 @@ def test_with_groups_labels_are_not_stratified(tmp_path: Path) -> None:
 
 def test_metrics_of_torchmetrics_see_each_fold_alone(tmp_path: Path) -> None:
     torchmetrics = pytest.importorskip("torchmetrics")
-    accuracy = torchmetrics.classification.MulticlassAccuracy(3, average="micro")
-    auroc = torchmetrics.classification.MulticlassAUROC(3)
-    scoring = [accuracy, auroc, "accuracy", "roc_auc_ovr"]
-    results = swept(tmp_path / "run", (X, CLASSES), nn.CrossEntropyLoss(), 3, scoring=scoring)
-    for found in scores(results):
-        assert found["MulticlassAccuracy"] == pytest.approx(found["accuracy"])
-        assert found["MulticlassAUROC"] == pytest.approx(found["roc_auc_ovr"])
+    kinds, squared = torchmetrics.classification, "neg_mean_squared_error"
+    accuracy, classes = kinds.MulticlassAccuracy(3, average="micro"), nn.CrossEntropyLoss()
+    truth, whether = NUMBERS[:, None], (X[:, :1] > 0).astype(np.float32)
+    for targets, criterion, columns, metric, name, ours in (
+        (CLASSES, classes, 3, accuracy, "MulticlassAccuracy", "accuracy"),
+        (CLASSES, classes, 3, kinds.MulticlassAUROC(3), "MulticlassAUROC", "roc_auc_ovr"),
+        (whether, nn.BCEWithLogitsLoss(), 1, kinds.BinaryAUROC(), "BinaryAUROC", "roc_auc"),
+        (truth, nn.MSELoss(), 1, torchmetrics.MeanSquaredError(), "neg_MeanSquaredError", squared),
+    ):
+        data, scoring = (X, targets), [metric, ours]
+        for found in scores(swept(tmp_path / name, data, criterion, columns, scoring=scoring)):
+            assert found[name] == pytest.approx(found[ours])
     # The user's own object stays as it was.
     assert accuracy.update_count == 0
-
-
-def test_an_error_of_torchmetrics_is_negated(tmp_path: Path) -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    scoring = [torchmetrics.MeanSquaredError(), "neg_mean_squared_error"]
-    results = swept(tmp_path / "run", (X, NUMBERS[:, None]), nn.MSELoss(), 1, scoring=scoring)
-    for found in scores(results):
-        assert found["neg_MeanSquaredError"] == pytest.approx(found["neg_mean_squared_error"])
-
-
-def test_binary_metrics_get_probabilities(tmp_path: Path) -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    pair = X, (X[:, :1] > 0).astype(np.float32)
-    scoring = [torchmetrics.classification.BinaryAUROC(), "roc_auc"]
-    results = swept(tmp_path / "run", pair, nn.BCEWithLogitsLoss(), 1, scoring=scoring)
-    for found in scores(results):
-        assert found["BinaryAUROC"] == pytest.approx(found["roc_auc"])
 
 
 def test_a_metric_that_cannot_be_computed_is_refused_before_the_start(tmp_path: Path) -> None:

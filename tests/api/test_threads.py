@@ -12,8 +12,6 @@ import pytest
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, Plan, PlanMismatchError, RunStore
-from asynckfold.planning import choice
-from asynckfold.planning.thread_rule import Threads
 from tests.toy import Tiny, adam, samples
 
 CORES = len(os.sched_getaffinity(0))
@@ -74,24 +72,6 @@ def test_the_threads_of_another_run_are_taken_over(tmp_path: Path) -> None:
 
 
 @two_cores
-def test_a_run_keeps_its_threads_though_the_rule_would_now_say_otherwise(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(root)
-    plan = stored(root)[0]
-
-    def two(models: Any, cores: int, nodes: Any = ()) -> Any:
-        return Threads({"Tiny": 2}, {"Tiny": "two"})
-
-    monkeypatch.setattr(choice, "decide", two)
-    run(root)
-    assert stored(root)[0] == plan
-    assert len([kind for kind, _ in stored(root)[1] if kind == "decision"]) == 1
-    with pytest.raises(PlanMismatchError, match="threads_per_job: 1 there, 2 here"):
-        run(root, threads_per_job=2)
-
-
-@two_cores
 def test_a_run_that_grows_keeps_the_threads_it_has(root: Path, tmp_path: Path) -> None:
     run(tmp_path / "other", {"A": Tiny}, threads_per_job=2)
     run(root, {"A": Tiny}, plan_from=tmp_path / "other")
@@ -99,6 +79,8 @@ def test_a_run_that_grows_keeps_the_threads_it_has(root: Path, tmp_path: Path) -
     assert {name[0]: item.threads for name, item in results.results.items()} == {"A": 2, "B": 1}
     assert run(root, {"A": Tiny, "B": Tiny}).fingerprint == results.fingerprint
     assert stored(root)[0].threads_text == "1; A 2"
+    with pytest.raises(PlanMismatchError, match="threads_per_job: 1 there, 2 here"):
+        run(root, {"A": Tiny, "B": Tiny}, threads_per_job=2)
 
 
 class Wide(nn.Sequential):

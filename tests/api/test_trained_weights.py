@@ -10,27 +10,19 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
 
 from asynckfold import (
-    AsyncKFold,
-    CVResults,
     InputError,
     JobsFailedWarning,
     RunStore,
     StoreCorruptError,
     load_results,
 )
-from tests.api.test_fold_models import same
-from tests.toy import Failing, Tiny, adam, samples
+from tests.api.test_fold_models import same, trained
+from tests.toy import Failing, Tiny, samples
 
-X, Y = samples()
-
-
-def trained(root: Path, model: Any = Tiny, **settings: Any) -> CVResults:
-    settings = {"verbose": 0, "baseline": None, "parallelize": False, **settings}
-    kfold = AsyncKFold(3, (X, Y), root, nn.CrossEntropyLoss(), 10, **settings)
-    return kfold({"tiny": model}, ["step", "cosine"], adam, {"epochs": 2})
+X, _ = samples()
+TWO = ("step", "cosine")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +30,7 @@ def trained(root: Path, model: Any = Tiny, **settings: Any) -> CVResults:
     [{}, {"parallelize": True, "fuse": False}, {"parallelize": True, "fuse": 3}, {"n_repeats": 2}],
 )
 def test_a_job_gives_its_model_back(root: Path, settings: dict[str, Any]) -> None:
-    trained(root, **settings)
+    trained(root, schedulers=TWO, **settings)
     with RunStore.read(root) as store:
         results = load_results(store)
     assert {len(results.plan.group_of(job.id)) for job in results.plan.jobs} == {
@@ -59,7 +51,7 @@ def test_a_job_gives_its_model_back(root: Path, settings: dict[str, Any]) -> Non
 
 
 def test_a_job_that_is_not_there_is_named(root: Path) -> None:
-    results = trained(root)
+    results = trained(root, schedulers=TWO)
     best = results.candidates[results.best_index_].name
     assert same(results.state_dict(), results.state_dict(best, 0))
     for asked, told in (
@@ -74,7 +66,7 @@ def test_a_job_that_is_not_there_is_named(root: Path) -> None:
 
 def test_a_job_that_failed_has_none(root: Path) -> None:
     with pytest.warns(JobsFailedWarning):
-        results = trained(root, Failing)
+        results = trained(root, Failing, schedulers=TWO)
     failed = next(job for job in results.plan.jobs if results.results[job.id].status == "failed")
     told = f"{failed.id}, which is failed: RuntimeError: that sample"
     with pytest.raises(InputError, match=told):
@@ -83,7 +75,7 @@ def test_a_job_that_failed_has_none(root: Path) -> None:
 
 @pytest.mark.damages("a checkpoint is damaged, then gone")
 def test_weights_that_are_damaged_or_gone_are_told_and_never_older_ones_given(root: Path) -> None:
-    results = trained(root)
+    results = trained(root, schedulers=TWO)
     job = results.plan.jobs[0]
     with RunStore.read(root) as store:
         newest, *_ = store.checkpoints(job.id)

@@ -48,10 +48,6 @@ def browser() -> Iterator[Any]:
         running.close()
 
 
-def without_png(*_: Any, **__: Any) -> None:
-    """Draw no PNG files, which take seconds."""
-
-
 @pytest.fixture(scope="session")
 def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Write the page of a run when it is first asked for."""
@@ -60,7 +56,9 @@ def page_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def find(name: str) -> Path:
         if name not in written:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("asynckfold.results.report.page.update_figures", without_png)
+                # PNG files take seconds.
+                place = "asynckfold.results.report.page.update_figures"
+                patch.setattr(place, lambda *_, **__: None)
                 written[name] = write_page(name, folder)
         return written[name]
 

@@ -29,7 +29,6 @@ SMALL = "--data digits --limit 200 --folds 2 --epochs 2 --baseline none --no-rep
 SWEEP = """
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,8 +49,6 @@ class Net(nn.Module):
         self.layers = nn.Sequential(nn.Linear(4, size.hidden), nn.ReLU(), nn.Linear(size.hidden, 2))
 
     def forward(self, inputs):
-        if self.training and (HERE / "SLOW").exists():
-            time.sleep(0.25 if (HERE / "SLOWER").exists() else 0.01)
         if not self.training and (HERE / "FAIL").exists() and (inputs[:, 1] == 99).any():
             raise ValueError("99 is in the held-out fold")
         return self.layers(inputs)
@@ -97,11 +94,6 @@ def warmly(warm: Nursery, root: Path, *words: Any) -> tuple[Started, Path, Path]
     """Start the command where importing torch has ended; return where it prints, too."""
     out, err = root.with_name("printed"), root.with_name("errors")
     return warm.start(["-m", "asynckfold", *words], out, errors=err), out, err
-
-
-def ended(run: Started, out: Path, err: Path) -> tuple[int, str, str]:
-    """Wait for its end; return its exit code and what it printed."""
-    return run.wait(100), out.read_text(), err.read_text()
 
 
 def printed_json(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
@@ -169,9 +161,10 @@ def test_a_run_and_every_verb_that_looks_at_it(
 ) -> None:
     before = descendants()
     words = ["run", *SMALL.split(), "--root", root, "--json", "--models", "mlp,lenet5"]
-    code, out, err = ended(*warmly(warm, root, *words))
+    started, printed, errors = warmly(warm, root, *words)
+    code, err = started.wait(100), errors.read_text()
     assert code == 0, err
-    result = json.loads(out)
+    result = json.loads(printed.read_text())
     assert (result["planned"], result["done"], result["failed"]) == (4, 4, 0)
     assert result["highest"]["model"] in ("mlp", "lenet5")
     assert result["report"] is None
@@ -195,13 +188,6 @@ def test_a_run_and_every_verb_that_looks_at_it(
     assert f"fingerprint {result['fingerprint']}, reproducible\n" in out
 
 
-def test_python_dash_m() -> None:
-    shown = shell("--version")
-    out, _ = shown.communicate(timeout=30)
-    assert shown.returncode == 0
-    assert re.fullmatch(r"\d+\.\d+\S*\n", out)
-
-
 IMPORTED = """
 import sys
 from asynckfold.cli import main
@@ -220,14 +206,14 @@ def test_status_version_and_help_import_no_heavy_module(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", Synthetic(folds=2, samples=20, epochs=1))
     for words, said in (
         (["status", run], "jobs finished"),
-        (["--version"], "."),
+        (["--version"], r"(?m)^\d+\.\d+\S*$"),
         (["--help"], "print progress, scores so far"),
         (["status", "--help"], "DIR"),
     ):
         done = subprocess.run(
             [sys.executable, "-c", IMPORTED, *words], capture_output=True, text=True, timeout=30
         )
-        assert said in done.stdout, done.stderr
+        assert re.search(said, done.stdout), done.stderr
         assert done.stdout.splitlines()[-1] == "[]", words
 
 
@@ -307,7 +293,6 @@ def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[s
     assert [line[:3] for line in lines[1:3]] == [["1", "linear", "cosine"], ["-", "net", "cosine"]]
     assert "2/3" in out
     assert "\n5 of 6 jobs finished, 1 failed in " in out
-    assert "5 of 6 jobs finished, 1 failed" in out
     assert "1 × ValueError: 99 is in the held-out fold (net/cosine/fold-" in out
     assert "Incomplete, and not ranked: net/cosine (failed, 2 of 3 folds)." in out
     assert err.count("Traceback") == 1
@@ -322,6 +307,10 @@ def test_some_jobs_fail(sweep: Path, root: Path, capsys: pytest.CaptureFixture[s
     assert main(["run", str(sweep), "--root", str(root), "--no-report"]) == 0
     with RunStore.read(root) as store:
         assert len(store.attempts()) == 7
+    assert main(["run", str(sweep), "--root", str(root), "--batch-size", "4"]) == 2
+    error = capsys.readouterr().err
+    assert "holds a run with another plan" in error
+    assert "batch_size: 8 there, 4 here" in error
 
 
 def test_all_jobs_fail(tmp_path: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -371,6 +360,11 @@ class Net(nn.Sequential):
     # A module's name is code, which a run's folder may not name.
     assert main(["resume", "r"]) == 2
     assert "asynckfold run --data digits" in capsys.readouterr().err
+    words = ["predict", "r", "mlp/constant", "--data", "digits", "--to", "predicted.csv"]
+    assert main(words) == 2
+    assert "Pass --models own_models:Net,mlp to predict, too." in capsys.readouterr().err
+    assert main([*words, "--models", "own_models:Net,mlp"]) == 0
+    assert len(Path("predicted.csv").read_text().splitlines()) == 1798
 
 
 @pytest.mark.parametrize("state", ["pending", "done"])
@@ -444,17 +438,6 @@ def test_a_refused_run_leaves_no_folder(
     assert "could not write runs/" in capsys.readouterr().err
 
 
-def test_another_plan_in_the_same_folder_is_refused(
-    sweep: Path, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["run", str(sweep), "--root", str(root), "--no-report", "--epochs", "1"]
-    assert main(words) == 0
-    assert main([*words, "--batch-size", "4"]) == 2
-    err = capsys.readouterr().err
-    assert "holds a run with another plan" in err
-    assert "batch_size: 8 there, 4 here" in err
-
-
 def test_a_reader_that_goes_away_stops_nothing(root: Path, warm: Nursery) -> None:
     out, err = (root.with_name(name) for name in ("printed", "errors"))
     for pipe in (out, err):
@@ -484,19 +467,6 @@ def test_help_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
             assert all(option in text for option in action.option_strings)
 
 
-def test_parts_may_be_given_by_kind_of_process() -> None:
-    for words, size, passes in (
-        ("--partition-size 1000 --epochs-per-round 2", 1000, 2),
-        (
-            "--partition-size cpu=1000,gpu=8000 --epochs-per-round cpu=1,gpu=3",
-            {"cpu": 1000, "gpu": 8000},
-            {"cpu": 1, "gpu": 3},
-        ),
-    ):
-        parsed = make_parser().parse_args(["run", "--root", "r", *words.split()])
-        assert (parsed.partition_size, parsed.epochs_per_round) == (size, passes)
-
-
 WRONG_PARTS = (
     ("--partition-size many", "must be a whole number, or one by kind such as cpu=1000,gpu=8"),
     ("--epochs-per-round cpu=1,gpu", "or one by kind such as cpu=1000,gpu=8000: received 'cpu"),
@@ -509,9 +479,10 @@ WRONG_PARTS = (
         "--epochs-per-round must be a whole number of at least 1: received 0",
     ),
     (
-        "--partition-size cpu=40,gpu=80 --devices cpu",
-        "received partition_size={'cpu': 40, 'gpu': 80}, and none: devices is 'cpu'. Leave the "
-        "kind 'gpu' out, or pass --devices auto (`asynckfold doctor`",
+        "--partition-size cpu=40,gpu=80 --epochs-per-round cpu=1,gpu=3 --devices cpu",
+        "received partition_size={'cpu': 40, 'gpu': 80}, epochs_per_round={'cpu': 1, 'gpu': 3}, "
+        "and none: devices is 'cpu'. Leave the kind 'gpu' out, or pass --devices auto (`asynckfold "
+        "doctor`",
     ),
     (
         "--partition-size cpu=10000,gpu=40 --batch-size 41 --devices cpu",

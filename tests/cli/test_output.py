@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import subprocess
 import sys
@@ -14,7 +12,6 @@ import pytest
 
 from asynckfold import RunStore
 from asynckfold.cli.output import Output
-from asynckfold.system import terminal
 from asynckfold.system.plain_text import plain
 from tests.synthetic import Synthetic, write_run
 
@@ -70,29 +67,6 @@ def test_a_name_with_a_line_feed_forges_no_line(
 def test_json_has_no_words_that_json_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
     Output(Namespace(json=True)).data({"a": float("nan"), "b": [float("inf")], "c": "\x1b[31m"})
     assert capsys.readouterr().out == '{"a": null, "b": [null], "c": "\\u001b[31m"}\n'
-
-
-# Streams
-
-
-class Failing(io.StringIO):
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self.number = number
-
-    def write(self, text: str) -> int:
-        raise OSError(self.number, os.strerror(self.number))
-
-    flush = write  # type: ignore[assignment]
-
-
-def test_a_stream_that_fails_stops_nothing() -> None:
-    for number in (errno.EPIPE, errno.EIO, errno.ENOSPC, errno.EBADF):
-        stream = terminal.steady(Failing(number))
-        assert stream.write("text") == 4
-        stream.flush()
-        is_lost = bool(stream.lost)  # type: ignore[attr-defined]
-        assert is_lost == (number not in (errno.EPIPE, errno.EIO))
 
 
 # The command
@@ -163,11 +137,3 @@ def test_ctrl_c_during_the_first_imports_is_one_line(tmp_path: Path, run: Path, 
     done = shell(f"A status {run}", AT=at, PYTHONPATH=path)
     assert done.returncode == 130, done.stderr
     assert done.stderr == "interrupted before anything was started\n"
-
-
-def test_importing_the_package_imports_nothing_else() -> None:
-    code = "import sys, asynckfold; print(*(n for n in sys.modules if n.startswith('numpy')))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=HERE, check=True
-    )
-    assert done.stdout == "\n"

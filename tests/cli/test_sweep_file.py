@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from asynckfold.cli import main
 from asynckfold.cli.flags import flags, text_of
 from asynckfold.cli.parser import parse
-from asynckfold.cli.sweep_file import _take_flags, make_kfold, sweep_parts
+from asynckfold.cli.sweep_file import make_kfold, sweep_parts
 
 SMALL = {"data": "digits", "limit": 60, "folds": 2, "epochs": 1, "baseline": "none"}
 
@@ -58,45 +56,6 @@ def test_the_plan_is_that_of_the_flags(values: dict[str, Any], tmp_path: Path) -
     path.write_text(f"flags = {SMALL | values}\n")
     named = {name.replace("-", "_"): value for name, value in (SMALL | values).items()}
     assert fingerprint(["run", str(path)], root) == fingerprint(["run", *words_of(named)], root)
-
-
-def values_of(item: Any) -> st.SearchStrategy[Any]:
-    """Python values that a flag can have."""
-    if item.is_switch:
-        return st.just(item.default is not True)
-    offered: list[st.SearchStrategy[Any]] = [st.sampled_from([*item.words] or ["A b-c,Ü: #1"])]
-    least = int(item.least or 2)
-    if int in item.types or float in item.types:
-        offered = [st.integers(least, least + 3)]
-    if item.takes_lists:
-        offered.append(st.sampled_from([[0, 1], [2]]))
-    if bool in item.types:
-        offered.append(st.booleans())
-    if "cpu=N" in item.metavar:
-        offered = [st.sampled_from([7, {"cpu": 3, "gpu": 5}])]
-    elif "NAME=" in item.metavar:
-        offered = [st.just({"lr": [0.1, "x"], "width": 16})]
-    elif item.reads and not item.metavar:
-        offered = [st.just(3)]
-    return st.one_of(offered)
-
-
-VALUES = st.fixed_dictionaries(
-    {}, optional={name: values_of(item) for name, item in flags().items() if name != "root"}
-)
-
-
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
-@given(VALUES)
-def test_each_value_is_read_as_its_flag_is(values: dict[str, Any]) -> None:
-    parsed = parse(["run", "sweep.py"])
-    assert not [*_take_flags(parsed, Path("sweep.py"), values)]
-    typed = parse(["run", "sweep.py", *words_of(values)])
-    assert typed.problems == []
-    skipped = ("line", "problems")
-    assert {k: v for k, v in vars(parsed).items() if k not in skipped} == {
-        k: v for k, v in vars(typed).items() if k not in skipped
-    }
 
 
 def parts(path: Path, *words: str) -> tuple[Namespace, Any]:

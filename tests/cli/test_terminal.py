@@ -31,6 +31,7 @@ from asynckfold.cli.status import state_of
 from asynckfold.cli.summary import print_results
 from asynckfold.results.cv_results import read_results
 from asynckfold.store import Interim
+from tests.cli.test_cli import printed_json
 from tests.synthetic import Synthetic, write_run
 
 HERE = Path(__file__).parent.parent.parent
@@ -42,11 +43,6 @@ LONG = Synthetic(
     samples=60,
     epochs=1,
 )
-
-
-def printed_json(capsys: pytest.CaptureFixture[str], *words: object) -> Any:
-    assert main([*map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 class Terminal:

@@ -14,18 +14,17 @@ from sklearn.metrics import make_scorer
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from asynckfold.jobs.objective import ordinary
-from asynckfold.results.scoring import resolve
 from tests.toy import Tiny, adam, samples
 
 Array = npt.NDArray[Any]
-CLASSES, NUMBERS = ordinary(True), ordinary(False)
 X, Y = samples()
 
 
-def swept(root: Path, scoring: Any) -> CVResults:
+def swept(
+    root: Path, scoring: Any, targets: Array = Y, loss: Any = nn.CrossEntropyLoss
+) -> CVResults:
     kfold = AsyncKFold(
-        2, (X, Y), root, nn.CrossEntropyLoss(), 10,
+        2, (X, targets), root, loss(), 10,
         scoring=scoring, engine="serial", baseline=None, report=False, verbose=0,
     )  # fmt: skip
     return kfold([Tiny], ["step"], adam, {"epochs": 1})
@@ -65,23 +64,19 @@ def test_scores_are_names_scorers_and_functions_of_targets_and_outputs(root: Pat
         )
 
 
-@pytest.mark.parametrize("column", [False, True])
-def test_numbers_score_as_in_scikit_learn(column: bool) -> None:
-    rng = np.random.default_rng(0)
-    targets = rng.normal(size=300)
-    outputs = (targets + rng.normal(scale=0.3, size=300)).astype(np.float32)
-    for name, wanted in (
-        ("r2", metrics.r2_score(targets, outputs)),
-        ("neg_mean_squared_error", -metrics.mean_squared_error(targets, outputs)),
-        ("neg_root_mean_squared_error", -metrics.root_mean_squared_error(targets, outputs)),
-        ("neg_mean_absolute_error", -metrics.mean_absolute_error(targets, outputs)),
-    ):
-        score = resolve(name, NUMBERS)[name](targets, outputs[:, None] if column else outputs)
-        assert score == pytest.approx(wanted, rel=1e-5)
-        assert type(score) is float
-    table = targets.reshape(100, 3), outputs.reshape(100, 3)
-    several = resolve(None, NUMBERS)["r2"](*table)
-    assert several == pytest.approx(metrics.r2_score(*table), rel=1e-6)
+def test_numbers_score_as_in_scikit_learn(root: Path) -> None:
+    ours = {
+        "r2": metrics.r2_score,
+        "neg_mean_squared_error": lambda *both: -metrics.mean_squared_error(*both),
+        "neg_root_mean_squared_error": lambda *both: -metrics.root_mean_squared_error(*both),
+        "neg_mean_absolute_error": lambda *both: -metrics.mean_absolute_error(*both),
+    }
+    results = swept(root, [*ours], X[:, :3], nn.MSELoss)
+    (oof,) = results.oof.values()
+    for job, fold in zip(results.plan.jobs, results.folds, strict=True):
+        both = X[fold.valid, :3], oof[fold.valid]
+        wanted = {name: score(*both) for name, score in ours.items()}
+        assert results.results[job.id].scores == pytest.approx(wanted, rel=1e-5)
 
 
 INVALID = (

@@ -37,12 +37,6 @@ PLAN = plan_of(
 A0, B0, B1 = "A/cosine/fold-0", "B/cosine/fold-0", "B/cosine/fold-1"
 
 
-@pytest.fixture(autouse=True)
-def without_png(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Draw no PNG files, which takes seconds."""
-    monkeypatch.setattr("asynckfold.results.report.page.update_figures", lambda *_, **__: None)
-
-
 def packing_of(root: Path) -> Any:
     return report_again(root).numbers["packing"]
 

@@ -12,18 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asynckfold import InputError, RunStore, load_results
 from asynckfold.jobs.placement import Gpu, Load
-from asynckfold.results.report import svg
 from asynckfold.sweep.tasks import Sampler
 from tests.results.report.reports import Report, report_again, report_of
 from tests.synthetic import FakeClockStore, Synthetic, write_run
 
 NAN, METRIC = math.nan, "accuracy"
-numbers = st.floats(allow_nan=True, allow_infinity=True, width=64)
 ALL = ["scores", "curves", "loss_vs_time", "class_accuracy", "confusion", "probabilities"]
 ALL += ["cpu_usage", "timeline", "speedup"]
 """Figures of a run of classes."""
@@ -120,15 +116,6 @@ def test_a_forest_has_a_point_for_each_fold_and_says_its_value(complete: Report)
     (label,) = re.findall(r'aria-label="(accuracy of 4 candidates[^"]*)"', complete.page)
     mean = f"mean {rows[0]['mean'][METRIC]:.4f} over 5 folds, 95 % interval "
     assert f"{rows[0]['name']}: {mean}{rows[0]['ci_low']:.4f} to " in label
-
-
-@given(numbers, numbers, numbers, st.booleans())
-def test_a_scale_stays_between_its_ends(low: float, high: float, value: float, log: bool) -> None:
-    values = [abs(it) for it in (low, high) if math.isfinite(it) and (it or not log)]
-    scale = svg.Scale.over(values, log=log and bool(values) and min(values) > 1e-300)
-    if not math.isnan(value):
-        assert 0 <= scale(abs(value)) <= 1
-    assert all(scale.low <= tick <= scale.high for tick in scale.ticks(5))
 
 
 def test_curves_have_a_band_and_the_learning_rate(complete: Report) -> None:

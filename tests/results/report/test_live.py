@@ -18,7 +18,7 @@ import pytest
 
 from asynckfold.cli import main
 from asynckfold.results.report import live
-from asynckfold.results.report.live import REFRESH_SECONDS, LivePage, LiveServer
+from asynckfold.results.report.live import REFRESH_SECONDS, LiveServer
 from tests.results.report.reports import Report
 from tests.synthetic import Synthetic, write_run
 
@@ -63,21 +63,30 @@ def test_a_finished_run_is_shown_and_not_asked_for_again(complete: Report) -> No
         assert headers["Content-Length"] == f"{len(text.encode())}"
 
 
-def test_a_run_that_goes_on_is_asked_for_again_with_and_without_scripts(root: Path) -> None:
+def test_a_run_that_goes_on_is_asked_for_again_until_its_end(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "SHARE", 1e9)  # draw at every change
     again = f'http-equiv="refresh" content="{REFRESH_SECONDS}"'
     with served(root) as server:
         _, _, notice = asked(server, server.path)
+        assert "no run" in notice
         assert again in notice
         assert "<noscript>" not in notice
-    write_run(root, Synthetic(status=lambda job: "done" if job.fold < 2 else "pending"))
-    with served(root) as server:
+        write_run(root, Synthetic(status=lambda job: "done" if job.fold < 2 else "pending"))
         _, headers, text = asked(server, server.path)
+        shutil.rmtree(root)
+        write_run(root, Synthetic())
+        _, _, ended = asked(server, server.path)
     head = text.partition("</head>")[0]
+    assert "8 of 20 jobs" in text
     assert f"<noscript><meta {again}></noscript>" in head
     assert f'<meta name="renewal-seconds" content="{REFRESH_SECONDS}">' in head
     # The script of the page does it, to keep the tab.
     assert "meta[name=renewal-seconds]" in head
     assert "Refresh" not in headers
+    assert "20 of 20 jobs" in ended
+    assert again not in ended
 
 
 def test_without_the_token_or_by_another_name_there_is_nothing(complete: Report) -> None:
@@ -94,29 +103,6 @@ def test_without_the_token_or_by_another_name_there_is_nothing(complete: Report)
         assert asked(server, "/nothing")[1].keys() == {"Content-Length"}
         assert asked(server, server.path, "POST")[0] == 501
         assert asked(server, server.path)[0] == 200
-
-
-def test_it_grows_with_the_run_and_survives_its_end(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live, "SHARE", 1e9)  # draw at every change
-    page = LivePage(root)
-    assert page.now() == (page.now()[0], True)
-    assert "no run" in page.now()[0]
-    root.mkdir()
-    (root / "run.db").touch()
-    states = {
-        "begun": Synthetic(status=lambda job: "done" if job.fold < 2 else "pending"),
-        "ended": Synthetic(),
-    }
-    shown = {}
-    for name, run in states.items():
-        shutil.rmtree(root)
-        write_run(root, run)
-        shown[name] = page.now()
-    assert [goes_on for _, goes_on in shown.values()] == [True, False]
-    assert "8 of 20 jobs" in shown["begun"][0]
-    assert "20 of 20 jobs" in shown["ended"][0]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])

@@ -98,15 +98,6 @@ def test_regression_has_numbers_in_place_of_classes(root: Path) -> None:
 # The serial loop
 
 
-def test_speedup_is_serial_over_packed(complete: Report) -> None:
-    results, speedup = load_results(complete.root), complete.numbers["speedup"]
-    assert results.baseline is not None
-    assert speedup["ratio"] == results.baseline.seconds / results.seconds
-    assert speedup["kind"] == "measured"
-    rows = complete.numbers["candidates"]
-    assert [row["serial_accuracy"] for row in rows] == pytest.approx([0.91] * 4)
-
-
 def test_losses_end_at_the_seconds_of_a_candidate(complete: Report) -> None:
     rows = {row["name"]: row for row in complete.numbers["candidates"]}
     assert [pair["candidate"] for pair in complete.numbers["loss_over_time"]] == sorted(rows)
