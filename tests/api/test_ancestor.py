@@ -179,12 +179,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as line:
-        return int(line.getsockname()[1])
-
-
 def start(warm: Nursery, place: Path, script: str, *words: object) -> Started:
     path = place / "script" / "script.py"
     # Once: a rank that reads the file while it is written anew would find it empty.
@@ -238,7 +232,9 @@ def test_the_distributed_script_runs(place: Path, warm: Nursery) -> None:
 
 
 @pytest.mark.nightly
-def test_the_hogwild_script_runs(place: Path, warm: Nursery, free_port: int) -> None:
+def test_the_hogwild_script_runs(place: Path, warm: Nursery) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as line:
+        free_port = int(line.getsockname()[1])
     ranks = [start(warm, place, HOGWILD, rank, 3, free_port) for rank in range(3)]
     assert [rank.wait(500) for rank in ranks] == [0, 0, 0], [rank.printed() for rank in ranks]
     logs = [pd.read_csv(place / "log" / f"node{rank}.csv") for rank in (1, 2)]

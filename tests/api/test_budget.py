@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
@@ -55,7 +56,8 @@ def test_the_results_so_far_come_back_and_the_same_call_continues(
 
 
 def test_a_budget_that_is_enough_changes_nothing(tmp_path: Path) -> None:
-    limited = called(tmp_path / "limited", Tiny, parallelize=False, time_budget_s=600)
+    enough = {"time_budget_s": 600, "job_timeout_s": np.float64(600)}
+    limited = called(tmp_path / "limited", Tiny, parallelize=False, **enough)
     assert limited.counts["pending"] == 0
     free = called(tmp_path / "free", Tiny, parallelize=False)
     assert limited.plan.fingerprint == free.plan.fingerprint

@@ -168,7 +168,10 @@ def test_one_model_predicts_lists_and_an_ensemble_of_them_has_no_mean(
         ({"training_step": None}, "criterion must be callable: received None"),
         ({"inner_valid": 0.2}, "inner_valid needs a criterion"),
         ({"schedulers": ["reduce"]}, "LR schedules that react to a loss need a criterion"),
-        ({"collate_fn": lambda samples: collate(samples[::-1])}, "collate_fn must return the tar"),
+        (
+            {"collate_fn": lambda samples: collate(samples[::-1])},
+            "collate_fn must return one target for",
+        ),
         (
             {"scoring": {"n": lambda targets, outputs: float(len(outputs["boxes"]))}},
             "TypeError: list indices must be integers",

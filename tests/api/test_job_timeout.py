@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn, optim
@@ -113,14 +112,6 @@ def test_it_fails_alone_and_the_same_call_with_more_continues_it(tmp_path: Path,
 
 def log_of(root: Path, job: str) -> str:
     return (root / job / "log.txt").read_text()
-
-
-def test_a_limit_that_is_enough_changes_nothing(tmp_path: Path) -> None:
-    marker = tmp_path / "never there"
-    limited = called(tmp_path / "limited", marker, parallelize=False, job_timeout_s=np.float64(600))
-    free = called(tmp_path / "free", marker, parallelize=False)
-    assert limited.plan.fingerprint == free.plan.fingerprint
-    assert limited.fingerprint == free.fingerprint
 
 
 def test_one_model_alone_that_is_late_is_continued_with_more(tmp_path: Path) -> None:

@@ -115,12 +115,6 @@ def test_the_ensemble_predicts_for_dicts_and_tuples(root: Path, dataset: Any, in
     assert np.array_equal(ensemble.predict(inputs), mean.argmax(1).numpy())
 
 
-def test_the_ensemble_refuses_inputs_of_another_structure(root: Path) -> None:
-    ensemble = swept((X, Y), root).ensemble()
-    with pytest.raises(InputError, match=r"\['age'\]"):
-        ensemble.predict({"image": X["image"]})
-
-
 def test_a_run_with_renamed_inputs_is_another_run(root: Path) -> None:
     class Anything(TwoInputs):
         def forward(self, age: Tensor, **others: Tensor) -> Tensor:  # type: ignore[override]
@@ -207,6 +201,8 @@ def test_what_takes_one_tensor_only_is_refused(root: Path) -> None:
         results.export_onnx(root / "model.onnx")
     with pytest.raises(InputError, match="estimators need samples of one array"):
         results.compare_with([DummyClassifier()])
+    with pytest.raises(InputError, match=r"\['age'\]"):
+        results.ensemble().predict({"image": X["image"]})
 
 
 def test_fit_trains_one_model_with_two_inputs(root: Path) -> None:

@@ -13,13 +13,12 @@ from safetensors.torch import load_file
 
 from asynckfold import (
     InputError,
-    JobsFailedWarning,
     RunStore,
     StoreCorruptError,
     load_results,
 )
 from tests.api.test_fold_models import same, trained
-from tests.toy import Failing, Tiny, samples
+from tests.toy import Tiny, samples
 
 X, _ = samples()
 TWO = ("step", "cosine")
@@ -62,15 +61,6 @@ def test_a_job_that_is_not_there_is_named(root: Path) -> None:
     ):
         with pytest.raises(InputError, match=re.escape(told)):
             results.state_dict(*asked)
-
-
-def test_a_job_that_failed_has_none(root: Path) -> None:
-    with pytest.warns(JobsFailedWarning):
-        results = trained(root, Failing, schedulers=TWO)
-    failed = next(job for job in results.plan.jobs if results.results[job.id].status == "failed")
-    told = f"{failed.id}, which is failed: RuntimeError: that sample"
-    with pytest.raises(InputError, match=told):
-        results.state_dict(failed.candidate, failed.fold)
 
 
 @pytest.mark.damages("a checkpoint is damaged, then gone")

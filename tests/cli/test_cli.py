@@ -367,13 +367,12 @@ class Net(nn.Sequential):
     assert len(Path("predicted.csv").read_text().splitlines()) == 1798
 
 
-@pytest.mark.parametrize("state", ["pending", "done"])
 def test_status_shows_no_fingerprint_before_there_is_a_result(
-    root: Path, capsys: pytest.CaptureFixture[str], state: str
+    root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_run(root, Synthetic(status=lambda job: state))
+    write_run(root, Synthetic(status=lambda job: "pending"))
     assert main(["status", str(root)]) == 0
-    assert ("fingerprint" in capsys.readouterr().out) == (state == "done")
+    assert "fingerprint" not in capsys.readouterr().out
 
 
 # Interrupted, continued, held
