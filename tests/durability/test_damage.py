@@ -148,11 +148,9 @@ def test_a_session_killed_before_its_plan_is_no_damage(root: Path) -> None:
         "UPDATE results SET record = replace(record, 'seconds', 'minutes')",
         "UPDATE attempts SET outcome = 'died'",
         "UPDATE meta SET value = value || ' ' WHERE key = 'plan'",
-        "CREATE TRIGGER x AFTER INSERT ON events BEGIN DELETE FROM results; END",
-        "DROP TABLE samples",
     ],
 )
-def test_a_changed_row_or_table_is_detected(finished: Path, root: Path, change: str) -> None:
+def test_a_changed_row_is_detected(finished: Path, root: Path, change: str) -> None:
     shutil.copytree(finished, root)
     with sqlite3.connect(root / "run.db") as db:
         db.execute(change)

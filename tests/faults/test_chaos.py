@@ -85,16 +85,13 @@ def lines(*steps: int) -> str:
     )
 
 
-def test_work_done_again_is_counted_and_bounded(chain: Chain) -> None:
+def test_work_done_again_or_not_continued_where_it_could_be_is_told(chain: Chain) -> None:
     chain._check_continuation("a", lines(*range(1, 15), *range(11, 20)))
     assert chain.redone == 4
     with pytest.raises(Hurt, match="from batch 60 to 1"):
         chain._check_continuation("a", lines(*range(1, 61), 1))
     with pytest.raises(Hurt, match="from batch 3 to 5"):
         chain._check_continuation("a", lines(1, 2, 3, 5))
-
-
-def test_a_job_that_does_not_continue_where_it_could_is_told(chain: Chain) -> None:
     first = lines(*range(1, 26))
     chain._rest = Rest(logs={"a": len(first)}, batches={"a": 20})
     chain._check_continuation("a", first + lines(21, 22))

@@ -53,32 +53,6 @@ def test_a_sweep_claims_its_bits_and_books_a_core_for_each(root: Path, trainer: 
         assert text.endswith(f": {', '.join(map(str, averaged.samples))}")
 
 
-@pytest.mark.nightly
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("trainer", "whom"), [("allreduce", "member"), ("averaging", "all")])
-def test_killed_it_continues_and_ends_with_the_same_bits(
-    root: Path, trainer: str, whom: str, warm: Nursery
-) -> None:
-    script = start(warm, root, trainer=trainer)
-    (lead,) = wait_for(root, leads)
-    family = {lead, *members(lead)}
-    if whom == "all":
-        script.kill()
-        script.wait(60)
-        assert gone(family)
-        script = start(warm, root, trainer=trainer)
-    else:
-        os.kill(max(members(lead)), signal.SIGKILL)
-    ended_well(script, root)
-    assert gone(family)
-    with RunStore.read(root) as store:
-        found = {name: (item.weights, item.averaged) for name, item in store.results().items()}
-        logs = [(root / name / "log.txt").read_text() for name in found]
-    assert any("continues after epoch" in log for log in logs)
-    whole = run(root.with_name("whole"), epochs=12, trainer=trainer)
-    assert found == {name: (item.weights, item.averaged) for name, item in whole.results.items()}
-
-
 # A process on a GPU
 
 ON_GPU = """
@@ -155,21 +129,35 @@ def test_one_model_alone_has_a_process_on_the_gpu_too(root: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(240)
-@pytest.mark.usefixtures("_gpu")
-def test_with_its_gpu_process_killed_it_ends_with_the_same_bits(root: Path, warm: Nursery) -> None:
-    slow(root).touch()
-    script = warm.start(["-c", ON_GPU, root], root.with_name("printed"), errors=errors_of(root))
+@pytest.mark.parametrize("case", ["member of allreduce", "all of averaging", "GPU of averaging"])
+def test_killed_it_continues_and_ends_with_the_same_bits(
+    root: Path, case: str, warm: Nursery, request: pytest.FixtureRequest
+) -> None:
+    whom, _, trainer = case.partition(" of ")
+    if whom == "GPU":
+        request.getfixturevalue("_gpu")
+        slow(root).touch()
+        script = warm.start(["-c", ON_GPU, root], root.with_name("printed"), errors=errors_of(root))
+    else:
+        script = start(warm, root, trainer=trainer)
     (lead,) = wait_for(root, leads)
     family = {lead, *members(lead)}
-    os.kill(max(members(lead)), signal.SIGKILL)
+    if whom == "all":
+        script.kill()
+        script.wait(60)
+        assert gone(family)
+        script = start(warm, root, trainer=trainer)
+    else:
+        os.kill(max(members(lead)), signal.SIGKILL)
     outcomes = ended_well(script, root)
-    assert outcomes == ["died", "ok", "ok"]
+    assert whom != "GPU" or outcomes == ["died", "ok", "ok"]
     assert gone(family)
     with RunStore.read(root) as store:
         found = {name: (item.weights, item.averaged) for name, item in store.results().items()}
         logs = [(root / name / "log.txt").read_text() for name in found]
     assert any("continues after epoch" in log for log in logs)
-    whole = on_gpu(root.with_name("whole"), epochs=12)
+    again = root.with_name("whole")
+    whole = on_gpu(again, 12) if whom == "GPU" else run(again, 12, trainer=trainer)
     assert found == {name: (item.weights, item.averaged) for name, item in whole.results.items()}
 
 

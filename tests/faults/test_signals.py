@@ -524,7 +524,7 @@ def _call_and_tell(root: Path, end: Any) -> None:
 # What is taken when
 
 
-def test_signals_are_noted_where_something_is_written() -> None:
+def test_signals_are_noted_where_something_is_written_and_the_second_breaks_user_code() -> None:
     with listening() as signals, signals.noted():
         signal.raise_signal(signal.SIGTERM)
         assert signals.stop_requested()
@@ -534,6 +534,10 @@ def test_signals_are_noted_where_something_is_written() -> None:
         with pytest.raises(InterruptedRunError, match="SIGTERM") as caught:
             signals.check()
     assert caught.value.exit_code == 143
+    with listening() as signals, signals.noted(), signals.breakable():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(InterruptedRunError):
+            signal.raise_signal(signal.SIGINT)
 
 
 def test_what_an_interruption_unwinds_is_not_struck_again() -> None:
@@ -549,13 +553,6 @@ def test_what_an_interruption_unwinds_is_not_struck_again() -> None:
     with listening(), pytest.raises(InterruptedRunError):
         unwound()
     assert cleaned
-
-
-def test_only_the_second_breaks_into_user_code() -> None:
-    with listening() as signals, signals.noted(), signals.breakable():
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(InterruptedRunError):
-            signal.raise_signal(signal.SIGINT)
 
 
 INTO_AN_IMPORT = """

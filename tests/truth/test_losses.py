@@ -22,9 +22,7 @@ from tests.training.tiny import CLASSES, FEATURES, Plain, samples
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _small(one_thread: None, hasty_disk: None) -> None:
-    """One thread, no waiting."""
+pytestmark = pytest.mark.usefixtures("one_thread", "hasty_disk")
 
 
 # Criteria that compare an output with the targets of other samples

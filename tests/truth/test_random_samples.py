@@ -91,10 +91,7 @@ def test_pairs_of_a_job_are_those_of_a_loop_by_hand() -> None:
         assert ours[1].tolist() == [y for _, y in theirs]
         seen.add(tuple(ours[1][np.argsort(order)].tolist()))
     assert len(seen) == 3
-
-
-def test_the_ordinary_loop_sees_pairs_of_one_read() -> None:
-    for view in prepare(Joint(), task="multiclass").ordinary():
+    for view in prepare(dataset, task="multiclass").ordinary():
         read = [view[index] for index in range(COUNT)]
         assert [x[0].item() for x, _ in read] == [y.item() for _, y in read]
         assert {y.dtype for _, y in read} == {torch.int64}

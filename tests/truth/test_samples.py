@@ -135,17 +135,16 @@ def test_torchvisions_datasets_equal_their_own_reading(kind: Any, relabelled: bo
     assert whole is (kind in EXACT and not relabelled)
 
 
-def test_an_exact_class_whose_method_was_replaced_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_classes_with_other_labels_or_a_replaced_method_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for targets in (torch.arange(20) + 0.4, list(range(25)), torch.ones(20, 1)):
+        dataset = without_files(tv.MNIST, v1.ToTensor())
+        dataset.targets = targets
+        equals_reading(dataset)
     dataset = without_files(tv.CIFAR10, v1.ToTensor())
     before = tv.CIFAR10.__getitem__
     monkeypatch.setattr(tv.CIFAR10, "__getitem__", lambda own, at: (before(own, at)[0], at % 2))
-    equals_reading(dataset)
-
-
-@pytest.mark.parametrize("targets", [torch.arange(20) + 0.4, list(range(25)), torch.ones(20, 1)])
-def test_labels_that_an_exact_class_would_change_are_read(targets: Any) -> None:
-    dataset = without_files(tv.MNIST, v1.ToTensor())
-    dataset.targets = targets
     equals_reading(dataset)
 
 

@@ -22,9 +22,7 @@ BUILT_IN = ("constant", "cosine", "exponential", "multistep", "onecycle", "reduc
 Make = Callable[[Any], Any]
 
 
-@pytest.fixture(autouse=True)
-def _small(one_thread: None, hasty_disk: None) -> None:
-    """One thread, no waiting."""
+pytestmark = pytest.mark.usefixtures("one_thread", "hasty_disk")
 
 
 def judged(make: Make, count: int) -> str:
@@ -89,12 +87,9 @@ FINE: dict[str, tuple[Make, int]] = {
 }
 
 
-def test_ordinary_schedules_are_accepted() -> None:
+def test_ordinary_schedules_are_accepted_and_built_in_ones_fit_any_training() -> None:
     for make, count in FINE.values():
         assert not judged(make, count)
-
-
-def test_built_in_schedules_fit_any_training() -> None:
     for name in BUILT_IN:
         for count in (1, 2, 7):
             make = partial(get_scheduler, name, steps=count)
