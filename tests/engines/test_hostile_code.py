@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -168,19 +167,13 @@ def test_where_one_process_can_be_started_it_does_all_the_work(root: Path) -> No
         watched(made, *futures)
         assert len({future.result().pid for future in futures}) == 1
         assert all(future.result().results[0].status == "done" for future in futures)
-    told = [item for item in drained(news) if isinstance(item, Note)]
+    found = [news.get() for _ in range(news.qsize())]
+    told = [item for item in found if isinstance(item, Note)]
     assert [item.kind for item in told] == ["workers"]
     assert told[0].text.startswith(
         "fewer workers: no further worker process could be started: Resource"
     )
     assert "ulimit -u" in told[0].text
-
-
-def drained(news: queue.SimpleQueue[Any]) -> list[Any]:
-    found = []
-    while not news.empty():
-        found.append(news.get())
-    return found
 
 
 def test_while_one_waits_for_a_worker_nothing_more_is_placed(root: Path) -> None:

@@ -15,27 +15,17 @@ from asynckfold.results.utilization import packing_of
 from tests.toy import Tiny, adam, samples
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"engine": "serial", "n_jobs": 2, "threads_per_job": 1},
-        {"engine": "joblib", "n_jobs": 2, "threads_per_job": 1},
-    ],
-    ids=str,
-)
-def test_jobs_in_this_process_do_not_overlap_in_the_record(
-    root: Path, settings: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize("engine", ["serial", "joblib"])
+def test_jobs_in_this_process_do_not_overlap_in_the_record(root: Path, engine: str) -> None:
+    settings: dict[str, Any] = {"n_jobs": 2, "threads_per_job": 1, "verbose": 0, "report": False}
     with joblib.parallel_config(backend="threading"):
-        kfold = AsyncKFold(
-            4, samples(), root, nn.CrossEntropyLoss(), 16, verbose=0, report=False, **settings
-        )
+        kfold = AsyncKFold(4, samples(), root, nn.CrossEntropyLoss(), 16, engine=engine, **settings)
         results = kfold([Tiny], ["cosine", "warm"], adam, {"epochs": 1})
     assert results.counts["done"] == 8
     with RunStore.read(root) as store:
         attempts, packing = store.attempts(), packing_of(store)
         told = " ".join(event.text for event in store.events())
-    assert ("one after another in this process" in told) is (settings["engine"] == "joblib")
+    assert ("one after another in this process" in told) is (engine == "joblib")
     for before, after in pairwise(attempts):
         assert before.ended is not None
         assert before.ended <= after.started

@@ -69,33 +69,31 @@ def test_split_undoes_join(tree: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tree", "text"),
+    ("make", "given", "text"),
     [
-        ({}, "no array"),
-        ({"a": 1}, r"\['a'\] is a int"),
-        ({"a": np.zeros(2), "b": np.zeros(3)}, r"different length: \['a'\] 2, \['b'\] 3"),
-        ({"a": np.zeros(2, complex)}, r"\['a'\] is complex128"),
-        ({3: np.zeros(2)}, "a key 3"),
-        ((np.zeros(2), "text"), r"\[1\] is a str"),
+        (Schema.of, {}, "no array"),
+        (Schema.of, {"a": 1}, r"\['a'\] is a int"),
+        (
+            Schema.of,
+            {"a": np.zeros(2), "b": np.zeros(3)},
+            r"different length: \['a'\] 2, \['b'\] 3",
+        ),
+        (Schema.of, {"a": np.zeros(2, complex)}, r"\['a'\] is complex128"),
+        (Schema.of, {3: np.zeros(2)}, "a key 3"),
+        (Schema.of, (np.zeros(2), "text"), r"\[1\] is a str"),
+        (Schema.of_samples, [{"a": 1}, {"b": 1}], r"\['b'\] of sample 1, \['a'\] of sample 0"),
+        (Schema.of_samples, [{"a": "x"}], r"\['a'\] of sample 0, which is a str"),
+        (
+            Schema.of_samples,
+            [{"a": np.zeros(2)}, {"a": np.zeros((2, 2))}],
+            r"\['a'\] of \(2,\) and \(2, 2\)",
+        ),
+        (Schema.of_samples, [{"a": 2**60 + 1}], str(2**60 + 1)),
     ],
 )
-def test_a_batch_that_has_no_columns_is_refused(tree: Any, text: str) -> None:
+def test_what_has_no_columns_or_rows_is_refused(make: Any, given: Any, text: str) -> None:
     with pytest.raises(UnfitTree, match=text):
-        Schema.of(tree)
-
-
-@pytest.mark.parametrize(
-    ("samples", "text"),
-    [
-        ([{"a": 1}, {"b": 1}], r"\['b'\] of sample 1, \['a'\] of sample 0"),
-        ([{"a": "x"}], r"\['a'\] of sample 0, which is a str"),
-        ([{"a": np.zeros(2)}, {"a": np.zeros((2, 2))}], r"\['a'\] of \(2,\) and \(2, 2\)"),
-        ([{"a": 2**60 + 1}], str(2**60 + 1)),
-    ],
-)
-def test_samples_that_have_no_rows_are_refused(samples: Any, text: str) -> None:
-    with pytest.raises(UnfitTree, match=text):
-        Schema.of_samples(samples)
+        make(given)
 
 
 def test_a_batch_of_other_parts_or_shapes_is_refused() -> None:

@@ -14,7 +14,7 @@ from asynckfold.planning import gpu_rule
 from asynckfold.planning.choice import choose
 from asynckfold.planning.forecast import forecast
 from asynckfold.planning.fusion_groups import group
-from asynckfold.planning.gpu_rule import fused_gain, gpu_cost, jobs_per_gpu, memory_share, shared
+from asynckfold.planning.gpu_rule import gpu_cost, jobs_per_gpu, memory_share, shared
 from asynckfold.planning.workload import Workload, requests
 from asynckfold.scheduling.place import place
 from tests.planning.test_choice import HUGE, SMALL, workload
@@ -42,15 +42,6 @@ def test_jobs_share_a_gpu_only_where_they_slow_nobody_down_and_fit(
     if jobs > 1:
         assert jobs * (cost.gpu_memory + GPU_CONTEXT_BYTES) <= 80 * GIB
     assert jobs_per_gpu(cost, 0, cores) == 1
-
-
-@given(flops, st.integers(1, 400), st.integers(2, 10))
-def test_a_group_gains_no_more_than_the_number_of_its_jobs(
-    operations: int, products: int, jobs: int
-) -> None:
-    cost = gpu_cost(operations, 1.0, products)
-    assert 0 < fused_gain(cost, jobs) <= jobs
-    assert fused_gain(cost, 1) == 1
 
 
 @given(st.integers(1, 80 * GIB), st.lists(st.integers(1, 8), min_size=1, max_size=8))

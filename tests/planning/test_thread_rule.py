@@ -96,10 +96,3 @@ def test_the_jobs_that_are_left_over_share_the_cores(
         here, there = seconds(models, threads, cores), seconds(models, whole, cores)
         assert TIE * here < there
         assert f"{here:.3g} s predicted for the sweep, {there:.3g} s with" in threads.why["M"]
-
-
-def test_no_job_has_more_threads_than_a_node_has_cores() -> None:
-    models = [Model("M", (Work(1000, 10),), rule_cost(SMALL_VGG, 2))]
-    assert decide(models, 2, [NodeSize(2), NodeSize(8)]).counts == {"M": 2}
-    ten = [Model("M", (Work(1000, 10),) * 10, rule_cost(SMALL_VGG, 2))]
-    assert decide(ten, 2, [NodeSize(2), NodeSize(8)]).counts == {"M": 1}

@@ -271,11 +271,6 @@ def test_a_job_without_cores_of_its_own_counts_by_its_threads() -> None:
     assert place([Request("new", 1.0)], [unpinned], Load((0, 1), (0, 1), 0)) == []
 
 
-def test_own_jobs_on_a_core_that_others_use_too_leave_less_room() -> None:
-    running = [Placement(("old",), (0,))]
-    assert place([Request("new", 1.0)], running, Load((0, 1), (1,), 0)) == []
-
-
 def node(name: str, cores: int, **changes: object) -> Load:
     numbers = tuple(range(cores))
     return replace(Load(numbers, numbers, 100, node=name), **changes)  # type: ignore[arg-type]
@@ -305,18 +300,3 @@ def test_jobs_that_must_run_alone_start_on_all_empty_nodes_each_once() -> None:
     # A job that fits nowhere is forced on one node; on the others one that is alone may start.
     large = Request("large", 9.0, memory=101)
     assert [item.jobs for item in place([large, *pending[:1]], [], load)] == [("large",), ("a",)]
-
-
-def test_a_node_that_vanished_frees_nothing_and_a_late_one_gets_work_at_once() -> None:
-    load = replace(node("x", 1), peers=(node("y", 1),))
-    pending = [Request(name, 1.0) for name in "abcd"]
-    placed = place(pending, [], load)
-    running = Reservations(placed)
-    left = pending[2:]
-    assert place(left, running, load.peers[0]) == []
-    assert place(left, running, load) == []  # back again, and its job still runs
-    (found,) = place(left, running, replace(load, peers=(*load.peers, node("late", 1))))
-    assert (found.jobs, found.node) == (("c",), "late")
-    running.remove(next(item for item in placed if item.node == "x"))
-    assert place(left, running, load.peers[0]) == []
-    assert [item.node for item in place(left, running, load)] == ["x"]

@@ -59,41 +59,6 @@ def test_nothing_starts_beside_a_job_that_is_alone() -> None:
     assert obstacle(Request("c", 1.0), running, LOAD).kind == "alone"
 
 
-REQUESTS = st.builds(
-    Request,
-    st.just("c"),
-    st.just(1.0),
-    threads=st.integers(1, 5),
-    memory=st.integers(0, 120).map(lambda mib: mib << 20),
-    gpu=st.booleans(),
-    alone=st.booleans(),
-)
-LOADS = st.builds(
-    Load,
-    st.just((0, 1, 2, 3)),
-    st.sets(st.integers(0, 3)).map(lambda cores: tuple(sorted(cores))),
-    st.integers(0, 120).map(lambda mib: mib << 20),
-    st.sampled_from([(), (Gpu(0, 1, 1),)]),
-)
-ENOUGH = 1 << 40
-LIFTED = {
-    "cores": lambda request, load: (replace(request, threads=0), load),
-    "neighbours": lambda request, load: (request, replace(load, idle=load.cores)),
-    "memory": lambda request, load: (request, replace(load, free_memory=ENOUGH)),
-    "gpu": lambda request, load: (replace(request, gpu=False), load),
-    "turn": lambda request, load: (replace(request, alone=False), load),
-}
-
-
-@given(REQUESTS, LOADS)
-def test_what_is_named_is_in_the_way(request: Request, load: Load) -> None:
-    """With it lifted the request starts, or something else is named."""
-    if not place([request], BUSY, load):
-        named = obstacle(request, BUSY, load).kind
-        lifted, after = LIFTED[named](request, load)
-        assert place([lifted], BUSY, after) or obstacle(lifted, BUSY, after).kind != named
-
-
 def test_fusion_groups_wait_as_a_whole_and_count_by_their_jobs() -> None:
     backlog, waits = Backlog(), Waits()
     pairs = ("c", "d"), ("e", "f", "g")
@@ -129,15 +94,6 @@ def test_all_that_a_job_waited_is_charged_once(steps: list[tuple[float, int]]) -
         found = waits.start(name, now)
         assert {wait.kind for wait in found} <= {"cores", "neighbours"}
         assert math.fsum(wait.seconds for wait in found) == pytest.approx(now - since)
-
-
-def test_of_several_nodes_the_largest_tells_what_lacks() -> None:
-    load = replace(node("x", 1), peers=(node("y", 2, idle=(0,)),))
-    assert obstacle(Request("b", 1.0, threads=2), Reservations(), load) == Obstacle(
-        "neighbours", "other processes on core 1 (y)"
-    )
-    gpu = obstacle(Request("b", 1.0, gpu=True), Reservations(), load)
-    assert gpu.text == "a GPU: none is available (y)"
 
 
 def test_nothing_can_start_only_where_every_node_is_blocked() -> None:

@@ -241,21 +241,19 @@ def test_a_new_session_retries_failed_and_cancelled_jobs_only(root: Path) -> Non
 # Checkpoints
 
 
-SECOND = PLAN.jobs[1].id
-
-
 def test_the_two_newest_checkpoints_are_kept(root: Path) -> None:
     def ref(epoch: int, batch: int = 0, job: str = FIRST) -> CheckpointRef:
         return CheckpointRef(job, 1, epoch, batch, f"{job}-{epoch}-{batch}", "digest", 9)
 
+    second = PLAN.jobs[1].id
     with begin(root) as store:
         assert store.checkpoint(ref(1)) == []
         assert store.checkpoint(ref(1, 5)) == []
-        assert store.checkpoint(ref(9, job=SECOND)) == []
+        assert store.checkpoint(ref(9, job=second)) == []
         assert store.checkpoint(ref(2)) == [ref(1).file]
         assert store.reader.checkpoints(FIRST) == [ref(2), ref(1, 5)]
         assert store.checkpoint(ref(2)) == []
-        assert store.reader.checkpoints(SECOND) == [ref(9, job=SECOND)]
+        assert store.reader.checkpoints(second) == [ref(9, job=second)]
 
 
 # Damage

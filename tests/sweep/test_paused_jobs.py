@@ -64,11 +64,13 @@ def affinities(pid: int) -> set[frozenset[int]]:
 
 
 @contextlib.contextmanager
-def paused(root: Path, pool: WorkerPool) -> Iterator[tuple[ProcessEngine, Future[Answer]]]:
+def paused(
+    root: Path, pool: WorkerPool, epochs: int = 50, limit_s: float | None = None
+) -> Iterator[tuple[ProcessEngine, Future[Answer]]]:
     """Yield the engine of a job that pauses, and what the job comes to."""
-    with toy_bundle(root, models={"Slow": Slow}, epochs=50) as (bundle, data):
-        job = bundle.plan.jobs[0]
-        engine = ProcessEngine(bundle, data.handle().fds, look, lambda news: None, pool)
+    with toy_bundle(root, models={"Slow": Slow}, epochs=epochs) as (bundle, data):
+        job, limited = bundle.plan.jobs[0], replace(bundle, job_timeout_s=limit_s)
+        engine = ProcessEngine(limited, data.handle().fds, look, lambda news: None, pool)
         future = engine.submit(Placement((job.id,), ()), [task(job)])
         engine.shift(future, ())
         wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
@@ -109,12 +111,7 @@ def test_a_paused_job_hangs_not_and_comes_to_the_same_bits(root: Path, pool: Wor
 @pytest.mark.nightly
 def test_a_pause_is_no_training_that_a_limit_counts(root: Path, pool: WorkerPool) -> None:
     limit_s = 5.0
-    with toy_bundle(root, models={"Slow": Slow}, epochs=6) as (bundle, data):
-        job, limited = bundle.plan.jobs[0], replace(bundle, job_timeout_s=limit_s)
-        engine = ProcessEngine(limited, data.handle().fds, look, lambda news: None, pool)
-        future = engine.submit(Placement((job.id,), ()), [task(job)])
-        engine.shift(future, ())
-        wait_for(lambda: any(worker.heartbeat.paused for worker in pool.workers))
+    with paused(root, pool, 6, limit_s) as (engine, future):
         time.sleep(limit_s)
         engine.shift(future, sorted(os.sched_getaffinity(0)))
         (found,) = future.result(60).results

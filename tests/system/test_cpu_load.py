@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -74,18 +73,6 @@ def test_a_load_between_the_thresholds_changes_nothing() -> None:
     assert set(watch(fake, sampler, 20, {}, foreign={0: 0.22})) == {frozenset()}
     watch(fake, sampler, 5, {}, foreign={0: 1.0})
     assert set(watch(fake, sampler, 20, {}, foreign={0: 0.22})) == {frozenset({0})}
-
-
-def test_own_workers_are_not_foreign_load() -> None:
-    fake = FakeMachine()
-    fake.processes |= {11: (0.0, 0), 12: (0.0, 1)}
-    sampler = fake.sampler()
-    own = {11: (0,), 12: (1,)}
-    watch(fake, sampler, 1, own)
-    seen = watch(fake, sampler, 60, own, own={11: (0.98, 0), 12: (0.98, 1), ME: (0.01, 0)})
-    changes = sum(before != after for before, after in itertools.pairwise(seen))
-    assert changes == 0
-    assert seen[-1] == frozenset()
 
 
 def test_a_hog_on_the_core_of_an_own_worker_is_seen() -> None:

@@ -76,18 +76,12 @@ def test_below_the_floor_of_free_memory_nothing_may_start(
     tmp_path: Path, floor: int, blocked: bool
 ) -> None:
     fake = FakeMachine()
-    fake.memory = {11: 5000}  # what own workers hold is not free
-    _, load = fake_load(fake, tmp_path, {"min_free_memory": floor})
-    found = load(workers={11: ()})
+    fake.memory = {11: 4000, 12: 1000}  # what own workers hold is not free, but theirs
+    machine, load = fake_load(fake, tmp_path, {"min_free_memory": floor})
+    found = load(workers={11: (), 12: ()})
+    assert machine.free_memory({11: (), 12: ()}) == 6000
     assert bool(found.blocked) == blocked
     assert bool(place([Request("a", 1.0)], [], found)) != blocked
-
-
-def test_memory_of_own_workers_is_added_back(tmp_path: Path) -> None:
-    fake = FakeMachine()
-    fake.memory = {11: 50, 12: 7}
-    found, _ = fake_load(fake, tmp_path)
-    assert found.free_memory({11: (), 12: ()}) == 1057
 
 
 def test_memory_is_cut_by_the_control_group(tmp_path: Path) -> None:
