@@ -108,16 +108,8 @@ def test_the_shared_shape_keeps_the_channels_of_the_data() -> None:
 
 def test_the_shell_knows_these_names() -> None:
     assert list(ARCHITECTURES) == [
-        "alexnet",
-        "dbn",
-        "lenet",
-        "lenet5",
-        "mlp",
-        "mobilenet",
-        "vgg11",
-        "vgg13",
-        "vgg16",
-        "vgg19",
+        *("alexnet", "dbn", "lenet", "lenet5", "mlp", "mobilenet"),
+        *("vgg11", "vgg13", "vgg16", "vgg19"),
     ]
 
 

@@ -16,7 +16,7 @@ from asynckfold import Plan, TrainerParams
 from asynckfold.jobs.result import DONE
 from asynckfold.training import checkpoint
 from tests.training.sweeps import ONE_FOLD, in_pieces, problems, sweep, train
-from tests.training.tiny import CLASSES, FEATURES, Plain, Tiny, always, checkpoints
+from tests.training.tiny import Plain, Tiny, always, checkpoints
 
 SHORT = {"precision": "bf16"}
 
@@ -79,16 +79,11 @@ def test_a_bf16_job_stopped_after_every_batch_ends_with_the_same_bits(tmp_path: 
 HALF = TrainerParams(epochs=4, precision="fp16", clip_grad_norm=1.0)
 
 
-class Overflowing(nn.Module):
+class Overflowing(Plain):
     """Has a gradient beyond float16 at the initial loss scale, as large models have."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(FEATURES - 1, CLASSES)
-
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        outputs: torch.Tensor = self.linear(inputs[:, 1:])
-        return outputs * 100
+        return super().forward(inputs) * 100
 
 
 def slow_sgd(model: nn.Module) -> torch.optim.Optimizer:

@@ -19,26 +19,16 @@ from asynckfold.jobs.messages import CheckpointRef, RunEvent, Task
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup, step_graph
 from asynckfold.training.job_log import JobLog
-from tests.training.tiny import CLASSES, CPU, FEATURES, Tiny, always, checkpoints, never, sgd
+from tests.training.tiny import CPU, Mlp, Tiny, always, checkpoints, never, sgd
 
 
-class Net(nn.Module):
-    """A perceptron with running statistics and dropout."""
+class Net(Mlp):
+    """A perceptron with a number that a graph freezes."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = 1.0
-        self.layers = nn.Sequential(
-            nn.Linear(FEATURES, 16),
-            nn.BatchNorm1d(16),
-            nn.ReLU(),
-            nn.Dropout(0.3),
-            nn.Linear(16, CLASSES),
-        )
+    scale = 1.0
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.layers(inputs * self.scale)
-        return found
+        return super().forward(inputs * self.scale)
 
 
 class Tape(TorchDispatchMode):

@@ -52,12 +52,11 @@ class Plain(nn.Module):
         return outputs
 
 
-class Noisy(nn.Module):
-    """A perceptron with dropout, running statistics, and random numbers from everywhere."""
+class Mlp(nn.Module):
+    """A perceptron with dropout and running statistics: whatever could be mixed up."""
 
-    def __init__(self, noisy_evaluation: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.noisy_evaluation = noisy_evaluation
         self.layers = nn.Sequential(
             nn.Linear(FEATURES - 1, 16),
             nn.BatchNorm1d(16),
@@ -68,6 +67,18 @@ class Noisy(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.layers(inputs[:, 1:])
+        return outputs
+
+
+class Noisy(Mlp):
+    """The same, with random numbers from everywhere."""
+
+    def __init__(self, noisy_evaluation: bool = False) -> None:
+        super().__init__()
+        self.noisy_evaluation = noisy_evaluation
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(inputs)
         if self.training or self.noisy_evaluation:
             noise = random.gauss(0, 1) + np.random.normal()  # noqa: NPY002
             outputs = outputs * (1 + 0.01 * noise) + 0.01 * torch.randn(outputs.shape)

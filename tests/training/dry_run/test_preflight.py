@@ -340,11 +340,6 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "optimizer": ({}, {"opt_fn": lambda model: optim.Adam(model.parameters(), 0.1)}),
     "step size": (step_lr(1), step_lr(2)),
     "label smoothing": ({}, {"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}),
-    "class weights": ({}, {"criterion": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]))}),
-    "criterion's code": (
-        {"criterion": lambda outputs, targets: functional.cross_entropy(outputs, targets)},
-        {"criterion": lambda outputs, targets: 2 * functional.cross_entropy(outputs, targets)},
-    ),
     "preprocessing": ({}, {"preprocess": StandardScaler()}),
     "its code": (
         {"preprocess": FunctionTransformer(lambda rows: rows + 1)},

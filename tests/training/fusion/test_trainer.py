@@ -34,30 +34,13 @@ from tests.training.tiny import (
     CLASSES,
     CPU,
     FEATURES,
+    Mlp,
     Plain,
     Tiny,
     always,
     never,
     samples,
 )
-
-
-class Mlp(nn.Module):
-    """Dropout and running statistics: whatever a replica could mix up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(FEATURES - 1, 16),
-            nn.BatchNorm1d(16),
-            nn.ReLU(),
-            nn.Dropout(0.3),
-            nn.Linear(16, CLASSES),
-        )
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.layers(inputs[:, 1:])
-        return found
 
 
 class Grouped(Tiny):
@@ -305,12 +288,9 @@ def test_want_of_memory_is_no_matter_of_one_job(
     assert {item.outcome for item in found} == {"oom"}
 
 
-def test_a_worker_answers_for_each_job(tmp_path: Path) -> None:
-    tiny = grouped(tmp_path)
-    results = tiny.execute(*tiny.jobs, trainer="fused")
-    assert [item.job_id for item in results] == [job.id for job in tiny.jobs]
-    assert {item.status for item in results} == {DONE}
+def test_a_group_that_cannot_be_fused_fails_each_job(tmp_path: Path) -> None:
     model = Grouped(tmp_path / "lstm", {"lstm": lambda: nn.LSTM(FEATURES, CLASSES)})
     failed = model.execute(*model.jobs, trainer="fused")
+    assert [item.job_id for item in failed] == [job.id for job in model.jobs]
     assert [item.status for item in failed] == [FAILED] * 3
     assert "cannot be traced" in failed[0].error

@@ -113,6 +113,7 @@ def test_a_plan_keeps_sizes_by_kind_of_process() -> None:
     assert kept.params.by_kind == "partition_size={'cpu': 30, 'gpu': 30}"
     difference = kept.first_difference(Plan.from_json(text))
     assert difference == "params.gpu_partition_size: 30 there, null here"
+    assert Plan.from_json(plan(steps_per_round=3)).params.steps_per_round == 3
 
 
 @pytest.mark.parametrize(

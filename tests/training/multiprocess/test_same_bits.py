@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from asynckfold import Plan, TrainerParams
+from asynckfold import TrainerParams
 from asynckfold.jobs.messages import CheckpointRef, Note, RunEvent
 from asynckfold.jobs.result import AveragingSummary
 from asynckfold.training import checkpoint
@@ -82,46 +82,46 @@ def close(mine: dict[str, Any], theirs: dict[str, Any]) -> None:
         torch.testing.assert_close(value, theirs[name])
 
 
+class Smooth(nn.Module):
+    """Has no gradients near zero, whose sign Rprop follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layers(inputs / 30)
+        return found
+
+
+RPROP = {"models": {"mlp": Smooth}, "opt_fn": OPTIMIZERS["rprop"], "batch_size": 1000}
+
+
 @pytest.mark.parametrize(
-    ("criterion", "clip"),
-    [(nn.CrossEntropyLoss(), 0.5), (nn.CrossEntropyLoss(reduction="sum"), None)],
+    ("parts", "epochs", "clip"),
+    [
+        ({}, 3, 0.5),
+        ({"criterion": nn.CrossEntropyLoss(reduction="sum")}, 3, None),
+        (RPROP, 8, None),
+    ],
+    ids=["mean", "sum", "rprop on all samples"],
 )
 def test_several_take_the_steps_of_one_to_rounding(
-    tmp_path: Path, criterion: nn.Module, clip: float | None
+    tmp_path: Path, parts: dict[str, Any], epochs: int, clip: float | None
 ) -> None:
+    def opt_fn(model: nn.Module) -> optim.Optimizer:
+        return optim.SGD(model.parameters(), 0.01, momentum=0.5)
+
     def tiny(name: str, given: TrainerParams) -> Tiny:
-        def opt_fn(model: nn.Module) -> optim.Optimizer:
-            return optim.SGD(model.parameters(), 0.01, momentum=0.5)
+        words = {"opt_fn": opt_fn, "batch_size": 7, **parts}
+        return Tiny(tmp_path / name, params=given, **words)
 
-        return Tiny(tmp_path / name, opt_fn=opt_fn, criterion=criterion, params=given, batch_size=7)
-
-    several = tiny("several", params("allreduce", 3, clip_grad_norm=clip))
-    alone = tiny("alone", TrainerParams(epochs=3, clip_grad_norm=clip))
+    several = tiny("several", params("allreduce", 3, epochs=epochs, clip_grad_norm=clip))
+    alone = tiny("alone", TrainerParams(epochs=epochs, clip_grad_norm=clip))
     runs = attempt(several), alone.attempt()
     close(*(weights(item, run[1]) for item, run in zip((several, alone), runs, strict=True)))
     mine, theirs = ([item.train_loss for item in result.epochs] for result, _ in runs)
     assert mine == pytest.approx(theirs, rel=1e-5)
-
-
-def test_rprop_on_all_samples_takes_the_steps_of_one(tmp_path: Path) -> None:
-    def tiny(name: str, given: TrainerParams) -> Tiny:
-        def opt_fn(model: nn.Module) -> optim.Optimizer:
-            return optim.Rprop(model.parameters(), 0.01)
-
-        return Tiny(tmp_path / name, {"mlp": Smooth}, opt_fn=opt_fn, params=given, batch_size=1000)
-
-    class Smooth(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3))
-
-        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.layers(inputs / 30)
-            return found
-
-    several = tiny("several", params("allreduce", 3, epochs=8))
-    alone = tiny("alone", TrainerParams(epochs=8))
-    close(weights(several, attempt(several)[1]), weights(alone, alone.attempt()[1]))
 
 
 # Clones averaged
@@ -198,14 +198,3 @@ def test_what_an_optimizer_keeps_must_suit_the_trainer(tmp_path: Path) -> None:
     assert rule.endswith("keeps tensors only")
     assert "Counting, whose seen is a int" in received
     assert "such as SGD or Adam" in remedy
-
-
-def test_a_plan_holds_the_words_of_its_trainer() -> None:
-    def plan(**given: Any) -> str:
-        params = TrainerParams(**given)
-        return Plan((), params, 32, 1, 0, "cpu", ("accuracy",), "d", "f").to_json()
-
-    text = plan(trainer="averaging", processes=2, steps_per_round=3)
-    assert '"steps_per_round":3' in text
-    assert Plan.from_json(text).params.steps_per_round == 3
-    assert Plan.from_json(plan()).params == TrainerParams()

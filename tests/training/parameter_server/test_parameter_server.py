@@ -275,19 +275,13 @@ def test_models_that_have_no_real_parameters_are_refused() -> None:
         Server(nn.Linear(2, 1, dtype=torch.complex64), address=ANY)
 
 
-def test_what_is_no_address_is_refused() -> None:
+def test_an_address_that_no_server_can_have_is_refused() -> None:
     for address in ("", ":1", "host:x", "host:65536"):
         with pytest.raises(InputError, match=r"must be host:port.* Write for instance '127"):
             Server(net(), address=address)
-
-
-def test_an_address_of_another_machine_is_refused() -> None:
     for address in ("203.0.113.1:0", "no.such.host.invalid:0"):
         with pytest.raises(InputError, match="an address of this machine"):
             Server(net(), address=address)
-
-
-def test_a_port_in_use_is_refused() -> None:
     with Server(net(), address=ANY) as server, pytest.raises(InputError, match="already in use"):
         Server(net(), address=server.address)
 
