@@ -50,8 +50,8 @@ FAULTS = (
     ),
     Fault(
         "a swapped fold",
-        "Fold(repeat, index, _indices(train), _indices(valid))",
-        "Fold(repeat, index, _indices(valid), _indices(train))",
+        "Fold(repeat, index, _indices(np.asarray(train)), _indices(np.asarray(valid)))",
+        "Fold(repeat, index, _indices(np.asarray(valid)), _indices(np.asarray(train)))",
         "test_oof_outputs_are_in_dataset_order",
     ),
     Fault(
@@ -104,8 +104,8 @@ FAULTS = (
     ),
     Fault(
         "codes that are read as numbers",
-        "whole = whole if whole and _may_lead_with_zeros(path) else []",
-        "whole = []",
+        "odd = texts.str.fullmatch(_CODE)",
+        'odd = texts.str.fullmatch("x^")',
         "test_cells_that_are_not_plain_are_refused",
     ),
 )

@@ -432,11 +432,17 @@ def _ignored_problems(array: Array, ignored: int, what: str) -> Iterator[Problem
 
 
 def _float_problems(array: Array) -> Iterator[Problem]:
-    missing = ~np.isfinite(array)
-    bad = missing if missing.any() else array != np.floor(array)
-    at = int(bad.argmax())
+    bad = np.flatnonzero(~np.isfinite(array))
+    if bad.size:
+        yield Problem(
+            "class labels must not be NaN or infinite",
+            f"{array[bad[0]]} at index {bad[0]}, {bad.size} in all",
+            "Remove these samples or label them.",
+        )
+        return
+    at = int((array != np.floor(array)).argmax())
     yield Problem(
-        "labels for a class criterion must be integers, without NaN",
+        "labels for a class criterion must be integers",
         f"{array.dtype}, such as {array[at]} at index {at}",
         "For regression use a criterion such as MSELoss; else cast them: targets.long() for a "
         "tensor, targets.astype('int64') for an array, target_transform=int for a dataset.",

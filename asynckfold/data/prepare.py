@@ -773,6 +773,8 @@ def _steadiness(source: SampleSource, steps: Sequence[Step]) -> tuple[tuple[str,
     """
     if source.known and all(map(is_known, steps)):
         return (), True
+    notes: tuple[str, ...] = ()
+    steady = True
     for index in source.probes:
         with seeded(0):
             sample, label = source.read(index)
@@ -790,11 +792,9 @@ def _steadiness(source: SampleSource, steps: Sequence[Step]) -> tuple[tuple[str,
                 "applied: in __getitem__, "
                 "transform.set_random_state(seed=int(torch.randint(2**31, ()))) of MONAI.",
             )
-        if not all(same):
-            return (_UNSEEDED,), False
-        if not same_sample(first, second):
-            return (_UNSEEDED,), True
-    return (), True
+        if not all(same) or not same_sample(first, second):
+            notes, steady = (_UNSEEDED,), steady and all(same)
+    return notes, steady
 
 
 @dataclass(frozen=True, eq=False)

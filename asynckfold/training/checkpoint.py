@@ -230,14 +230,18 @@ def trained_weights(
     `digest` is the `weights_digest` of the job's result: an older checkpoint does not match it.
     `part` is "model" or "criterion", which has none if it is a function.
     """
+    problems = [] if refs else [f"no checkpoint in {root} is recorded"]
     for ref in refs:
-        with contextlib.suppress(StoreCorruptError):
+        try:
             tree = load(root / ref.file, ref.sha256)
             if weights_digest(tree["model"]) == digest:
                 return tree[part] or {}
+            problems.append(f"{root / ref.file} was written before the end of the job")
+        except StoreCorruptError as error:
+            problems.append(str(error))
     raise StoreCorruptError(
-        f"the trained weights are gone: no checkpoint in {root} holds them whole. The result "
-        "stays; the same call on a new folder trains them again"
+        f"the trained weights are gone: {problems[0]}. The result stays; the same call on a new "
+        "folder trains them again"
     )
 
 

@@ -269,7 +269,7 @@ def test_keywords_of_its_calls_are_accepted(tmp_path: Path) -> None:
     # Whoever may write everywhere may not write here.
     with pytest.raises(StorageError, match="/proc/x"):
         export(tmp_path, "/proc/x")
-    with pytest.raises(TypeError, match=r"'train_dataset'\. Did you mean 'dataset'"):
+    with pytest.raises(TypeError, match=r"'train_dataset'\. It is called 'dataset'"):
         AsyncKFold(2, dataset=data, train_dataset=data, root_dir=tmp_path)
 
 

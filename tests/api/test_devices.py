@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, RunStore
+from asynckfold.system import gpus
 from tests import fake_gpu
 from tests.system.test_gpus import FakeNvml, FakeNvmlError
 from tests.toy import Tiny, adam, samples
@@ -122,6 +123,7 @@ def test_a_gpu_that_torch_cannot_use_is_left_out_or_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "torch was built without CUDA"
+    monkeypatch.setattr("asynckfold.system.machine.load_nvml", gpus.load_nvml)
     monkeypatch.setattr("asynckfold.system.machine.has_gpu", lambda: True)
     monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: None)
     found = sweep(root / "auto", [Tiny])
@@ -250,7 +252,7 @@ def test_jobs_on_a_gpu_are_fused_where_that_is_asked_for(root: Path) -> None:
 def test_what_cannot_be_fused_is_refused_or_with_auto_trained_separately(root: Path) -> None:
     with pytest.raises(InputError) as refused:
         fused(root, Tiny, Recurrent)
-    assert "model Recurrent: layer layer (RNN) is recurrent" in str(refused.value)
+    assert "model Recurrent: layer layer (RNN) cannot be traced" in str(refused.value)
     assert "Tiny" not in str(refused.value)
     assert not root.exists()
     # A sweep of seconds does not pay for the check.

@@ -102,7 +102,7 @@ def test_a_sweep_books_a_gpu_beside_the_cores(root: Path) -> None:
     with RunStore.read(root) as store:
         told = [event.text for event in store.events() if event.kind == "averaging"]
         asked = Counter(item.outcome for item in store.attempts())
-    assert all(text.endswith("of each process: 80, 400 (GPU)") for text in told)
+    assert all(text.endswith("of each process: 80, 400 (the last 1 on the GPU)") for text in told)
     assert (len(told), asked) == (2, {"ok": 2})
     assert all("GPU 0 taken by " in (root / name / "log.txt").read_text() for name in found.results)
 

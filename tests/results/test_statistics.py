@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from asynckfold import Difference
+from asynckfold.results.statistics import holm
 from tests.outcomes import NAN, folds_of, results_of
 
 GRID = st.integers(-99, 99).map(lambda number: number / 64)
@@ -129,3 +130,27 @@ def test_one_more_sample_in_every_fold_proves_nothing() -> None:
 def test_intervals_stay_within_what_is_possible() -> None:
     (pair,) = pairs_of([[0.0, 0.2], [0.9, 0.5]], "accuracy")
     assert (pair.ci_low, pair.ci_high) == (-1, 1)
+
+
+def by_hand(values: Sequence[float], others: int) -> list[float]:
+    """Holm's method by its definition: a p is adjusted to the smallest level that rejects it."""
+    ordered = sorted(values)
+    steps = [min(1.0, (len(values) - i + others) * p) for i, p in enumerate(ordered)]
+    return [max(steps[: ordered.index(p) + 1]) for p in values]
+
+
+@given(st.lists(st.floats(0, 1), max_size=8, unique=True), st.integers(0, 5), st.data())
+def test_holm(values: list[float], others: int, data: st.DataObject) -> None:
+    def corrected(values: Sequence[float]) -> list[float]:
+        pairs = [Difference("A", f"m{n}", 0.1, 0, 1, p, 5, 5) for n, p in enumerate(values)]
+        return [pair.p for pair in holm(pairs, others)]
+
+    known = corrected(values)
+    assert known == pytest.approx(by_hand(values, others))
+    # What cannot be tested counts for nothing.
+    place = data.draw(st.integers(0, len(values)))
+    again = corrected([*values[:place], math.nan, *values[place:]])
+    assert math.isnan(again.pop(place))
+    assert again == known
+    if not others:
+        assert corrected([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])

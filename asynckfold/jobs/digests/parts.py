@@ -397,10 +397,9 @@ class PartDigests:
         """Record the globals that a function reads, and the modules that it imports."""
         scope = function.__globals__
         for name, chain in used.reads:
-            if name in scope:
+            if name in scope and (not isinstance(scope[name], ModuleType) or is_own(scope[name])):
                 path, value, rest = _followed(name, scope[name], chain)
-                if not isinstance(value, ModuleType) or is_own(value):
-                    self._variable(f"the global {path}", name, value, rest, used)
+                self._variable(f"the global {path}", name, value, rest, used)
         package = str(scope.get("__package__") or "")
         for name in used.imports:
             self._imported(name, package)
