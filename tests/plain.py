@@ -85,6 +85,17 @@ def train(
     return model
 
 
+def assert_bits(results: CVResults, weights: dict[str, Tensor], outputs: Tensor) -> None:
+    """Assert that the first job of a run has these weights and outputs, to the bit."""
+    found = results.state_dict(results.candidates[0].name, fold=0)
+    assert {name: item.tolist() for name, item in found.items()} == {
+        name: item.tolist() for name, item in weights.items()
+    }
+    stored = results.results[results.plan.jobs[0].id].outputs
+    assert stored is not None
+    assert np.array_equal(stored, outputs.numpy())
+
+
 def plain_loop(
     make: Callable[[], nn.Module],
     dataset: Any,

@@ -59,7 +59,7 @@ class Echo(nn.Module):
 class Slow(Tiny):
     """Takes its time in each step, without a core."""
 
-    seconds = 0.05
+    seconds = 0.1
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         if self.training:

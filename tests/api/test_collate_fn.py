@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from tests.plain import BATCH, EPOCHS, adam, plain_loop
+from tests.plain import BATCH, EPOCHS, adam, assert_bits, plain_loop
 from tests.ragged import Mean, Recurrent, Texts, collate, of_dicts, with_lengths
 
 
@@ -58,12 +58,7 @@ def test_a_job_has_the_bits_of_a_plain_loop(
     results = swept(root, data, model, engine, **settings)
     function = with_lengths if model is Recurrent else collate
     weights, outputs = plain_loop(model, Texts(), results, call, function)
-    assert {name: item.tolist() for name, item in weights_of(results).items()} == {
-        name: item.tolist() for name, item in weights.items()
-    }
-    stored = results.results[results.plan.jobs[0].id].outputs
-    assert stored is not None
-    assert np.array_equal(stored, outputs.numpy())
+    assert_bits(results, weights, outputs)
 
 
 def test_steps_and_loops_of_ones_own_get_the_batches(root: Path) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from asynckfold import AsyncKFold, CVResults, InputError
-from tests.api.test_sampler import PAIRS, Net, X, Y, collate, weights_of
-from tests.plain import BATCH, EPOCHS, adam, plain_loop
+from tests.api.test_sampler import PAIRS, Net, X, Y, collate
+from tests.plain import BATCH, EPOCHS, adam, assert_bits, plain_loop
 
 
 def weighted(train_targets: Tensor, power: float = 1.0) -> nn.Module:
@@ -51,12 +51,10 @@ def test_a_job_has_the_bits_of_a_plain_loop(root: Path, factory: Any, model: Any
     pairs = PAIRS
     if model is One:
         targets, pairs = targets.float(), [(inputs, float(y)) for inputs, y in PAIRS]
-    weights, _ = plain_loop(
+    weights, outputs = plain_loop(
         model, pairs, results, nn.Module.__call__, collate, criterion=factory(targets)
     )
-    assert {name: item.tolist() for name, item in weights_of(results).items()} == {
-        name: item.tolist() for name, item in weights.items()
-    }
+    assert_bits(results, weights, outputs)
 
 
 def test_each_fold_has_its_own_and_the_baseline_too(root: Path) -> None:

@@ -254,7 +254,8 @@ def test_killed_in_the_middle_the_same_command_continues_it(
     ) in capsys.readouterr().out
     Path("SLOW").unlink()
     assert main([*line, str(root)]) == 0
-    assert _fingerprint(place) == _fingerprint(golden / "refit" / "Tiny" / "cosine")
+    whole = load_results(golden / "refit" / "Tiny" / "cosine")
+    assert load_results(place).fingerprint == whole.fingerprint
     assert len(told(root)) == 1
     assert main(["status", str(root)]) == 0
     assert "Tiny/cosine on all samples: done" in capsys.readouterr().out
@@ -268,8 +269,3 @@ def _has_epochs(root: Path) -> bool:
             return bool(store.epochs())
     except AsyncKFoldError:
         return False
-
-
-def _fingerprint(root: Path) -> str:
-    with RunStore.read(root) as store:
-        return store.fingerprint()

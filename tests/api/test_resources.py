@@ -57,16 +57,6 @@ def test_a_setting_that_cannot_work_is_refused_with_its_numbers(
     assert told in str(problem)
 
 
-def test_all_that_contradicts_is_told_at_once_and_nothing_starts(root: Path) -> None:
-    with pytest.raises(InputError) as caught:
-        kfold(
-            root, reserve_cores=CORES, min_free_memory=1, nice=-1, max_wait=-1,
-            threads_per_job=CORES + 1,
-        )  # fmt: skip
-    assert len(caught.value.problems) == 5
-    assert not root.exists()
-
-
 def test_max_memory_must_be_enough_for_a_job_of_each_model(root: Path) -> None:
     for limit in ("0B", "1B"):
         with pytest.raises(

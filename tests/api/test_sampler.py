@@ -14,7 +14,7 @@ from torch.utils.data import RandomSampler, Sampler, WeightedRandomSampler
 
 from asynckfold import AsyncKFold, CVResults, InputError
 from tests.interrupted import interrupted
-from tests.plain import BATCH, EPOCHS, adam, plain_loop, stream
+from tests.plain import BATCH, EPOCHS, adam, assert_bits, plain_loop, stream
 
 DRAWS = np.random.default_rng(3)
 X = DRAWS.normal(size=(60, 4)).astype(np.float32)
@@ -93,12 +93,7 @@ def uniform(train: Any, seed: int, epoch: int) -> Any:
 def test_a_job_has_the_bits_of_a_plain_loop(root: Path, sampler: Any, order_of: Any) -> None:
     results = swept(root, sampler)
     weights, outputs = plain_loop(Net, PAIRS, results, nn.Module.__call__, collate, order_of)
-    assert {name: item.tolist() for name, item in weights_of(results).items()} == {
-        name: item.tolist() for name, item in weights.items()
-    }
-    stored = results.results[results.plan.jobs[0].id].outputs
-    assert stored is not None
-    assert np.array_equal(stored, outputs.numpy())
+    assert_bits(results, weights, outputs)
 
 
 def test_fused_jobs_draw_the_same(root: Path) -> None:

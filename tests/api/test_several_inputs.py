@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from asynckfold import AsyncKFold, CVResults, InputError
 from asynckfold import fit as fit_one
-from tests.plain import BATCH, EPOCHS, adam, plain_loop
+from tests.plain import BATCH, EPOCHS, adam, assert_bits, plain_loop
 from tests.several_inputs import Items, N, OneDict, TwoInputs, arrays
 
 
@@ -61,13 +61,7 @@ def test_a_job_has_the_bits_of_a_plain_loop(root: Path, dataset: Any, engine: st
     weights, outputs = plain_loop(
         TwoInputs, Items(), results, lambda model, inputs: model(**inputs)
     )
-    found = weights_of(results)
-    assert {name: item.tolist() for name, item in found.items()} == {
-        name: item.tolist() for name, item in weights.items()
-    }
-    stored = results.results[results.plan.jobs[0].id].outputs
-    assert stored is not None
-    assert np.array_equal(stored, outputs.numpy())
+    assert_bits(results, weights, outputs)
 
 
 def test_target_key_names_the_target_of_a_dict(root: Path) -> None:
