@@ -99,10 +99,6 @@ def nothing_stays() -> Iterator[None]:
     assert gone(descendants() - before)
 
 
-def log_of(root: Path, job: str) -> str:
-    return (root / job / "log.txt").read_text()
-
-
 @pytest.mark.nightly(but=["hold_the_interpreter"])
 @pytest.mark.parametrize("how", [loop_for_ever, sleep_for_ever, hold_the_interpreter, be_stopped])
 def test_a_hang_is_ended_and_the_job_tried_again(
@@ -118,7 +114,7 @@ def test_a_hang_is_ended_and_the_job_tried_again(
     assert lost.error in event.text
     assert f"its stacks, if it could give them, are in {lost.job_id}/log.txt" in lost.error
     if how is not be_stopped:
-        assert f"in {how.__name__}" in log_of(root, lost.job_id)
+        assert f"in {how.__name__}" in (root / lost.job_id / "log.txt").read_text()
     seconds = float(lost.error.split(" s; ")[0].rsplit(" ", 1)[1])
     assert seconds >= TIMEOUT
 

@@ -347,27 +347,26 @@ def test_a_third_tensor_is_refused_unless_forward_needs_each_of_the_first(tmp_pa
         assert "received 3 tensors, and forward(" in message
     # The remedies, and a signature that says it.
     pair, said = TensorDataset(*whole[:2]), ((X, X), Y)
-    bilinear = functools.partial(nn.Bilinear, 8, 8, 3)
+    single, bilinear = (
+        functools.partial(WithMask, 8, 3),
+        functools.partial(nn.Bilinear, 8, 8, 3),
+    )
     both = TensorDataset(whole[0], whole[0], whole[1])
     loss = nn.CrossEntropyLoss()
-    for at, (data, made) in enumerate([(pair, masked_linear), (said, bilinear), (both, bilinear)]):
+    for at, (data, made) in enumerate([(pair, single), (said, bilinear), (both, bilinear)]):
         assert train(tmp_path / f"{at}", data, loss, made).counts["done"] == 3
-
-
-def masked_linear() -> nn.Module:
-    return WithMask(8, 3)
 
 
 # Arrays that torch does not take
 
 
-def reversed_bytes(array: Any) -> Any:
-    return array.astype(array.dtype.newbyteorder(">"))
-
-
 @pytest.mark.parametrize(
     "form",
-    [lambda array: array[::-1].copy()[::-1], reversed_bytes, lambda array: array.astype("g")],
+    [
+        lambda array: array[::-1].copy()[::-1],
+        lambda array: array.astype(array.dtype.newbyteorder(">")),
+        lambda array: array.astype("g"),
+    ],
     ids=["backwards", "big-endian", "long"],
 )
 def test_arrays_of_any_memory_layout_are_trained_on_and_predicted(

@@ -288,12 +288,6 @@ def test_trainers_that_would_leave_it_out_are_refused(tmp_path: Path, trainer: s
     assert f"trainer='{trainer}', processes=2, and log_variance" in text
 
 
-def test_a_grid_cannot_mean_another_criterion(tmp_path: Path) -> None:
-    text = refused(tmp_path, Kendall(), of_both, grid={"criterion": [1, 2]})
-    assert "names in params must differ from what AsyncKFold passes itself" in text
-    assert "received 'criterion'" in text
-
-
 def test_a_step_that_trains_the_caller_s_criterion_is_refused(tmp_path: Path) -> None:
     criterion, opt_fn = listed()
 
@@ -304,11 +298,6 @@ def test_a_step_that_trains_the_caller_s_criterion_is_refused(tmp_path: Path) ->
     assert "a gradient for criterion.log_variance, which nothing trains" in text
     assert "the job's copy of the criterion: state.criterion" in text
     assert criterion.log_variance.grad is None
-
-
-def test_a_layer_in_a_plain_list_is_refused_by_name(tmp_path: Path) -> None:
-    text = refused(tmp_path, nn.MSELoss(), of_model, InList)
-    assert "for self.parts[0].weight, self.parts[0].bias, which nothing trains" in text
 
 
 def test_a_loss_that_is_no_module_is_refused_by_name(tmp_path: Path) -> None:
@@ -440,6 +429,18 @@ def test_a_loop_that_trains_a_module_outside_is_refused(tmp_path: Path) -> None:
     assert same(head.state_dict(), before)
 
 
+def test_layers_in_lists_grids_of_criteria_and_fusion_of_trained_ones_are_refused(
+    tmp_path: Path,
+) -> None:
+    text = refused(tmp_path, nn.MSELoss(), of_model, InList)
+    assert "for self.parts[0].weight, self.parts[0].bias, which nothing trains" in text
+    text = refused(tmp_path, Kendall(), of_both, grid={"criterion": [1, 2]})
+    assert "names in params must differ from what AsyncKFold passes itself" in text
+    assert "received 'criterion'" in text
+    text = refused(tmp_path, *listed(), fuse=True, engine="process", n_jobs=1)
+    assert "its criterion has parameters, which each job trains" in text
+
+
 def test_frozen_parameters_outside_are_allowed(tmp_path: Path) -> None:
     frozen = nn.Linear(5, 2)
 
@@ -455,11 +456,6 @@ def test_frozen_parameters_outside_are_allowed(tmp_path: Path) -> None:
     assert frozen.weight.grad is None
     frozen.requires_grad_(False)
     assert called(tmp_path, nn.MSELoss(), opt_fn, OnFrozen).counts["done"] == 3
-
-
-def test_jobs_with_a_trained_criterion_are_not_fused(tmp_path: Path) -> None:
-    text = refused(tmp_path, *listed(), fuse=True, engine="process", n_jobs=1)
-    assert "its criterion has parameters, which each job trains" in text
 
 
 def test_a_criterion_without_parameters_is_passed_to_fused_jobs(tmp_path: Path) -> None:

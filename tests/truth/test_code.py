@@ -333,10 +333,6 @@ def test_edits_are_noticed_and_named(tmp_path: Path, before: Plan) -> None:
 # What must pass
 
 
-def reformatted(text: str) -> str:
-    return ast.unparse(ast.parse(text))
-
-
 def without_docstrings(text: str) -> str:
     tree = ast.parse(text)
     for node in ast.walk(tree):

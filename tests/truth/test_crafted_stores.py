@@ -161,29 +161,10 @@ def zeroed(root: Path) -> None:
         file.write(bytes(4096))
 
 
-def emptied(root: Path) -> None:
-    (root / "run.db").write_bytes(b"")
-
-
 def foreign(root: Path) -> None:
     (root / "run.db").unlink()
     with contextlib.closing(sqlite3.connect(root / "run.db")) as db, db:
         db.execute("CREATE TABLE songs (name TEXT)")
-
-
-def text_of_it(root: Path) -> None:
-    (root / "run.db").write_text(f"no database at all {EVIL}\n" * 1000)
-
-
-def other_format(root: Path) -> None:
-    change(root, f"UPDATE meta SET value = '99{EVIL}' WHERE key = 'format'")
-
-
-def without(table: str) -> Callable[[Path], None]:
-    def make(root: Path) -> None:
-        change(root, f"DROP TABLE {table}")
-
-    return make
 
 
 def with_sql(*statements: str) -> Callable[[Path], None]:
@@ -193,15 +174,15 @@ def with_sql(*statements: str) -> Callable[[Path], None]:
     return make
 
 
-FILES: dict[str, Callable[[Path], None]] = {
+FILES: dict[str, Callable[[Path], object]] = {
     "cut": cut,
     "a page of zeros": zeroed,
-    "empty": emptied,
+    "empty": lambda root: (root / "run.db").write_bytes(b""),
     "another database": foreign,
-    "no database": text_of_it,
-    "another format": other_format,
+    "no database": lambda root: (root / "run.db").write_text(f"no database {EVIL}\n" * 1000),
+    "another format": with_sql(f"UPDATE meta SET value = '99{EVIL}' WHERE key = 'format'"),
     "a table more": with_sql("CREATE TABLE more (a)"),
-    "a table less": without("samples"),
+    "a table less": with_sql("DROP TABLE samples"),
     "a view for a table": with_sql(
         "ALTER TABLE samples RENAME TO hidden", "CREATE VIEW samples AS SELECT * FROM hidden"
     ),

@@ -112,9 +112,7 @@ def test_identifiers_are_no_features_and_words_that_end_like_them_are(look: Look
     table = noise().assign(**values)[[*names, *words, "kind"]]
     assert look(table).features == tuple(words)
     assert look(table, keep=names).features == (*names, *words)
-
-
-def test_identifiers_that_repeat_stay(look: Look) -> None:
+    # Those that repeat stay.
     table = noise().assign(group_id=np.arange(90) % 7)[["group_id", "a", "kind"]]
     assert look(table).features == ("group_id", "a")
 
@@ -253,38 +251,30 @@ def test_codes_become_names_on_request(look: Look) -> None:
     )
 
 
-def test_plain_names_stay_names(look: Look) -> None:
+def test_plain_names_stay_names_and_one_like_na_is_never_a_class_in_silence(look: Look) -> None:
     names = ["3rd", "2-4", "A1", "None", "1st class", "v2"]
     text = "".join(f"{names[at % 6]},{'ab'[at % 2]}\n" for at in range(30))
     assert look("x,kind\n" + text).features == tuple(f"x={name}" for name in sorted(names))
-
-
-def test_a_name_like_na_is_never_a_class_in_silence(look: Look) -> None:
     with pytest.raises(RefusedError, match=r"missing labels: .*spell the name out if NA is one"):
         look("x,country\n" + "1,NA\n2,DE\n4,NA\n1,DE\n")
     assert look("x,country\n" + "1,None\n2,DE\n4,None\n1,DE\n").classes == ("DE", "None")
 
 
-def test_delimiters_at_the_end_of_lines(look: Look) -> None:
+def test_delimiters_at_the_end_of_lines_and_short_rows(look: Look) -> None:
     text = "x,y,kind,\n" + "1.5,2,a,\n2.5,4,b,\n3.5,4,a,\n"
     source = look(text, target="kind")
     assert source.features == ("x", "y")
     with pytest.raises(RefusedError, match="must have no missing labels"):
         look(text)
-
-
-def test_short_rows_are_refused(look: Look) -> None:
     with pytest.raises(RefusedError, match="missing labels: received 1 missing, first in row 3"):
         look("x,y,kind\n1,2,a\n2,3,b\n4,5\n2,2,b\n2,1,a\n")
 
 
-def test_quoted_line_ends_and_separators(look: Look) -> None:
+def test_line_ends_and_separators(look: Look) -> None:
     source = look('name,x,kind\n"a\nb",1,"x, y"\n"c;d",2,z\n"a\nb",5,"x, y"\n"c;d",2,z\n')
     assert source.features == ("name=a\nb", "name=c;d", "x")
     assert source.classes == ("x, y", "z")
-
-
-def test_the_delimiter_that_divides_most_is_taken(look: Look) -> None:
+    # The delimiter that divides most is taken.
     assert look("1,2,a;b\n2,3,c;d\n1,3,a;b\n4,3,c;d\n").classes == ("a;b", "c;d")
     decimal = "1.5;2;a\n2.5;3;c\n1.5;3;a\n4.5;3;c\n"
     assert look(decimal).classes == ("a", "c")

@@ -314,21 +314,18 @@ def test_one_output_of_log_odds_is_a_classifier(root: Path, kind: str) -> None:
     assert np.mean(said == flat) > 0.6
 
 
-def test_a_sigmoid_before_log_odds_is_seen_and_cut_at_a_half(root: Path) -> None:
-    results = crossed(
-        root, BITS, linear(1, nn.Sigmoid(), nn.Flatten(0)), nn.BCEWithLogitsLoss(), epochs=6
-    )
-    assert "net ends in a sigmoid or the like, and BCEWithLogitsLoss" in notes(root)[0]
-    hits = by_fold(results, lambda y, o: float(np.mean((o > 0.5) == y)), BITS)
-    assert scores_of(results, "accuracy") == pytest.approx(hits)
-    assert [item.epochs[-1].accuracy for item in results.results.values()] == pytest.approx(hits)
-
-
-def test_probabilities_of_BCELoss_are_cut_at_a_half(root: Path) -> None:
-    results = crossed(root, BITS, linear(1, nn.Sigmoid(), nn.Flatten(0)), nn.BCELoss(), epochs=6)
-    hits = by_fold(results, lambda y, o: float(np.mean((o > 0.5) == y)), BITS)
-    assert scores_of(results, "accuracy") == pytest.approx(hits)
-    assert notes(root) == []
+def test_probabilities_and_a_sigmoid_before_log_odds_are_cut_at_a_half(root: Path) -> None:
+    model = linear(1, nn.Sigmoid(), nn.Flatten(0))
+    for criterion in (nn.BCEWithLogitsLoss(), nn.BCELoss()):
+        folder = root / type(criterion).__name__
+        results = crossed(folder, BITS, model, criterion, epochs=6)
+        hits = by_fold(results, lambda y, o: float(np.mean((o > 0.5) == y)), BITS)
+        assert scores_of(results, "accuracy") == pytest.approx(hits)
+        known = [item.epochs[-1].accuracy for item in results.results.values()]
+        assert known == pytest.approx(hits)
+    said = "net ends in a sigmoid or the like, and BCEWithLogitsLoss"
+    assert said in notes(root / "BCEWithLogitsLoss")[0]
+    assert notes(root / "BCELoss") == []
 
 
 def test_signs_are_codes_of_two_classes(root: Path) -> None:

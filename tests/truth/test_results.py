@@ -57,7 +57,8 @@ def test_the_order_of_summation_does_not_change_ranks(size: float) -> None:
         assert found.verdict.best is None
 
 
-def test_differences_beyond_rounding_rank() -> None:
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_differences_beyond_rounding_and_infinite_scores_rank() -> None:
     assert ranks([[0.5, 0.5], [0.5, 0.5 + 1e-7], [0.5, 0.5 - 1e-7]]) == [2, 1, 3]
     # One sample of a million more.
     assert ranks([[0.999998] * 2, [0.999999] * 2]) == [2, 1]
@@ -65,10 +66,6 @@ def test_differences_beyond_rounding_rank() -> None:
     assert ranks([[1e-12, 1e-12], [2e-12, 2e-12]]) == [2, 1]
     (found,) = results_of([[1e-12, 2e-12, 1e-12], [2e-12, 4e-12, 3e-12]]).verdict.models
     assert found.conclusion in ("beats", "undecided")
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_infinite_scores_are_ranked() -> None:
     assert ranks([[-np.inf, 0.1], [0.2, 0.1], [-np.inf, 0.9]]) == [2, 1, 2]
 
 

@@ -243,9 +243,7 @@ def test_a_second_gpu_is_another_part_of_the_machine() -> None:
     on_cores = [replace(item, device="cpu") for item in jobs]
     named = packed_seconds(*on_cores, cores)
     assert (named["A/cosine"], named["B<b>/warm"]) == pytest.approx((7.0, 7.0))
-
-
-def test_gpus_of_one_number_on_two_nodes_are_two_gpus() -> None:
+    # As is one of the same number on another node.
     places = {"A/cosine": ("x", 0), "A/warm": ("x", 1), "B<b>/warm": ("y", 0)}
     jobs = [
         replace(held(f"{name}/fold-0", 10.0, (core,), "cuda:0", 0.0, 10.0, 5 + core), node=node)
