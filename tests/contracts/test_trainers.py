@@ -27,7 +27,7 @@ from asynckfold.engines.warm_pool import close_warm
 from tests import here
 from tests.leftovers import descendants, gone
 from tests.started import Nursery, Started
-from tests.toy import samples
+from tests.toy import adam, samples
 
 Start = Callable[[Path, Any], Started]
 
@@ -41,7 +41,8 @@ SLOW = """
 import os, sys, time, warnings, torch
 from torch import nn
 from asynckfold import AsyncKFold
-from tests.contracts.test_trainers import Net, adam, kfold
+from tests.contracts.test_trainers import Net, kfold
+from tests.toy import adam
 
 def slow(optimizer):
     def factor(epoch):
@@ -81,10 +82,6 @@ class Net(nn.Module):
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.layers(inputs)
         return found
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), 1e-2)
 
 
 def kfold(root: Any, fuse: Any, **settings: Any) -> AsyncKFold:

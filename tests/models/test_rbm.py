@@ -175,18 +175,6 @@ def test_bad_settings_are_refused(make: Callable[[], object], told: str) -> None
         make()
 
 
-def test_the_free_energy_sums_over_the_hidden_values(rbm: RBM) -> None:
-    values, hidden = samples(rbm), states(2)
-    with torch.no_grad():
-        own = (
-            0.5 * (values - rbm.visible_bias).square().sum(1)
-            if rbm.visible == "gaussian"
-            else -(values @ rbm.visible_bias)
-        )
-        joint = hidden @ rbm.hidden_bias + values @ rbm.weight.t() @ hidden.t()
-        torch.testing.assert_close(rbm.free_energy(values), own - torch.logsumexp(joint, 1))
-
-
 def test_it_starts_at_the_means_of_the_samples() -> None:
     for visible in ("binary", "gaussian"):
         rbm, data = RBM(6, 3, visible), stripes(200, visible)

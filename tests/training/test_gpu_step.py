@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,16 @@ from asynckfold import TrainerParams
 from asynckfold.data.batches import Batches, _ArrayView
 from asynckfold.data.transforms.random_numbers import Draw
 from asynckfold.data.transforms.steps import Normalize, RandomCrop, RandomFlip, ToFloat
-from asynckfold.data.views import (
-    View,
-)
+from asynckfold.data.views import View
 from asynckfold.jobs.messages import Task
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import setup
+from asynckfold.training.fusion import group as group_trainer
 from asynckfold.training.job_log import NoLog
 from asynckfold.training.training_run import Training
 from tests.training.counting import Counting
+from tests.training.fusion.test_trainer import Grouped, raised
+from tests.training.sweeps import sgd
 from tests.training.tiny import Tiny
 
 META = torch.device("meta")
@@ -113,10 +115,6 @@ def test_the_host_waits_once_an_epoch(
         assert (ended.sent, ended.fetched, ended.synchronisations) == (sent, 1, 1), ended
 
 
-def not_fused(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), 0.1, foreach=False)
-
-
 @pytest.mark.parametrize(
     "criterion",
     [nn.CrossEntropyLoss(), nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]), reduction="sum")],
@@ -124,7 +122,7 @@ def not_fused(model: nn.Module) -> torch.optim.Optimizer:
 def test_an_epoch_that_is_fetched_at_once_has_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, criterion: Any
 ) -> None:
-    words = {"criterion": criterion, "opt_fn": not_fused, "batch_size": 12}
+    words = {"criterion": criterion, "opt_fn": sgd, "batch_size": 12}
     on_cores = Tiny(tmp_path / "cores", **words).train()
     tiny = Tiny(tmp_path / "device", **words)
     # As if the tensors were on a device: all that follows from it is how they are fetched.
@@ -154,3 +152,47 @@ def test_a_gpu_draws_what_a_cpu_draws(bits: list[int], p: float) -> None:
             counts, words, RandomCrop.corners(*counts, sent), strict=True
         ):
             assert corners.tolist() == ((word * np.uint64(count)) >> np.uint64(32)).tolist()
+
+
+# A fusion group
+
+
+def test_the_host_waits_for_no_step_of_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a single job: sample numbers and draws of an epoch are sent once."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    params = TrainerParams(epochs=2, clip_grad_norm=1.0)
+    # The mean of nn.CrossEntropyLoss depends on values of the targets, which are not there.
+    tiny = Grouped(tmp_path, {"conv": Conv}, params=params, criterion=nn.functional.cross_entropy)
+    with ExitStack() as logs:
+        tasks = [Task(job) for job in tiny.jobs]
+        group = group_trainer.build(tiny.bundle, tasks, images(), META, Heartbeat(), logs, raised)
+        # torch does not know the device's autocast.
+        monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+        with Counting() as mode:
+            group.begin_epoch()
+            begun = mode.take()
+            # For each job its order, and the draws of two steps.
+            assert (begun.sent, begun.synchronisations) == (3 * len(tiny.jobs), 0), begun
+            group.step()
+            mode.take()
+            for _ in range(group.batches - 1):
+                group.step()
+                step = mode.take()
+                assert (step.sent, step.fetched, step.synchronisations) == (0, 0, 0), step
+
+
+def test_batches_by_orders_that_were_sent_are_those_that_are_gathered_together() -> None:
+    data, generator = images(), np.random.default_rng(1)
+    orders = [generator.permutation(60) for _ in range(3)]
+    seeds = [7, 8, 9]
+    sent = [
+        data.ordered(order, seed, 3, training=True)
+        for order, seed in zip(orders, seeds, strict=True)
+    ]
+    for low, high in ((0, 16), (50, 60)):
+        found = data.train_in_order(sent, low, high)
+        rows = torch.from_numpy(np.stack([order[low:high] for order in orders]))
+        for one, other in zip(found, data.train_together(rows, seeds, 3), strict=True):
+            assert torch.equal(one, other)

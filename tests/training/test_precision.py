@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from asynckfold import Plan, TrainerParams
 from asynckfold.jobs.result import DONE
 from asynckfold.training import checkpoint
+from tests.toy import adam
 from tests.training.sweeps import ONE_FOLD, in_pieces, problems, sweep, train
 from tests.training.tiny import Plain, Tiny, always, checkpoints
 
@@ -88,10 +89,6 @@ class Overflowing(Plain):
 
 def slow_sgd(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters(), lr=0.01)
 
 
 def rmsprop(model: nn.Module) -> torch.optim.Optimizer:

@@ -1,6 +1,6 @@
 """A job that has trained for as long as it may saves itself, and more seconds continue it.
 
-The clock is a fake one that only training and pauses move, so that it is known after which batch
+The clock is a fake one that only training moves, so that it is known after which batch
 the seconds are over.
 """
 
@@ -30,15 +30,6 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
-    def waits(self, seconds: float) -> Callable[[], bool]:
-        """What is asked between batches, and takes so long: a pause."""
-
-        def rest() -> bool:
-            self.now += seconds
-            return False
-
-        return rest
-
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
@@ -57,11 +48,6 @@ def stepping(clock: Clock, seconds: float) -> Callable[[nn.Module], optim.Optimi
             return super().step(closure)
 
     return lambda model: Taking(model.parameters(), lr=0.1, momentum=0.9)
-
-
-def with_limit(tiny: Any, limit_s: float | None) -> Any:
-    """The same sweep with another limit."""
-    return replace(tiny, job_timeout_s=limit_s)
 
 
 def test_it_ends_at_the_first_batch_after_its_seconds(tmp_path: Path, clock: Clock) -> None:
@@ -85,14 +71,14 @@ def test_the_seconds_of_all_attempts_count(tmp_path: Path, clock: Clock) -> None
     none, events = tiny.attempt(stop=lambda: next(left, None) is None)
     assert none is None
     refs = checkpoints(events)
-    result, events = with_limit(tiny, 450).attempt(attempt=2, refs=refs)
+    result, events = replace(tiny, job_timeout_s=450).attempt(attempt=2, refs=refs)
     assert result is not None
     assert "trained 500.00 s, at epoch 2 of 2, batch 1 of 4" in result.error
     # With no more than before it comes to its next batch.
-    result, events = with_limit(tiny, 450).attempt(attempt=3, refs=checkpoints(events))
+    result, events = replace(tiny, job_timeout_s=450).attempt(attempt=3, refs=checkpoints(events))
     assert result is not None
     assert "trained 600.00 s, at epoch 2 of 2, batch 2 of 4" in result.error
-    whole, _ = with_limit(tiny, 1000).attempt(attempt=4, refs=checkpoints(events))
+    whole, _ = replace(tiny, job_timeout_s=1000).attempt(attempt=4, refs=checkpoints(events))
     assert whole is not None
     plain = Tiny(tmp_path / "plain", opt_fn=stepping(clock, 0)).train()
     assert whole.digest == plain.digest

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold
+from tests.toy import adam
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cuda.is_built(), reason="this torch is not built for CUDA, and never asks"
@@ -36,10 +37,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def linear() -> nn.Module:
     return nn.Linear(4, 3)
-
-
-def adam(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.Adam(model.parameters())
 
 
 def test_more_steps_do_not_count_gpus_again(tmp_path: Path, loads: list[Any]) -> None:
