@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from asynckfold import AsyncKFold, CVResults, InputError, RunStore
-from asynckfold.system import gpus
 from tests import fake_gpu
 from tests.system.test_gpus import FakeNvml, FakeNvmlError
 from tests.toy import Tiny, adam, samples
@@ -123,7 +122,6 @@ def test_a_gpu_that_torch_cannot_use_is_left_out_or_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     why = "torch was built without CUDA"
-    monkeypatch.setattr("asynckfold.system.machine.load_nvml", gpus.load_nvml)
     monkeypatch.setattr("asynckfold.system.machine.has_gpu", lambda: True)
     monkeypatch.setattr("asynckfold.system.gpus.torch_cuda", lambda: None)
     found = sweep(root / "auto", [Tiny])

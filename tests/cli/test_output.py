@@ -57,9 +57,7 @@ def test_no_control_character_is_left_and_honest_text_of_every_script_stays() ->
         assert plain(text) == text
 
 
-def test_a_name_with_a_line_feed_forges_no_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_with_a_line_feed_forges_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     Output(Namespace(json=False)).say("A\n5 planned = 5 done")
     assert capsys.readouterr().out == "A\\n5 planned = 5 done\n"
 
