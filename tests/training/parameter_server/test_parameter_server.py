@@ -264,13 +264,10 @@ def test_bad_arguments_of_a_replica(name: str) -> None:
         Hogwild(model.parameters(), **given)
 
 
-def test_a_shard_must_be_one_of_some() -> None:
+def test_what_no_server_can_hold_is_refused() -> None:
     for shard in ((1, 1), (-1, 2), (0, 1000)):
         with pytest.raises(InputError, match=r"shard must be \(index, count\)"):
             Server(net(), address=ANY, shard=shard)
-
-
-def test_models_that_have_no_real_parameters_are_refused() -> None:
     with pytest.raises(InputError, match="parameters must be real numbers: received weight of"):
         Server(nn.Linear(2, 1, dtype=torch.complex64), address=ANY)
 

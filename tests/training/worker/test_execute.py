@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -113,17 +112,6 @@ def test_an_error_names_epoch_and_batch(tmp_path: Path) -> None:
     places = {name: item.error for name, item in results.items()}
     assert places["batch/constant/fold-0"] == "ValueError: later (epoch 2, batch 2 of 4)"
     assert places["end/constant/fold-0"] == "ValueError: later (epoch 2, end of the epoch)"
-
-
-def test_an_interrupt_is_not_a_result(tmp_path: Path) -> None:
-    tiny = Tiny(tmp_path, {"failing": raising(KeyboardInterrupt)})
-    # Tests in the background of a shell ignore it, as workers do.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            tiny.execute(tiny.jobs[0])
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # The worker's side of the pipe
