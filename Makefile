@@ -22,7 +22,7 @@ demo: $(VENV)/installed  ## cross-validate 2 models × 2 LR schedules on digits,
 
 install: $(VENV)/installed-test  ## the virtual environment, with what the tests need
 
-test: $(VENV)/installed-test check strace  ## what must hold at every change: 8 minutes on two cores
+test: $(VENV)/installed-test check strace  ## what must hold at every change: 7 minutes on two cores
 	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
 
 # The first installation takes the lowest versions of pyproject.toml; the second keeps them.
