@@ -52,7 +52,7 @@ FAULTS = (
         "a swapped fold",
         "Fold(repeat, index, _indices(np.asarray(train)), _indices(np.asarray(valid)))",
         "Fold(repeat, index, _indices(np.asarray(valid)), _indices(np.asarray(train)))",
-        "test_oof_outputs_are_in_dataset_order",
+        "truth/test_results.py::test_out_of_fold_outputs_are_those_that_were_scored",
     ),
     Fault(
         "an off-by-one epoch on resume",
@@ -76,7 +76,7 @@ FAULTS = (
         "an uncorrected interval",
         "np.sqrt((1 / count + train_valid_ratio) * scores.var(ddof=1))",
         "np.sqrt(1 / count * scores.var(ddof=1))",
-        "test_the_interval_and_the_test_are_one_statement",
+        "test_the_interval_is_corrected_as_by_nadeau_and_bengio",
     ),
     Fault(
         "a comparison less in Holm's method",
