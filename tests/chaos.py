@@ -115,6 +115,8 @@ class Campaign:
         Hurt
             It did not even end well undisturbed.
         """
+        for starter in self._nurseries:
+            starter.wait_until_ready()
         started, memory = time.monotonic(), shared_memory()
         first, second = self._each(self._make_golden)
         try:

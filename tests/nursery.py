@@ -74,6 +74,10 @@ class Nursery:
         """Process number."""
         return self._process.pid
 
+    def wait_until_ready(self) -> None:
+        """Return once it has imported torch."""
+        self._ask(("ready", None, 0), [])
+
     def close(self) -> None:
         """End it; what it started is left alone."""
         self._line.close()
@@ -219,6 +223,9 @@ def fork_for(line: Connection[Any, Any]) -> tuple[str, Any, list[int]] | None:
             count, what, place, detail = line.recv()
         except EOFError:
             return None
+        if what == "ready":
+            line.send(True)
+            continue
         if what == "ended":
             found, status = os.waitpid(detail, os.WNOHANG)
             line.send(os.waitstatus_to_exitcode(status) if found else None)

@@ -294,6 +294,7 @@ def count(targets: Any, outputs: Any) -> float:
     return len(outputs)
 
 
+@pytest.mark.nightly
 def test_a_job_holds_no_more_than_a_batch_of_outputs(tmp_path: Path) -> None:
     pictures = np.random.default_rng(0).random((52, 1, 256, 256), np.float32)
     masks = (pictures[:, 0] > 0.5).astype(np.int64)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,19 @@ from tests.toy import Tiny, adam, samples
 from tests.watched.chain import Chain, Hurt, Landed, Rest, compare
 from tests.watched.kills import PHASES, Kill, planned
 
-SEED, AT_ONCE = 0, 2
+SEED = 0
 KILLS = 20 if NIGHTLY else 10
 """Of ten, each phase gets one."""
 
 
-@pytest.fixture(scope="module")
-def starters() -> Iterator[list[Nursery]]:
-    """For both campaigns; that of the session also starts what is no run of theirs."""
-    with contextlib.ExitStack() as stack:
-        made = [stack.enter_context(nursery()) for _ in range(AT_ONCE)]
-        leftovers.helpers.update(item.pid for item in made)
-        yield made
-        leftovers.helpers.difference_update(item.pid for item in made)
+@pytest.fixture
+def starters(close_workers: Callable[[], None], warm: Nursery) -> Iterator[list[Nursery]]:
+    """Two, of which nothing else is left: what has the mark of one belongs to its chain."""
+    close_workers()
+    with nursery() as other:
+        leftovers.helpers.add(other.pid)
+        yield [warm, other]
+        leftovers.helpers.discard(other.pid)
 
 
 @pytest.mark.timeout(600)

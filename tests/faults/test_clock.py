@@ -59,6 +59,7 @@ def run(root: Path, mark: Path) -> CVResults:
     return kfold({"m": lambda: Jumping(mark)}, ["step"], adam, {"epochs": 2})
 
 
+@pytest.mark.nightly
 def test_a_run_does_not_notice(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inert").touch()
     golden = run(tmp_path / "golden", tmp_path / "inert")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import nn
 from asynckfold import AsyncKFold, CVResults, load_results
 from asynckfold.cli import main
 from tests import leftovers
+from tests.nursery import Nursery
 from tests.toy import Tiny, adam, samples
 
 SWEEP = """
@@ -38,13 +37,6 @@ def figures(root: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in (root / "report").glob("*.png")}
 
 
-def started(script: str, *words: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", SWEEP + script, *map(str, words)]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-
-
 PAGES = """
 import os, shutil
 sweep(sys.argv[1])
@@ -55,7 +47,9 @@ sweep(sys.argv[3], report=False)
 """
 
 
-def test_a_call_returns_with_its_page_and_its_process_ends_with_the_figures(root: Path) -> None:
+def test_a_call_returns_with_its_page_and_its_process_ends_with_the_figures(
+    root: Path, warm: Nursery
+) -> None:
     """Also where another removes the folder, kills the caller, or breaks matplotlib.
 
     The fixture of all tests looks for processes and temporary files.
@@ -66,24 +60,34 @@ def test_a_call_returns_with_its_page_and_its_process_ends_with_the_figures(root
     folder = root.with_name("broken") / "matplotlib"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text("raise ValueError('no ink')")
+    scripts = {
+        root: PAGES,
+        killed: "import os\nsweep(sys.argv[1])\nos.kill(os.getpid(), 9)",
+        broken: f"sys.path.insert(0, {str(folder.parent)!r})\nsweep(sys.argv[1])",
+    }
     processes = [
-        started(PAGES, root, removed, silent),
-        started("import os\nsweep(sys.argv[1])\nos.kill(os.getpid(), 9)", killed),
-        started(f"sys.path.insert(0, {str(folder.parent)!r})\nsweep(sys.argv[1])", broken),
+        warm.start(
+            ["-c", SWEEP + script, place, removed, silent],
+            place.with_suffix(".printed"),
+            errors=place.with_suffix(".errors"),
+        )
+        for place, script in scripts.items()
     ]
-    plain, _, unable = [process.communicate(timeout=200) for process in processes]
-    assert [process.returncode for process in processes] == [0, -9, 0]
-    assert plain == ("True False\n", "")
+    assert [process.wait(200) for process in processes] == [0, -9, 0]
+    assert processes[0].printed() == "True False"
+    assert root.with_suffix(".errors").read_text() == ""
+    unable = broken.with_suffix(".errors").read_text()
     assert {"scores.png", "curves.png", "timeline.png"} <= figures(root).keys()
     assert not removed.exists()
     assert not (silent / "report").exists()
     leftovers.until(lambda: "timeline.png" in figures(killed))
-    assert "the figures of" in unable[1]
-    assert "tries again: ValueError: no ink" in unable[1]
+    assert "the figures of" in unable
+    assert "tries again: ValueError: no ink" in unable
     for place in (killed, broken):
         assert (place / "report" / "index.html").is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.reports
 def test_the_report_waits_for_its_figures_and_draws_only_what_has_changed(root: Path) -> None:
     results = call(root)

@@ -64,7 +64,7 @@ AT: dict[str | None, tuple[str, ...]] = {
 """What is aimed at when: where there is no worker at work, none is."""
 
 _REACHED = {"start": 2, "spawn": 2, "train": 60, "checkpoint": 8, "commit": 25}
-_REACHED |= {"report": 10, "shutdown": 2, "resume": 5}
+_REACHED |= {"report": 10, "shutdown": 2, "resume": 3}
 """How often a phase is reached in a run, about."""
 
 
