@@ -73,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("asynckfold", deadline=None, max_examples=size.examples(100))
     settings.load_profile("asynckfold")
     config.addinivalue_line("markers", "reports: calls leave a report behind, as for users")
+    config.addinivalue_line("markers", "chooses_process: small sweeps train here, as for users")
     config.addinivalue_line(
         "markers", "damages(reason): leaves runs whose accounts do not add up, on purpose"
     )
@@ -91,6 +92,14 @@ def without_report(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     """Leave out the report that each call in this process would draw, but for `reports` tests."""
     if request.node.get_closest_marker("reports") is None:
         monkeypatch.setattr(kfold, "leave_report", lambda settings: contextlib.nullcontext())
+
+
+@pytest.fixture(autouse=True)
+def with_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train small sweeps with workers, too: most tests are about them. See `chooses_process`."""
+    if request.node.get_closest_marker("chooses_process") is None:
+        monkeypatch.setattr("asynckfold.api.process_choice.MOST_MODELS", 0)
+        monkeypatch.setattr("asynckfold.planning.process_rule.MOST_SECONDS", 0.0)
 
 
 # What is left to the night

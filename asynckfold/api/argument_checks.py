@@ -64,12 +64,12 @@ _CLASHES = (
 """Arguments that exclude each other, and why."""
 
 _ENGINES = {
-    "nice": ("process", "ray"),
-    "yield_to_others": ("process",),
-    "stall_timeout": ("process", "serial", "ray"),
+    "nice": ("auto", "process", "ray"),
+    "yield_to_others": ("auto", "process"),
+    "stall_timeout": ("auto", "process", "serial", "ray"),
     "ray_address": ("ray",),
     "ray_runtime_env": ("ray",),
-    "processes": ("process", "ray"),
+    "processes": ("auto", "process", "ray"),
 }
 """Arguments that only some engines take."""
 

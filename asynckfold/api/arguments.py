@@ -295,12 +295,15 @@ class Settings(MachineArguments, JobTrainer):
     allow_different_software : bool
         Continue a run with another torch, kind of processor or number of threads. The results are
         then no longer reproducible bit by bit.
-    engine : {"process", "serial", "joblib", "ray"}
+    engine : {"auto", "process", "serial", "joblib", "ray"}
         Where jobs are trained; the numbers are the same. "process" uses worker processes on idle
-        cores and GPUs. "serial" trains one job after another in this process, which also reads the
-        samples: use it to debug. "joblib" uses the processes of the backend that
-        ``joblib.parallel_config`` names, on this machine; it neither detects hung jobs nor moves
-        running ones. "ray" uses worker processes on all nodes of a Ray cluster, see `ray_address`.
+        cores and GPUs. "auto" does so, too, but trains a sweep of a few seconds in this process
+        where that is predicted to end before workers could start, and says so: a model that
+        crashes or hangs then does it here. "serial" trains one job after another in this process,
+        which also reads the samples: use it to debug. "joblib" uses the processes of the backend
+        that ``joblib.parallel_config`` names, on this machine; it neither detects hung jobs nor
+        moves running ones. "ray" uses worker processes on all nodes of a Ray cluster, see
+        `ray_address`.
     ray_address : str, optional
         Address of a running Ray cluster, HOST:PORT or "auto", of which this machine is a node.
         Default: the variable ``RAY_ADDRESS``; without it, a Ray of this machine starts and ends
@@ -430,7 +433,9 @@ class Settings(MachineArguments, JobTrainer):
     )
     report: bool = argument(True, group="output", spelled="no-report")
     verbose: int = argument(1, group="output", spelled="", least=0)
-    engine: Literal["process", "serial", "joblib", "ray"] = argument("process", group="machine")
+    engine: Literal["auto", "process", "serial", "joblib", "ray"] = argument(
+        "auto", group="machine"
+    )
     ray_address: str | None = argument(None, group="machine", metavar="HOST:PORT", none="")
     ray_runtime_env: Mapping[str, Any] | None = argument(None, group="machine")
     connect_timeout_s: float = argument(

@@ -19,7 +19,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from asynckfold.api import reading, score_checks
+from asynckfold.api import process_choice, reading, score_checks
 from asynckfold.api.argument_checks import (
     call_problems,
     joblib_problems,
@@ -29,7 +29,6 @@ from asynckfold.api.argument_checks import (
 from asynckfold.api.arguments import Settings
 from asynckfold.api.context import Call, dry_run_notes, make_bundle, make_recipe, software_of
 from asynckfold.engines import warm_pool
-from asynckfold.engines.process import preloads
 from asynckfold.errors import refuse
 from asynckfold.jobs.candidate_names import candidate_name
 from asynckfold.jobs.digests.run import of_run
@@ -97,7 +96,8 @@ def open_data(call: Call) -> None:
     # First: the user's code may change what it refers to.
     call.digest = of_run(call.recipe, settings)
     lend = functools.cache(lambda: keep(warm_pool.lent(settings.nice, call.digest.modules)))
-    if settings.engine == "process":
+    if settings.engine in ("auto", "process"):
+        # A server imports torch while this process reads and checks.
         call.pool = lend()
         call.is_fresh = not call.pool.workers
     elif settings.engine == "ray":
@@ -129,9 +129,7 @@ def dry_run(call: Call) -> None:
         call.cluster,
     )
     call.software = software_of(call, call.bundle.plan)
-    # Workers that are there already import what they lack.
-    if call.pool is not None and call.is_fresh:
-        call.pool.preload(preloads(call.bundle, streams=not call.data.held))
+    process_choice.begin(call)
     plan, why_no_gpu = call.bundle.plan, call.machine.gpus().reason
     if settings.engine != "serial" and not call.data.held:
         refuse(sending_problems({"dataset": call.bundle.data}))
@@ -194,6 +192,7 @@ def make_plan(call: Call) -> None:
     workers = WORKER_BYTES * work.plan.params.processes
     refuse(feasibility.room_problems(expected, machine.max_memory, workers, groups.widths))
     call.work, call.choice, call.groups = work, threads, groups
+    process_choice.settle(call)
     call.bundle = replace(call.bundle, plan=work.plan)
     if stored is None and work.plan.device != draft.device:
         call.software = software_of(call, work.plan)

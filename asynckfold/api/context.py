@@ -68,6 +68,7 @@ class Call:
     folds: tuple[Fold, ...] = ()
     pool: WorkerPool | None = None  # workers of this machine
     is_fresh: bool = False  # whether none of them had started
+    may_be_here: bool = False  # whether they may be left idle, and this process trains
     cluster: RayCluster | None = None
     digest: Digest = field(init=False)  # of the user's code
     bundle: Any = None  # what workers need

@@ -57,7 +57,7 @@ def cluster_of(call: Call) -> AbstractContextManager[RayCluster]:
 def _readers_of(call: Call, take_pool: Callable[[], WorkerPool]) -> WorkerReaders | None:
     """Return the workers that read the data; None if this process reads them."""
     settings, machine = call.settings, call.machine
-    if settings.engine not in ("process", "ray"):
+    if settings.engine not in ("auto", "process", "ray"):
         return None
     most = len(machine.unreserved())
     root, stall = settings.root.absolute(), settings.stall_timeout

@@ -7,9 +7,12 @@ results of worker processes are compared bit for bit.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from threadpoolctl import threadpool_limits
 
 from asynckfold.engines.engine import Answer, ReadLoad, Tell
 from asynckfold.errors import StorageError, WorkerDiedError
@@ -20,6 +23,16 @@ from asynckfold.system.signals import Interruption
 if TYPE_CHECKING:
     from asynckfold.data.batches import Batches
     from asynckfold.training.bundle import Bundle
+
+
+@contextmanager
+def in_this_process(engine: SerialEngine) -> Iterator[SerialEngine]:
+    """Yield an engine, with what workers have from their start, and this process may not have."""
+    from asynckfold.training.worker.lazy_dynamo import imported_on_demand
+
+    # Sums of linear algebra have other bits with more threads.
+    with imported_on_demand(), threadpool_limits(1, "blas"):
+        yield engine
 
 
 class SerialEngine:

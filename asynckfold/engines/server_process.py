@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -31,6 +32,9 @@ _ONE_THREAD = dict.fromkeys(
 CLOSE_SECONDS = 5.0
 """Limit of each step of closing."""
 
+START_SECONDS = 2.5
+"""Until a server has imported torch, about: 2 to 4 s on the machines that were measured."""
+
 
 class ServerProcess:
     """A fork server, see `asynckfold.training.worker.fork_server.serve`.
@@ -41,6 +45,7 @@ class ServerProcess:
     def __init__(self, preload: Sequence[str], nice: int) -> None:
         self.serving = self.lost = False
         self.libraries = library_variables()
+        self._started = time.monotonic()
         self._lock = threading.Lock()
         file = file_descriptors.nameless_file(size=Heartbeats.SIZE)
         self.heartbeats = Heartbeats(file)
@@ -51,6 +56,11 @@ class ServerProcess:
     def pid(self) -> int:
         """Process number."""
         return self._process.pid
+
+    @property
+    def seconds_to_serve(self) -> float:
+        """Expected seconds until it serves; 0 once it does."""
+        return 0.0 if self.serving else START_SECONDS - (time.monotonic() - self._started)
 
     @property
     def alive(self) -> bool:

@@ -169,6 +169,12 @@ def forecast(work: Workload, choice: Choice, grouping: Grouping | None = None) -
     )
 
 
+def seconds_in_turn(work: Workload, choice: Choice, grouping: Grouping) -> float:
+    """Return the predicted seconds of all jobs, one after another."""
+    each = requests(choice, work, grouping.groups)
+    return math.fsum(item.seconds for item in units(each, grouping.groups).values())
+
+
 def predicted(work: Workload, choice: Choice, grouping: Grouping) -> Choice:
     """Return the choice with the prediction of the whole sweep."""
     simulation = forecast(work, choice, grouping).simulation

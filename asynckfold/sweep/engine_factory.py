@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -80,11 +80,12 @@ class Engines:
                 bundle, handle, self.read_load, self.inbox.put, count, self.signals
             )
         else:
-            from asynckfold.engines.serial import SerialEngine
+            from asynckfold.engines.serial import SerialEngine, in_this_process
 
             batches = handle.open(handle.fds)
-            serial = SerialEngine(bundle, batches, self.read_load, self.inbox.put, self.signals)
-            opened = nullcontext(serial)
+            opened = in_this_process(
+                SerialEngine(bundle, batches, self.read_load, self.inbox.put, self.signals)
+            )
         with opened as engine:
             yield engine
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -83,3 +84,14 @@ def import_on_demand() -> None:
         ask = partial(utils.__getattr__, "is_compile_supported")
         utils.is_compile_supported = lambda *args, **options: ask()(*args, **options)
         sys.modules[_UTILS] = utils
+
+
+@contextmanager
+def imported_on_demand() -> Iterator[None]:
+    """Let a block import torch's compiler on first use; leave no stand-in behind."""
+    import_on_demand()
+    try:
+        yield
+    finally:
+        if isinstance(whole := sys.modules.get(_NAME), _Compiler):
+            whole.leave()

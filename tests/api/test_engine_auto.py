@@ -1,0 +1,135 @@
+"""``engine="auto"``: a sweep of a few seconds trains in this process, with the bits of workers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.decomposition import PCA
+from torch import nn
+
+from asynckfold import AsyncKFold, CVResults, RunStore
+from asynckfold.engines.server_process import ServerProcess
+from tests.toy import Tiny, adam, samples
+
+pytestmark = pytest.mark.chooses_process
+
+
+@pytest.fixture(autouse=True)
+def _cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers could start in ten seconds."""
+    monkeypatch.setattr(ServerProcess, "seconds_to_serve", 10.0)
+
+
+def swept(root: Path, **settings: Any) -> CVResults:
+    kfold = AsyncKFold(2, samples(), root, nn.CrossEntropyLoss(), 10, verbose=0, **settings)
+    return kfold([Tiny], ["cosine", "step"], adam, {"epochs": 2})
+
+
+def processes(results: CVResults) -> set[int]:
+    return {item.pid for item in results.results.values()}
+
+
+def notes(root: Path) -> list[str]:
+    with RunStore.read(root) as store:
+        return [event.text for event in store.events() if event.kind == "note"]
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_small_sweep_trains_here_with_the_bits_of_workers_and_says_so(
+    root: Path, *, fuse: bool
+) -> None:
+    here = swept(root, fuse=fuse)
+    assert processes(here) == {os.getpid()}
+    (note,) = [text for text in notes(root) if text.startswith("trains in this process: ")]
+    assert "engine='process' asks for workers" in note
+    workers = swept(root.with_name("workers"), fuse=fuse, engine="process")
+    assert os.getpid() not in processes(workers)
+    assert here.fingerprint == workers.fingerprint
+    assert not [text for text in notes(workers.root_dir) if "this process" in text]
+
+
+def test_a_long_sweep_gets_workers(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asynckfold.planning.process_rule.MOST_SECONDS", 1e-6)
+    assert os.getpid() not in processes(swept(root))
+
+
+def test_workers_that_wait_are_used_where_they_end_first(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ServerProcess, "seconds_to_serve", 0.0)
+    assert os.getpid() not in processes(swept(root))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"nice": 1}, {"yield_to_others": True}, {"stall_timeout": 60}], ids=str
+)
+def test_what_only_workers_can_do_gets_workers(root: Path, settings: dict[str, Any]) -> None:
+    assert os.getpid() not in processes(swept(root, **settings))
+
+
+def test_a_call_beside_other_threads_gets_workers(root: Path) -> None:
+    made: list[CVResults] = []
+    thread = threading.Thread(target=lambda: made.append(swept(root)))
+    thread.start()
+    thread.join()
+    assert os.getpid() not in processes(made[0])
+
+
+def test_a_run_goes_on_wherever_it_was_begun(root: Path) -> None:
+    def call(epochs: int, folder: Path, schedules: list[str], engine: str) -> CVResults:
+        kfold = AsyncKFold(
+            2, samples(), folder, nn.CrossEntropyLoss(), 10, verbose=0, engine=engine
+        )
+        return kfold([Tiny], schedules, adam, {"epochs": epochs})
+
+    call(2, root, ["cosine"], "process")
+    both = call(2, root, ["cosine", "step"], "auto")
+    assert len(processes(both) - {os.getpid()}) >= 1
+    assert os.getpid() in processes(both)
+    whole = call(2, root.with_name("whole"), ["cosine", "step"], "process")
+    assert both.fingerprint == whole.fingerprint
+
+
+def test_linear_algebra_has_the_threads_of_a_worker(root: Path) -> None:
+    X = np.random.default_rng(0).normal(size=(600, 400)).astype(np.float32)
+    y = (X[:, 0] > 0).astype(np.int64)
+
+    def call(folder: Path, engine: str) -> CVResults:
+        kfold = AsyncKFold(
+            2, (X, y), folder, nn.CrossEntropyLoss(), 100, verbose=0, engine=engine,
+            preprocess=PCA(20, svd_solver="full"),
+        )  # fmt: skip
+        return kfold({"m": lambda: nn.Linear(20, 2)}, ["constant"], adam, {"epochs": 1})
+
+    here, workers = call(root, "auto"), call(root.with_name("workers"), "process")
+    assert processes(here) == {os.getpid()}
+    assert here.fingerprint == workers.fingerprint
+
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+from asynckfold import AsyncKFold
+from asynckfold.engines.server_process import ServerProcess
+from tests.toy import Tiny, adam, samples
+kfold = AsyncKFold(2, samples(), sys.argv[1], nn.CrossEntropyLoss(), 10, verbose=0, report=False)
+kfold([Tiny], ["constant"], adam, {"epochs": 1})
+print("torch._dynamo" in sys.modules, "_dynamo" in vars(torch))
+torch.optim.SGD([torch.zeros(1)], 0.1)
+print(torch._dynamo.__file__.endswith("_dynamo/__init__.py"))
+"""
+
+
+def test_a_new_process_does_not_wait_for_torchs_compiler_and_keeps_its_own(root: Path) -> None:
+    """The fixture of all tests looks for a server that is left."""
+    command = [sys.executable, "-c", SCRIPT, str(root)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+    assert ended.stderr == ""
+    assert ended.stdout.split() == ["False", "False", "True"]
