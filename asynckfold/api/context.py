@@ -175,6 +175,7 @@ def make_bundle(call: Call) -> Any:
         numerics=torch_settings.current(),
         # Jobs that are in a plan already keep their groups.
         fuse=is_new and settings.fuse,
+        kinds=settings.kinds(call.machine, draft.params),
         job_timeout_s=settings.job_timeout_s,
         highest=labels.highest,
         may_be_numbered=labels.may_be_numbered,

@@ -123,6 +123,7 @@ class Facts:
     flops: dict[str, int] = field(default_factory=dict)  # of one training step
     # why jobs cannot be fused on cores; empty: they can; missing: not checked
     fusible: dict[str, str] = field(default_factory=dict)
+    gpu_fusible: dict[str, str] = field(default_factory=dict)  # the same on GPUs
     formats: dict[str, str] = field(default_factory=dict)  # the same for channels last
     # result of the check of a fused model: deviation, optimizer steps
     fused: dict[str, str] = field(default_factory=dict)

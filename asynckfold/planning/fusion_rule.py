@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from asynckfold.jobs.cost import work_of
 from asynckfold.jobs.folds import Fold
 from asynckfold.jobs.plan import Plan
+from asynckfold.planning import gpu_rule
 from asynckfold.planning.flop_model import between, rule_cost
 
 MOST_FLOPS = 3e8
@@ -55,8 +56,19 @@ Fuse = bool | int | str
 """``"auto"``, True for every model that can be fused, False, or the number of jobs per group."""
 
 
-def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, flops: int) -> str:
-    """Return why the jobs of a model are not fused; empty if that may pay."""
+def why_not_paying(
+    fuse: Fuse,
+    plan: Plan,
+    folds: Sequence[Fold],
+    model: str,
+    flops: int,
+    products: int | None = None,
+    kind: str = "cpu",
+) -> str:
+    """Return why the jobs of a model are not fused on a kind of device; empty if that may pay.
+
+    The check of the fused model runs on a core in any case.
+    """
     if fuse is False:
         return "fuse is False"
     if plan.params.trainer != "plain":
@@ -68,12 +80,17 @@ def why_not_paying(fuse: Fuse, plan: Plan, folds: Sequence[Fold], model: str, fl
         return "there is one job"
     if fuse != "auto":
         return ""
-    if flops > MOST_FLOPS:
+    ratio = plan.params.eval_batch_size / plan.batch_size
+    check = cost = rule_cost(flops, 1, ratio)
+    if kind == "cuda":
+        cost = gpu_rule.gpu_cost(flops, ratio, products)
+        if reason := gpu_rule.why_not_fused(cost):
+            return reason
+    elif flops > MOST_FLOPS:
         return f"a step of {flops / 1e6:.3g} MFLOP, and {MOST_FLOPS / 1e6:g} is the most"
     by_fold = {fold.key: work_of(fold, plan.params, plan.batch_size) for fold in folds}
-    cost = rule_cost(flops, 1, plan.params.eval_batch_size / plan.batch_size)
     seconds = math.fsum(cost.seconds(by_fold[job.repeat, job.fold], 1) for job in jobs)
-    least = LEAST_SECONDS + LEAST_STEPS * cost.step_seconds[1]
+    least = LEAST_SECONDS + LEAST_STEPS * check.step_seconds[1]
     if seconds < least:
         return f"its jobs take about {seconds:.2g} s in all, and {least:.2g} s is the least"
     return ""

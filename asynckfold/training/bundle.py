@@ -24,11 +24,11 @@ class Bundle:
     ``ordinary`` are train view and eval view as plain datasets, which only the serial baseline
     needs; ``default_dtype``, ``deterministic`` (0 to 2) and ``numerics`` are torch's settings in
     the caller's process, ``code`` digests of the live objects (empty where they need no module of
-    the user's). For the dry run: ``fuse`` says which models to check for fusion, ``highest`` is the
-    greatest class index of any sample (-1 if it need not check it), and ``may_be_numbered`` whether
-    class indices beyond a model's outputs may be renumbered. ``refits`` are candidates that may be
-    trained on all samples, too; ``accumulators`` score the outputs of each model, where the plan
-    scores by batch.
+    the user's). For the dry run: ``fuse`` says which models to check for fusion, ``kinds`` on which
+    devices they may be trained, ``highest`` is the greatest class index of any sample (-1 if it
+    need not check it), and ``may_be_numbered`` whether class indices beyond a model's outputs may
+    be renumbered. ``refits`` are candidates that may be trained on all samples, too;
+    ``accumulators`` score the outputs of each model, where the plan scores by batch.
     """
 
     plan: Plan
@@ -41,6 +41,7 @@ class Bundle:
     deterministic: int = 0
     numerics: Mapping[str, Any] = field(default_factory=dict)
     fuse: Fuse = False
+    kinds: tuple[str, ...] = ("cpu",)
     job_timeout_s: float | None = None
     code: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     highest: int = -1

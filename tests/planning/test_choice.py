@@ -208,7 +208,7 @@ def test_requested_threads_of_jobs_on_a_gpu_stay_when_a_run_continues() -> None:
 
 def test_the_forecast_runs_both_kinds_at_once() -> None:
     work = both(100, 2, tiny=SMALL, vgg=HUGE)
-    facts = replace(work.facts, fusible={"tiny": "", "vgg": "too large"})
+    facts = replace(work.facts, fusible={"tiny": ""}, gpu_fusible={"vgg": "too large"})
     work = with_devices(replace(work, facts=facts))
     choice = choice_of(work)
     groups = group(work, choice, None, True, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,14 +11,16 @@ from hypothesis import strategies as st
 
 from asynckfold import TrainerParams
 from asynckfold.jobs.placement import GPU_CONTEXT_BYTES, Gpu, Load, fused, units
+from asynckfold.jobs.plan import make_jobs
 from asynckfold.planning import gpu_rule
 from asynckfold.planning.choice import choose
 from asynckfold.planning.forecast import forecast
-from asynckfold.planning.fusion_groups import group
+from asynckfold.planning.fusion_groups import MOST_ON_A_GPU, group, grouped
+from asynckfold.planning.fusion_rule import Fuse, why_not_paying
 from asynckfold.planning.gpu_rule import gpu_cost, jobs_per_gpu, memory_share, shared
 from asynckfold.planning.workload import Workload, requests
 from asynckfold.scheduling.place import place
-from tests.planning.test_choice import HUGE, SMALL, workload
+from tests.planning.test_choice import FOLDS, HUGE, SMALL, workload
 
 GIB = 1 << 30
 flops = st.integers(0, 10**12)
@@ -27,7 +30,8 @@ def on_gpus(gpus: int = 1, cores: int = 16, memory: int = 80 * GIB, **models: in
     """Twelve jobs of each model."""
     work = workload(10, cores, "cuda", **models)
     names = models or {"M": 0}
-    facts = replace(work.facts, fusible=dict.fromkeys(names, ""), fused=dict.fromkeys(names, "ok"))
+    reasons, checks = dict.fromkeys(names, ""), dict.fromkeys(names, "ok")
+    facts = replace(work.facts, gpu_fusible=reasons, fused=checks)
     return replace(work, gpus=gpus, gpu_memory=memory, facts=facts)
 
 
@@ -73,20 +77,62 @@ def test_a_run_keeps_how_many_share_a_gpu() -> None:
     assert choose(on_gpus(cores=2, M=SMALL), 1, first, None).per_gpu == {"M": 4}
 
 
-def test_jobs_are_fused_on_a_gpu_where_that_is_clearly_faster_than_sharing() -> None:
+LENET, RESNET18 = {"flops": 145_000_000, "products": 15}, {"flops": 58 * 10**9, "products": 63}
+
+
+def test_steps_that_are_launches_rather_than_work_are_fused_on_a_gpu() -> None:
     work = on_gpus(M=SMALL)
+    plan = replace(work.plan, params=TrainerParams(epochs=3))
+
+    def reason(fuse: Fuse = "auto", kind: str = "cuda", **model: int) -> str:
+        return why_not_paying(fuse, plan, work.folds, "M", **model, kind=kind)
+
+    assert reason(**LENET) == ""
+    assert "a fused step takes 37.8 ms for each further job" in reason(**RESNET18)
+    assert "MFLOP" in reason("auto", "cpu", **RESNET18)
+    assert reason(True, **RESNET18) == reason(4, **RESNET18) == ""
+    assert reason(False, **LENET) == "fuse is False"
+    plan = replace(plan, params=TrainerParams(epochs=1))
+    assert "is the least" in reason(**LENET)
+
+
+@given(flops, st.integers(1, 400))
+def test_a_fused_step_is_never_expected_to_be_slower(operations: int, products: int) -> None:
+    cost = gpu_cost(operations, 1.0, products)
+    if not gpu_rule.why_not_fused(cost):
+        gains = [gpu_rule.fused_gain(cost, jobs) for jobs in (2, 5, 10, 64)]
+        assert min(gains) >= 1.0
+        assert gains == sorted(gains)
+
+
+@given(st.integers(1, 200), st.integers(1, 4), st.integers(2, 80))
+def test_groups_on_a_gpu_are_as_wide_as_memory_allows(jobs: int, gpus: int, fitting: int) -> None:
+    """Equal groups over all LR schedules and settings of a model, one for a GPU at least."""
+    made = make_jobs(["M"], [f"s{number}" for number in range(jobs)], FOLDS[:1], 0)
+    plan = replace(on_gpus().plan, jobs=made)
+    sizes = [
+        len(names) for names in grouped(plan, True, {"M": ""}, gpus, most={"M": fitting}).groups
+    ]
+    most = min(MOST_ON_A_GPU, fitting)
+    count = max(math.ceil(jobs / most), min(gpus, jobs))
+    assert len(sizes) <= count
+    assert max(sizes, default=1) == math.ceil(jobs / count)
+    assert jobs - sum(sizes) <= count
+
+
+def test_ten_lenets_are_one_group_on_a_gpu_and_a_run_keeps_it() -> None:
+    work = on_gpus(M=SMALL)
+    jobs = make_jobs(["M"], ["cosine", "step"], FOLDS[:5], 0)
+    work = replace(work, plan=replace(work.plan, jobs=jobs))
     choice = choose(work, None, None, None)
     groups = group(work, choice, None, "auto", None)
-    assert [len(names) for names in groups.groups] == [6, 6]
-    assert groups.why == {"M": "fused: 6 + 6 of 12 jobs; ok"}
+    assert [len(names) for names in groups.groups] == [10]
+    assert groups.why == {"M": "fused: 10 of 10 jobs; ok"}
     kept = replace(work.plan, groups=groups.groups)
     assert group(work, choice, kept, False, None).groups == groups.groups
-    # Large ones gain nothing, and are fused where that is asked for.
-    large = on_gpus(M=100 * HUGE)
-    choice = choose(large, None, None, None)
-    assert "0.2 times as fast" in group(large, choice, None, "auto", None).why["M"]
-    assert [len(names) for names in group(large, choice, None, 4, None).groups] == [4, 4, 4]
-    refused = replace(large, facts=replace(large.facts, fusible={"M": "it is recurrent"}))
+    work = on_gpus(M=SMALL)
+    assert [len(names) for names in group(work, choice, None, 4, None).groups] == [4, 4, 4]
+    refused = replace(work, facts=replace(work.facts, gpu_fusible={"M": "it is recurrent"}))
     assert group(refused, choice, None, True, None).why == {"M": "not fused: it is recurrent"}
 
 

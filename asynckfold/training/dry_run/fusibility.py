@@ -21,18 +21,24 @@ from asynckfold.training.optimizers import opt_fn_for, with_fused_kernel
 from asynckfold.training.pretraining import has_pretraining
 
 
-def fusibility(trial: CandidateTrial) -> tuple[str, str]:
-    """Return why the jobs of a model cannot be fused, or "" and what a comparison has shown.
+def fusibility(trial: CandidateTrial) -> tuple[dict[str, str], str]:
+    """Return by kind of device why a model's jobs cannot be fused, and what a comparison has shown.
 
-    Fused and separate replicas are compared where the rule says that fusing may pay.
+    Fused and separate replicas are compared where a rule says that fusing may pay.
     """
-    plan, bundle = trial.bundle.plan, trial.bundle
-    refusal = _unfit(trial) or fusion_rule.why_not_paying(
-        bundle.fuse, plan, bundle.folds, trial.name, trial.counter.flops
-    )
-    if refusal:
-        return refusal, ""
-    return _compared(trial, plan.params.precision_on_cores)
+    plan, bundle, counter = trial.bundle.plan, trial.bundle, trial.counter
+    unfit = _unfit(trial)
+    refusals = {
+        kind: unfit
+        or fusion_rule.why_not_paying(
+            bundle.fuse, plan, bundle.folds, trial.name, counter.flops, counter.products, kind
+        )
+        for kind in bundle.kinds
+    }
+    if all(refusals.values()):
+        return refusals, ""
+    refusal, comparison = _compared(trial, plan.params.precision_on_cores)
+    return {kind: reason or refusal for kind, reason in refusals.items()}, comparison
 
 
 def _unfit(trial: CandidateTrial) -> str:

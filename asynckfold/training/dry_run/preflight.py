@@ -140,9 +140,12 @@ class _DryRun:
     def _check_fusible(self, trial: CandidateTrial, changed: str) -> None:
         """Note whether jobs can be fused; `changed` is what the model changes outside."""
         # Each job must begin in an unchanged process, and fused ones share one.
-        changing = f"it changes its process ({changed})", ""
-        refusal, comparison = changing if changed else fusibility(trial)
-        self.facts.fusible[trial.name] = refusal
+        changing = dict.fromkeys(self.bundle.kinds, f"it changes its process ({changed})"), ""
+        refusals, comparison = changing if changed else fusibility(trial)
+        for kind, by_model in (("cpu", self.facts.fusible), ("cuda", self.facts.gpu_fusible)):
+            if kind in refusals:
+                by_model[trial.name] = refusals[kind]
+        refusal = "" if "" in refusals.values() else next(iter(refusals.values()))
         if not refusal:
             self.facts.fused[trial.name] = comparison
         several = sum(job.model == trial.name for job in self.bundle.plan.jobs) > 1
