@@ -38,7 +38,8 @@ from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption, listening
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import CheckedDataset, PreparedData
+    from asynckfold.data.prepare import PreparedData
+    from asynckfold.data.reading import CheckedDataset
     from asynckfold.engines.pool import WorkerPool
     from asynckfold.engines.ray_cluster import RayCluster
     from asynckfold.sweep.engine_factory import Engines

@@ -28,14 +28,8 @@ from asynckfold.api.arguments import Settings
 from asynckfold.data.arrays import DataArguments, as_given, column_problems
 from asynckfold.data.batches import Batches, Collation, one_by_one, structure
 from asynckfold.data.dataset import SampleSource, open_inputs
-from asynckfold.data.prepare import (
-    CheckedDataset,
-    Here,
-    SampleCheck,
-    SampleFacts,
-    check_samples,
-    with_facts,
-)
+from asynckfold.data.passes import SampleCheck, SampleFacts
+from asynckfold.data.reading import CheckedDataset, Here, check_samples, with_facts
 from asynckfold.data.transforms.steps import Step
 from asynckfold.data.transforms.trees import Array, Misfit, kind_of, kinds_text
 from asynckfold.errors import InputError, Problem, refuse

@@ -18,7 +18,7 @@ from asynckfold.store.layout import refit_folder
 
 if TYPE_CHECKING:
     from asynckfold.api.fold_models import RunModels
-    from asynckfold.data.prepare import CheckedDataset
+    from asynckfold.data.reading import CheckedDataset
 
 
 def load_results(run: str | Path | RunReader, error_score: float = float("nan")) -> CVResults:

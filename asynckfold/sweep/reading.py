@@ -31,7 +31,7 @@ from asynckfold.system.machine import Machine
 from asynckfold.system.signals import Interruption
 
 if TYPE_CHECKING:
-    from asynckfold.data.prepare import Task
+    from asynckfold.data.passes import Task
     from asynckfold.data.shared_arrays import SharedArray
 
 SECONDS_EACH = 0.25
@@ -75,7 +75,7 @@ class WorkerReaders:
         InputError
             A reader died or hung.
         """
-        from asynckfold.data.prepare import Here
+        from asynckfold.data.reading import Here
 
         here = Here()
         packed = file_descriptors.nameless_file()
