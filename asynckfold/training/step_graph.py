@@ -2,13 +2,14 @@
 
 ::
 
-    first batch of a job ─ obstacles? ─ capture ─ same bits? ─ graph
-                               └───────────┴──────────┴─────── eager
+    first batch of a job ─ obstacles? ─ capture ─ same numbers? ─ graph
+                               └───────────┴───────────┴───────── eager
 
 A graph holds what a step computes from its batch to its gradients. Clipping and the optimizer, a
 few kernels, stay outside: their learning rates and counts are numbers of the host, which a graph
-would freeze. A trial puts back what it changes, and a replay has the bits of the eager step: which
-jobs use a graph changes no number, and the plan does not record it.
+would freeze. A trial puts back what it changes. With deterministic kernels, a replay has the bits
+of the eager step: which jobs use a graph changes no number, and the plan does not record it. Other
+kernels have other bits in each eager step, too: there, a replay is as close as two of these.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,8 +30,12 @@ from asynckfold.training.calls import outputs_of
 from asynckfold.training.gradients import fresh_gradient, needs_closure
 from asynckfold.training.training_run import Training
 
-LEAST_STEPS = 1000
-"""Steps that a job must have left: a trial takes the time of about 10."""
+LEAST_STEPS = 30
+"""Steps that a job must have left: a trial takes the time of about 10, and a replay a fifth of that
+of a step of a small model (H100, `planning/gpu_rule.py`)."""
+
+LEAST_SPREAD, MOST_SPREAD = 1e-4, 1e-3
+"""Relative difference of a replay that is allowed in any case, and in none."""
 
 MEMORY_SHARE = 0.02
 """Largest share of a GPU's memory for a graph, which keeps its activations: evaluations need as
@@ -44,12 +50,17 @@ class NotCapturable(Exception):  # noqa: N818
 
 
 class CudaRecorder:
-    """Captures CUDA graphs on a GPU; `generator` is the one that the GPU draws from."""
+    """Captures CUDA graphs on a GPU; `generator` is the one that the GPU draws from.
+
+    `is_exact` says whether two runs of one kernel have the same bits.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._index = device, device.index or 0
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         # Every graph knows this one.
         self.generator = torch.cuda.default_generators[self._index]
+        self.is_exact = torch.are_deterministic_algorithms_enabled()
 
     def warm_up(self, work: Callable[[], object]) -> None:
         """Do the work on the stream of the capture; raise if it waits for the GPU."""
@@ -176,7 +187,7 @@ def _first_gradient(
 
 
 def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> GradientGraph:
-    """Return a graph that has the bits of the eager step."""
+    """Return a graph that has the numbers of the eager step."""
     model, generator = _whole(training), recorder.generator
     for obstacle in _obstacles(training, model, generator.device, *example):
         raise NotCapturable(obstacle)
@@ -191,12 +202,13 @@ def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> Grad
         for item, value in zip(model.buffers(), buffers, strict=True):
             item.copy_(value)
 
-    def bits(gradient: Callable[..., Tensor], *batch: Tensor) -> list[Any]:
+    def numbers(gradient: Callable[..., Tensor], batch: list[Tensor]) -> Numbers:
         restore()
         loss, gradients = gradient(*batch), [item.grad for item in model.parameters()]
         there = [item for item in gradients if item is not None]
-        flat = packed([loss, *there, *model.buffers()]).cpu(), generator.get_state()
-        return [[item is None for item in gradients], *(item.numpy().tobytes() for item in flat)]
+        form = [item is None for item in gradients], generator.get_state().numpy().tobytes()
+        groups = [there, *([item] for item in (loss, *model.buffers()))]
+        return form, [[item.detach().clone() for item in group] for group in groups]
 
     try:
         recorder.warm_up(lambda: eager(*batch))
@@ -205,14 +217,48 @@ def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> Grad
         # Other values than the captured ones first.
         for shift in (1, 0):
             other = [torch.empty_like(item).copy_(item.roll(shift, 0)) for item in example]
-            if bits(eager, *other) != bits(graph.replayed, *other):
-                raise NotCapturable("its replay has other bits than the eager step")
+            compare(recorder, functools.partial(numbers, batch=other), eager, graph.replayed)
         if model_state.frozen(model) != frozen:
             raise NotCapturable("a step replaces a tensor of the model")
         return graph
     finally:
         restore()
         training.optimizer.zero_grad()
+
+
+Numbers = tuple[Any, list[list[Tensor]]]
+"""What must be equal, and groups of tensors that a step computes, such as the gradients."""
+
+
+def compare(
+    recorder: Any, numbers: Callable[[Any], Numbers], eager: object, replayed: object
+) -> None:
+    """Raise `NotCapturable` where a replay has other numbers than an eager step."""
+    (form, expected), (other, found) = numbers(eager), numbers(replayed)
+    if form == other and torch.equal(*(packed([*chain(*items)]) for items in (expected, found))):
+        return
+    if recorder.is_exact or form != other:
+        raise NotCapturable("its replay has other bits than the eager step")
+    again = numbers(eager)[1]
+    off, spread = (max(map(_difference, expected, items)) for items in (found, again))
+    # Not <: they may be NaN.
+    if not off <= min(MOST_SPREAD, max(LEAST_SPREAD, 4 * spread)):
+        text = f"its replay differs from the eager step by {off:.1e}"
+        raise NotCapturable(f"{text}, and two eager steps by {spread:.1e}")
+
+
+def _difference(some: list[Tensor], others: list[Tensor]) -> float:
+    """Return the largest difference between tensors, relative to their norms.
+
+    Those that are 0 but for rounding, as the gradient of a bias in front of BatchNorm, count
+    relative to the norm of all.
+    """
+    if not some:
+        return 0.0
+    norms = torch.stack([item.double().norm() for item in some])
+    pairs = zip(some, others, strict=True)
+    differences = torch.stack([(one.double() - other.double()).norm() for one, other in pairs])
+    return float((differences / norms.clamp(min=float(0.01 * norms.norm() + 1e-300))).max())
 
 
 def _obstacles(
