@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -55,8 +55,8 @@ class CudaRecorder:
     `is_exact` says whether two runs of one kernel have the same bits.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._index = device, device.index or 0
+    def __init__(self, device: torch.device, share: float = MEMORY_SHARE) -> None:
+        self._device, self._index, self._share = device, device.index or 0, share
         torch.cuda.init()  # type: ignore[no-untyped-call]
         # Every graph knows this one.
         self.generator = torch.cuda.default_generators[self._index]
@@ -78,14 +78,21 @@ class CudaRecorder:
             torch.cuda.set_sync_debug_mode(mode)
             current.wait_stream(stream)
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+    def capture(
+        self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()
+    ) -> tuple[Tensor, Callable[[], object]]:
         """Return the result of the work, its values undefined, and what fills it.
 
         That does the work again on what then lies where the work read. The memory is a pool apart.
+        `generators` are those that the work draws from, besides that of the GPU.
         """
         torch.cuda.empty_cache()
         before, pool = torch.cuda.memory_reserved(self._device), torch.cuda.graph_pool_handle()
         graph, stream = torch.cuda.CUDAGraph(), _side_stream(self._device)
+        for generator in generators:
+            if not hasattr(graph, "register_generator_state"):
+                raise NotCapturable("it draws random numbers, and torch is too old to capture that")
+            graph.register_generator_state(generator)
         # The outer context restores the stream where the inner one cannot end.
         with torch.cuda.stream(torch.cuda.current_stream(self._device)):
             try:
@@ -95,7 +102,7 @@ class CudaRecorder:
                 self._end_capture(pool)
                 raise
         taken = torch.cuda.memory_reserved(self._device) - before
-        if taken > MEMORY_SHARE * torch.cuda.mem_get_info(self._device)[1]:
+        if taken > self._share * torch.cuda.mem_get_info(self._device)[1]:
             raise NotCapturable(f"it would keep {taken >> 20} MiB of the GPU's memory")
         return result, graph.replay
 
@@ -116,33 +123,47 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
+class Captured:
+    """A captured step: `replay` repeats it on the batch in `place`, and fills `loss`."""
+
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        place: Sequence[Tensor],
+        loss: Tensor,
+        replay: Callable[[], object],
+    ) -> None:
+        self._place, self._loss, self._replay = place, loss, replay
+        self._gradients = [(item, item.grad) for item in parameters]
+
+    def fits(self, *batch: Tensor) -> bool:
+        """Whether a batch can be copied to where the captured one lay."""
+        return len(batch) == len(self._place) and all(map(_alike, batch, self._place))
+
+    def __call__(self, *batch: Tensor) -> Tensor:
+        """Set the gradients of the parameters; return the loss, detached."""
+        for here, item in zip(self._place, batch, strict=True):
+            here.copy_(item)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._replay()
+        return self._loss.clone()
+
+
 class GradientGraph:
     """A captured gradient; batches of another shape are computed eagerly."""
 
-    def __init__(
-        self, model: nn.Module, batch: list[Tensor], loss: Tensor, replay: Callable[[], object]
-    ) -> None:
-        self._batch, self._loss, self._replay = batch, loss, replay
-        self._gradients = [(item, item.grad) for item in model.parameters()]
-        self._frozen = model_state.frozen(model)
+    def __init__(self, model: nn.Module, captured: Captured) -> None:
+        self._captured, self._frozen = captured, model_state.frozen(model)
 
     def __call__(self, training: Training, inputs: Tensor, targets: Tensor) -> Tensor:
         """Set the gradients of the parameters; return the loss, detached."""
         if training.batch == 0 and self._frozen != model_state.frozen(_whole(training)):
             training.log.write("no CUDA graph any more: something changed the model\n")
             training.gradient = fresh_gradient
-        elif all(map(_alike, (inputs, targets), self._batch)):
-            return self.replayed(inputs, targets)
+        elif self._captured.fits(inputs, targets):
+            return self._captured(inputs, targets)
         return fresh_gradient(training, inputs, targets)
-
-    def replayed(self, *batch: Tensor) -> Tensor:
-        """Replay on a batch of the captured shape."""
-        for here, item in zip(self._batch, batch, strict=True):
-            here.copy_(item)
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
-        self._replay()
-        return self._loss.clone()
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -181,9 +202,14 @@ def _first_gradient(
             training.gradient = _trial(recorder, training, inputs, targets)
         training.log.write("CUDA graph of forward and backward\n")
     except Exception as error:  # noqa: BLE001
-        kind = "" if isinstance(error, NotCapturable) else f"{type(error).__name__}: "
-        training.log.write(f"no CUDA graph: {kind}{' '.join(str(error).split()):.200}\n")
+        training.log.write(why_not(error))
     return training.gradient(training, inputs, targets)
+
+
+def why_not(error: Exception) -> str:
+    """Return the line of a log on a graph that was not made."""
+    kind = "" if isinstance(error, NotCapturable) else f"{type(error).__name__}: "
+    return f"no CUDA graph: {kind}{' '.join(str(error).split()):.200}\n"
 
 
 def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> GradientGraph:
@@ -191,60 +217,97 @@ def _trial(recorder: CudaRecorder, training: Training, *example: Tensor) -> Grad
     model, generator = _whole(training), recorder.generator
     for obstacle in _obstacles(training, model, generator.device, *example):
         raise NotCapturable(obstacle)
-    buffers, drawn = [item.clone() for item in model.buffers()], generator.get_state()
+    trial = Trial(recorder, model.parameters(), model.buffers())
     batch, frozen = [item.clone() for item in example], model_state.frozen(model)
 
     def eager(*batch: Tensor) -> Tensor:
         return fresh_gradient(training, *batch)
 
-    def restore() -> None:
-        generator.set_state(drawn)
-        for item, value in zip(model.buffers(), buffers, strict=True):
-            item.copy_(value)
-
-    def numbers(gradient: Callable[..., Tensor], batch: list[Tensor]) -> Numbers:
-        restore()
-        loss, gradients = gradient(*batch), [item.grad for item in model.parameters()]
-        there = [item for item in gradients if item is not None]
-        form = [item is None for item in gradients], generator.get_state().numpy().tobytes()
-        groups = [there, *([item] for item in (loss, *model.buffers()))]
-        return form, [[item.detach().clone() for item in group] for group in groups]
-
     try:
         recorder.warm_up(lambda: eager(*batch))
         training.optimizer.zero_grad()
-        graph = GradientGraph(model, batch, *recorder.capture(lambda: eager(*batch)))
-        # Other values than the captured ones first.
-        for shift in (1, 0):
-            other = [torch.empty_like(item).copy_(item.roll(shift, 0)) for item in example]
-            compare(recorder, functools.partial(numbers, batch=other), eager, graph.replayed)
+        captured = recorder.capture(lambda: eager(*batch))
+        graph = Captured(model.parameters(), batch, *captured)
+        trial.compare(eager, graph, example)
         if model_state.frozen(model) != frozen:
             raise NotCapturable("a step replaces a tensor of the model")
-        return graph
+        return GradientGraph(model, graph)
     finally:
-        restore()
+        trial.restore()
         training.optimizer.zero_grad()
 
 
-Numbers = tuple[Any, list[list[Tensor]]]
-"""What must be equal, and groups of tensors that a step computes, such as the gradients."""
+class Trial:
+    """Steps that begin at one state: of tensors that a step changes, and of generators.
 
+    `extra` are such tensors besides the buffers, `generators` those besides the GPU's.
+    """
 
-def compare(
-    recorder: Any, numbers: Callable[[Any], Numbers], eager: object, replayed: object
-) -> None:
-    """Raise `NotCapturable` where a replay has other numbers than an eager step."""
-    (form, expected), (other, found) = numbers(eager), numbers(replayed)
-    if form == other and torch.equal(*(packed([*chain(*items)]) for items in (expected, found))):
-        return
-    if recorder.is_exact or form != other:
-        raise NotCapturable("its replay has other bits than the eager step")
-    again = numbers(eager)[1]
-    off, spread = (max(map(_difference, expected, items)) for items in (found, again))
-    # Not <: they may be NaN.
-    if not off <= min(MOST_SPREAD, max(LEAST_SPREAD, 4 * spread)):
-        text = f"its replay differs from the eager step by {off:.1e}"
-        raise NotCapturable(f"{text}, and two eager steps by {spread:.1e}")
+    def __init__(
+        self,
+        recorder: CudaRecorder,
+        parameters: Iterable[Tensor],
+        buffers: Iterable[Tensor],
+        extra: Iterable[Tensor] = (),
+        generators: Iterable[torch.Generator] = (),
+    ) -> None:
+        self._is_exact, self._parameters, self._buffers = (
+            recorder.is_exact,
+            [*parameters],
+            [*buffers],
+        )
+        self._generators = [(item, item.get_state()) for item in (*generators, recorder.generator)]
+        self._values = [(item, item.detach().clone()) for item in (*self._buffers, *extra)]
+
+    def restore(self) -> None:
+        """Return to the state of the beginning."""
+        for generator, drawn in self._generators:
+            generator.set_state(drawn)
+        with torch.no_grad():
+            for item, value in self._values:
+                item.copy_(value)
+
+    def drawing(self) -> list[torch.Generator]:
+        """Return the generators, but for the GPU's, that were drawn from since."""
+        pairs = self._generators[:-1]
+        return [item for item, drawn in pairs if not torch.equal(item.get_state(), drawn)]
+
+    def _numbers(self, step: Callable[..., Tensor], batch: list[Tensor]) -> tuple[Any, Any]:
+        self.restore()
+        loss, gradients = step(*batch), [item.grad for item in self._parameters]
+        states = [item.get_state().numpy().tobytes() for item, _ in self._generators]
+        there = [item for item in gradients if item is not None]
+        groups = [there, *([item] for item in (loss, *self._buffers))]
+        form = [item is None for item in gradients], states
+        return form, [[item.detach().clone() for item in group] for group in groups]
+
+    def compare(
+        self,
+        eager: Callable[..., Tensor],
+        replayed: Callable[..., Tensor],
+        example: Sequence[Tensor],
+        dim: int = 0,
+    ) -> None:
+        """Raise `NotCapturable` where a replay has other numbers than an eager step.
+
+        Both set gradients and return the loss of batches, whose samples are along a dimension.
+        """
+        # Other values than the captured ones first.
+        for shift in (1, 0):
+            batch = [torch.empty_like(item).copy_(item.roll(shift, dim)) for item in example]
+            form, expected = self._numbers(eager, batch)
+            other, found = self._numbers(replayed, batch)
+            same = form == other
+            if same and torch.equal(*(packed([*chain(*items)]) for items in (expected, found))):
+                continue
+            if self._is_exact or not same:
+                raise NotCapturable("its replay has other bits than the eager step")
+            again = self._numbers(eager, batch)[1]
+            off, spread = (max(map(_difference, expected, items)) for items in (found, again))
+            # Not <: they may be NaN.
+            if not off <= min(MOST_SPREAD, max(LEAST_SPREAD, 4 * spread)):
+                text = f"its replay differs from the eager step by {off:.1e}"
+                raise NotCapturable(f"{text}, and two eager steps by {spread:.1e}")
 
 
 def _difference(some: list[Tensor], others: list[Tensor]) -> float:

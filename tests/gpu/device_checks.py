@@ -23,9 +23,11 @@ from asynckfold.jobs.messages import Task
 from asynckfold.jobs.result import DONE
 from asynckfold.system.heartbeat import Heartbeat
 from asynckfold.training import loop, setup, step_graph, torch_settings
+from asynckfold.training.fusion import group_graph
 from asynckfold.training.job_log import JobLog
 from asynckfold.training.step_graph import CudaRecorder
 from asynckfold.training.training_run import Training
+from tests.training.fusion.test_group_graph import CASES, attempt, grouped
 from tests.training.tiny import CLASSES, FEATURES, Tiny, never, sgd
 
 DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
@@ -137,6 +139,30 @@ def graphs_have_the_bits_of_eager_steps(root: Path) -> None:
     assert used > len(cases) // 2, f"{used} of {len(cases)} jobs used a graph"
 
 
+class NoRecorder(CudaRecorder):
+    """Refuses, so that each step is eager, with the numbers of a group on a GPU."""
+
+    def capture(self, work: Any, generators: Any = ()) -> Any:
+        raise step_graph.NotCapturable("it is not wanted")
+
+
+def groups_have_the_bits_of_eager_steps(root: Path) -> None:
+    """Weights and optimizer states, with each replica's dropout; prints what the logs say."""
+    torch.use_deterministic_algorithms(True)
+    group_graph.LEAST_STEPS = 10
+    for name, (changes, line) in CASES.items():
+        for model in (Perceptron, Convolutions):
+            words = {"models": {"net": model}, **changes}
+            recorders = CudaRecorder(DEVICE, share=1.0), NoRecorder(DEVICE)
+            folders = [root / f"{name} {model.__name__} {number}" for number in range(2)]
+            graph, plain = [grouped(folder, **words) for folder in folders]
+            found, _ = attempt(graph, recorders[0], device=DEVICE)
+            assert found == attempt(plain, recorders[1], device=DEVICE)[0], name
+            said = [text for text in graph.log().splitlines() if "CUDA graph" in text]
+            print(f"{name}, {model.__name__}: {said}")
+            assert f"{said[-1]}\n" == line, name
+
+
 def a_step_that_waits_stays_eager(root: Path) -> None:
     """It is refused before a capture, and trains on, dropout and all."""
     torch.use_deterministic_algorithms(True)
@@ -221,6 +247,7 @@ def a_job_leaves_no_memory_behind(root: Path) -> None:
 
 CHECKS = (
     graphs_have_the_bits_of_eager_steps,
+    groups_have_the_bits_of_eager_steps,
     a_step_that_waits_stays_eager,
     a_failed_capture_leaves_a_sound_process,
     the_host_waits_once_an_epoch,

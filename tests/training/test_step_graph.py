@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ class Replayer:
     replays: int = 0
     generator: torch.Generator = field(default_factory=lambda: torch.default_generator)
     is_exact: bool = True
+    registered: list[torch.Generator] = field(default_factory=list)
 
     def warm_up(self, work: Callable[[], object]) -> None:
         for _ in range(2):
@@ -84,7 +85,10 @@ class Replayer:
         if self.fault == "waits":
             raise RuntimeError("called a synchronizing CUDA operation")
 
-    def capture(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+    def capture(
+        self, work: Callable[[], Tensor], generators: Sequence[torch.Generator] = ()
+    ) -> tuple[Tensor, Callable[[], object]]:
+        self.registered = list(generators)
         with Tape() as tape:
             loss = work()
         if self.fault == "capture":

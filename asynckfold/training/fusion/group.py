@@ -5,6 +5,7 @@
     plan.group_of(job) ─ build all replicas ─ fuse ─ restore ─► loop.run(FusionGroup) ─► results
 
     GroupBatches ─► backward: one pass of all replicas ─► optimizer.step() per LR schedule
+                    └─────────────── on a GPU, one CUDA graph ───────────────┘
                                                                │
        each replica: evaluate ─ LR schedule ─ progress ─ checkpoint ◄┘
 
@@ -61,6 +62,7 @@ from asynckfold.training.fusion.backward import (
     clip_gradients,
     fuse_criterion,
 )
+from asynckfold.training.fusion.group_graph import GroupGraph
 from asynckfold.training.fusion.module import FusedModule, fuse
 from asynckfold.training.fusion.optimizers import StackedOptimizer, fuse_optimizers
 from asynckfold.training.job_log import JobLog, NoLog
@@ -158,6 +160,10 @@ class FusionGroup:
         self.fused, self.criterion, self.optimizers = fused, criterion, optimizers
         self.replicas, self.heartbeat, self.fail = replicas, heartbeat, fail
         self.gathering = GroupBatches(replicas)
+        size = replicas[0].bounds[0][1] - replicas[0].bounds[0][0]
+        self.graph = GroupGraph(
+            fused, criterion, optimizers, self.gradients, size, heartbeat, self.log
+        )
         self.live = [replica for replica in replicas if replica.task.job.id in wanted]
         self.results: dict[str, Result] = {}
         self.unreported: list[Result] = []
@@ -189,16 +195,14 @@ class FusionGroup:
     def step(self) -> None:
         """Take one step of all replicas that have a batch left, and of their optimizers."""
         busy = [self.batch < replica.batches for replica in self.replicas]
-        parts = self.gathering.parts(self.epoch, self.batch)
-        first = self.replicas[0]
-        losses = backward(self.fused, self.criterion, parts, first.params.precision)
-        if first.params.clip_grad_norm is not None:
-            clip_gradients(self.fused, first.params.clip_grad_norm)
+        left = (self.replicas[0].params.epochs - self.epoch) * self.batches - self.batch
+        losses, stepped = self.graph.step(self.gathering.parts(self.epoch, self.batch), left)
         for optimizer in self.optimizers:
             replicas = self._replicas_of(optimizer)
             if busy[replicas[0].index]:
                 with self._ends_only(replicas):
-                    optimizer.step()
+                    if optimizer not in stepped:
+                        optimizer.step()
                     schedule = replicas[0].lr_schedule
                     if lr_schedules.steps_each_batch(schedule, replicas[0].params):
                         schedule.step()
@@ -206,6 +210,19 @@ class FusionGroup:
             if took_part:
                 replica.record_step(loss)
         self.batch += 1
+
+    def gradients(self, parts: Sequence[ReplicaBatches]) -> torch.Tensor:
+        """Set the gradients of a step, clipped if the plan says so; return the losses (R,)."""
+        params = self.replicas[0].params
+        losses = backward(self.fused, self.criterion, parts, params.precision)
+        if params.clip_grad_norm is not None:
+            clip_gradients(self.fused, params.clip_grad_norm)
+        return losses
+
+    def log(self, text: str) -> None:
+        """Write to the log of each job in training."""
+        for replica in self.live:
+            replica.log.write(text)
 
     def _replicas_of(self, optimizer: StackedOptimizer) -> Sequence[Replica]:
         return self.replicas[optimizer.replicas.start : optimizer.replicas.stop]
